@@ -1,0 +1,47 @@
+# Every target sets up what it needs. PYTHON picks the interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+WORKERS ?= 2
+
+.PHONY: help venv quickstart test test-slow lint bench clean
+
+help:
+	@echo "make quickstart   train a tool-using policy in minutes (sets up $(VENV) first)"
+	@echo "make test         the test suite; make test-slow: what takes minutes"
+	@echo "make lint         ruff, mypy, import-linter"
+	@echo "make bench        speed of engine, update and kernels on this machine"
+	@echo "make venv         set-up only; PYTHON=python3.12 picks the interpreter"
+
+$(VENV)/.ready: pyproject.toml $(wildcard constraints/*.txt)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else \
+	  f"agentjax is tested on Python 3.11 and 3.12, got {v[0]}.{v[1]}; run: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint \
+	  constraints/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+	@touch $@
+
+venv: $(VENV)/.ready
+
+quickstart: $(VENV)/.ready
+	$(BIN)/python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+test: $(VENV)/.ready
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests
+
+test-slow: $(VENV)/.ready
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 1 -m slow tests
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready
+	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) .jax_cache runs build dist *.egg-info

@@ -1,0 +1,142 @@
+"""Typed configuration: mutable while flags are applied, then validated and frozen.
+
+Every room declares its own settings as a ``Config`` dataclass; ``agentjax.training.Experiment`` is
+the tree of them all. A tree is plain data: it becomes JSON and comes back equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Self
+
+
+class ConfigError(ValueError):
+  """A setting that cannot be used; the message names the field, the value and what is allowed."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Config:
+  """Base of all settings. Subclasses are dataclasses of scalars, tuples and other ``Config``s."""
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    if self.__dict__.get("_frozen", False):
+      raise ConfigError(
+          f"{type(self).__name__}.{name} is frozen; build a changed copy with dataclasses.replace "
+          "or set it before freeze()."
+      )
+    if not name.startswith("_") and name not in _field_names(type(self)):
+      raise ConfigError(
+          f"{type(self).__name__} has no field {name!r}; its fields are "
+          f"{', '.join(_field_names(type(self)))}."
+      )
+    super().__setattr__(name, value)
+
+  def validate(self, path: str = "config") -> None:
+    """Raises ConfigError where a value or a combination is impossible.
+
+    Subclasses check their own fields and call ``super().validate(path)``, which checks the types of
+    all fields and descends into nested configs. ``path`` is the dotted name for messages.
+    """
+    hints = typing.get_type_hints(type(self))
+    for field in dataclasses.fields(self):
+      value, where = getattr(self, field.name), f"{path}.{field.name}"
+      if not _matches(value, hints[field.name]):
+        raise ConfigError(
+            f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
+        )
+      if isinstance(value, Config):
+        value.validate(where)
+
+  def freeze(self) -> Self:
+    """Locks this tree against further change and returns it."""
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if isinstance(value, Config):
+        value.freeze()
+    object.__setattr__(self, "_frozen", True)
+    return self
+
+  def to_dict(self) -> dict[str, Any]:
+    """Plain nested dict; tuples become lists (JSON has no tuples)."""
+    return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+  @classmethod
+  def from_dict(cls, values: dict[str, Any], path: str = "config") -> Self:
+    """Inverse of ``to_dict``; an unknown field or a wrong type raises ConfigError naming it."""
+    if not isinstance(values, dict):
+      raise ConfigError(f"{path} must be a mapping of fields, got {type(values).__name__}.")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(_field_names(cls)))
+    if unknown:
+      raise ConfigError(
+          f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
+      )
+    return cls(**{k: _build(v, hints[k], f"{path}.{k}") for k, v in values.items()})
+
+
+def check(condition: bool, path: str, value: Any, allowed: str) -> None:
+  """Raises ``ConfigError("path=value; allowed: ...")`` unless ``condition`` holds."""
+  if not condition:
+    raise ConfigError(f"{path}={value!r}; allowed: {allowed}.")
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
+  return tuple(f.name for f in dataclasses.fields(cls))
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, Config):
+    return value.to_dict()
+  if isinstance(value, tuple | list):
+    return [_plain(v) for v in value]
+  return value
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+  """The alternatives of a union, or the hint itself."""
+  if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    return typing.get_args(hint)
+  return (hint,)
+
+
+def _build(value: Any, hint: Any, path: str) -> Any:
+  for option in _options(hint):
+    if isinstance(option, type) and issubclass(option, Config) and isinstance(value, dict):
+      return option.from_dict(value, path)
+    if typing.get_origin(option) is tuple and isinstance(value, list):
+      inner = typing.get_args(option)[0]
+      return tuple(_build(v, inner, f"{path}[{i}]") for i, v in enumerate(value))
+  if _matches(value, hint):
+    return value
+  raise ConfigError(f"{path}={value!r} has type {type(value).__name__}; allowed: {_show(hint)}.")
+
+
+def _matches(value: Any, hint: Any) -> bool:
+  for option in _options(hint):
+    origin = typing.get_origin(option)
+    if origin is typing.Literal:
+      if value in typing.get_args(option):
+        return True
+    elif origin is tuple:
+      inner = typing.get_args(option)[0]
+      if isinstance(value, tuple) and all(_matches(v, inner) for v in value):
+        return True
+    elif option is Any:
+      return True
+    elif option is float:
+      if isinstance(value, int | float) and not isinstance(value, bool):
+        return True
+    elif option is int:
+      if isinstance(value, int) and not isinstance(value, bool):
+        return True
+    elif isinstance(value, origin or option):
+      return True
+  return False
+
+
+def _show(hint: Any) -> str:
+  if typing.get_origin(hint) is typing.Literal:
+    return ", ".join(repr(a) for a in typing.get_args(hint))
+  return " or ".join(getattr(o, "__name__", str(o)) for o in _options(hint))

@@ -1,0 +1,50 @@
+"""What a tool is: a name, a JSON schema, an async call, a result with a kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class ToolStatus(enum.StrEnum):
+  """How a call ended. Only INFRA_ERROR is the system's fault: it is retried, then masked."""
+
+  OK = "ok"
+  ERROR = "error"
+  TIMEOUT = "timeout"
+  OUTPUT_LIMIT = "output_limit"
+  MEMORY_LIMIT = "memory_limit"
+  KILLED = "killed"
+  INFRA_ERROR = "infra_error"
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolResult:
+  """Text for the policy, and what became of the call."""
+
+  status: ToolStatus
+  output: str
+  seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolContext:
+  """Who calls: unique per episode, and the seed for tools that draw random numbers."""
+
+  episode: str
+  seed: int
+  timeout: float  # seconds
+
+
+class Tool(Protocol):
+  """A tool. ``parameters`` is a JSON schema of type object."""
+
+  name: str
+  description: str
+  parameters: Mapping[str, Any]
+
+  async def __call__(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    """Runs one call; never raises for what the policy did wrong (status ERROR instead)."""
+    ...

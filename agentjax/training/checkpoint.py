@@ -1,0 +1,165 @@
+"""Checkpoints: device state and host state together, atomically, exactly.
+
+One checkpoint is a directory ``checkpoints/STEP`` written by orbax under a temporary name and renamed
+when whole, so an interrupted or failed save leaves the earlier ones as they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from agentjax.config import Config, ConfigError, check
+
+
+class CheckpointError(RuntimeError):
+  """A checkpoint could not be written or does not fit; earlier ones are untouched."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CheckpointConfig(Config):
+  """When to save and what to keep.
+
+  Attributes:
+    every: steps between checkpoints; the last step of a stage is always saved.
+    keep: newest checkpoints that are kept, besides the first one (replay starts from it).
+  """
+
+  every: int = 50
+  keep: int = 2
+
+  def validate(self, path: str = "config.checkpoint") -> None:
+    super().validate(path)
+    check(self.every >= 1, f"{path}.every", self.every, ">= 1")
+    check(self.keep >= 1, f"{path}.keep", self.keep, ">= 1")
+
+
+class CheckpointStore:
+  """Saves and restores (device pytree, host dict) pairs by step.
+
+  Args:
+    directory: where the steps live; created when missing.
+    keep: newest checkpoints kept besides the first.
+    identity: plain dict that a checkpoint must match to be restored (model and tokenizer settings).
+  """
+
+  def __init__(self, directory: str | pathlib.Path, keep: int, identity: dict[str, Any]):
+    self.directory = pathlib.Path(directory).absolute()
+    self.identity = identity
+    self._keep = keep
+
+  def steps(self) -> list[int]:
+    """Steps that are whole on disk, ascending."""
+    if not self.directory.is_dir():
+      return []
+    found = [p for p in self.directory.iterdir() if p.name.isdigit() and ocp.is_orbax_checkpoint(p)]
+    return sorted(int(p.name) for p in found)
+
+  def save(self, step: int, state: Any, host: dict[str, Any], pending: bytes = b"") -> None:
+    """Writes one checkpoint and then drops those no longer kept.
+
+    Args:
+      step: name of the checkpoint.
+      state: pytree of arrays.
+      host: JSON-able settings and iterator states.
+      pending: serialised rollout state that the next step starts from.
+
+    Raises:
+      CheckpointError: the disk is full or the write failed; nothing of it remains and older
+        checkpoints still load.
+    """
+    self.directory.mkdir(parents=True, exist_ok=True)
+    payload = {
+        "state": state,
+        "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
+    }
+    # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
+    metadata = {"host": json.dumps(host), "identity": json.dumps(self.identity),
+                "pending_bytes": len(pending)}
+    try:
+      ocp.save_checkpointables(
+          self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
+      )
+    except Exception as error:
+      remaining = self.steps()
+      raise CheckpointError(
+          f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
+          f"{remaining or 'none'}. Free disk space or set --workdir to another disk, then start the "
+          "same command again: it resumes."
+      ) from error
+    self._drop_old()
+
+  def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any], bytes]:
+    """Returns (state, host, pending) of a step, sharded as ``abstract_state`` says.
+
+    Raises:
+      CheckpointError: no such step, or it belongs to another model or tokenizer.
+    """
+    if step not in self.steps():
+      raise CheckpointError(
+          f"no checkpoint of step {step} in {self.directory}; available: {self.steps() or 'none'}."
+      )
+    path = self.directory / str(step)
+    metadata = read_metadata(path)
+    compare_identity(metadata["identity"], self.identity, path)
+    loaded = ocp.load_checkpointables(path, {"state": abstract_state, "pending": None})
+    pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
+    return loaded["state"], metadata["host"], pending
+
+  def _drop_old(self) -> None:
+    steps = self.steps()
+    for step in steps[1 : max(1, len(steps) - self._keep)]:
+      ocp.delete(self.directory / str(step))
+
+
+def read_metadata(path: pathlib.Path) -> dict[str, Any]:
+  """Host state and identity of one checkpoint directory."""
+  metadata = ocp.checkpointables_metadata(path).custom_metadata
+  if not isinstance(metadata, dict) or "identity" not in metadata:
+    raise CheckpointError(f"{path} is not a checkpoint of agentjax (no identity in its metadata).")
+  return {
+      "host": json.loads(metadata["host"]),
+      "identity": json.loads(metadata["identity"]),
+      "pending_bytes": metadata["pending_bytes"],
+  }
+
+
+def load_params(path: str | pathlib.Path, abstract_state: Any, identity: dict[str, Any]) -> Any:
+  """State of one checkpoint directory (``RUN/checkpoints/STEP``), for evaluation and warm starts.
+
+  Raises:
+    CheckpointError: it is not a checkpoint, or of another model or tokenizer.
+  """
+  path = pathlib.Path(path).absolute()
+  if not path.is_dir() or not ocp.is_orbax_checkpoint(path):
+    raise CheckpointError(
+        f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run directory."
+    )
+  compare_identity(read_metadata(path)["identity"], identity, path)
+  return ocp.load_checkpointables(path, {"state": abstract_state})["state"]
+
+
+def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:
+  """Raises ConfigError naming every field in which a checkpoint differs from the config."""
+  differences = list(_differences(saved, json.loads(json.dumps(wanted)), "config"))
+  if differences:
+    raise ConfigError(f"checkpoint {path} was made by another config: " + "; ".join(differences) + ".")
+
+
+def _differences(saved: Any, wanted: Any, path: str):
+  if isinstance(saved, dict) and isinstance(wanted, dict):
+    for key in sorted(set(saved) | set(wanted)):
+      yield from _differences(saved.get(key), wanted.get(key), f"{path}.{key}")
+  elif saved != wanted:
+    yield f"{path} is {wanted!r} here and {saved!r} in the checkpoint"
+
+
+def abstract_like(tree: Any) -> Any:
+  """ShapeDtypeStructs of a pytree of arrays, with their shardings: a restore target."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

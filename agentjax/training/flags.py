@@ -1,0 +1,218 @@
+"""The ``--config`` flag: a Python file or a saved JSON, with every field overridable and checked.
+
+``--config=configs/quickstart.py --config.rl.optimizer.learning_rate=1e-4`` loads the file's
+``get_config()``, sets the field, then validates and freezes the tree. ``--config=RUN/config.json``
+runs a resolved config again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import pathlib
+import sys
+import types
+import typing
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from agentjax.config import Config, ConfigError
+from agentjax.training.experiment import Experiment
+
+
+def load_experiment(path: str) -> Experiment:
+  """Experiment of a ``.py`` file with ``get_config()`` or of a ``.json`` file; not yet validated.
+
+  Raises:
+    ConfigError: no such file, another suffix, no ``get_config``, or not an Experiment.
+  """
+  file = pathlib.Path(path)
+  if file.suffix not in (".py", ".json"):
+    raise ConfigError(f"--config={path!r}; allowed: a .py file with get_config() or a .json file.")
+  if not file.is_file():
+    raise ConfigError(f"--config={path!r}: no such file (working directory {pathlib.Path.cwd()}).")
+  if file.suffix == ".json":
+    try:
+      values = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"--config={path!r} is not JSON: {error}.") from error
+    return Experiment.from_dict(values)
+  spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ConfigError(f"--config={path!r} defines no get_config().")
+  experiment = module.get_config()
+  if not isinstance(experiment, Experiment):
+    raise ConfigError(
+        f"--config={path!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
+    )
+  return experiment
+
+
+def define_config_flag(name: str = "config") -> flags.FlagHolder[Experiment]:
+  """Defines ``--config`` and, from the command line, ``--config.field`` flags."""
+  _register_types(Experiment)
+  return config_flags.DEFINE_config_dataclass(
+      name,
+      Experiment(),
+      "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
+      parse_fn=_parse_root,
+  )
+
+
+def resolve(experiment: Experiment) -> Experiment:
+  """Validates and freezes; call once, after flags and before anything is built."""
+  experiment.validate()
+  return experiment.freeze()
+
+
+def check_overrides(argv: list[str], name: str = "config") -> None:
+  """Raises ConfigError for a ``--config.FIELD`` that does not exist, with the nearest names."""
+  for argument in argv[1:]:
+    stripped = argument.lstrip("-")
+    stripped = stripped.removeprefix("no") if stripped.startswith(f"no{name}.") else stripped
+    if not argument.startswith("-") or not stripped.startswith(f"{name}."):
+      continue
+    parts = stripped.split("=", 1)[0].split(".")[1:]
+    cls: type = Experiment
+    where = name
+    for i, part in enumerate(parts):
+      hints = typing.get_type_hints(cls)
+      if part not in hints:
+        near = difflib.get_close_matches(part, hints, n=3)
+        raise ConfigError(
+            f"{where} has no field {part!r}"
+            + (f"; did you mean {', '.join(near)}?" if near else ".")
+            + f" Allowed: {', '.join(sorted(hints))}."
+        )
+      where = f"{where}.{part}"
+      nested = _config_type(hints[part])
+      if nested is None and i + 1 < len(parts):
+        raise ConfigError(f"{where} is a single value and has no field {parts[i + 1]!r}.")
+      cls = nested or cls
+
+
+def main(run: typing.Callable[[list[str]], Any]) -> None:
+  """``app.run`` with settings errors shown as one line instead of a traceback."""
+  from absl import app
+
+  def guarded(argv: list[str]) -> Any:
+    try:
+      return run(argv)
+    except ConfigError as error:
+      print(f"error: {error}", file=sys.stderr)
+      sys.exit(2)
+
+  try:
+    check_overrides(sys.argv)
+  except ConfigError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  app.run(guarded)
+
+
+def _parse_root(path: Any) -> Experiment:
+  if isinstance(path, Experiment):
+    return path
+  try:
+    return load_experiment(path)
+  except ConfigError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+class _HintParser(flags.ArgumentParser):
+  """Parses a flag's text as any of the alternatives of a type hint."""
+
+  def __init__(self, hint: Any):
+    self.hint = hint
+
+  def parse(self, argument: Any) -> Any:
+    if not isinstance(argument, str):
+      return argument
+    for option in _alternatives(self.hint):
+      try:
+        return _parse_text(argument, option)
+      except ValueError:
+        continue
+    raise ValueError(f"got {argument!r}; allowed: {describe_hint(self.hint)}")
+
+  def flag_type(self) -> str:
+    return describe_hint(self.hint)
+
+
+def describe_hint(hint: Any) -> str:
+  """A type hint in words, for messages: ``int or none``, ``one of 'a', 'b'``."""
+  names = []
+  for option in _alternatives(hint):
+    if option is type(None):
+      names.append("none")
+    elif typing.get_origin(option) is typing.Literal:
+      names.append("one of " + ", ".join(map(repr, typing.get_args(option))))
+    elif typing.get_origin(option) is tuple:
+      names.append(f"comma-separated {describe_hint(typing.get_args(option)[0])}")
+    else:
+      names.append(getattr(option, "__name__", str(option)))
+  return " or ".join(names)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+  union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+  return typing.get_args(hint) if union else (hint,)
+
+
+def _parse_text(text: str, option: Any) -> Any:
+  if option is type(None):
+    if text.lower() in ("none", "null"):
+      return None
+    raise ValueError(text)
+  if typing.get_origin(option) is typing.Literal:
+    for value in typing.get_args(option):
+      if text == str(value):
+        return value
+    raise ValueError(text)
+  if typing.get_origin(option) is tuple:
+    inner = typing.get_args(option)[0]
+    parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
+    return tuple(_HintParser(inner).parse(p) for p in parts)
+  if option is bool:
+    if text.lower() in ("true", "1"):
+      return True
+    if text.lower() in ("false", "0"):
+      return False
+    raise ValueError(text)
+  return option(text)
+
+
+def _config_type(hint: Any) -> type[Config] | None:
+  for option in _alternatives(hint):
+    if isinstance(option, type) and issubclass(option, Config):
+      return option
+  return None
+
+
+def _register_types(cls: type[Config]) -> None:
+  """Gives config_flags a parser for every field's type.
+
+  config_flags reads ``Field.type``, which is a string under postponed annotations and knows no
+  Literal and no "none"; a marker class per hint, with a registered parser, replaces it.
+  """
+  hints = typing.get_type_hints(cls)
+  for field in dataclasses.fields(cls):
+    hint = hints[field.name]
+    nested = _config_type(hint)
+    if nested is not None:
+      field.type = hint
+      _register_types(nested)
+    elif hint is bool:
+      field.type = bool
+    elif not hasattr(field.type, "agentjax_hint"):
+      marker = type(describe_hint(hint), (), {"agentjax_hint": hint})
+      config_flags.register_flag_parser_for_type(marker, _HintParser(hint))
+      field.type = marker

@@ -1,0 +1,102 @@
+"""Metrics: one JSONL row a step (exact), TensorBoard beside it, and a reward plot.
+
+Wall times live under ``time/`` and are the only entries that differ between identical runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+
+class MetricsWriter:
+  """Appends rows to ``metrics.jsonl`` and scalars to TensorBoard event files.
+
+  On resume, rows after the step that training continues from are dropped first, so the file reads
+  as if the run had never stopped.
+  """
+
+  def __init__(self, directory: str | pathlib.Path, resume_step: int):
+    self.directory = pathlib.Path(directory)
+    self.directory.mkdir(parents=True, exist_ok=True)
+    self.path = self.directory / "metrics.jsonl"
+    kept = [row for row in read_metrics(self.path) if row["step"] <= resume_step]
+    replacement = self.path.with_suffix(".jsonl.new")
+    replacement.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    os.replace(replacement, self.path)
+    self._file = self.path.open("a")
+    self._tensorboard = SummaryWriter(str(self.directory / "tensorboard"), purge_step=resume_step + 1)
+
+  def write(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+    """Appends one row; NaN and infinities become null (JSON has neither)."""
+    row: dict[str, Any] = {"step": step, "stage": stage}
+    for name, value in sorted(values.items()):
+      number = float(value)
+      row[name] = number if math.isfinite(number) else None
+      self._tensorboard.add_scalar(f"{stage}/{name}", number, step)
+    self._file.write(json.dumps(row) + "\n")
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
+    self._tensorboard.close()
+
+
+def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
+  """Rows of a metrics file; a torn last line (the process died while writing) is left out."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    return []
+  rows = []
+  for line in path.read_text().splitlines():
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      break
+  return rows
+
+
+def without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Rows without ``time/`` entries: what two runs of one seed must agree on exactly."""
+  return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, title: str) -> None:
+  """Draws reward, held-out success and entropy over RL steps as a PNG."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  rl = [row for row in rows if row["stage"] == "rl" and "reward/mean" in row]
+  figure = Figure(figsize=(8, 4.5), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots()
+  steps = [row["step"] for row in rl]
+  rewards = [row["reward/mean"] for row in rl]
+  axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="reward of a step")
+  smooth: list[float] = []
+  for value in rewards:
+    smooth.append(value if not smooth else 0.8 * smooth[-1] + 0.2 * value)
+  axes.plot(steps, smooth, color="#08519c", linewidth=2, label="smoothed")
+  held_out = [(r["step"], r["eval/greedy"]) for r in rows if r.get("eval/greedy") is not None]
+  if held_out:
+    axes.plot(*zip(*held_out, strict=True), "o--", color="#d94801", label="held-out, greedy")
+  axes.set_xlabel("step")
+  axes.set_ylabel("reward, success")
+  axes.grid(alpha=0.3)
+  entropy = axes.twinx()
+  entropy.plot(steps, [r.get("policy/entropy") for r in rl], color="#31a354", linewidth=1,
+               label="entropy (right)")
+  entropy.set_ylabel("entropy, nats a token")
+  lines = axes.get_lines() + entropy.get_lines()
+  axes.legend(lines, [line.get_label() for line in lines], loc="lower right")
+  axes.set_title(title)
+  path = pathlib.Path(path)
+  temporary = path.with_suffix(".tmp.png")
+  figure.savefig(temporary, dpi=120)
+  os.replace(temporary, path)

@@ -1,0 +1,126 @@
+"""What a person sees while training: one live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class ProgressDisplay:
+  """Shows stage, bar, time left and the last values of named metrics.
+
+  On a terminal it redraws in place; in a log file it prints one line every ``line_seconds``.
+  """
+
+  def __init__(self, console: Console, columns: Mapping[str, str], line_seconds: float = 10.0):
+    """``columns``: metric name -> label, in the order shown."""
+    self._console = console
+    self._columns = dict(columns)
+    self._line_seconds = line_seconds
+    self._history: dict[str, list[float]] = {name: [] for name in columns}
+    self._progress = Progress(
+        TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("left {task.fields[left]}"), console=console,
+    )
+    self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+    self._task = None
+    self._started = self._last_line = time.monotonic()
+    self._first = 0
+    self._note = ""
+
+  def __enter__(self) -> ProgressDisplay:
+    if self._live is not None:
+      self._live.__enter__()
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    if self._live is not None:
+      self._refresh()
+      self._live.__exit__(None, None, None)
+
+  def stage(self, name: str, total: int, done: int = 0) -> None:
+    """Starts a stage of ``total`` steps of which ``done`` are behind us."""
+    if self._task is not None:
+      self._progress.remove_task(self._task)
+    self._task = self._progress.add_task(name, total=total, completed=done, left="?")
+    self._name, self._total, self._first = name, total, done
+    self._started = time.monotonic()
+    self._last_line = 0.0
+    self._history = {key: [] for key in self._columns}
+
+  def update(self, done: int, values: Mapping[str, float]) -> None:
+    """Reports a finished step."""
+    for name in self._columns:
+      if name in values:
+        self._history[name].append(float(values[name]))
+    elapsed = time.monotonic() - self._started
+    left = elapsed / max(done - self._first, 1) * (self._total - done)
+    assert self._task is not None
+    self._progress.update(self._task, completed=done, left=_clock(left))
+    if self._live is not None:
+      self._refresh()
+    elif time.monotonic() - self._last_line > self._line_seconds or done == self._total:
+      self._last_line = time.monotonic()
+      shown = "  ".join(
+          f"{label} {_show(self._history[n][-1])}" for n, label in self._columns.items()
+          if self._history[n]
+      )
+      self._console.print(f"{self._name} {done}/{self._total}  {shown}  left {_clock(left)}",
+                          highlight=False, soft_wrap=True)
+
+  def note(self, text: str) -> None:
+    """A line under the bar (what is happening now); printed once where there is no terminal."""
+    self._note = text
+    if self._live is not None:
+      self._refresh()
+    else:
+      self._console.print(text, highlight=False, soft_wrap=True)
+
+  def _refresh(self) -> None:
+    assert self._live is not None
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for name, label in self._columns.items():
+      values = self._history[name]
+      if values:
+        table.add_row(label, f"[bold]{_show(values[-1])}[/bold]", f"[cyan]{_spark(values)}[/cyan]")
+    self._live.update(Panel(Group(self._progress, table, f"[dim]{self._note}[/dim]"),
+                            title="agentjax"))
+
+
+def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):
+  """A plain table, as at the end of a run."""
+  table = Table(title=title)
+  for i, name in enumerate(header):
+    table.add_column(name, justify="left" if i == 0 else "right")
+  for row in rows:
+    table.add_row(*row)
+  console.print(table)
+
+
+def _show(value: float) -> str:
+  if abs(value) >= 1000:
+    return f"{value:,.0f}"
+  return f"{value:.3g}" if abs(value) < 0.01 and value else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def _clock(seconds: float) -> str:
+  minutes, rest = divmod(round(seconds), 60)
+  return f"{minutes}:{rest:02d}"
+
+
+def _spark(values: Sequence[float], width: int = 32) -> str:
+  if len(values) > width:
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    values = [sum(part) / len(part) for part in parts]
+  low, high = min(values), max(values)
+  scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+  return "".join(_SPARKS[round((v - low) * scale)] for v in values)

@@ -1,0 +1,161 @@
+"""What happened: tasks, token segments, trajectories, typed rewards. Plain Python and numpy, no jax.
+
+A trajectory is a tree of segments. Every token carries, from the moment it is made, whether the
+policy sampled it, its loss weight, behaviour log-prob, entropy and the version of the weights that
+sampled it: what is not recorded then cannot be had later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Status(enum.StrEnum):
+  """How a trajectory ended."""
+
+  OK = "ok"
+  TRUNCATED = "truncated"  # ran out of tokens, turns or time
+  ENV_ERROR = "env_error"  # infrastructure fault: masked out of loss and group statistics
+  VERIFIER_ERROR = "verifier_error"  # the reward could not be computed: masked likewise
+  POLICY_ERROR = "policy_error"  # the policy broke the protocol; a legitimate negative
+
+
+class Flag(enum.StrEnum):
+  """Marks on a segment that weight rules and analyses select by."""
+
+  TOOL_ERROR = "tool_error"
+  REFLECTION = "reflection"
+  TRUNCATED = "truncated"
+  ENV_FAULT = "env_fault"
+  TEACHER = "teacher"
+  RECALLED = "recalled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+  """A value, or invalid with a reason. There is no sentinel zero."""
+
+  value: float | None
+  reason: str | None = None  # why it is invalid; None when it is a value
+
+  def __post_init__(self) -> None:
+    if (self.value is None) == (self.reason is None):
+      raise ValueError(
+          f"a reward is a value or invalid(reason), got value={self.value!r} reason={self.reason!r}"
+      )
+    if self.value is not None and not np.isfinite(self.value):
+      raise ValueError(f"reward value must be finite, got {self.value!r}; use Reward.invalid(reason)")
+
+  @classmethod
+  def invalid(cls, reason: str) -> Reward:
+    return cls(value=None, reason=reason)
+
+  @property
+  def valid(self) -> bool:
+    return self.value is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+  """One call as the policy wrote it. ``error`` is set where the text could not be parsed."""
+
+  name: str
+  arguments: Mapping[str, Any]
+  error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """One turn of a conversation before it becomes tokens."""
+
+  role: str  # "system" | "user" | "assistant" | "tool"
+  content: str
+  tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One thing to solve. ``id`` is unique in its data set and addresses all randomness."""
+
+  id: int
+  prompt: tuple[Message, ...]
+  answer: str
+  source: str  # data set name: the grader and group statistics may depend on it
+  demonstration: tuple[Message, ...] = ()  # assistant and tool messages of a worked solution
+  metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Segment:
+  """A run of tokens with one owner. Per-token arrays have one length.
+
+  Attributes:
+    owner: "system" | "user" | "assistant" | "tool" | "environment".
+    token_ids: int32 [n].
+    sampled: bool [n], True where the policy drew the token (False for markup, prompts, tool text).
+    weights: float32 [n], loss weight; by default 1 where sampled.
+    log_probs, entropies: float32 [n] under the sampler, nats; 0 where not sampled.
+    versions: int32 [n], weight version that sampled the token; -1 where not sampled.
+    turn: index of the model call this segment belongs to.
+    agent, policy: role in the episode and the parameter set that plays it.
+    parent: index of the segment this one continues in ``Trajectory.segments``; None at a root.
+    visible_to: agents that see it; empty means all.
+    seconds: wall time the segment took.
+  """
+
+  owner: str
+  token_ids: np.ndarray
+  sampled: np.ndarray
+  weights: np.ndarray
+  log_probs: np.ndarray
+  entropies: np.ndarray
+  versions: np.ndarray
+  turn: int = 0
+  agent: str = "agent"
+  policy: str = "policy"
+  parent: int | None = None
+  visible_to: tuple[str, ...] = ()
+  seconds: float = 0.0
+  flags: frozenset[Flag] = frozenset()
+
+  def __len__(self) -> int:
+    return len(self.token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolRecord:
+  """A tool call with its result, for the journal, replay and the trajectory viewer."""
+
+  turn: int
+  name: str
+  arguments: Mapping[str, Any]
+  status: str  # ToolStatus value
+  output: str
+  seconds: float
+
+
+@dataclasses.dataclass
+class Trajectory:
+  """One episode. ``(step, task_id, sample)`` is its address; batches are ordered by it."""
+
+  step: int
+  task_id: int
+  sample: int
+  source: str
+  segments: list[Segment]
+  status: Status = Status.OK
+  reward: Reward = Reward(0.0)
+  reward_parts: dict[str, Reward] = dataclasses.field(default_factory=dict)
+  tools: list[ToolRecord] = dataclasses.field(default_factory=list)
+  answer: str | None = None  # final answer as the environment read it
+  group: str = ""  # group key of the advantage; "" means the task
+  metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def address(self) -> tuple[int, int, int]:
+    return (self.step, self.task_id, self.sample)

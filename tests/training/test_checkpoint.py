@@ -1,0 +1,99 @@
+"""Checkpoints: exact, atomic, and refused where they do not fit."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like, load_params
+from agentjax.training.fingerprint import fingerprint
+
+
+def _state(seed: int):
+  params = {"w": jax.random.normal(jax.random.key(seed), (4, 3)), "b": [jnp.ones(3, jnp.bfloat16)]}
+  optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
+  return {"params": params, "opt": optimizer.init(params), "key": jax.random.key(seed), "none": None}
+
+
+def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
+  store = CheckpointStore(tmp_path / "c", keep=2, identity={"d_model": 8})
+  host = {"iterator": {"next_index": 3}, "text": "a\nb"}
+  store.save(7, _state(1), host, pending=b"\x00half an episode\x00")
+  state, read, pending = store.restore(7, abstract_like(_state(2)))
+  assert fingerprint(state) == fingerprint(_state(1)) != fingerprint(_state(2))
+  assert (read, pending) == (host, b"\x00half an episode\x00")
+  assert jax.tree.structure(state) == jax.tree.structure(_state(1))
+
+
+def test_keeps_the_first_and_the_newest(tmp_path):
+  store = CheckpointStore(tmp_path, keep=2, identity={})
+  for step in (0, 5, 10, 15):
+    store.save(step, {"x": jnp.arange(3)}, {})
+  assert store.steps() == [0, 10, 15]
+
+
+def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
+  CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 8}}).save(1, {"x": jnp.ones(2)}, {})
+  other = CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 16}})
+  with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 here and 8 in the checkpoint"):
+    other.restore(1, abstract_like({"x": jnp.ones(2)}))
+  with pytest.raises(ConfigError, match="d_model"):
+    load_params(tmp_path / "1", abstract_like({"x": jnp.ones(2)}), {"model": {"d_model": 16}})
+
+
+def test_missing_step_lists_what_there_is(tmp_path):
+  store = CheckpointStore(tmp_path, keep=1, identity={})
+  store.save(4, {"x": jnp.ones(2)}, {})
+  with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .*available: \[4\]"):
+    store.restore(5, abstract_like({"x": jnp.ones(2)}))
+  with pytest.raises(CheckpointError, match="is not a checkpoint"):
+    load_params(tmp_path / "nowhere", abstract_like({"x": jnp.ones(2)}), {})
+
+
+_FULL_DISK = """
+import resource, signal, sys
+import jax.numpy as jnp
+from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like
+store = CheckpointStore(sys.argv[1], keep=3, identity={})
+store.save(1, {"x": jnp.arange(1000.0)}, {"n": 1})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing past the limit fails like a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+import numpy as np
+big = jnp.asarray(np.random.default_rng(0).normal(size=200_000))
+try:
+  store.save(2, {"x": big}, {"n": 2})
+except CheckpointError as error:
+  assert "still load: [1]" in str(error), error
+else:
+  raise SystemExit("the save should have failed")
+assert store.steps() == [1]
+state, host, _ = store.restore(1, abstract_like({"x": jnp.arange(1000.0)}))
+assert float(state["x"][999]) == 999.0 and host == {"n": 1}
+print("survived")
+"""
+
+
+def test_full_disk_leaves_the_old_checkpoint_readable(tmp_path):
+  done = subprocess.run(
+      [sys.executable, "-c", _FULL_DISK, str(tmp_path / "c")], capture_output=True, text=True,
+      timeout=120,
+  )
+  assert done.returncode == 0 and "survived" in done.stdout, done.stdout + done.stderr
+
+
+def test_fingerprint_sees_one_flipped_bit_and_swapped_values():
+  x = np.arange(10, dtype=np.float32)
+  flipped = x.view(np.uint32).copy()
+  flipped[3] ^= 1
+  swapped = x.copy()
+  swapped[[2, 5]] = swapped[[5, 2]]
+  hashes = [fingerprint({"a": jnp.asarray(v)}) for v in (x, flipped.view(np.float32), swapped)]
+  hashes.append(fingerprint({"a": jnp.zeros(10), "b": jnp.asarray(x)}))
+  hashes.append(fingerprint({"a": jnp.asarray(x), "b": jnp.zeros(10)}))
+  assert len(set(hashes)) == 5
+  assert fingerprint({"a": jnp.asarray(x)}) == hashes[0]
