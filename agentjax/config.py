@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, Self
 
 
@@ -23,13 +24,13 @@ class Config:
   def __setattr__(self, name: str, value: Any) -> None:
     if self.__dict__.get("_frozen", False):
       raise ConfigError(
-          f"{type(self).__name__}.{name} is frozen; build a changed copy with dataclasses.replace "
-          "or set it before freeze()."
+        f"{type(self).__name__}.{name} is frozen; build a changed copy with dataclasses.replace "
+        "or set it before freeze()."
       )
     if not name.startswith("_") and name not in _field_names(type(self)):
       raise ConfigError(
-          f"{type(self).__name__} has no field {name!r}; its fields are "
-          f"{', '.join(_field_names(type(self)))}."
+        f"{type(self).__name__} has no field {name!r}; its fields are "
+        f"{', '.join(_field_names(type(self)))}."
       )
     super().__setattr__(name, value)
 
@@ -44,7 +45,7 @@ class Config:
       value, where = getattr(self, field.name), f"{path}.{field.name}"
       if not _matches(value, hints[field.name]):
         raise ConfigError(
-            f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
+          f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
       if isinstance(value, Config):
         value.validate(where)
@@ -71,7 +72,7 @@ class Config:
     unknown = sorted(set(values) - set(_field_names(cls)))
     if unknown:
       raise ConfigError(
-          f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
+        f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
       )
     return cls(**{k: _build(v, hints[k], f"{path}.{k}") for k, v in values.items()})
 
@@ -80,6 +81,15 @@ def check(condition: bool, path: str, value: Any, allowed: str) -> None:
   """Raises ``ConfigError("path=value; allowed: ...")`` unless ``condition`` holds."""
   if not condition:
     raise ConfigError(f"{path}={value!r}; allowed: {allowed}.")
+
+
+def differing_fields(present: Any, wanted: Any, path: str) -> Iterator[str]:
+  """Describes every leaf in which two plain nested dicts differ."""
+  if isinstance(present, dict) and isinstance(wanted, dict):
+    for key in sorted(set(present) | set(wanted)):
+      yield from differing_fields(present.get(key), wanted.get(key), f"{path}.{key}")
+  elif present != wanted:
+    yield f"{path} is {wanted!r} here and {present!r} there"
 
 
 def _field_names(cls: type) -> tuple[str, ...]:

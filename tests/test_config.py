@@ -48,14 +48,14 @@ def test_misspelt_field_is_refused_when_set():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"inner": {"rat": 1}}, r"config\.inner has no field rat; allowed: .*rate"),
-        ({"inner": {"rate": "fast"}}, r"config\.inner\.rate='fast' has type str; allowed: float"),
-        ({"inner": {"kind": "c"}}, r"config\.inner\.kind='c'.*'a', 'b'"),
-        ({"inner": {"sizes": [1, "x"]}}, r"config\.inner\.sizes\[1\]='x'"),
-        ({"name": 3}, r"config\.name=3 has type int; allowed: str"),
-    ],
+  ("values", "message"),
+  [
+    ({"inner": {"rat": 1}}, r"config\.inner has no field rat; allowed: .*rate"),
+    ({"inner": {"rate": "fast"}}, r"config\.inner\.rate='fast' has type str; allowed: float"),
+    ({"inner": {"kind": "c"}}, r"config\.inner\.kind='c'.*'a', 'b'"),
+    ({"inner": {"sizes": [1, "x"]}}, r"config\.inner\.sizes\[1\]='x'"),
+    ({"name": 3}, r"config\.name=3 has type int; allowed: str"),
+  ],
 )
 def test_bad_values_name_field_value_and_allowed(values, message):
   with pytest.raises(ConfigError, match=message):
@@ -77,9 +77,9 @@ def test_validate_descends_and_checks_types_set_after_construction():
 
 def test_import_is_quick_and_starts_no_backend():
   code = (
-      "import sys, time; t = time.perf_counter(); import agentjax; dt = time.perf_counter() - t;"
-      "assert 'jax' not in sys.modules and 'numpy' not in sys.modules, 'heavy import';"
-      "assert dt < 1.0, dt"
+    "import sys, time; t = time.perf_counter(); import agentjax; dt = time.perf_counter() - t;"
+    "assert 'jax' not in sys.modules and 'numpy' not in sys.modules, 'heavy import';"
+    "assert dt < 1.0, dt"
   )
   subprocess.run([sys.executable, "-c", code], check=True)
 

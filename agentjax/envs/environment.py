@@ -60,5 +60,5 @@ class Environment(abc.ABC):
   def restore(self, state: bytes) -> None:
     """Returns to a snapshot, also in a fresh instance on which reset was called with its task."""
 
-  async def close(self) -> None:
+  async def close(self) -> None:  # noqa: B027 (most environments hold nothing)
     """Frees what the episode holds; called exactly once, also after errors."""

@@ -1,0 +1,24 @@
+"""Training: experiments, runs, the update step, checkpoints, the journal."""
+
+from agentjax.training.experiment import (
+  Experiment,
+  HeldOutConfig,
+  RLStage,
+  SupervisedStage,
+)
+from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.parts import Extensions
+from agentjax.training.run import ReplayReport, Run, RunReport, TrainingError
+
+__all__ = [
+  "Experiment",
+  "Extensions",
+  "HeldOutConfig",
+  "OptimizerConfig",
+  "RLStage",
+  "ReplayReport",
+  "Run",
+  "RunReport",
+  "SupervisedStage",
+  "TrainingError",
+]

@@ -1,6 +1,6 @@
 """Checkpoints: device state and host state together, atomically, exactly.
 
-One checkpoint is a directory ``checkpoints/STEP`` written by orbax under a temporary name and renamed
+One checkpoint is a directory ``checkpoints/STEP`` that orbax writes under another name and renames
 when whole, so an interrupted or failed save leaves the earlier ones as they were.
 """
 
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, check, differing_fields
 
 
 class CheckpointError(RuntimeError):
@@ -66,7 +66,7 @@ class CheckpointStore:
 
     Args:
       step: name of the checkpoint.
-      state: pytree of arrays.
+      state: a TrainState.
       host: JSON-able settings and iterator states.
       pending: serialised rollout state that the next step starts from.
 
@@ -76,22 +76,26 @@ class CheckpointStore:
     """
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
-        "state": state,
-        "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
+      "networks": state.networks,
+      "rest": state.replace(networks=None),
+      "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
     }
     # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
-    metadata = {"host": json.dumps(host), "identity": json.dumps(self.identity),
-                "pending_bytes": len(pending)}
+    metadata = {
+      "host": json.dumps(host),
+      "identity": json.dumps(self.identity),
+      "pending_bytes": len(pending),
+    }
     try:
       ocp.save_checkpointables(
-          self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
+        self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
       )
     except Exception as error:
       remaining = self.steps()
       raise CheckpointError(
-          f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
-          f"{remaining or 'none'}. Free disk space or set --workdir to another disk, then start the "
-          "same command again: it resumes."
+        f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
+        f"{remaining or 'none'}. Free disk space or set --workdir to another disk, then start the "
+        "same command again: it resumes."
       ) from error
     self._drop_old()
 
@@ -103,19 +107,42 @@ class CheckpointStore:
     """
     if step not in self.steps():
       raise CheckpointError(
-          f"no checkpoint of step {step} in {self.directory}; available: {self.steps() or 'none'}."
+        f"no checkpoint of step {step} in {self.directory}; available: {self.steps() or 'none'}."
       )
     path = self.directory / str(step)
     metadata = read_metadata(path)
     compare_identity(metadata["identity"], self.identity, path)
-    loaded = ocp.load_checkpointables(path, {"state": abstract_state, "pending": None})
+    wanted = {
+      "networks": abstract_state.networks,
+      "rest": abstract_state.replace(networks=None),
+      "pending": None,
+    }
+    loaded = ocp.load_checkpointables(path, wanted)
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
-    return loaded["state"], metadata["host"], pending
+    state = loaded["rest"].replace(networks=loaded["networks"])
+    return state, metadata["host"], pending
 
   def _drop_old(self) -> None:
     steps = self.steps()
     for step in steps[1 : max(1, len(steps) - self._keep)]:
       ocp.delete(self.directory / str(step))
+
+
+def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:
+  """``path`` if it is a checkpoint, else the newest one of the run directory it is.
+
+  Raises:
+    CheckpointError: it is neither.
+  """
+  path = path.absolute()
+  if path.is_dir() and ocp.is_orbax_checkpoint(path):
+    return path
+  steps = CheckpointStore(path / "checkpoints", keep=1, identity={}).steps()
+  if not steps:
+    raise CheckpointError(
+      f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run's directory."
+    )
+  return path / "checkpoints" / str(steps[-1])
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
@@ -124,40 +151,30 @@ def read_metadata(path: pathlib.Path) -> dict[str, Any]:
   if not isinstance(metadata, dict) or "identity" not in metadata:
     raise CheckpointError(f"{path} is not a checkpoint of agentjax (no identity in its metadata).")
   return {
-      "host": json.loads(metadata["host"]),
-      "identity": json.loads(metadata["identity"]),
-      "pending_bytes": metadata["pending_bytes"],
+    "host": json.loads(metadata["host"]),
+    "identity": json.loads(metadata["identity"]),
+    "pending_bytes": metadata["pending_bytes"],
   }
 
 
-def load_params(path: str | pathlib.Path, abstract_state: Any, identity: dict[str, Any]) -> Any:
-  """State of one checkpoint directory (``RUN/checkpoints/STEP``), for evaluation and warm starts.
+def load_networks(
+  path: str | pathlib.Path, abstract_networks: Any, identity: dict[str, Any]
+) -> Any:
+  """Networks of a checkpoint (``RUN/checkpoints/STEP``, or ``RUN`` for its newest).
 
   Raises:
     CheckpointError: it is not a checkpoint, or of another model or tokenizer.
   """
-  path = pathlib.Path(path).absolute()
-  if not path.is_dir() or not ocp.is_orbax_checkpoint(path):
-    raise CheckpointError(
-        f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run directory."
-    )
+  path = latest_checkpoint(pathlib.Path(path))
   compare_identity(read_metadata(path)["identity"], identity, path)
-  return ocp.load_checkpointables(path, {"state": abstract_state})["state"]
+  return ocp.load_checkpointables(path, {"networks": abstract_networks})["networks"]
 
 
 def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:
   """Raises ConfigError naming every field in which a checkpoint differs from the config."""
-  differences = list(_differences(saved, json.loads(json.dumps(wanted)), "config"))
+  differences = list(differing_fields(saved, json.loads(json.dumps(wanted)), "config"))
   if differences:
-    raise ConfigError(f"checkpoint {path} was made by another config: " + "; ".join(differences) + ".")
-
-
-def _differences(saved: Any, wanted: Any, path: str):
-  if isinstance(saved, dict) and isinstance(wanted, dict):
-    for key in sorted(set(saved) | set(wanted)):
-      yield from _differences(saved.get(key), wanted.get(key), f"{path}.{key}")
-  elif saved != wanted:
-    yield f"{path} is {wanted!r} here and {saved!r} in the checkpoint"
+    raise ConfigError(f"checkpoint {path} was made by another config: {'; '.join(differences)}.")
 
 
 def abstract_like(tree: Any) -> Any:

@@ -9,9 +9,12 @@ from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
-from agentjax.objectives import AdvantageConfig, PolicyLossConfig
+from agentjax.objectives.advantages import check_group_size
+from agentjax.objectives.aggregation import Aggregation
+from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rollout import RolloutConfig
+from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.sharding import MeshConfig
 from agentjax.text import ChatConfig, TokenizerConfig
 from agentjax.tools import ToolsConfig
@@ -21,7 +24,7 @@ from agentjax.trajectory.weights import WeightConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SupervisedConfig(Config):
+class SupervisedStage(Config):
   """Warm start: next-token loss on the assistant's tokens of the tasks' demonstrations.
 
   Attributes:
@@ -30,13 +33,16 @@ class SupervisedConfig(Config):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
+    router_bias_rate, balance_coefficient: see RLStage.
   """
 
   steps: int = 0
   tasks_per_step: int = 64
   row_length: int = 512
   microbatch_rows: int = 8
-  aggregation: Literal["token_mean", "sequence_mean_token_mean"] = "token_mean"
+  aggregation: Aggregation = "token_mean"
+  router_bias_rate: float = 0.0
+  balance_coefficient: float = 0.0
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.supervised") -> None:
@@ -47,7 +53,7 @@ class SupervisedConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class RLConfig(Config):
+class RLStage(Config):
   """Reinforcement learning: sample groups of episodes, score them, update.
 
   Attributes:
@@ -59,10 +65,8 @@ class RLConfig(Config):
     epochs: passes over the round's episodes.
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
-    advantage, policy_loss: the objective; presets stand in agentjax.objectives.presets.
-    critic: "none", or "shared": a linear value head on the policy's hidden states.
-    value_coefficient: weight of the value loss; value_clip: PPO's clip of it, None for none.
-    gae_gamma, gae_lambda: used with a critic.
+    objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
+      value head is trained where ``objective.advantage.credit`` is "gae".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
     balance_coefficient: weight of the router's balance loss.
     weights: rules whose product is the loss weight of a token.
@@ -76,13 +80,7 @@ class RLConfig(Config):
   minibatches: int = 1
   epochs: int = 1
   old_log_probs: Literal["behaviour", "recomputed"] = "behaviour"
-  advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
-  policy_loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
-  critic: Literal["none", "shared"] = "none"
-  value_coefficient: float = 0.5
-  value_clip: float | None = 0.2
-  gae_gamma: float = 1.0
-  gae_lambda: float = 1.0
+  objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
@@ -94,44 +92,71 @@ class RLConfig(Config):
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("value_coefficient", "router_bias_rate", "balance_coefficient"):
+    for name in ("router_bias_rate", "balance_coefficient"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
-    check(0 <= self.gae_gamma <= 1, f"{path}.gae_gamma", self.gae_gamma, "0 to 1")
-    check(0 <= self.gae_lambda <= 1, f"{path}.gae_lambda", self.gae_lambda, "0 to 1")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class EvaluationConfig(Config):
-  """Held-out evaluation.
+class HeldOutConfig(Config):
+  """What is measured on held-out tasks, and when.
 
   Attributes:
-    tasks: held-out tasks used (the first so many); 0 switches evaluation off.
+    tasks: held-out tasks used, the first so many; 0 switches evaluation off.
     every: RL steps between greedy evaluations while training; 0 for before and after only.
-    samples: attempts a task at ``temperature`` for pass@k and avg@k; 0 leaves only greedy.
-    k: the k of pass@k, at most ``samples``.
-    bootstrap: resamples behind the confidence intervals.
+    samples: episodes a task at ``temperature``, behind pass@k and avg@k; 0 leaves only greedy.
+    pass_at: the k of pass@k, each at most ``samples``.
+    temperature: of the samples.
+    success_part: reward part that tells success; "" means the total reward.
+    success_threshold: an episode succeeds where that reward is at least this.
+    resamples, confidence: of the bootstrap intervals.
   """
 
   tasks: int = 64
   every: int = 0
   samples: int = 4
-  k: int = 4
+  pass_at: tuple[int, ...] = (4,)
   temperature: float = 1.0
-  bootstrap: int = 1000
+  success_part: str = "exact_match"
+  success_threshold: float = 1.0
+  resamples: int = 1000
+  confidence: float = 0.95
 
   def validate(self, path: str = "config.evaluation") -> None:
     super().validate(path)
     for name in ("tasks", "every", "samples"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
+    for k in self.pass_at if self.samples else ():
+      check(
+        1 <= k <= self.samples, f"{path}.pass_at", self.pass_at, f"1 to samples ({self.samples})"
+      )
     check(self.temperature > 0, f"{path}.temperature", self.temperature, "> 0")
-    check(self.bootstrap >= 1, f"{path}.bootstrap", self.bootstrap, ">= 1")
-    if self.samples:
-      check(1 <= self.k <= self.samples, f"{path}.k", self.k, f"1 to samples ({self.samples})")
+    check(self.resamples >= 1, f"{path}.resamples", self.resamples, ">= 1")
+    check(0 < self.confidence < 1, f"{path}.confidence", self.confidence, "over 0, below 1")
+
+  def plan(self, samples: int) -> EvaluationPlan:
+    """The measurement with ``samples`` episodes a task; 0 for greedy only."""
+    return EvaluationPlan(
+      samples=samples,
+      pass_at=self.pass_at if samples else (),
+      success_part=self.success_part,
+      success_threshold=self.success_threshold,
+      resamples=self.resamples,
+      confidence=self.confidence,
+    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Experiment(Config):
-  """Everything a run needs. Field by field it is saved as ``config.json`` in the run's directory."""
+  """Everything a run needs; saved as ``config.json`` in the run's directory.
+
+  Attributes:
+    name: shown in plots and logs.
+    seed: addresses all randomness of the run.
+    model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
+    mesh: how devices are shared in updates.
+    start_from: checkpoint directory of an earlier run whose networks are taken over; None draws
+      them at random.
+  """
 
   name: str = "run"
   seed: int = 0
@@ -143,59 +168,64 @@ class Experiment(Config):
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
-  supervised: SupervisedConfig = dataclasses.field(default_factory=SupervisedConfig)
-  rl: RLConfig = dataclasses.field(default_factory=RLConfig)
-  evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+  supervised: SupervisedStage = dataclasses.field(default_factory=SupervisedStage)
+  rl: RLStage = dataclasses.field(default_factory=RLStage)
+  evaluation: HeldOutConfig = dataclasses.field(default_factory=HeldOutConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-  generation: Literal["device", "mesh"] = "device"
-  """Where episodes are sampled: a whole copy of the policy on one local device, or sharded."""
+  start_from: str | None = None
 
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)
     check(self.seed >= 0, f"{path}.seed", self.seed, ">= 0")
     check(
-        self.supervised.steps + self.rl.steps > 0, f"{path}.rl.steps", self.rl.steps,
-        f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
+      self.supervised.steps + self.rl.steps > 0,
+      f"{path}.rl.steps",
+      self.rl.steps,
+      f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
     self._validate_groups(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
 
   def _validate_groups(self, path: str) -> None:
-    group = self.rollout.group_size
-    centre = self.rl.advantage.centre
-    if self.rl.steps and group < 2 and centre in ("group_mean", "group_median", "leave_one_out"):
-      raise ConfigError(
-          f"{path}.rollout.group_size={group} with {path}.rl.advantage.centre={centre!r} gives zero "
-          "advantage everywhere; allowed: group_size >= 2, or another centre such as 'batch_mean'."
-      )
-    episodes = self.rl.tasks_per_step * group
-    check(
-        episodes % self.rl.minibatches == 0, f"{path}.rl.minibatches", self.rl.minibatches,
-        f"a divisor of rl.tasks_per_step * rollout.group_size = {episodes}",
+    if not self.rl.steps:
+      return
+    check_group_size(
+      self.rl.objective.advantage,
+      self.rollout.group_size,
+      f"{path}.rollout.group_size",
+      f"{path}.rl.objective.advantage",
     )
-    several = self.rl.minibatches * self.rl.epochs > 1
-    if several and self.rl.policy_loss.clip == "none" and (
-        self.rl.policy_loss.gradient_form == "ratio"
-    ):
+    check(
+      self.rl.tasks_per_step % self.rl.minibatches == 0,
+      f"{path}.rl.minibatches",
+      self.rl.minibatches,
+      f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
+    )
+    loss, updates = self.rl.objective.policy_loss, self.rl.minibatches * self.rl.epochs
+    if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
       raise ConfigError(
-          f"{path}.rl.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
-          f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo', 'dual' or 'mask', "
-          "or one optimiser step a round."
+        f"{path}.rl.objective.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
+        f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
+        "optimiser step a round."
       )
 
   def _validate_lengths(self, path: str) -> None:
     longest = self.rollout.max_total_tokens
     check(
-        longest <= self.engine.max_length, f"{path}.rollout.max_total_tokens", longest,
-        f"at most engine.max_length ({self.engine.max_length})",
+      longest <= self.engine.max_length,
+      f"{path}.rollout.max_total_tokens",
+      longest,
+      f"at most engine.max_length ({self.engine.max_length})",
     )
     if self.rl.steps:
       check(
-          self.rl.row_length >= longest, f"{path}.rl.row_length", self.rl.row_length,
-          f"at least rollout.max_total_tokens ({longest}), so that no episode is cut",
+        self.rl.row_length >= longest,
+        f"{path}.rl.row_length",
+        self.rl.row_length,
+        f"at least rollout.max_total_tokens ({longest}), so that no episode is cut",
       )
 
   def _validate_mesh(self, path: str) -> None:
@@ -203,11 +233,15 @@ class Experiment(Config):
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
       if settings.steps and rows > 0:
         check(
-            settings.microbatch_rows % rows == 0, f"{path}.{stage}.microbatch_rows",
-            settings.microbatch_rows, f"a multiple of mesh.data * mesh.fsdp = {rows}",
+          settings.microbatch_rows % rows == 0,
+          f"{path}.{stage}.microbatch_rows",
+          settings.microbatch_rows,
+          f"a multiple of mesh.data * mesh.fsdp = {rows}",
         )
       if settings.steps and self.mesh.context > 0:
         check(
-            settings.row_length % self.mesh.context == 0, f"{path}.{stage}.row_length",
-            settings.row_length, f"a multiple of mesh.context ({self.mesh.context})",
+          settings.row_length % self.mesh.context == 0,
+          f"{path}.{stage}.row_length",
+          settings.row_length,
+          f"a multiple of mesh.context ({self.mesh.context})",
         )

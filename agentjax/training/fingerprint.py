@@ -29,8 +29,8 @@ def _fingerprint_words(tree: Any) -> jax.Array:
     bits = _bits(leaf).reshape(-1)
     position = jnp.arange(bits.size, dtype=jnp.uint32) * jnp.uint32(0x01000193)
     sums = [
-        jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(odd)) ^ jnp.uint32(odd)), dtype=jnp.uint32)
-        for odd in _ODD
+      jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(odd)) ^ jnp.uint32(odd)), dtype=jnp.uint32)
+      for odd in _ODD
     ]
     salt = jnp.uint32((i * 2 + 1) & 0xFFFFFFFF)
     total = total + _mix(jnp.stack(sums) + salt)

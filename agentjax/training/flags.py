@@ -50,7 +50,7 @@ def load_experiment(path: str) -> Experiment:
   experiment = module.get_config()
   if not isinstance(experiment, Experiment):
     raise ConfigError(
-        f"--config={path!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
+      f"--config={path!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
     )
   return experiment
 
@@ -59,10 +59,10 @@ def define_config_flag(name: str = "config") -> flags.FlagHolder[Experiment]:
   """Defines ``--config`` and, from the command line, ``--config.field`` flags."""
   _register_types(Experiment)
   return config_flags.DEFINE_config_dataclass(
-      name,
-      Experiment(),
-      "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
-      parse_fn=_parse_root,
+    name,
+    Experiment(),
+    "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
+    parse_fn=_parse_root,
   )
 
 
@@ -87,9 +87,9 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
       if part not in hints:
         near = difflib.get_close_matches(part, hints, n=3)
         raise ConfigError(
-            f"{where} has no field {part!r}"
-            + (f"; did you mean {', '.join(near)}?" if near else ".")
-            + f" Allowed: {', '.join(sorted(hints))}."
+          f"{where} has no field {part!r}"
+          + (f"; did you mean {', '.join(near)}?" if near else ".")
+          + f" Allowed: {', '.join(sorted(hints))}."
         )
       where = f"{where}.{part}"
       nested = _config_type(hints[part])

@@ -31,7 +31,9 @@ class MetricsWriter:
     replacement.write_text("".join(json.dumps(row) + "\n" for row in kept))
     os.replace(replacement, self.path)
     self._file = self.path.open("a")
-    self._tensorboard = SummaryWriter(str(self.directory / "tensorboard"), purge_step=resume_step + 1)
+    self._tensorboard = SummaryWriter(
+      str(self.directory / "tensorboard"), purge_step=resume_step + 1
+    )
 
   def write(self, step: int, stage: str, values: Mapping[str, float]) -> None:
     """Appends one row; NaN and infinities become null (JSON has neither)."""
@@ -90,8 +92,13 @@ def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, ti
   axes.set_ylabel("reward, success")
   axes.grid(alpha=0.3)
   entropy = axes.twinx()
-  entropy.plot(steps, [r.get("policy/entropy") for r in rl], color="#31a354", linewidth=1,
-               label="entropy (right)")
+  entropy.plot(
+    steps,
+    [r.get("policy/entropy") for r in rl],
+    color="#31a354",
+    linewidth=1,
+    label="entropy (right)",
+  )
   entropy.set_ylabel("entropy, nats a token")
   lines = axes.get_lines() + entropy.get_lines()
   axes.legend(lines, [line.get_label() for line in lines], loc="lower right")

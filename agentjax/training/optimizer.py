@@ -19,8 +19,7 @@ class OptimizerConfig(Config):
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.
-    weight_decay: applied to arrays of two or more dimensions that are not embeddings' norms, i.e.
-      never to norms, biases, A_log, D or router biases.
+    weight_decay: for arrays whose ParamSpec says ``decayed``: no norms, biases or decay rates.
     clip_norm: global gradient norm, None for no clipping.
     max_bad_steps: consecutive non-finite gradients that are skipped before training stops.
   """
@@ -45,8 +44,10 @@ class OptimizerConfig(Config):
     check(0 <= self.b2 < 1, f"{path}.b2", self.b2, "0 <= b2 < 1")
     check(self.weight_decay >= 0, f"{path}.weight_decay", self.weight_decay, ">= 0")
     check(
-        self.clip_norm is None or self.clip_norm > 0, f"{path}.clip_norm", self.clip_norm,
-        "> 0 or none",
+      self.clip_norm is None or self.clip_norm > 0,
+      f"{path}.clip_norm",
+      self.clip_norm,
+      "> 0 or none",
     )
     check(self.max_bad_steps >= 1, f"{path}.max_bad_steps", self.max_bad_steps, ">= 1")
 
@@ -68,21 +69,25 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
   return optax.join_schedules([ramp, main], [warmup])
 
 
-def build_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-  """The transformation; its state counts skipped updates (``bad_steps``)."""
+def build_optimizer(
+  config: OptimizerConfig, total_steps: int, decay_mask: Any
+) -> optax.GradientTransformation:
+  """The transformation; its state counts skipped updates (``bad_steps``).
 
-  def decayed(params: Any) -> Any:
-    return jax.tree.map(lambda p: p.ndim >= 2, params)
-
+  Args:
+    config: settings.
+    total_steps: optimiser steps the schedule spans.
+    decay_mask: tree of bool like the parameters, from ``models.spec.decay_mask``.
+  """
   steps = [
-      optax.adamw(
-          learning_rate_schedule(config, total_steps),
-          b1=config.b1,
-          b2=config.b2,
-          eps=config.eps,
-          weight_decay=config.weight_decay,
-          mask=decayed,
-      )
+    optax.adamw(
+      learning_rate_schedule(config, total_steps),
+      b1=config.b1,
+      b2=config.b2,
+      eps=config.eps,
+      weight_decay=config.weight_decay,
+      mask=decay_mask,
+    )
   ]
   if config.clip_norm is not None:
     steps.insert(0, optax.clip_by_global_norm(config.clip_norm))

@@ -27,14 +27,19 @@ class ProgressDisplay:
     self._line_seconds = line_seconds
     self._history: dict[str, list[float]] = {name: [] for name in columns}
     self._progress = Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("left {task.fields[left]}"), console=console,
+      TextColumn("[bold]{task.description}"),
+      BarColumn(bar_width=None),
+      MofNCompleteColumn(),
+      TimeElapsedColumn(),
+      TextColumn("left {task.fields[left]}"),
+      console=console,
     )
     self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
     self._task = None
     self._started = self._last_line = time.monotonic()
     self._first = 0
     self._note = ""
+    self.stage_name = ""
 
   def __enter__(self) -> ProgressDisplay:
     if self._live is not None:
@@ -51,7 +56,7 @@ class ProgressDisplay:
     if self._task is not None:
       self._progress.remove_task(self._task)
     self._task = self._progress.add_task(name, total=total, completed=done, left="?")
-    self._name, self._total, self._first = name, total, done
+    self.stage_name, self._total, self._first = name, total, done
     self._started = time.monotonic()
     self._last_line = 0.0
     self._history = {key: [] for key in self._columns}
@@ -70,11 +75,15 @@ class ProgressDisplay:
     elif time.monotonic() - self._last_line > self._line_seconds or done == self._total:
       self._last_line = time.monotonic()
       shown = "  ".join(
-          f"{label} {_show(self._history[n][-1])}" for n, label in self._columns.items()
-          if self._history[n]
+        f"{label} {_show(self._history[n][-1])}"
+        for n, label in self._columns.items()
+        if self._history[n]
       )
-      self._console.print(f"{self._name} {done}/{self._total}  {shown}  left {_clock(left)}",
-                          highlight=False, soft_wrap=True)
+      self._console.print(
+        f"{self.stage_name} {done}/{self._total}  {shown}  left {_clock(left)}",
+        highlight=False,
+        soft_wrap=True,
+      )
 
   def note(self, text: str) -> None:
     """A line under the bar (what is happening now); printed once where there is no terminal."""
@@ -91,8 +100,9 @@ class ProgressDisplay:
       values = self._history[name]
       if values:
         table.add_row(label, f"[bold]{_show(values[-1])}[/bold]", f"[cyan]{_spark(values)}[/cyan]")
-    self._live.update(Panel(Group(self._progress, table, f"[dim]{self._note}[/dim]"),
-                            title="agentjax"))
+    self._live.update(
+      Panel(Group(self._progress, table, f"[dim]{self._note}[/dim]"), title="agentjax")
+    )
 
 
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from agentjax.models import ModelConfig, init, param_specs, value_specs
-from agentjax.models.spec import ParamSpec, init_params
+from agentjax.models.spec import abstract, init_params
 from agentjax.sharding import shardings
 
 Array = jax.Array
@@ -47,38 +47,38 @@ def network_specs(config: ModelConfig, critic: bool) -> Networks:
 
 
 def state_shardings(
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh,
-    *,
-    critic: bool,
-    reference: bool,
+  config: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh,
+  *,
+  critic: bool,
+  reference: bool,
 ) -> TrainState:
   """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated."""
   specs = network_specs(config, critic)
   placed = shardings(specs, mesh)
   replicated = jax.sharding.NamedSharding(mesh, jax.P())
-  abstract = jax.tree.map(
-      lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), specs, is_leaf=_is_spec
-  )
-  opt_shapes = jax.eval_shape(optimizer.init, abstract)
+  opt_shapes = jax.eval_shape(optimizer.init, abstract(specs))
   opt_shardings = optax.tree_utils.tree_map_params(
-      optimizer.init, lambda _, sharding: sharding, opt_shapes, placed,
-      transform_non_params=lambda _: replicated,
+    optimizer.init,
+    lambda _, sharding: sharding,
+    opt_shapes,
+    placed,
+    transform_non_params=lambda _: replicated,
   )
   return TrainState(
-      step=replicated,
-      networks=placed,
-      opt_state=opt_shardings,
-      reference=placed.policy if reference else None,
+    step=replicated,
+    networks=placed,
+    opt_state=opt_shardings,
+    reference=placed.policy if reference else None,
   )
 
 
 def init_state(
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    key: Array,
-    placed: TrainState,
+  config: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  key: Array,
+  placed: TrainState,
 ) -> TrainState:
   """Random parameters and a fresh optimiser, created in place on the mesh.
 
@@ -92,35 +92,29 @@ def init_state(
 
   def build(key: Array) -> TrainState:
     networks = Networks(
-        policy=init(config, jax.random.fold_in(key, 0)),
-        value=init_params(value_specs(config), jax.random.fold_in(key, 1)) if critic else None,
+      policy=init(config, jax.random.fold_in(key, 0)),
+      value=init_params(value_specs(config), jax.random.fold_in(key, 1)) if critic else None,
     )
     return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        networks=networks,
-        opt_state=optimizer.init(networks),
-        # A copy: donated buffers must not appear twice in one state.
-        reference=jax.tree.map(jnp.copy, networks.policy) if placed.reference is not None else None,
+      step=jnp.zeros((), jnp.int32),
+      networks=networks,
+      opt_state=optimizer.init(networks),
+      # A copy: donated buffers must not appear twice in one state.
+      reference=jax.tree.map(jnp.copy, networks.policy) if placed.reference is not None else None,
     )
 
   return jax.jit(build, out_shardings=placed)(key)
 
 
 def begin_stage(
-    state: TrainState, optimizer: optax.GradientTransformation, placed: TrainState
+  state: TrainState, optimizer: optax.GradientTransformation, placed: TrainState
 ) -> TrainState:
   """State at the start of a stage: fresh optimiser, reference set to the present policy."""
 
   def restart(state: TrainState) -> TrainState:
     return state.replace(
-        opt_state=optimizer.init(state.networks),
-        reference=None
-        if state.reference is None
-        else jax.tree.map(jnp.copy, state.networks.policy),
+      opt_state=optimizer.init(state.networks),
+      reference=None if state.reference is None else jax.tree.map(jnp.copy, state.networks.policy),
     )
 
   return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state)
-
-
-def _is_spec(x: Any) -> bool:
-  return isinstance(x, ParamSpec)

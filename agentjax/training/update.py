@@ -1,7 +1,7 @@
 """The one update step: any objective, accumulated over micro-batches, in one jitted call.
 
-Loss coefficients are computed once for the whole batch, so micro-batches only add up: their number
-changes memory, not the gradient.
+Loss coefficients are computed once for the whole batch (objectives.prepare), so micro-batches only
+add up: their number changes memory, not the gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from agentjax.models import ModelConfig, score_tokens, update_router_bias, values
-from agentjax.objectives.objective import LossInputs, Objective
+from agentjax.objectives.objective import Objective, Prepared
 from agentjax.training.optimizer import bad_steps
 from agentjax.training.state import Networks, TrainState
 
@@ -26,24 +26,11 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class UpdateBatch:
-  """Everything one update reads, per token, all [B, T] (see trajectory.Batch for the first eight).
-
-  ``old_log_probs``: the policy at the start of the step; ``reference_log_probs``: the KL reference;
-  ``returns`` and ``old_values``: for a critic. Fields an objective does not use hold zeros.
-  """
+  """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T]."""
 
   token_ids: Array
-  segment_ids: Array
   positions: Array
-  turns: Array
-  weights: Array
-  coefficients: Array
-  advantages: Array
-  behaviour_log_probs: Array
-  old_log_probs: Array
-  reference_log_probs: Array
-  old_values: Array
-  returns: Array
+  prepared: Prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,45 +41,45 @@ class UpdateSettings:
     temperature: divides logits before log-probs, as in sampling.
     router_bias_rate: step of the expert bias outside the gradient; 0 leaves routers alone.
     balance_coefficient: weight of the routers' balance loss.
-    has_values: whether a value head is trained.
   """
 
   temperature: float = 1.0
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
-  has_values: bool = False
 
 
-Update = Callable[[TrainState, UpdateBatch, Array], tuple[TrainState, dict[str, Array]]]
-Score = Callable[[Any, UpdateBatch, Array], tuple[Array, Array]]
+Update = Callable[[TrainState, UpdateBatch, int], tuple[TrainState, dict[str, Array]]]
+Score = Callable[[Networks, Array, Array, Array, int], tuple[Array, Array]]
 
 
-def split_rows(batch: UpdateBatch, rows: int, multiple: int = 1) -> tuple[UpdateBatch, int]:
-  """[B, T] arrays as [M, rows, T] micro-batches; M is padded to a power of two times ``multiple``.
+def micro_rows(needed: int, rows: int) -> int:
+  """Rows to pack into: ``rows`` times the least power of two that holds ``needed`` rows.
 
-  Returns the padded micro-batches and how many of them hold tokens. Bounded shapes keep the number
-  of compilations logarithmic in the batch size; the padding is never computed.
+  Few shapes are ever compiled, and micro-batches without tokens are never computed.
   """
-  used = -(-batch.token_ids.shape[0] // rows)
-  padded = multiple
-  while padded < used:
-    padded *= 2
+  count = 1
+  while count * rows < needed:
+    count *= 2
+  return count * rows
 
-  def split(x: Any) -> np.ndarray:
-    x = np.asarray(x)
-    out = np.zeros((padded * rows, *x.shape[1:]), x.dtype)
-    out[: x.shape[0]] = x
-    return out.reshape(padded, rows, *x.shape[1:])
 
-  return jax.tree.map(split, batch), used
+def split_rows(tree: Any, rows: int) -> Any:
+  """[M * rows, ...] arrays as [M, rows, ...]."""
+  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
+
+
+def used_micro_batches(segment_ids: Any, rows: int) -> int:
+  """How many leading micro-batches of [B, T] rows hold tokens."""
+  occupied = np.flatnonzero(np.asarray(segment_ids).any(axis=1))
+  return int(occupied[-1]) // rows + 1 if occupied.size else 0
 
 
 def make_update(
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    objective: Objective,
-    settings: UpdateSettings,
-    placed: TrainState,
+  config: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  objective: Objective,
+  settings: UpdateSettings,
+  placed: TrainState,
 ) -> Update:
   """Builds ``update(state, micro_batches, count) -> (state, metrics)``, jitted, state donated.
 
@@ -104,73 +91,69 @@ def make_update(
     placed: shardings of the state.
 
   Returns:
-    A function whose ``micro_batches`` are [M, rows, T] arrays of which the first ``count`` are used.
-    Metrics are summed over micro-batches as the objective defined them, and besides: ``loss``,
-    ``grad_norm``, ``update_norm``, ``bad_steps``, ``mismatch_max`` and ``mismatch_mean``
-    (|log p_trainer - log p_sampler| of weighted tokens, nats), ``router_imbalance`` (max load over
-    mean load, 1 is even).
+    A function whose ``micro_batches`` are [M, rows, T] arrays; the first ``count`` are used.
+    Metrics are the objective's, summed over micro-batches, and ``loss``, ``grad_norm``,
+    ``update_norm``, ``bad_steps``; of the weighted tokens, trainer against sampler before the
+    update: ``mismatch/mean``, ``mismatch/max`` (|difference of log-probs|, nats) and
+    ``mismatch/multiplicative_error`` (mean of exp |difference|); with experts ``router_imbalance``
+    (largest load over mean load of a layer, the worst layer; 1 is even).
   """
 
-  def loss_fn(networks: Networks, batch: UpdateBatch):
+  def loss_fn(networks: Networks, batch: UpdateBatch, count: Array):
+    fixed = batch.prepared
     scores = score_tokens(
-        networks.policy, config, batch.token_ids, batch.segment_ids, batch.positions,
-        temperature=settings.temperature,
+      networks.policy,
+      config,
+      batch.token_ids,
+      fixed.segment_ids,
+      batch.positions,
+      temperature=settings.temperature,
     )
-    inputs = LossInputs(
-        log_probs=scores.log_probs,
-        entropies=scores.entropies,
-        values=values(networks.value, scores.hidden) if settings.has_values else None,
-        old_log_probs=batch.old_log_probs,
-        behaviour_log_probs=batch.behaviour_log_probs,
-        reference_log_probs=batch.reference_log_probs,
-        old_values=batch.old_values,
-        returns=batch.returns,
-        advantages=batch.advantages,
-        weights=batch.weights,
-        coefficients=batch.coefficients,
-        segment_ids=batch.segment_ids,
-        turns=batch.turns,
-    )
-    loss, metrics = objective(inputs)
+    predicted = None
+    if networks.value is not None:
+      predicted = state_values(networks, scores.hidden)
+    loss, metrics = objective(fixed.with_scores(scores.log_probs, scores.entropies, predicted))
     if settings.balance_coefficient:
-      loss = loss + settings.balance_coefficient * scores.balance_loss
-    counted = batch.weights > 0
-    gap = jnp.where(counted, jnp.abs(scores.log_probs - batch.behaviour_log_probs), 0.0)
-    sums = {**metrics, "loss": loss, "mismatch_sum": gap.sum(),
-            "tokens": counted.sum().astype(jnp.float32)}
+      loss = loss + settings.balance_coefficient / count * scores.balance_loss
+    gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
+    gap = jnp.where(fixed.weights > 0, gap, 0.0)
+    sums = {
+      **metrics,
+      "loss": loss,
+      "mismatch/mean": jnp.sum(fixed.shares * gap),
+      "mismatch/multiplicative_error": jnp.sum(fixed.shares * jnp.exp(gap)),
+    }
     return loss, (sums, gap.max(), scores.router_load)
 
   def update(state: TrainState, batches: UpdateBatch, count: Array):
     first = jax.tree.map(lambda x: x[0], batches)
-    shapes = jax.eval_shape(loss_fn, state.networks, first)[1]
+    shapes = jax.eval_shape(loss_fn, state.networks, first, count)[1]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     no_grads = jax.tree.map(jnp.zeros_like, state.networks)
 
     def body(i: Array, carry):
       grads, (sums, largest, load) = carry
-      batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
-      new, (more, gap, more_load) = jax.grad(loss_fn, has_aux=True)(state.networks, batch)
+      new, (more, gap, more_load) = jax.grad(loss_fn, has_aux=True)(
+        state.networks, _take(batches, i), count
+      )
       return (
-          jax.tree.map(jnp.add, grads, new),
-          (jax.tree.map(jnp.add, sums, more), jnp.maximum(largest, gap), load + more_load),
+        jax.tree.map(jnp.add, grads, new),
+        (jax.tree.map(jnp.add, sums, more), jnp.maximum(largest, gap), load + more_load),
       )
 
     grads, (sums, largest, load) = jax.lax.fori_loop(0, count, body, (no_grads, zeros))
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
     if settings.router_bias_rate:
-      moved = update_router_bias(networks.policy, load, settings.router_bias_rate)
+      moved = update_router_bias(networks.policy, config, load, settings.router_bias_rate)
       networks = networks.replace(policy=moved)
-    tokens = jnp.maximum(sums.pop("tokens"), 1.0)
     metrics = {
-        **sums,
-        "mismatch_mean": sums.pop("mismatch_sum") / tokens,
-        "mismatch_max": largest,
-        "grad_norm": optax.global_norm(grads),
-        "update_norm": optax.global_norm(changes),
-        "bad_steps": bad_steps(opt_state).astype(jnp.float32),
+      **sums,
+      "mismatch/max": largest,
+      "grad_norm": optax.global_norm(grads),
+      "update_norm": optax.global_norm(changes),
+      "bad_steps": bad_steps(opt_state).astype(jnp.float32),
     }
-    metrics.pop("mismatch_sum", None)
     if load.size:
       metrics["router_imbalance"] = jnp.max(load.max(-1) / jnp.maximum(load.mean(-1), 1e-9))
     return state.replace(networks=networks, opt_state=opt_state), metrics
@@ -179,26 +162,44 @@ def make_update(
 
 
 def make_score(config: ModelConfig, settings: UpdateSettings) -> Score:
-  """Builds ``score(networks, micro_batches, count) -> (log_probs, values)``, both [M, rows, T].
+  """Builds ``score(networks, token_ids, segment_ids, positions, count) -> (log_probs, values)``.
 
-  The forward pass of the update without its gradient: old and reference log-probs, old values.
+  Arguments and results are [M, rows, T], of which the first ``count`` are used. The forward pass of
+  the update without its gradient: log-probs of the old or the reference policy, and old values (0
+  without a value head).
   """
 
-  def score(networks: Networks, batches: UpdateBatch, count: Array):
+  def score(
+    networks: Networks, token_ids: Array, segment_ids: Array, positions: Array, count: Array
+  ):
     def body(i: Array, carry):
-      log_probs, old_values = carry
-      batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
       scores = score_tokens(
-          networks.policy, config, batch.token_ids, batch.segment_ids, batch.positions,
-          temperature=settings.temperature,
+        networks.policy,
+        config,
+        *_take((token_ids, segment_ids, positions), i),
+        temperature=settings.temperature,
       )
-      log_probs = jax.lax.dynamic_update_index_in_dim(log_probs, scores.log_probs, i, 0)
+      results = [scores.log_probs, jnp.zeros_like(scores.log_probs)]
       if networks.value is not None:
-        new_values = values(networks.value, scores.hidden)
-        old_values = jax.lax.dynamic_update_index_in_dim(old_values, new_values, i, 0)
-      return log_probs, old_values
+        results[1] = state_values(networks, scores.hidden)
+      return tuple(
+        jax.lax.dynamic_update_index_in_dim(old, new, i, 0)
+        for old, new in zip(carry, results, strict=True)
+      )
 
-    empty = jnp.zeros(batches.token_ids.shape, jnp.float32)
+    empty = jnp.zeros(token_ids.shape, jnp.float32)
     return jax.lax.fori_loop(0, count, body, (empty, empty))
 
   return jax.jit(score)
+
+
+def state_values(networks: Networks, hidden: Array) -> Array:
+  """[B, T] values of the states in which each token was chosen: read off the token before it.
+
+  The first token of a row has no state before it and gets 0; its weight is 0 as well.
+  """
+  return jnp.pad(values(networks.value, hidden)[:, :-1], ((0, 0), (1, 0)))
+
+
+def _take(tree: Any, i: Array) -> Any:
+  return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)

@@ -1,4 +1,4 @@
-"""The one structure that reaches the device: packed token rows with per-token and per-sequence data."""
+"""The one structure that reaches the device: packed rows, data a token and data a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened: tasks, token segments, trajectories, typed rewards. Plain Python and numpy, no jax.
+"""What happened: tasks, token segments, trajectories, typed rewards. Python and numpy, no jax.
 
 A trajectory is a tree of segments. Every token carries, from the moment it is made, whether the
 policy sampled it, its loss weight, behaviour log-prob, entropy and the version of the weights that
@@ -46,10 +46,12 @@ class Reward:
   def __post_init__(self) -> None:
     if (self.value is None) == (self.reason is None):
       raise ValueError(
-          f"a reward is a value or invalid(reason), got value={self.value!r} reason={self.reason!r}"
+        f"a reward is a value or invalid(reason), got value={self.value!r} reason={self.reason!r}"
       )
     if self.value is not None and not np.isfinite(self.value):
-      raise ValueError(f"reward value must be finite, got {self.value!r}; use Reward.invalid(reason)")
+      raise ValueError(
+        f"reward value must be finite, got {self.value!r}; use Reward.invalid(reason)"
+      )
 
   @classmethod
   def invalid(cls, reason: str) -> Reward:

@@ -14,8 +14,17 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_pod_dry_run_prints_one_command_for_all_workers():
   done = _run(
-      "launch/tpu_pod.sh", "--tpu=pod", "--zone=z", "--project=p", "--setup", "--dry_run",
-      "-m", "agentjax.train", "--distributed", "--config=configs/quickstart.py", "--workdir=a b",
+    "launch/tpu_pod.sh",
+    "--tpu=pod",
+    "--zone=z",
+    "--project=p",
+    "--setup",
+    "--dry_run",
+    "-m",
+    "agentjax.train",
+    "--distributed",
+    "--config=configs/quickstart.py",
+    "--workdir=a b",
   )
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
@@ -41,8 +50,12 @@ def test_local_runs_the_command():
   import sys
 
   done = subprocess.run(
-      ["launch/local.sh", "-c", "print('ran')"], cwd=ROOT, capture_output=True, text=True,
-      env={**os.environ, "AGENTJAX_PYTHON": sys.executable}, timeout=60,
+    ["launch/local.sh", "-c", "print('ran')"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env={**os.environ, "AGENTJAX_PYTHON": sys.executable},
+    timeout=60,
   )
   assert done.stdout.strip() == "ran", done.stderr
 

@@ -10,14 +10,24 @@ import optax
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like, load_params
+from agentjax.training.checkpoint import (
+  CheckpointError,
+  CheckpointStore,
+  abstract_like,
+  load_params,
+)
 from agentjax.training.fingerprint import fingerprint
 
 
 def _state(seed: int):
   params = {"w": jax.random.normal(jax.random.key(seed), (4, 3)), "b": [jnp.ones(3, jnp.bfloat16)]}
   optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
-  return {"params": params, "opt": optimizer.init(params), "key": jax.random.key(seed), "none": None}
+  return {
+    "params": params,
+    "opt": optimizer.init(params),
+    "key": jax.random.key(seed),
+    "none": None,
+  }
 
 
 def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
@@ -38,9 +48,11 @@ def test_keeps_the_first_and_the_newest(tmp_path):
 
 
 def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
-  CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 8}}).save(1, {"x": jnp.ones(2)}, {})
+  CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 8}}).save(
+    1, {"x": jnp.ones(2)}, {}
+  )
   other = CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 16}})
-  with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 here and 8 in the checkpoint"):
+  with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 here and 8 there"):
     other.restore(1, abstract_like({"x": jnp.ones(2)}))
   with pytest.raises(ConfigError, match="d_model"):
     load_params(tmp_path / "1", abstract_like({"x": jnp.ones(2)}), {"model": {"d_model": 16}})
@@ -80,8 +92,10 @@ print("survived")
 
 def test_full_disk_leaves_the_old_checkpoint_readable(tmp_path):
   done = subprocess.run(
-      [sys.executable, "-c", _FULL_DISK, str(tmp_path / "c")], capture_output=True, text=True,
-      timeout=120,
+    [sys.executable, "-c", _FULL_DISK, str(tmp_path / "c")],
+    capture_output=True,
+    text=True,
+    timeout=120,
   )
   assert done.returncode == 0 and "survived" in done.stdout, done.stdout + done.stderr
 

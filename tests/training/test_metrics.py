@@ -28,13 +28,20 @@ def test_not_a_number_becomes_null_and_tensorboard_files_exist(tmp_path):
   writer = MetricsWriter(tmp_path, resume_step=0)
   writer.write(1, "rl", {"a": math.nan, "b": 2})
   writer.close()
-  assert read_metrics(tmp_path / "metrics.jsonl")[0] == {"step": 1, "stage": "rl", "a": None, "b": 2.0}
+  assert read_metrics(tmp_path / "metrics.jsonl")[0] == {
+    "step": 1,
+    "stage": "rl",
+    "a": None,
+    "b": 2.0,
+  }
   assert list((tmp_path / "tensorboard").glob("events*"))
 
 
 def test_plot_is_a_png(tmp_path):
-  rows = [{"step": i, "stage": "rl", "reward/mean": i / 9, "policy/entropy": 1.0, "eval/greedy": 0.5}
-          for i in range(10)]
+  rows = [
+    {"step": i, "stage": "rl", "reward/mean": i / 9, "policy/entropy": 1.0, "eval/greedy": 0.5}
+    for i in range(10)
+  ]
   plot_rewards(rows, tmp_path / "rewards.png", "title")
   assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
 

@@ -7,29 +7,27 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.training.optimizer import (
-    OptimizerConfig,
-    bad_steps,
-    build_optimizer,
-    learning_rate_schedule,
+  OptimizerConfig,
+  bad_steps,
+  build_optimizer,
+  learning_rate_schedule,
 )
 
 
 def test_schedules_warm_up_from_above_zero_and_end_at_the_final_fraction():
-  config = OptimizerConfig(
-      learning_rate=1.0, schedule="cosine", warmup_steps=4, final_fraction=0.1
-  )
+  config = OptimizerConfig(learning_rate=1.0, schedule="cosine", warmup_steps=4, final_fraction=0.1)
   rates = np.array([learning_rate_schedule(config, 20)(i) for i in range(21)])
   np.testing.assert_allclose(rates[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
   np.testing.assert_allclose(rates[20], 0.1, rtol=1e-6)
   assert (np.diff(rates[4:]) <= 0).all()
 
 
-def test_vectors_are_not_decayed():
+def test_only_what_the_mask_says_is_decayed():
   config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
   params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
-  optimizer = build_optimizer(config, 10)
+  optimizer = build_optimizer(config, 10, {"matrix": True, "vector": False})
   changes, _ = optimizer.update(
-      {"matrix": jnp.zeros((2, 2)), "vector": jnp.zeros(2)}, optimizer.init(params), params
+    {"matrix": jnp.zeros((2, 2)), "vector": jnp.zeros(2)}, optimizer.init(params), params
   )
   moved = optax.apply_updates(params, changes)
   np.testing.assert_allclose(moved["vector"], 1.0)
@@ -37,7 +35,7 @@ def test_vectors_are_not_decayed():
 
 
 def test_a_nan_gradient_moves_nothing_and_is_counted():
-  optimizer = build_optimizer(OptimizerConfig(), 10)
+  optimizer = build_optimizer(OptimizerConfig(), 10, {"w": True})
   params = {"w": jnp.ones((2, 2))}
   state = optimizer.init(params)
   for expected in (1, 2):

@@ -1,0 +1,162 @@
+"""Where tasks come from, as settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Literal
+
+from agentjax.config import Config, check
+from agentjax.data.gsm8k import load_gsm8k
+from agentjax.data.jsonl import load_jsonl
+from agentjax.data.mixture import mix
+from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
+from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
+from agentjax.data.tfds_source import TfdsConfig, load_tfds
+from agentjax.data.word_problems import WordProblemConfig, word_problems
+
+_GENERATED = ("word_problems", "reasoning_gym")
+_FROM_PATH = ("gsm8k", "jsonl", "tfds")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class JsonlConfig(Config):
+  """Two JSONL files in the folder ``config.data.path``, a question and an answer a row."""
+
+  name: str = "jsonl"  # kept in the tasks as their source
+  train_file: str = "train.jsonl"
+  test_file: str = "test.jsonl"
+  question_field: str = "question"
+  answer_field: str = "answer"
+
+  def validate(self, path: str = "config.data.jsonl") -> None:
+    super().validate(path)
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      check(bool(value), f"{path}.{field.name}", value, "a name")
+    check(
+        self.train_file != self.test_file, f"{path}.test_file", self.test_file,
+        "another file than train_file",
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MixtureConfig(Config):
+  """Several sources at once, each with the settings it has on its own.
+
+  Attributes:
+    sources: at least two, at most one of which reads ``config.data.path``.
+    weights: share of each source, one positive number each; needn't sum to 1.
+  """
+
+  sources: tuple[Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds"], ...] = (
+      "word_problems",
+      "reasoning_gym",
+  )
+  weights: tuple[float, ...] = (1.0, 1.0)
+
+  def validate(self, path: str = "config.data.mixture") -> None:
+    super().validate(path)
+    check(
+        len(self.sources) >= 2 and len(set(self.sources)) == len(self.sources),
+        f"{path}.sources", self.sources, "two or more different sources",
+    )
+    check(
+        sum(s in _FROM_PATH for s in self.sources) <= 1, f"{path}.sources", self.sources,
+        f"at most one of {', '.join(_FROM_PATH)}, since there is one config.data.path",
+    )
+    check(
+        len(self.weights) == len(self.sources) and all(w > 0 for w in self.weights),
+        f"{path}.weights", self.weights, f"{len(self.sources)} positive numbers",
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DataConfig(Config):
+  """Training and test tasks.
+
+  Attributes:
+    source: what makes them; its own settings stand in the field of that name.
+    path: folder of the sources that read files (gsm8k, jsonl, tfds).
+    train_size: tasks generated, or at most read; None reads all (files only).
+    test_size: likewise for test tasks.
+    seed: of generated tasks.
+  """
+
+  source: Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds", "mixture"] = (
+      "word_problems"
+  )
+  path: str | None = None
+  train_size: int | None = 10_000
+  test_size: int | None = 256
+  seed: int = 0
+  word_problems: WordProblemConfig = dataclasses.field(default_factory=WordProblemConfig)
+  jsonl: JsonlConfig = dataclasses.field(default_factory=JsonlConfig)
+  reasoning_gym: ReasoningGymConfig = dataclasses.field(default_factory=ReasoningGymConfig)
+  tfds: TfdsConfig = dataclasses.field(default_factory=TfdsConfig)
+  mixture: MixtureConfig = dataclasses.field(default_factory=MixtureConfig)
+
+  def validate(self, path: str = "config.data") -> None:
+    super().validate(path)
+    sources = self.mixture.sources if self.source == "mixture" else (self.source,)
+    if any(s in _FROM_PATH for s in sources):
+      check(
+          bool(self.path), f"{path}.path", self.path,
+          f"the folder that source {self.source!r} reads; set --{path}.path=DIR",
+      )
+    for name, least in (("train_size", 1), ("test_size", 0)):
+      size = getattr(self, name)
+      check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
+      if self.source in (*_GENERATED, "mixture"):
+        check(size is not None, f"{path}.{name}", size, f"a number, for source {self.source!r}")
+    check(0 <= self.seed < 2**31, f"{path}.seed", self.seed, "0 <= seed < 2**31")
+    if "tfds" in sources:
+      check(bool(self.tfds.name), f"{path}.tfds.name", self.tfds.name, "a TFDS data set's name")
+
+
+def load_tasks(config: DataConfig) -> TaskSplits:
+  """Reads or generates the tasks of a config.
+
+  Raises:
+    ConfigError: a setting that cannot be, or a missing extra.
+    DataError: data that cannot be read, with file and line.
+  """
+  config.validate()
+  if config.source != "mixture":
+    return _load(config, config.source)
+  parts = [_load(config, source) for source in config.mixture.sources]
+  weights = config.mixture.weights
+  assert config.train_size is not None and config.test_size is not None
+  return TaskSplits(
+      train=mix([p.train for p in parts], weights, size=config.train_size, first_id=0),
+      test=mix([p.test for p in parts], weights, size=config.test_size, first_id=FIRST_TEST_ID)
+      if config.test_size else [],
+  )
+
+
+def _load(config: DataConfig, source: str) -> TaskSplits:
+  train_size, test_size = config.train_size, config.test_size
+  if source in _GENERATED:
+    assert train_size is not None and test_size is not None
+    if source == "word_problems":
+      return word_problems(
+          config.word_problems, train_size=train_size, test_size=test_size, seed=config.seed
+      )
+    return load_reasoning_gym(
+        config.reasoning_gym, train_size=train_size, test_size=test_size, seed=config.seed
+    )
+  assert config.path is not None
+  if source == "gsm8k":
+    return load_gsm8k(config.path, train_limit=train_size, test_limit=test_size)
+  if source == "tfds":
+    return load_tfds(config.tfds, config.path, train_limit=train_size, test_limit=test_size)
+  files = config.jsonl
+  return TaskSplits(*(
+      load_jsonl(
+          os.path.join(config.path, name), source=files.name, first_id=first_id, limit=limit,
+          question_field=files.question_field, answer_field=files.answer_field,
+      )
+      for name, first_id, limit in (
+          (files.train_file, 0, train_size), (files.test_file, FIRST_TEST_ID, test_size)
+      )
+  ))

@@ -1,0 +1,118 @@
+"""Tasks of reasoning-gym: over a hundred seeded generators with verifiers (2505.24760)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+from agentjax.config import Config, ConfigError, check
+from agentjax.data.errors import DataError
+from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
+from agentjax.trajectory.record import Message, Task
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ReasoningGymConfig(Config):
+  """One of reasoning-gym's data sets.
+
+  Attributes:
+    name: as reasoning-gym calls it, e.g. "basic_arithmetic", "chain_sum", "leg_counting".
+    parameters: JSON object of the generator's own settings, e.g. '{"max_terms": 3}'.
+    instruction: text put before every question; tells how to answer.
+  """
+
+  name: str = "chain_sum"
+  parameters: str = "{}"
+  instruction: str = ""
+
+  def validate(self, path: str = "config.data.reasoning_gym") -> None:
+    super().validate(path)
+    check(bool(self.name), f"{path}.name", self.name, "the name of a reasoning-gym data set")
+    try:
+      parsed = json.loads(self.parameters)
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"{path}.parameters={self.parameters!r} is not JSON: {error}") from error
+    check(isinstance(parsed, dict), f"{path}.parameters", self.parameters, "a JSON object")
+    for name in ("seed", "size"):
+      check(
+          name not in parsed, f"{path}.parameters", self.parameters,
+          f"settings other than {name!r}, which follows from config.data",
+      )
+
+
+def load_reasoning_gym(
+    config: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
+) -> TaskSplits:
+  """Train and test tasks of one data set; a question of the train tasks is never a test task.
+
+  ``metadata["entry"]`` holds what the verifier needs (rewards.scorers.reasoning_gym). Generators
+  with few questions may repeat them within train.
+
+  Raises:
+    ConfigError: reasoning-gym is not installed, knows no such name, or refuses the parameters.
+    DataError: the generator has too few different questions for ``test_size``.
+  """
+  config.validate()
+  train = _generate(config, train_size, seed, "train")
+  known = {entry["question"] for entry in train}
+  test: list[dict[str, Any]] = []
+  # A few extra, since some test questions may turn out to be train questions.
+  for entry in _generate(config, 4 * test_size + 16 if test_size else 0, seed, "test"):
+    if entry["question"] not in known and len(test) < test_size:
+      known.add(entry["question"])
+      test.append(entry)
+  if len(test) < test_size:
+    raise DataError(
+        f"only {len(test)} test questions are not among {train_size} train questions; lower "
+        "config.data.train_size or test_size, or make the questions harder",
+        f"reasoning_gym/{config.name}",
+    )
+  return TaskSplits(
+      train=[_task(config, i, entry) for i, entry in enumerate(train)],
+      test=[_task(config, FIRST_TEST_ID + i, entry) for i, entry in enumerate(test)],
+  )
+
+
+def _generate(
+    config: ReasoningGymConfig, size: int, seed: int, split: str
+) -> list[dict[str, Any]]:
+  try:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+  except ImportError as error:
+    raise ConfigError(
+        "config.data.source='reasoning_gym' needs reasoning-gym; install the extra: "
+        "pip install 'agentjax[envs]'"
+    ) from error
+  check(
+      config.name in DATASETS, "config.data.reasoning_gym.name", config.name,
+      ", ".join(sorted(DATASETS)),
+  )
+  if size == 0:
+    return []
+  # Many generators seed entry i with seed + i, so neighbouring seeds would repeat each other.
+  first_seed = random.Random(f"{config.name}/{split}/{seed}").randrange(2**31)
+  try:
+    dataset = reasoning_gym.create_dataset(
+        config.name, seed=first_seed, size=size, **json.loads(config.parameters)
+    )
+  except (TypeError, ValueError, AssertionError) as error:
+    raise ConfigError(
+        f"config.data.reasoning_gym.parameters={config.parameters!r}: {config.name} refuses them: "
+        f"{error}"
+    ) from error
+  return [dataset[i] for i in range(size)]
+
+
+def _task(config: ReasoningGymConfig, task_id: int, entry: dict[str, Any]) -> Task:
+  question = entry["question"]
+  prompt = f"{config.instruction}\n{question}" if config.instruction else question
+  return Task(
+      id=task_id,
+      prompt=(Message("user", prompt),),
+      answer="" if entry["answer"] is None else str(entry["answer"]),
+      source=f"reasoning_gym/{config.name}",
+      metadata={"entry": entry},
+  )

@@ -1,0 +1,95 @@
+"""Settings of the sampling engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentjax.config import Config, check
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SamplingConfig(Config):
+  """How a token is drawn. Log-probs and entropies are those of the untruncated distribution.
+
+  The filters act in the order temperature, top-k, top-p, min-p; each is off at its default.
+
+  Attributes:
+    temperature: divides the logits; 0 is greedy, with log-probs and entropies at temperature 1.
+    top_k: keep the k most probable tokens; 0 keeps all.
+    top_p: of what top-k left, keep the smallest set of mass at least top_p (1904.09751).
+    min_p: drop tokens less probable than ``min_p`` times the most probable one (2407.01082).
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+
+  def validate(self, path: str = "sampling") -> None:
+    super().validate(path)
+    check(0.0 <= self.temperature <= 100.0, f"{path}.temperature", self.temperature, "0 to 100")
+    check(self.top_k >= 0, f"{path}.top_k", self.top_k, "at least 0 (0 keeps all tokens)")
+    check(0.0 < self.top_p <= 1.0, f"{path}.top_p", self.top_p, "above 0, at most 1")
+    check(0.0 <= self.min_p <= 1.0, f"{path}.min_p", self.min_p, "0 to 1")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class EngineConfig(Config):
+  """Sizes of the engine. All compiled shapes follow from them; none depends on the requests.
+
+  Attributes:
+    slots: live contexts on the device, over all lanes.
+    lanes: blocks of ``slots / lanes`` slots. Lanes run side by side, each in a thread of its own,
+      spread over the engine's devices; two lanes use two CPU cores, where a single small decode
+      step uses hardly more than one.
+    max_length: tokens a context can hold, prompt included.
+    chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
+      stops early waits for the end of its chunk, so this trades host work against latency.
+    extend_buckets: rising numbers of tokens one extension takes; a run of ids is right-padded to
+      the smallest bucket that holds it, and cut into pieces of the largest where it is longer.
+    extend_rows: contexts one dispatch of each bucket extends.
+    max_stop_ids: stop ids a request may name.
+    host_turns: turns of the event loop granted after a chunk to the programs that it woke, so that
+      a quick tool call does not cost its context a chunk of idleness.
+    max_parked: contexts whose state may be kept outside the slots. When all slots are taken, the
+      longest idle context is parked to let another run.
+    warmup: compile everything when the first weights are published, rather than each program when
+      it is first needed. Several lanes would then compile one program twice.
+  """
+
+  slots: int = 64
+  lanes: int = 1
+  max_length: int = 512
+  chunk_tokens: int = 16
+  extend_buckets: tuple[int, ...] = (16, 64, 256)
+  extend_rows: tuple[int, ...] = (16, 4, 1)
+  max_stop_ids: int = 4
+  host_turns: int = 16
+  max_parked: int = 1024
+  warmup: bool = True
+
+  def validate(self, path: str = "engine") -> None:
+    super().validate(path)
+    for name in ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids"):
+      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
+    for name in ("host_turns", "max_parked"):
+      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
+    check(
+        self.slots % self.lanes == 0,
+        f"{path}.lanes",
+        self.lanes,
+        f"a divisor of {path}.slots={self.slots}",
+    )
+    buckets = self.extend_buckets
+    check(
+        bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
+        f"{path}.extend_buckets",
+        buckets,
+        "one or more rising positive integers",
+    )
+    check(
+        len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
+        f"{path}.extend_rows",
+        self.extend_rows,
+        f"one positive integer for each of {path}.extend_buckets={buckets}",
+    )

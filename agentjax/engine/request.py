@@ -1,0 +1,216 @@
+"""What a model call asks for, what it gives back, and how it can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentjax.engine.config import SamplingConfig
+
+Decode = Callable[[list[int]], str]
+Array = Any  # numpy in the host's hands, jax inside a program
+
+
+class EngineError(RuntimeError):
+  """The engine cannot go on, or a context was used after it was closed or lost."""
+
+
+class ContextLengthError(ValueError):
+  """More tokens than ``EngineConfig.max_length``; the message gives both numbers."""
+
+
+class Finish(enum.StrEnum):
+  """Why a model call ended."""
+
+  STOP = "stop"  # a stop id, which is the last token
+  LENGTH = "length"  # max_tokens
+  CONTEXT_FULL = "context_full"  # the context holds EngineConfig.max_length tokens
+  STOP_STRING = "stop_string"  # the last token completes a stop string
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleRequest:
+  """One model call.
+
+  Attributes:
+    key_data: uint32 [2], see ``address_key``. With the token's index in the call it addresses all
+      randomness of the call; calls that must differ need different keys.
+    max_tokens: tokens at most, forced ones included.
+    sampling: temperature and filters.
+    stop_ids: a token of these ends the call and is kept.
+    stop_strings: text that ends the call as soon as the decoded call contains it. What was sampled
+      behind it in the same chunk is dropped as if it had never been.
+    forced_ids: first tokens of the call, taken as given. They pass through the same compiled step
+      as sampled ones, so a call that was interrupted continues to the same bits, and recorded
+      calls can be scored again exactly.
+  """
+
+  key_data: np.ndarray | tuple[int, int]
+  max_tokens: int
+  sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+  stop_ids: tuple[int, ...] = ()
+  stop_strings: tuple[str, ...] = ()
+  forced_ids: tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    if np.shape(self.key_data) != (2,):
+      raise ValueError(
+          f"key_data must be two uint32, got shape {np.shape(self.key_data)}; see address_key."
+      )
+    if self.max_tokens < 1:
+      raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
+    if len(self.forced_ids) > self.max_tokens:
+      raise ValueError(
+          f"{len(self.forced_ids)} forced_ids do not fit in max_tokens={self.max_tokens}."
+      )
+    if "" in self.stop_strings:
+      raise ValueError(f"a stop string must not be empty, got stop_strings={self.stop_strings!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """Result of a model call; arrays have one entry a token.
+
+  Attributes:
+    token_ids: int32 [n], the stop token included.
+    log_probs, entropies: float32 [n], nats, of the temperature-scaled distribution that the trainer
+      recomputes, whatever the filters were.
+    sampling_log_probs: float32 [n], under the distribution after top-k, top-p and min-p.
+    versions: int32 [n], version of the weights that sampled the token.
+    finish: why the call ended.
+  """
+
+  token_ids: np.ndarray
+  log_probs: np.ndarray
+  entropies: np.ndarray
+  sampling_log_probs: np.ndarray
+  versions: np.ndarray
+  finish: Finish
+
+
+class DecodePlan(NamedTuple):
+  """What each slot does in one decode dispatch, one row a slot."""
+
+  key_data: Array  # uint32 [slots, 2]
+  token_index: Array  # int32 [slots], index in its call of the first token of the dispatch
+  budget: Array  # int32 [slots], tokens at most; 0 leaves the slot as it is
+  temperature: Array  # float32 [slots]
+  top_k: Array  # int32 [slots]
+  top_p: Array  # float32 [slots]
+  min_p: Array  # float32 [slots]
+  stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
+  forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
+
+  @classmethod
+  def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int) -> DecodePlan:
+    """A plan in which no slot does anything."""
+    return cls(
+        key_data=np.zeros((slots, 2), np.uint32),
+        token_index=np.zeros(slots, np.int32),
+        budget=np.zeros(slots, np.int32),
+        temperature=np.zeros(slots, np.float32),
+        top_k=np.zeros(slots, np.int32),
+        top_p=np.ones(slots, np.float32),
+        min_p=np.zeros(slots, np.float32),
+        stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
+        forced=np.full((slots, chunk_tokens), -1, np.int32),
+    )
+
+
+class Chunk(NamedTuple):
+  """What a decode dispatch gave; the first ``counts[s]`` columns of row s are valid."""
+
+  token_ids: Array  # int32 [slots, chunk_tokens]
+  log_probs: Array  # float32 [slots, chunk_tokens]
+  entropies: Array  # float32 [slots, chunk_tokens]
+  sampling_log_probs: Array  # float32 [slots, chunk_tokens]
+  counts: Array  # int32 [slots]
+  stopped: Array  # bool [slots], the last token is a stop id
+
+
+class Generation:
+  """A model call under way: writes its row of a plan, reads its row of a chunk."""
+
+  def __init__(
+      self, request: SampleRequest, *, max_stop_ids: int, decode: Decode | None = None
+  ) -> None:
+    if request.stop_strings and decode is None:
+      raise ValueError(
+          "stop_strings need text: give the engine decode=tokenizer.decode, or use stop_ids."
+      )
+    if len(request.stop_ids) > max_stop_ids:
+      raise ValueError(
+          f"{len(request.stop_ids)} stop_ids; allowed: engine.max_stop_ids={max_stop_ids}."
+      )
+    self.request = request
+    self.finish: Finish | None = None
+    self.sampled = 0  # tokens that went through the model, also those behind a stop string
+    self.kept = 0  # tokens of the result
+    self._decode = decode
+    self._parts: list[tuple[np.ndarray, ...]] = []
+
+  def write(self, plan: DecodePlan, slot: int, room: int) -> None:
+    """Fills row ``slot``; ``room`` is how many tokens its context can still hold."""
+    request, chunk_tokens = self.request, plan.forced.shape[1]
+    plan.key_data[slot] = request.key_data
+    plan.token_index[slot] = self.sampled
+    plan.budget[slot] = min(chunk_tokens, request.max_tokens - self.sampled, room)
+    plan.temperature[slot] = request.sampling.temperature
+    plan.top_k[slot] = request.sampling.top_k
+    plan.top_p[slot] = request.sampling.top_p
+    plan.min_p[slot] = request.sampling.min_p
+    plan.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids
+    if self.sampled < len(request.forced_ids):
+      forced = request.forced_ids[self.sampled : self.sampled + chunk_tokens]
+      plan.forced[slot, : len(forced)] = forced
+
+  def read(self, chunk: Chunk, slot: int, room: int, version: int) -> bool:
+    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk."""
+    count = int(chunk.counts[slot])
+    self._parts.append(
+        (
+            chunk.token_ids[slot, :count],
+            chunk.log_probs[slot, :count],
+            chunk.entropies[slot, :count],
+            chunk.sampling_log_probs[slot, :count],
+            np.full(count, version, np.int32),
+        )
+    )
+    before, self.sampled = self.sampled, self.sampled + count
+    self.kept = self.sampled
+    if self.request.stop_strings and self._cut_at_stop_string(before):
+      self.finish = Finish.STOP_STRING
+    elif chunk.stopped[slot]:
+      self.finish = Finish.STOP
+    elif self.sampled >= self.request.max_tokens:
+      self.finish = Finish.LENGTH
+    elif room == 0:
+      self.finish = Finish.CONTEXT_FULL
+    return self.finish is not None
+
+  def result(self) -> Sample:
+    """The sample of a call that has ended, without what came behind a stop string."""
+    assert self.finish is not None
+    columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
+    token_ids, log_probs, entropies, sampling_log_probs, versions = columns
+    return Sample(token_ids, log_probs, entropies, sampling_log_probs, versions, self.finish)
+
+  def _cut_at_stop_string(self, before: int) -> bool:
+    """Sets ``kept`` to the first token at which the text holds a stop string."""
+    assert self._decode is not None
+    ids = np.concatenate([part[0] for part in self._parts]).tolist()
+
+    decode = self._decode
+
+    def holds(end: int) -> bool:
+      text = decode(ids[:end])
+      return any(stop in text for stop in self.request.stop_strings)
+
+    if not holds(len(ids)):
+      return False
+    self.kept = next(end for end in range(before + 1, len(ids) + 1) if holds(end))
+    return True

@@ -1,0 +1,284 @@
+"""The device side: a fixed number of slots, each one live context, driven from one thread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.programs import Snapshot, programs_of_lane
+from agentjax.engine.request import (
+    Chunk,
+    ContextLengthError,
+    Decode,
+    DecodePlan,
+    EngineError,
+    Generation,
+    Sample,
+    SampleRequest,
+)
+from agentjax.engine.sampling import address_key
+from agentjax.models import DecodeParams, ModelConfig, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """Published parameters on one device."""
+
+  params: DecodeParams
+  version: int
+
+
+class SlotEngine:
+  """Slots of one lane on one device. Not thread safe, and nothing here waits but ``decode``.
+
+  The compiled shapes depend on the configs alone: an extension runs in the bucket of its own
+  length, a decode dispatch always spans all slots. So what a context gives does not depend on its
+  slot, on its neighbours or on the order of the work, bit for bit.
+
+  Args:
+    model_config: of the parameters to be published.
+    config: ``slots / lanes`` slots are made.
+    device: where everything lives; None is the first local device.
+    vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
+    decode: ids to text, for stop strings.
+
+  Attributes:
+    lengths: int [slots], tokens each slot holds.
+    dispatches: programs run so far, by name.
+  """
+
+  def __init__(
+      self,
+      model_config: ModelConfig,
+      config: EngineConfig,
+      *,
+      device: jax.Device | None = None,
+      vocab_limit: int | None = None,
+      decode: Decode | None = None,
+  ) -> None:
+    model_config.validate("model")
+    config.validate("engine")
+    # Frozen copies: compiled programs are shared by these values.
+    self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
+    self.config = EngineConfig.from_dict(config.to_dict()).freeze()
+    self.programs = programs_of_lane(self.model_config, self.config, vocab_limit)
+    self.device = device or jax.local_devices()[0]
+    self.slots = self.programs.slots
+    self.lengths = np.zeros(self.slots, np.int64)
+    self.dispatches = dict.fromkeys(self.executables(), 0)
+    self._decode_text = decode
+    self._weights: Weights | None = None
+    with jax.default_device(self.device):
+      self._state = jax.device_put(self.programs.initial(), self.device)
+    self._blank = self._read(0)
+
+  @property
+  def weights(self) -> Weights:
+    """The weights in use."""
+    if self._weights is None:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+    return self._weights
+
+  def publish(self, params: Params, version: int) -> None:
+    """Takes new training parameters (copied), counted by ``version``, for all that is run next."""
+    self.use(self.prepare(params, version))
+
+  def prepare(self, params: Params, version: int) -> Weights:
+    """What ``publish`` would use, made once for several engines on one device."""
+    return Weights(self.programs.prepare(jax.device_put(params, self.device)), version)
+
+  def use(self, weights: Weights) -> None:
+    """Switches to prepared weights."""
+    self._weights = weights
+
+  def executables(self) -> tuple[str, ...]:
+    """Names of all compiled programs; there are no others, whatever is asked of the engine."""
+    return ("place", "read", "decode", *(p.__name__ for p in self.programs.extend.values()))
+
+  def warmup(self) -> None:
+    """Compiles every program, by running each on nothing. Needs weights."""
+    params = self.weights.params
+    self._place(self._blank, [])
+    self._read(0)
+    for tokens, rows in zip(self.config.extend_buckets, self.config.extend_rows, strict=True):
+      self._state = self.programs.extend[tokens](self._state, params, *self._rows([], rows, tokens))
+    self.decode(self.idle_plan())
+
+  def idle_plan(self) -> DecodePlan:
+    """A plan to be filled in."""
+    return DecodePlan.idle(self.slots, self.config.chunk_tokens, self.config.max_stop_ids)
+
+  def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
+    """Puts one context, None an empty one, into every one of ``slots``."""
+    snapshot = snapshot or self._blank
+    width = self.programs.place_width
+    for start in range(0, len(slots), width):
+      self._place(snapshot, slots[start : start + width])
+    self.lengths[list(slots)] = snapshot.length
+
+  def read(self, slot: int) -> Snapshot:
+    """A copy of the context in ``slot``."""
+    version = -1 if self._weights is None else self._weights.version
+    return dataclasses.replace(self._read(slot), version=version)
+
+  def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> None:
+    """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.
+
+    Several runs of one slot are appended one after the other, each in its own bucket.
+
+    Raises:
+      ContextLengthError: a context would hold more than ``max_length`` tokens.
+    """
+    params = self.weights.params
+    pieces: dict[int, list[np.ndarray]] = {}
+    largest = self.config.extend_buckets[-1]
+    for slot, ids in runs:
+      cuts = range(0, len(ids), largest)
+      pieces.setdefault(slot, []).extend(ids[cut : cut + largest] for cut in cuts)
+    for slot, queue in pieces.items():
+      self._check_room(slot, sum(map(len, queue)))
+    while any(pieces.values()):
+      by_bucket: dict[int, list[tuple[int, np.ndarray]]] = {}
+      for slot, queue in pieces.items():
+        if queue:
+          ids = queue.pop(0)
+          bucket = next(b for b in self.config.extend_buckets if b >= len(ids))
+          by_bucket.setdefault(bucket, []).append((slot, ids))
+      for bucket, items in by_bucket.items():
+        rows = self.config.extend_rows[self.config.extend_buckets.index(bucket)]
+        program = self.programs.extend[bucket]
+        for start in range(0, len(items), rows):
+          part = items[start : start + rows]
+          self._state = program(self._state, params, *self._rows(part, rows, bucket))
+          self._count(program)
+          for slot, ids in part:
+            self.lengths[slot] += len(ids)
+
+  def decode(self, plan: DecodePlan) -> Chunk:
+    """Runs one chunk for all slots with a budget and waits for it.
+
+    A slot's budget must not pass the room left in its context.
+    """
+    full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
+    if full.size:
+      raise ContextLengthError(
+          f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
+          f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
+      )
+    self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
+    self._count(self.programs.decode)
+    chunk = jax.device_get(chunk)
+    self.lengths += chunk.counts
+    return chunk
+
+  def generate(
+      self,
+      prompts: Sequence[Sequence[int]],
+      *,
+      seed: int,
+      max_tokens: int,
+      samples: int = 1,
+      sampling: SamplingConfig | None = None,
+      stop_ids: tuple[int, ...] = (),
+      stop_strings: tuple[str, ...] = (),
+  ) -> list[list[Sample]]:
+    """Samples every prompt ``samples`` times and waits: the engine without asyncio.
+
+    Contexts enter slots as they come free, and each prompt is run once for all its samples. What
+    slots held before is overwritten. Sample j of prompt i has the key ``address_key(seed, i, j)``.
+
+    Returns:
+      ``result[i][j]``, sample j of prompt i.
+    """
+    request = SampleRequest(
+        (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
+    )
+    request.sampling.validate()
+    results: dict[tuple[int, int], Sample] = {}
+    waiting = [(i, j) for i in range(len(prompts)) for j in range(samples)][::-1]
+    running: dict[int, tuple[tuple[int, int], Generation]] = {}
+    prefixes: dict[int, Snapshot] = {}
+    while waiting or running:
+      free = [s for s in range(self.slots) if s not in running][: len(waiting)]
+      entering = [(slot, waiting.pop()) for slot in free]
+      first = {i: slot for slot, (i, _) in reversed(entering) if i not in prefixes}
+      self.place(None, list(first.values()))
+      ids = {i: token_array(prompts[i], self.model_config.vocab_size) for i in first}
+      self.extend([(slot, ids[i]) for i, slot in first.items()])
+      prefixes.update({i: self.read(slot) for i, slot in first.items()})
+      for i in {i for _, (i, _) in entering}:
+        self.place(prefixes[i], [slot for slot, (k, _) in entering if k == i])
+      for slot, (i, j) in entering:
+        keyed = dataclasses.replace(request, key_data=address_key(seed, i, j))
+        running[slot] = ((i, j), self._generation(keyed))
+      still_needed = {i for i, _ in waiting}
+      prefixes = {i: prefix for i, prefix in prefixes.items() if i in still_needed}
+      plan = self.idle_plan()
+      for slot, (_, generation) in running.items():
+        generation.write(plan, slot, self._room(slot))
+      version, chunk = self.weights.version, self.decode(plan)
+      for slot, (address, generation) in list(running.items()):
+        if generation.read(chunk, slot, self._room(slot), version):
+          results[address] = generation.result()
+          del running[slot]
+    return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
+
+  def _generation(self, request: SampleRequest) -> Generation:
+    return Generation(
+        request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text
+    )
+
+  def _room(self, slot: int) -> int:
+    return self.config.max_length - int(self.lengths[slot])
+
+  def _check_room(self, slot: int, tokens: int) -> None:
+    if tokens > self._room(slot):
+      raise ContextLengthError(
+          f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
+          f"engine.max_length={self.config.max_length} tokens in all."
+      )
+
+  def _rows(
+      self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slots [rows], right-padded ids [rows, tokens] and counts [rows] of one dispatch."""
+    slots = np.full(rows, self.slots, np.int32)
+    token_ids = np.zeros((rows, tokens), np.int32)
+    counts = np.zeros(rows, np.int32)
+    for row, (slot, ids) in enumerate(items):
+      slots[row], counts[row] = slot, len(ids)
+      token_ids[row, : len(ids)] = ids
+    return slots, token_ids, counts
+
+  def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
+    rows = np.full(self.programs.place_width, self.slots, np.int32)
+    rows[: len(slots)] = slots
+    state, logits = jax.device_put((snapshot.state, snapshot.logits), self.device)
+    self._state = self.programs.place(self._state, state, logits, rows)
+    self._count(self.programs.place)
+
+  def _read(self, slot: int) -> Snapshot:
+    state, logits = self.programs.read(self._state, np.asarray([slot], np.int32))
+    self._count(self.programs.read)
+    return Snapshot(state, logits, length=int(self.lengths[slot]), version=-1)
+
+  def _count(self, program: Any) -> None:
+    self.dispatches[program.__name__] += 1
+
+
+def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+  """int32 ids, checked to be a non-empty run of the vocabulary."""
+  ids = np.asarray(token_ids, np.int32)
+  if ids.ndim != 1 or not ids.size:
+    raise ValueError(f"token ids must be a non-empty flat sequence, got shape {ids.shape}.")
+  if ids.min() < 0 or ids.max() >= vocab_size:
+    raise ValueError(
+        f"token ids must be in 0..{vocab_size - 1} (model.vocab_size={vocab_size}), got "
+        f"{ids.min()}..{ids.max()}."
+    )
+  return ids

@@ -1,0 +1,52 @@
+"""Guess a hidden number: the smallest environment with state, chance and a reward of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.trajectory.record import Message, Reward, Status, Task
+
+LOWEST, HIGHEST = 1, 100
+
+
+class GuessNumber(Environment):
+  """Find a hidden integer in 1..100; each guess is answered by "higher", "lower" or "found".
+
+  The episode's key hides the number, so one task is a new game every time. Reward 1 for finding it,
+  0 for every other turn.
+  """
+
+  async def reset(self, task: Task, key: int) -> Observation:
+    self._target = int(np.random.default_rng(key).integers(LOWEST, HIGHEST + 1))
+    return Observation(task.prompt)
+
+  async def step(self, action: Action) -> Step:
+    if action.truncated:
+      return Step(Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED)
+    guess = re.search(r"-?\d+", action.text)
+    if guess is None:
+      return _reply("Answer with one integer.")
+    number = int(guess.group())
+    if number == self._target:
+      return Step(Observation(()), Reward(1.0), terminated=True, answer=str(number))
+    return _reply("higher" if number < self._target else "lower")
+
+  def snapshot(self) -> bytes:
+    return self._target.to_bytes(2, "big")
+
+  def restore(self, state: bytes) -> None:
+    self._target = int.from_bytes(state, "big")
+
+
+def guess_number_tasks(count: int) -> Sequence[Task]:
+  """``count`` tasks with ids 0..count-1 and one prompt; they differ in what their keys hide."""
+  prompt = (Message("user", f"I think of a number from {LOWEST} to {HIGHEST}. Guess it."),)
+  return [Task(id=i, prompt=prompt, answer="", source="guess_number") for i in range(count)]
+
+
+def _reply(text: str) -> Step:
+  return Step(Observation((Message("user", text),)), Reward(0.0))

@@ -1,0 +1,56 @@
+"""Feed-forward block: squared ReLU, or gated by SiLU."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from agentjax.models.config import ModelConfig
+from agentjax.models.products import linear
+from agentjax.models.spec import ParamSpec
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Mlp:
+  """Weights of one feed-forward block; ``gate`` is None for squared ReLU."""
+
+  up: Array  # [embed, mlp]
+  gate: Array | None  # [embed, mlp]
+  down: Array  # [mlp, embed]
+
+
+def mlp_spec(config: ModelConfig, width: int) -> Mlp:
+  """Abstract parameters of a block of hidden width ``width``."""
+  into = ParamSpec(
+      (config.d_model, width),
+      ("embed", "mlp"),
+      config.param_dtype,
+      scale=config.init_scale * config.d_model**-0.5,
+  )
+  return Mlp(
+      up=into,
+      gate=into if config.mlp_activation == "swiglu" else None,
+      down=ParamSpec(
+          (width, config.d_model),
+          ("mlp", "embed"),
+          config.param_dtype,
+          scale=config.init_scale * config.residual_scale * width**-0.5,
+      ),
+  )
+
+
+def mlp(params: Mlp, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
+  """``down relu(up x)²``, or ``down (silu(gate x) * up x)`` where there is a gate."""
+  gate = None if params.gate is None else linear(x, params.gate)
+  return linear(activate(linear(x, params.up), gate), params.down)
+
+
+def activate(hidden: Array, gate: Array | None) -> Array:
+  """``relu(hidden)²`` without a gate, ``silu(gate) * hidden`` with one."""
+  if gate is None:
+    return jnp.square(jax.nn.relu(hidden))
+  return jax.nn.silu(gate) * hidden

@@ -1,0 +1,83 @@
+"""Objectives: advantages, policy losses, value and supervised losses. Pure functions of arrays.
+
+Read in this order: ``objective`` (what a loss is), ``advantages`` and ``returns`` (credit),
+``policy_loss`` and ``mismatch`` (the surrogate), ``aggregation`` (one number), ``presets``.
+"""
+
+from agentjax.objectives.advantages import (
+    AdvantageConfig,
+    ambiguity_terms,
+    check_group_size,
+    check_rewards,
+    multi_reward_advantages,
+    sequence_advantages,
+)
+from agentjax.objectives.aggregation import token_coefficients
+from agentjax.objectives.kl import kl_estimate
+from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
+from agentjax.objectives.objective import (
+    LossInputs,
+    Objective,
+    ObjectiveConfig,
+    Prepared,
+    policy_objective,
+    prepare,
+    prepare_supervised,
+)
+from agentjax.objectives.policy_loss import PolicyLoss, PolicyLossConfig
+from agentjax.objectives.presets import PRESETS, preset
+from agentjax.objectives.returns import (
+    bilevel_gae,
+    gae,
+    optimal_token_baseline,
+    reward_to_go,
+    whiten,
+)
+from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.objectives.supervised import (
+    SupervisedConfig,
+    negative_log_likelihood,
+    supervised_objective,
+)
+from agentjax.objectives.value_loss import (
+    ValueLossConfig,
+    bernoulli_value_loss,
+    squared_value_loss,
+)
+
+__all__ = [
+    "PRESETS",
+    "AdvantageConfig",
+    "LossInputs",
+    "MismatchConfig",
+    "Objective",
+    "ObjectiveConfig",
+    "PolicyLoss",
+    "PolicyLossConfig",
+    "Prepared",
+    "SupervisedConfig",
+    "ValueLossConfig",
+    "ambiguity_terms",
+    "bernoulli_value_loss",
+    "bilevel_gae",
+    "broadcast_to_tokens",
+    "check_group_size",
+    "check_rewards",
+    "gae",
+    "kl_estimate",
+    "mismatch_correction",
+    "mismatch_metrics",
+    "multi_reward_advantages",
+    "negative_log_likelihood",
+    "optimal_token_baseline",
+    "policy_objective",
+    "prepare",
+    "prepare_supervised",
+    "preset",
+    "reward_to_go",
+    "sequence_advantages",
+    "squared_value_loss",
+    "supervised_objective",
+    "token_coefficients",
+    "whiten",
+]

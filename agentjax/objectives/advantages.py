@@ -1,0 +1,358 @@
+r"""Advantages of whole sequences: centre, scale, weight, from rewards and integer group ids.
+
+The operator of most published methods is ``A_i = (R_i - centre) / scale`` with four independent
+choices: the group key (``groups``), the centre, the scale, and how much a member counts in the
+statistics (``counts``). Invalid members are out of every statistic and get 0, and so does every
+member of a group without spread: nothing is learnt from a group that agrees with itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import Config, ConfigError, check
+
+Centre = Literal[
+    "none", "group_mean", "group_median", "group_unique_mean", "leave_one_out", "length_weighted",
+    "runner_up", "batch_mean", "baseline",
+]
+Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
+
+_GROUP_CENTRES = (
+    "group_mean", "group_median", "group_unique_mean", "leave_one_out", "length_weighted",
+    "runner_up",
+)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageConfig(Config):
+  """From rewards to one advantage a token: centre -> scale -> credit -> whiten -> clip.
+
+  Attributes:
+    centre: what is subtracted from the reward of a sequence.
+      "none"; "group_mean" (GRPO); "group_median"; "group_unique_mean" (mean of the distinct
+      rewards, MARS); "leave_one_out" (mean of the others, RLOO); "length_weighted"
+      (sum L R / sum L, OPO);
+      "runner_up" (only the best member learns, against the second best: pass@k training);
+      "batch_mean"; "baseline" (a baseline a sequence given by the caller: the greedy rollout's
+      reward for ReMax, a prompt value for sequence-level PPO).
+    scale: what the centred reward is divided by.
+      "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
+      "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
+    ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
+    epsilon: added to the standard deviation.
+    credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
+      "reward_to_go": discounted sum of later rewards; "gae": with a value head.
+    index_set: "token" or "turn", the step of discounting and of the GAE recursion.
+    gamma: discount a step, for "reward_to_go" and "gae".
+    gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
+    length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
+      gae_lambda; None = off.
+    kl_in_reward: beta of ``-beta k1`` added to every token's reward; 0 = off.
+    whiten: standardise over all weighted tokens of the batch at the end.
+    clip: bound on the absolute value at the end; None = off.
+    multiplier: constant factor at the end (AgentCPM-Explore: 2).
+  """
+
+  centre: Centre = "group_mean"
+  scale: Scale = "group_std"
+  ddof: int = 1
+  epsilon: float = 1e-6
+  credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
+  index_set: Literal["token", "turn"] = "token"
+  gamma: float = 1.0
+  gae_lambda: float = 1.0
+  value_lambda: float = 1.0
+  length_adaptive_lambda: float | None = None
+  kl_in_reward: float = 0.0
+  whiten: bool = False
+  clip: float | None = None
+  multiplier: float = 1.0
+
+  @property
+  def needs_group(self) -> bool:
+    """Whether a group of one sequence would give zero advantage."""
+    return self.centre in _GROUP_CENTRES
+
+  @property
+  def needs_reference(self) -> bool:
+    """Whether reference log-probs must be computed for the advantages."""
+    return self.kl_in_reward > 0
+
+  @property
+  def needs_values(self) -> bool:
+    """Whether a value head must be trained."""
+    return self.credit == "gae"
+
+  def validate(self, path: str = "advantage") -> None:
+    super().validate(path)
+    check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
+    check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
+    check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
+    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
+    for name in ("gamma", "gae_lambda", "value_lambda"):
+      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
+    alpha = self.length_adaptive_lambda
+    check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
+    if self.scale == "group_std" and self.centre in ("none", "baseline", "batch_mean"):
+      raise ConfigError(
+          f"{path}.scale='group_std' with {path}.centre={self.centre!r} divides by the spread of a "
+          "group that is not centred on itself; use a group centre, or scale='batch_std' | 'none'."
+      )
+    if self.scale == "nonzero_advantages" and self.centre == "none":
+      raise ConfigError(
+          f"{path}.scale='nonzero_advantages' needs a centre; got {path}.centre='none'. Use "
+          "scale='nonzero_rewards'."
+      )
+    if self.credit == "gae" and (self.centre != "none" or self.scale != "none"):
+      raise ConfigError(
+          f"{path}.credit='gae' takes its baseline from the value head; got {path}.centre="
+          f"{self.centre!r} and {path}.scale={self.scale!r}. Set both to 'none' (whiten=True "
+          "standardises the result)."
+      )
+    if self.credit != "gae":
+      self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
+    if self.credit == "broadcast":
+      self._only_with("reward_to_go' | 'gae", path, gamma=1.0, index_set="token", kl_in_reward=0.0)
+    if alpha is not None and self.gae_lambda != 1.0:
+      raise ConfigError(
+          f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
+          "set gae_lambda=1.0 or length_adaptive_lambda=None."
+      )
+
+  def _only_with(self, credit: str, path: str, **defaults: object) -> None:
+    for name, default in defaults.items():
+      if getattr(self, name) != default:
+        raise ConfigError(
+            f"{path}.{name}={getattr(self, name)!r} has no effect with {path}.credit="
+            f"{self.credit!r}; set credit='{credit}' or {name}={default!r}."
+        )
+
+
+def check_group_size(config: AdvantageConfig, group_size: int, size_path: str, path: str) -> None:
+  """Raises ConfigError where groups of ``group_size`` cannot give this config an advantage."""
+  if group_size < 2 and config.needs_group:
+    raise ConfigError(
+        f"{size_path}={group_size} with {path}.centre={config.centre!r} gives zero advantage "
+        f"everywhere. Use {size_path} >= 2, or {path}.centre='none' | 'batch_mean' | 'baseline'."
+    )
+
+
+def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) -> None:
+  """Host-side: refuses values that only a sentinel or a fault can produce, before they train.
+
+  Args:
+    rewards: [N] concrete; NaN or inf is refused where valid.
+    valid: bool [N].
+    groups: int [N], 0..N-1 where valid.
+
+  Raises:
+    ValueError: naming the first offending sequences.
+  """
+  rewards, valid, groups = np.asarray(rewards), np.asarray(valid), np.asarray(groups)
+  bad = np.flatnonzero(valid & ~np.isfinite(rewards))
+  if bad.size:
+    raise ValueError(
+        f"rewards of valid sequences must be finite, got {rewards[bad[:5]].tolist()} at "
+        f"{bad[:5].tolist()} ({bad.size} in all); mark them invalid with a reason "
+        "(trajectory.record.Reward.invalid)."
+    )
+  lost = np.flatnonzero(valid & ((groups < 0) | (groups >= len(rewards))))
+  if lost.size:
+    raise ValueError(
+        f"groups of valid sequences must lie in 0..{len(rewards) - 1}, got "
+        f"{groups[lost[:5]].tolist()} at {lost[:5].tolist()}; number the groups of a batch densely."
+    )
+
+
+def sequence_advantages(
+    rewards: Float[Array, "sequences"],
+    valid: Bool[Array, "sequences"],
+    groups: Int[Array, "sequences"],
+    config: AdvantageConfig,
+    *,
+    lengths: Float[Array, "sequences"] | None = None,
+    baselines: Float[Array, "sequences"] | None = None,
+    counts: Float[Array, "sequences"] | None = None,
+) -> Float[Array, "sequences"]:
+  r"""``A_i = (R_i - centre_i) / scale_i`` of every sequence; the first two steps of the pipeline.
+
+  Args:
+    rewards: outcome of each sequence; read only where valid.
+    valid: False for invalid rewards and unused places: out of all statistics, advantage 0.
+    groups: the group key, ids in 0..N-1 where valid (prompt, prompt and role, ...).
+    config: ``centre``, ``scale``, ``ddof``, ``epsilon``; the rest is for ``prepare``.
+    lengths: weighted tokens a sequence, for centre "length_weighted".
+    baselines: for centre "baseline".
+    counts: how much a sequence counts in the statistics, default 1. With 1 / k for each of the k
+      sequences of one trajectory every trajectory counts once.
+
+  Returns:
+    Float [N]; 0 for invalid members, lone members and groups without spread.
+
+  References:
+    GRPO 2402.03300; RLOO 2402.14740; Dr.GRPO 2503.20783; OPO 2505.23585; GPG 2504.02546; ReMax
+    2310.10505; MARS (unique mean); Flow-GRPO (one count a trajectory).
+  """
+  places = rewards.shape[0]
+  counts = jnp.ones_like(rewards) if counts is None else counts
+  counts = jnp.where(valid, counts, 0)
+  rewards = jnp.where(valid, rewards, 0)
+  groups = jnp.where(valid, groups, places)
+  whole_batch = jnp.where(valid, 0, places)
+
+  key = whole_batch if config.centre == "batch_mean" else groups
+  centred = rewards - _centre(rewards, counts, key, config.centre, lengths, baselines)
+  learns = valid
+  if config.centre not in ("none", "baseline"):
+    learns = learns & _spread(rewards, key)
+  if config.centre == "runner_up":
+    learns = learns & _is_first_best(rewards, groups)
+  centred = jnp.where(learns, centred, 0)
+
+  if config.scale in ("group_std", "batch_std"):
+    over = groups if config.scale == "group_std" else whole_batch
+    deviation = _std(rewards, counts, over, config.ddof)
+    scaled = centred / (deviation + config.epsilon)
+    return jnp.where(learns & (deviation > 0), scaled, 0)
+  if config.scale == "nonzero_rewards":
+    return centred / _fraction(rewards != 0, counts)
+  if config.scale == "nonzero_advantages":
+    return centred / _fraction(centred != 0, counts)
+  return centred
+
+
+def multi_reward_advantages(
+    rewards: Float[Array, "sequences parts"],
+    part_weights: Float[Array, "parts"],
+    valid: Bool[Array, "sequences"],
+    groups: Int[Array, "sequences"],
+    config: AdvantageConfig,
+) -> Float[Array, "sequences"]:
+  """Advantages a reward part, then their weighted sum, so that no part drowns another (GDPO)."""
+  parts = jax.vmap(
+      lambda part: sequence_advantages(part, valid, groups, config), in_axes=1, out_axes=1
+  )(rewards)
+  return parts @ part_weights
+
+
+def ambiguity_terms(
+    scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
+) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
+  """ADPO's factor on the advantage and its bonus on the upper clip bound, from self-consistency.
+
+  ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` trusts sure labels more;
+  ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` lets unsure tasks move further. Agent0, 2511.16043.
+  """
+  sure = jnp.clip((scores - 0.3) / 0.5, 0, 1)
+  return minimum_scale + (1 - minimum_scale) * sure, 0.1 * jnp.clip((0.8 - scores) / 0.5, 0, 1)
+
+
+def _centre(
+    rewards: Array,
+    counts: Array,
+    groups: Array,
+    centre: Centre,
+    lengths: Array | None,
+    baselines: Array | None,
+) -> Array:
+  if centre == "none":
+    return jnp.zeros_like(rewards)
+  if centre == "baseline":
+    if baselines is None:
+      raise ValueError('centre="baseline" needs baselines [N]; pass them or choose another.')
+    return baselines
+  if centre in ("group_mean", "batch_mean"):
+    return _group_mean(rewards, counts, groups)
+  if centre == "leave_one_out":
+    others = _group_sum(counts, groups) - 1
+    total = _group_sum(counts * rewards, groups) - rewards
+    return jnp.where(others > 0, total / jnp.where(others > 0, others, 1), rewards)
+  if centre == "length_weighted":
+    if lengths is None:
+      raise ValueError('centre="length_weighted" needs lengths [N], weighted tokens each.')
+    return _group_mean(rewards, counts * lengths, groups)
+  if centre == "group_median":
+    return _group_median(rewards, counts, groups)
+  if centre == "group_unique_mean":
+    return _group_mean(rewards, _is_first_of_value(rewards, groups).astype(rewards.dtype), groups)
+  if centre == "runner_up":
+    return _runner_up(rewards, groups)
+  raise ValueError(f"centre={centre!r}; allowed: see AdvantageConfig.centre.")
+
+
+# Reductions over groups. ``groups`` is N for members that count nowhere.
+
+
+def _group_sum(values: Array, groups: Array) -> Array:
+  return jax.ops.segment_sum(values, groups, groups.shape[0] + 1)[groups]
+
+
+def _group_mean(values: Array, counts: Array, groups: Array) -> Array:
+  total = _group_sum(counts, groups)
+  return _group_sum(counts * values, groups) / jnp.where(total > 0, total, 1)
+
+
+def _std(values: Array, counts: Array, groups: Array, ddof: int) -> Array:
+  deviation = values - _group_mean(values, counts, groups)
+  freedom = _group_sum(counts, groups) - ddof
+  squares = _group_sum(counts * jnp.square(deviation), groups)
+  return jnp.sqrt(jnp.where(freedom > 0, squares / jnp.where(freedom > 0, freedom, 1), 0))
+
+
+def _spread(values: Array, groups: Array) -> Array:
+  # Compared exactly: the rounded mean of equal rewards need not equal them.
+  places = groups.shape[0] + 1
+  high = jax.ops.segment_max(values, groups, places)[groups]
+  low = jax.ops.segment_min(values, groups, places)[groups]
+  return high > low
+
+
+def _fraction(chosen: Array, counts: Array) -> Array:
+  total, part = jnp.sum(counts), jnp.sum(jnp.where(chosen, counts, 0))
+  return jnp.where(part > 0, part / jnp.where(total > 0, total, 1), 1)
+
+
+def _sorted_by_group(values: Array, groups: Array) -> tuple[Array, Array]:
+  """Order by (group, value) and the flag of a new group or value in that order."""
+  order = jnp.lexsort((values, groups))
+  v, g = values[order], groups[order]
+  fresh = jnp.concatenate([jnp.ones((1,), bool), (v[1:] != v[:-1]) | (g[1:] != g[:-1])])
+  return order, fresh
+
+
+def _is_first_of_value(values: Array, groups: Array) -> Array:
+  order, fresh = _sorted_by_group(values, groups)
+  return jnp.zeros(values.shape, bool).at[order].set(fresh)
+
+
+def _is_first_best(values: Array, groups: Array) -> Array:
+  places = groups.shape[0]
+  best = values == jax.ops.segment_max(values, groups, places + 1)[groups]
+  index = jnp.where(best, jnp.arange(places), places)
+  return index == jax.ops.segment_min(index, groups, places + 1)[groups]
+
+
+def _runner_up(values: Array, groups: Array) -> Array:
+  rest = jnp.where(_is_first_best(values, groups), -jnp.inf, values)
+  second = jax.ops.segment_max(rest, groups, groups.shape[0] + 1)[groups]
+  return jnp.where(jnp.isfinite(second), second, values)
+
+
+def _group_median(values: Array, counts: Array, groups: Array) -> Array:
+  order, _ = _sorted_by_group(values, groups)
+  v, c, g = values[order], counts[order], groups[order]
+  places = groups.shape[0] + 1
+  total = jax.ops.segment_sum(c, g, places)
+  before = jnp.cumsum(total) - total
+  reached = jnp.cumsum(c) - before[g]  # weight of this group up to and with this member
+  half, slack = total[g] / 2, 1e-3  # counts are 1 / k: far coarser than the slack
+  lower = jax.ops.segment_min(jnp.where(reached >= half - slack, v, jnp.inf), g, places)
+  upper = jax.ops.segment_min(jnp.where(reached > half + slack, v, jnp.inf), g, places)
+  return ((lower + upper) / 2)[groups]

@@ -1,0 +1,57 @@
+r"""Estimators of KL(pi || pi_ref) from tokens sampled by pi, with d = log pi_ref - log pi.
+
+What an estimator is worth differs between its value and its gradient (as a loss, on policy):
+
+=========  =====================  ==================  ==========================================
+name       value                  bias of the value   expected gradient
+=========  =====================  ==================  ==========================================
+k1         -d                     none                0: no use as a loss, right in the reward
+k2         d^2 / 2                biased              that of KL(pi || pi_ref): right
+k3         e^d - d - 1            none, low variance  that of the forward KL(pi_ref || pi)
+k3_plus    k3, gradient of k2     none, low variance  that of KL(pi || pi_ref): right
+absolute   \|d\|                  biased              sign only
+=========  =====================  ==================  ==========================================
+
+References: Schulman, "Approximating KL divergence" (2020); GRPO, 2402.03300 (k3).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+KlEstimator = Literal["k1", "k2", "k3", "k3_plus", "absolute"]
+
+LOG_RATIO_LIMIT = 20.0  # exp of more overflows products in fp32; every exponent is clamped to it
+KL_LIMIT = 10.0  # k3 of one token beyond this is noise of a stale sampler, nats
+
+
+def kl_estimate(
+    log_probs: Float[Array, "*shape"],
+    reference_log_probs: Float[Array, "*shape"],
+    estimator: KlEstimator,
+) -> Float[Array, "*shape"]:
+  """Per-token estimate in nats, differentiable in ``log_probs``; see the table of this module.
+
+  d is clamped to +-20 and k3 to +-10, where gradients are 0.
+  """
+  difference = reference_log_probs - log_probs
+  if estimator == "k1":
+    return -difference
+  if estimator == "absolute":
+    return jnp.abs(difference)
+  if estimator == "k2":
+    return 0.5 * jnp.square(difference)
+  limited = jnp.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+  low_variance = jnp.clip(jnp.expm1(limited) - limited, -KL_LIMIT, KL_LIMIT)
+  if estimator == "k3":
+    return low_variance
+  if estimator == "k3_plus":
+    squared = 0.5 * jnp.square(difference)
+    return squared + jax.lax.stop_gradient(low_variance - squared)
+  raise ValueError(
+      f'estimator={estimator!r}; allowed: "k1", "k2", "k3", "k3_plus", "absolute".'
+  )

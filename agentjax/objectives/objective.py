@@ -1,0 +1,376 @@
+"""What a loss is: a function of ``LossInputs``; what comes before it: ``prepare``.
+
+A batch goes two ways. ``prepare`` runs once on the whole batch and computes everything that does
+not depend on the parameters being updated: advantages, mismatch filter, denominators. An
+``Objective`` then sees the same rows, whole or in micro-batches, with the current log-probs, and
+returns sums. Your own loss is any such function::
+
+  def my_loss(inputs):
+    ratio = jnp.exp(inputs.log_probs - inputs.old_log_probs)
+    per_token = -jnp.minimum(ratio, 2.0) * inputs.advantages
+    return jnp.sum(inputs.coefficients * per_token), {"ratio": jnp.sum(inputs.shares * ratio)}
+
+``agentjax.testing.check_objective(my_loss, seed=0)`` says whether it keeps the house's promises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import Config
+from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
+from agentjax.objectives.aggregation import Aggregation, token_coefficients
+from agentjax.objectives.kl import kl_estimate
+from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
+from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
+from agentjax.objectives.returns import gae, length_adaptive_lambda, reward_to_go, whiten
+from agentjax.objectives.segments import (
+    broadcast_to_tokens,
+    first_of_unit,
+    last_of_unit,
+    sequence_sum,
+    sequence_units,
+    turn_units,
+)
+from agentjax.objectives.value_loss import ValueLossConfig, squared_value_loss
+from agentjax.trajectory.batch import Batch
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ObjectiveConfig(Config):
+  """A reinforcement-learning objective: how credit is given and what loss it enters."""
+
+  advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
+  policy_loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
+  value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
+
+  @property
+  def needs_reference(self) -> bool:
+    """Whether log-probs of a reference policy must be computed."""
+    return self.advantage.needs_reference or self.policy_loss.needs_reference
+
+  @property
+  def needs_values(self) -> bool:
+    """Whether a value head must be trained."""
+    return self.advantage.needs_values
+
+  @property
+  def needs_old_log_probs(self) -> bool:
+    """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
+    return self.policy_loss.mismatch.active
+
+
+@flax.struct.dataclass(kw_only=True)
+class Prepared:
+  """All that a loss may use and current parameters do not change: [B, T] arrays, cut by rows.
+
+  Attributes:
+    advantages: credit times importance weight; 0 where the weight is 0.
+    coefficients: the loss is ``sum(coefficients * per_token)`` over all rows of the batch.
+    shares: weight over the batch's total weight; a metric is ``sum(shares * per_token)``.
+    weights: loss weights left after invalid sequences and the mismatch filter.
+    segment_ids, turns: as in ``Batch``.
+    old_log_probs: policy at the start of the update; behaviour_log_probs: policy that sampled.
+    reference_log_probs: frozen reference policy.
+    clip_high_bonus: added to the upper clip bound.
+    covariance_selected: bool, tokens that Clip-Cov and KL-Cov act on.
+    old_values, returns, value_coefficients: value head at the start, its targets and the
+      coefficients of its loss.
+  """
+
+  advantages: Float[Array, "batch time"]
+  coefficients: Float[Array, "batch time"]
+  shares: Float[Array, "batch time"]
+  weights: Float[Array, "batch time"]
+  segment_ids: Int[Array, "batch time"]
+  turns: Int[Array, "batch time"]
+  old_log_probs: Float[Array, "batch time"]
+  behaviour_log_probs: Float[Array, "batch time"]
+  reference_log_probs: Float[Array, "batch time"] | None = None
+  clip_high_bonus: Float[Array, "batch time"] | None = None
+  covariance_selected: Bool[Array, "batch time"] | None = None
+  old_values: Float[Array, "batch time"] | None = None
+  returns: Float[Array, "batch time"] | None = None
+  value_coefficients: Float[Array, "batch time"] | None = None
+
+  def with_scores(
+      self,
+      log_probs: Float[Array, "batch time"],
+      entropies: Float[Array, "batch time"],
+      values: Float[Array, "batch time"] | None = None,
+  ) -> LossInputs:
+    """Joins the outputs of the current parameters, which a gradient may flow into."""
+    fixed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    return LossInputs(**fixed, log_probs=log_probs, entropies=entropies, values=values)
+
+
+@flax.struct.dataclass(kw_only=True)
+class LossInputs(Prepared):
+  """What a loss sees: ``Prepared`` and the outputs of the current parameters.
+
+  Attributes:
+    log_probs: log pi of every token under the current policy, fp32, differentiable.
+    entropies: of the distribution each token was drawn from, differentiable.
+    values: value of the state in which each token was chosen, differentiable; None without a head.
+  """
+
+  log_probs: Float[Array, "batch time"]
+  entropies: Float[Array, "batch time"]
+  values: Float[Array, "batch time"] | None = None
+
+
+Objective: TypeAlias = Callable[[LossInputs], tuple[Array, dict[str, Array]]]
+"""``(sum of coefficients * per_token, metrics)``; metrics are sums too: micro-batches add up."""
+
+
+def policy_objective(config: ObjectiveConfig) -> Objective:
+  """The loss that a config names: policy surrogate, KL, entropy, likelihood and value terms."""
+  settings = config.policy_loss
+
+  def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
+    bonus = 0.0 if inputs.clip_high_bonus is None else inputs.clip_high_bonus
+    loss = policy_loss(
+        inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.weights,
+        inputs.segment_ids, settings, turns=inputs.turns, clip_high_bonus=bonus,
+    )
+    inside = inputs.weights > 0
+    log_probs = jnp.where(inside, inputs.log_probs, 0)
+    old_log_probs = jnp.where(inside, inputs.old_log_probs, 0)
+    entropies = jnp.where(inside, inputs.entropies, 0)
+    total = loss.per_token
+    metrics = {
+        "ratio": loss.ratio,
+        "clip_fraction": loss.clipped,
+        "kl_old": old_log_probs - log_probs,
+        "entropy": entropies,
+    }
+    if settings.covariance == "clip":
+      total = jnp.where(_need(inputs.covariance_selected, "covariance_selected"), 0, total)
+    if settings.covariance == "kl":
+      moved = kl_estimate(log_probs, old_log_probs, "absolute")
+      selected = _need(inputs.covariance_selected, "covariance_selected")
+      total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
+    if settings.kl_coefficient > 0:
+      reference = jnp.where(inside, _need(inputs.reference_log_probs, "reference_log_probs"), 0)
+      metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator)
+      total += settings.kl_coefficient * metrics["kl_reference"]
+    if settings.entropy_coefficient != 0:
+      total -= settings.entropy_coefficient * entropies
+    if settings.positive_nll_coefficient > 0:
+      total -= settings.positive_nll_coefficient * jnp.where(inputs.advantages > 0, log_probs, 0)
+
+    result = jnp.sum(inputs.coefficients * total)
+    sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
+    sums["policy_loss"] = jnp.sum(inputs.coefficients * loss.per_token)
+    if config.needs_values:
+      coefficients = _need(inputs.value_coefficients, "value_coefficients")
+      errors = squared_value_loss(
+          jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),
+          _need(inputs.returns, "returns"),
+          old_values=inputs.old_values, clip=config.value_loss.clip,
+      )
+      sums["value_loss"] = jnp.sum(coefficients * errors)
+      result += config.value_loss.coefficient * sums["value_loss"]
+    return result, sums
+
+  return objective
+
+
+def prepare(
+    batch: Batch,
+    config: ObjectiveConfig,
+    *,
+    old_log_probs: Float[Array, "batch time"] | None = None,
+    reference_log_probs: Float[Array, "batch time"] | None = None,
+    values: Float[Array, "batch time"] | None = None,
+    token_rewards: Float[Array, "batch time"] | None = None,
+    baselines: Float[Array, "sequences"] | None = None,
+    counts: Float[Array, "sequences"] | None = None,
+    advantage_scale: Float[Array, "sequences"] | None = None,
+    clip_high_bonus: Float[Array, "sequences"] | None = None,
+) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
+  """Computes what depends on the batch and not on the parameters being updated; once a batch.
+
+  Args:
+    batch: the whole batch. Sequences that are not valid lose their weight here.
+    config: static.
+    old_log_probs: the trainer's log-probs at the start of the update; None takes the sampler's, and
+      the policy ratio then absorbs the mismatch (not with an active ``mismatch``).
+    reference_log_probs: of the reference policy, where the config uses one.
+    values: of the value head, for credit "gae".
+    token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
+    baselines: for centre "baseline". counts: see ``sequence_advantages``.
+    advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
+      of each sequence (``advantages.ambiguity_terms``).
+
+  Returns:
+    ``Prepared`` for the objective, and metrics of the whole batch (not sums).
+  """
+  settings, loss = config.advantage, config.policy_loss
+  segment_ids = batch.segment_ids
+  trained = broadcast_to_tokens(batch.valid.astype(batch.weights.dtype), segment_ids)
+  weights = jnp.where(trained > 0, batch.weights, 0)
+
+  metrics: dict[str, Array] = {}
+  if old_log_probs is not None:
+    metrics |= mismatch_metrics(old_log_probs, batch.log_probs, weights)
+  else:
+    if config.needs_old_log_probs:
+      raise ValueError(
+          "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
+          "or set weight_level='none', filter_level='none', veto_below=None."
+      )
+    old_log_probs = batch.log_probs
+  kept, importance = weights, jnp.ones_like(weights)
+  if loss.mismatch.active:
+    importance, keep = mismatch_correction(
+        old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
+    )
+    kept = jnp.where(keep, weights, 0)
+
+  outcome = sequence_advantages(
+      batch.rewards, batch.valid, batch.groups, settings,
+      lengths=sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
+      baselines=baselines, counts=counts,
+  )
+  if advantage_scale is not None:
+    outcome *= advantage_scale
+  credit = _credit(
+      outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
+  )
+  advantages = credit.advantages
+  if settings.whiten:
+    advantages = whiten(advantages, kept, ddof=settings.ddof)
+  if settings.clip is not None:
+    advantages = jnp.clip(advantages, -settings.clip, settings.clip)
+  advantages = jnp.where(kept > 0, settings.multiplier * advantages, 0)
+
+  shares = token_coefficients(kept, segment_ids, batch.num_sequences, mode="token_mean")
+  selected = None
+  if loss.covariance != "none":
+    selected = covariance_selection(old_log_probs, advantages, kept, loss.covariance_fraction)
+  bonus = None if clip_high_bonus is None else broadcast_to_tokens(clip_high_bonus, segment_ids)
+  prepared = Prepared(
+      advantages=advantages * importance,
+      coefficients=token_coefficients(
+          kept, segment_ids, batch.num_sequences,
+          mode=loss.aggregation, constant=loss.aggregation_constant,
+      ),
+      shares=shares,
+      weights=kept,
+      segment_ids=segment_ids,
+      turns=batch.turns,
+      old_log_probs=old_log_probs,
+      behaviour_log_probs=batch.log_probs,
+      reference_log_probs=reference_log_probs,
+      clip_high_bonus=bonus,
+      covariance_selected=selected,
+      old_values=values,
+      returns=credit.returns,
+      value_coefficients=credit.value_coefficients,
+  )
+  learning = jnp.where(batch.valid, outcome != 0, False)
+  metrics |= {
+      "advantage/mean_abs": jnp.sum(shares * jnp.abs(advantages)),
+      "advantage/learning_share": jnp.sum(learning) / jnp.maximum(jnp.sum(batch.valid), 1),
+      "tokens/weighted": jnp.sum(kept > 0).astype(kept.dtype),
+  }
+  if loss.mismatch.active:
+    metrics |= {
+        "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
+        "mismatch/importance": jnp.sum(shares * importance),
+    }
+  return jax.lax.stop_gradient((prepared, metrics))
+
+
+def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") -> Prepared:
+  """``Prepared`` for a likelihood loss: advantages 1, no rewards looked at, validity ignored."""
+  coefficients = token_coefficients(
+      batch.weights, batch.segment_ids, batch.num_sequences, mode=aggregation
+  )
+  return Prepared(
+      advantages=jnp.where(batch.weights > 0, jnp.ones_like(batch.weights), 0),
+      coefficients=coefficients,
+      shares=token_coefficients(
+          batch.weights, batch.segment_ids, batch.num_sequences, mode="token_mean"
+      ),
+      weights=batch.weights,
+      segment_ids=batch.segment_ids,
+      turns=batch.turns,
+      old_log_probs=batch.log_probs,
+      behaviour_log_probs=batch.log_probs,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Credit:
+  advantages: Array
+  returns: Array | None = None
+  value_coefficients: Array | None = None
+
+
+def _credit(
+    outcome: Array,
+    weights: Array,
+    batch: Batch,
+    config: AdvantageConfig,
+    old_log_probs: Array,
+    reference_log_probs: Array | None,
+    values: Array | None,
+    token_rewards: Array | None,
+) -> _Credit:
+  """From one advantage a sequence to one a token."""
+  segment_ids = batch.segment_ids
+  if config.credit == "broadcast":
+    if token_rewards is not None:
+      raise ValueError(
+          "advantage.credit='broadcast' has no place for token_rewards; set "
+          "credit='reward_to_go' or 'gae'."
+      )
+    return _Credit(broadcast_to_tokens(outcome, segment_ids))
+
+  ends = last_of_unit(weights, sequence_units(segment_ids))
+  rewards = jnp.where(ends, broadcast_to_tokens(outcome, segment_ids), 0)
+  if token_rewards is not None:
+    rewards += token_rewards
+  if config.kl_in_reward > 0:
+    reference = _need(reference_log_probs, "reference_log_probs")
+    penalty = kl_estimate(old_log_probs, reference, "k1")
+    rewards -= config.kl_in_reward * jnp.where(weights > 0, penalty, 0)
+  units = None if config.index_set == "token" else turn_units(segment_ids, batch.turns)
+  if config.credit == "reward_to_go":
+    return _Credit(reward_to_go(rewards, weights, segment_ids, gamma=config.gamma, units=units))
+
+  values = _need(values, "values")
+  lam: float | Array = config.gae_lambda
+  if config.length_adaptive_lambda is not None:
+    counted = (weights > 0).astype(weights.dtype)
+    lengths = sequence_sum(counted, segment_ids, batch.num_sequences)
+    lam = length_adaptive_lambda(
+        broadcast_to_tokens(lengths, segment_ids), config.length_adaptive_lambda
+    )
+
+  def advantages(lam: float | Array) -> Array:
+    return gae(rewards, values, weights, segment_ids, gamma=config.gamma, lam=lam, units=units)
+
+  valued = weights > 0 if units is None else first_of_unit(weights, units)
+  return _Credit(
+      advantages=advantages(lam),
+      returns=jnp.where(valued, advantages(config.value_lambda) + values, 0),
+      value_coefficients=token_coefficients(
+          valued.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+      ),
+  )
+
+
+def _need(value: Array | None, name: str) -> Array:
+  if value is None:
+    raise ValueError(f"this objective needs {name}; pass it to prepare() or with_scores().")
+  return value

@@ -1,0 +1,59 @@
+"""Losses of a value head, per token."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from agentjax.config import Config, check
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ValueLossConfig(Config):
+  """Attributes:
+    coefficient: factor on the value loss in the total.
+    clip: bound on the move of a value from where it stood at the start of the update; None = off.
+  """
+
+  coefficient: float = 0.5
+  clip: float | None = None
+
+  def validate(self, path: str = "value_loss") -> None:
+    super().validate(path)
+    check(self.coefficient >= 0, f"{path}.coefficient", self.coefficient, ">= 0")
+    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
+
+
+def squared_value_loss(
+    values: Float[Array, "*shape"],
+    returns: Float[Array, "*shape"],
+    *,
+    old_values: Float[Array, "*shape"] | None = None,
+    clip: float | None = None,
+) -> Float[Array, "*shape"]:
+  """``1/2 max((V - G)^2, (clip(V, V_old - clip, V_old + clip) - G)^2)``; PPO, 1707.06347.
+
+  Args:
+    values: V, differentiable. returns: targets G, no gradient flows into them.
+    old_values: V_old, needed with ``clip``.
+    clip: None = plain squared error.
+  """
+  returns = jax.lax.stop_gradient(returns)
+  error = jnp.square(values - returns)
+  if clip is not None:
+    if old_values is None:
+      raise ValueError(f"clip={clip} needs old_values; pass them, or clip=None.")
+    old_values = jax.lax.stop_gradient(old_values)
+    near = jnp.clip(values, old_values - clip, old_values + clip)
+    error = jnp.maximum(error, jnp.square(near - returns))
+  return 0.5 * error
+
+
+def bernoulli_value_loss(
+    logits: Float[Array, "*shape"], outcomes: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+  """``-(R log s(z) + (1 - R) log(1 - s(z)))``, R in 0..1; sequence-level PPO 2604.08865."""
+  return jax.nn.softplus(logits) - jax.lax.stop_gradient(outcomes) * logits

@@ -1,0 +1,278 @@
+"""The reward graph: named scorers whose parts are logged one by one, and one formula over them.
+
+A scorer looks at one trajectory and its task and gives a number or a ``Reward``; a group scorer
+looks at all trajectories of a task at once. The formula is a tree of the nodes below. What cannot
+be computed is ``invalid(reason)`` and travels up to the total as such: it is never a zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+
+_log = logging.getLogger(__name__)
+
+Score = Reward | float
+Scorer = Callable[[Trajectory, Task], Score | Awaitable[Score]]
+GroupScorer = Callable[
+    [Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]
+]
+
+
+class Node(Protocol):
+  """A formula over the parts of one trajectory."""
+
+  def names(self) -> frozenset[str]:
+    """The parts the formula reads."""
+    ...
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    """The value, or invalid where a part that the value depends on is invalid."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """The part called ``name``."""
+
+  name: str
+
+  def names(self) -> frozenset[str]:
+    return frozenset((self.name,))
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    part = parts[self.name]
+    return part if part.valid else Reward.invalid(f"{self.name}: {part.reason}")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedSum:
+  """``sum_i weight_i * node_i``; a term of weight 0 is logged and never read."""
+
+  terms: tuple[tuple[float, Node], ...]
+
+  def names(self) -> frozenset[str]:
+    return _names(node for _, node in self.terms)
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    total = 0.0
+    for weight, node in self.terms:
+      if weight == 0:
+        continue
+      reward = node.evaluate(parts)
+      if reward.value is None:
+        return reward
+      total += weight * reward.value
+    return Reward(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+  """``prod_i node_i``."""
+
+  nodes: tuple[Node, ...]
+
+  def names(self) -> frozenset[str]:
+    return _names(self.nodes)
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    total = 1.0
+    for node in self.nodes:
+      reward = node.evaluate(parts)
+      if reward.value is None:
+        return reward
+      total *= reward.value
+    return Reward(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Smallest:
+  """``min_i node_i``: all must be good."""
+
+  nodes: tuple[Node, ...]
+
+  def names(self) -> frozenset[str]:
+    return _names(self.nodes)
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    return _extreme(self.nodes, parts, min)
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+  """``max_i node_i``: one good one is enough."""
+
+  nodes: tuple[Node, ...]
+
+  def names(self) -> frozenset[str]:
+    return _names(self.nodes)
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    return _extreme(self.nodes, parts, max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+  """``body`` where ``condition >= threshold``, else the constant ``closed``.
+
+  A closed gate does not read its body: an invalid part behind it does no harm.
+  """
+
+  condition: Node
+  body: Node
+  threshold: float
+  closed: float = 0.0
+
+  def names(self) -> frozenset[str]:
+    return self.condition.names() | self.body.names()
+
+  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
+    condition = self.condition.evaluate(parts)
+    if condition.value is None:
+      return condition
+    return self.body.evaluate(parts) if condition.value >= self.threshold else Reward(self.closed)
+
+
+class RewardGraph:
+  """Scorers by name and the formula that makes one reward of their parts.
+
+  Args:
+    scorers: part name -> scorer of one trajectory.
+    formula: the total; may leave parts out, which are then only logged.
+    group_scorers: part name -> scorer of a whole group, for rewards that compare its members.
+
+  Raises:
+    ValueError: no scorer at all, a name given twice, or a formula over a part that no scorer makes.
+  """
+
+  def __init__(
+      self,
+      scorers: Mapping[str, Scorer],
+      formula: Node,
+      group_scorers: Mapping[str, GroupScorer] | None = None,
+  ):
+    self._scorers = dict(scorers)
+    self._group_scorers = dict(group_scorers or {})
+    self._formula = formula
+    known = set(self._scorers) | set(self._group_scorers)
+    if not known:
+      raise ValueError("a reward graph needs at least one scorer")
+    if twice := sorted(set(self._scorers) & set(self._group_scorers)):
+      raise ValueError(f"parts scored twice: {', '.join(twice)}; give each part one scorer")
+    if missing := sorted(formula.names() - known):
+      raise ValueError(
+          f"the formula reads {', '.join(missing)}, which no scorer makes; parts: "
+          f"{', '.join(sorted(known))}"
+      )
+
+  @property
+  def part_names(self) -> tuple[str, ...]:
+    return tuple(self._scorers) + tuple(self._group_scorers)
+
+  @property
+  def needs_groups(self) -> bool:
+    """Whether only ``score_group`` can score: some part compares the members of a group."""
+    return bool(self._group_scorers)
+
+  async def score(self, trajectory: Trajectory, task: Task) -> None:
+    """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
+
+    An ENV_ERROR trajectory is not scored: its reward is invalid. Where a part that the formula
+    depends on cannot be computed (its scorer raises, or answers invalid) the reward is invalid and
+    the status becomes VERIFIER_ERROR. Truncated trajectories and policy errors are scored like any.
+
+    Raises:
+      ValueError: the graph has group scorers; use ``score_group``.
+    """
+    if self.needs_groups:
+      raise ValueError(
+          f"parts {', '.join(self._group_scorers)} compare a group; use score_group"
+      )
+    await self._score_parts(trajectory, task)
+    self._finish(trajectory)
+
+  async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+    """``score`` for all trajectories of one task, group scorers included.
+
+    Group scorers do not see ENV_ERROR members.
+    """
+    for trajectory in trajectories:
+      await self._score_parts(trajectory, task)
+    members = [t for t in trajectories if t.status is not Status.ENV_ERROR]
+    for name, scorer in self._group_scorers.items():
+      if not members:
+        break
+      for member, reward in zip(
+          members, await _run_group(name, scorer, members, task), strict=True
+      ):
+        member.reward_parts[name] = reward
+    for trajectory in trajectories:
+      self._finish(trajectory)
+
+  async def _score_parts(self, trajectory: Trajectory, task: Task) -> None:
+    if trajectory.task_id != task.id:
+      raise ValueError(f"trajectory of task {trajectory.task_id} scored with task {task.id}")
+    if trajectory.status is Status.ENV_ERROR:
+      return
+    for name, scorer in self._scorers.items():
+      trajectory.reward_parts[name] = await _run(name, scorer, trajectory, task)
+
+  def _finish(self, trajectory: Trajectory) -> None:
+    if trajectory.status is Status.ENV_ERROR:
+      trajectory.reward = Reward.invalid("the environment failed")
+      return
+    trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
+    if not trajectory.reward.valid:
+      trajectory.status = Status.VERIFIER_ERROR
+
+
+async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) -> Reward:
+  try:
+    score = scorer(trajectory, task)
+    return _reward(await score if inspect.isawaitable(score) else score)
+  except Exception as error:  # a scorer's fault must not end the run, nor pass for a zero
+    _log.warning("scorer %s failed on %s: %r", name, trajectory.address, error)
+    return _fault(error)
+
+
+async def _run_group(
+    name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
+) -> list[Reward]:
+  try:
+    scores = scorer(trajectories, task)
+    rewards = [_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
+    if len(rewards) != len(trajectories):
+      raise ValueError(f"{len(rewards)} scores for {len(trajectories)} trajectories")
+    return rewards
+  except Exception as error:  # as in _run
+    _log.warning("group scorer %s failed on task %d: %r", name, task.id, error)
+    return [_fault(error)] * len(trajectories)
+
+
+def _reward(score: Score) -> Reward:
+  return score if isinstance(score, Reward) else Reward(float(score))
+
+
+def _fault(error: Exception) -> Reward:
+  return Reward.invalid(f"{type(error).__name__}: {error}")
+
+
+def _names(nodes: Iterable[Node]) -> frozenset[str]:
+  return frozenset().union(*(node.names() for node in nodes))
+
+
+def _extreme(
+    nodes: Sequence[Node], parts: Mapping[str, Reward], choose: Callable[[list[float]], float]
+) -> Reward:
+  values = []
+  for node in nodes:
+    reward = node.evaluate(parts)
+    if reward.value is None:
+      return reward
+    values.append(reward.value)
+  return Reward(choose(values))

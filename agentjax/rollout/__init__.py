@@ -1,0 +1,61 @@
+"""Rollout: episode programs, the collection loop, evaluation, and a readable view of both."""
+
+from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.evaluation import (
+  Estimate,
+  EvaluationPlan,
+  EvaluationReport,
+  Scores,
+  bootstrap,
+  evaluate,
+  pass_at_k,
+  summarise,
+)
+from agentjax.rollout.keys import Address, environment_key, evaluation_seed, turn_key
+from agentjax.rollout.loop import collect
+from agentjax.rollout.program import (
+  Episode,
+  EpisodeEnd,
+  EpisodeProgram,
+  MakeEnvironment,
+  Player,
+  run_episode,
+  tool_episode,
+)
+from agentjax.rollout.statistics import (
+  RolloutStatistics,
+  ToolStatistics,
+  engine_metrics,
+  rollout_statistics,
+)
+from agentjax.rollout.viewer import render, write_trajectories
+
+__all__ = [
+  "Address",
+  "Episode",
+  "EpisodeEnd",
+  "EpisodeProgram",
+  "Estimate",
+  "EvaluationPlan",
+  "EvaluationReport",
+  "MakeEnvironment",
+  "Player",
+  "RolloutConfig",
+  "RolloutStatistics",
+  "Scores",
+  "ToolStatistics",
+  "bootstrap",
+  "collect",
+  "engine_metrics",
+  "environment_key",
+  "evaluate",
+  "evaluation_seed",
+  "pass_at_k",
+  "render",
+  "rollout_statistics",
+  "run_episode",
+  "summarise",
+  "tool_episode",
+  "turn_key",
+  "write_trajectories",
+]

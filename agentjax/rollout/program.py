@@ -1,0 +1,451 @@
+"""Episode programs: how a policy acts in an environment, and how every ending gets its status.
+
+A program is a coroutine over an ``Episode``, whose operations talk to the environment and the
+engine and record every token. ``run_episode`` runs a program within its time-outs, always closes
+what the episode holds and turns each way to end into exactly one ``Status``:
+
+  ok               the environment ended the episode
+  truncated        tokens, turns or time ran out, or the prompt does not fit
+  env_error        the environment raised, hung or reported a fault: masked
+  policy_error     the policy drew markup that only the conversation itself may contain, such as a
+                   made-up tool result, or the environment reported a breach: a legitimate negative
+  verifier_error   set where rewards are scored
+
+What the engine raises is no episode's fault: it propagates and ends the collection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from agentjax.engine.config import SamplingConfig
+from agentjax.engine.request import ContextLengthError, Finish, SampleRequest
+from agentjax.engine.scheduler import Context, Engine, Prefix
+from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.rollout import keys
+from agentjax.rollout.config import RolloutConfig
+from agentjax.text.chat import ChatConfig, Span, encode_observation, encode_prompt
+from agentjax.text.tokenizer import Tokenizer
+from agentjax.text.tool_calls import Schemas, parse_turn
+from agentjax.tools.protocol import ToolStatus
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Flag, Reward, Status, Task, ToolRecord, Trajectory
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MakeEnvironment = Callable[[Task], Environment]
+EpisodeProgram = Callable[["Episode"], Coroutine[Any, Any, None]]
+
+ENVIRONMENT_REWARD = "environment"  # reward part that holds what the environment itself paid
+
+
+class EpisodeEnd(Exception):
+  """Ends an episode from inside its program, with a status and a reason."""
+
+  def __init__(self, status: Status, reason: str):
+    super().__init__(reason)
+    self.status = status
+    self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+  """What plays episodes: an engine with published weights, and how conversations become tokens.
+
+  Attributes:
+    engine: samples; many episodes share it.
+    tokenizer, chat: turn conversations into ids and back.
+    sampling: how tokens are drawn.
+    config: turns, tokens and time-outs of an episode.
+    run_seed: seed that all addressed randomness starts from.
+  """
+
+  engine: Engine
+  tokenizer: Tokenizer
+  chat: ChatConfig
+  sampling: SamplingConfig
+  config: RolloutConfig
+  run_seed: int
+
+
+class SharedPrefixes:
+  """Prompts prefilled once, however many episodes of a group start from them."""
+
+  def __init__(self, engine: Engine):
+    self._engine = engine
+    self._prefills: dict[tuple[int, ...], asyncio.Task[Prefix]] = {}
+
+  async def get(self, ids: Sequence[int]) -> Prefix:
+    """The prefix of ``ids``; the first caller starts its prefill, and all wait for the same one."""
+    key = tuple(ids)
+    if key not in self._prefills:
+      self._prefills[key] = asyncio.ensure_future(self._engine.prefill(list(ids)))
+    # An episode that is cancelled while it waits must not take the prefill from its siblings.
+    return await asyncio.shield(self._prefills[key])
+
+  async def release(self) -> None:
+    """Gives all prefixes back; call it when the last episode that may ask has ended."""
+    prefills = list(self._prefills.values())
+    self._prefills.clear()
+    for prefill in prefills:
+      prefill.cancel()
+    for prefix in await asyncio.gather(*prefills, return_exceptions=True):
+      if not isinstance(prefix, BaseException):
+        prefix.release()
+
+
+class Episode:
+  """One run of one environment by one policy: its operations act, and record what happened.
+
+  A program calls ``reset``, ``open``, then ``act``, ``step`` and ``observe`` in turn. Each may
+  raise ``EpisodeEnd``; a program that catches it must raise it again.
+
+  Attributes:
+    task: what is to be solved.
+    address: (step, task id, sample), from which all its randomness follows.
+    player: engine, tokenizer and settings.
+    turn: model calls made so far.
+  """
+
+  def __init__(
+    self,
+    task: Task,
+    address: keys.Address,
+    *,
+    player: Player,
+    environment: Environment,
+    prefixes: SharedPrefixes,
+  ):
+    self.task = task
+    self.address = address
+    self.player = player
+    self.turn = 0
+    self._environment = environment
+    self._prefixes = prefixes
+    self._time_left = player.config.episode_timeout
+    self._context: Context | None = None
+    self._length = 0
+    self._builder = TrajectoryBuilder(
+      step=address[0], task_id=address[1], sample=address[2], source=task.source
+    )
+    self._tools: list[ToolRecord] = []
+    self._rewards: list[Reward] = []
+    self._answer: str | None = None
+    self._last_turn: int | None = None  # index of the policy's latest segment
+    self._ended_turn = True  # whether that ends in <|end|>
+    self._asked_seconds = 0.0  # of the environment's latest answer
+    self._schemas: Schemas = {}
+    self._close_error = ""
+
+  async def reset(self) -> Observation:
+    """Starts the environment."""
+    key = keys.environment_key(self.player.run_seed, self.address)
+    environment = self._environment
+    observation = await self._ask("reset", Observation, lambda: environment.reset(self.task, key))
+    self._schemas = {tool.name: tool.parameters for tool in environment.tools}
+    return observation
+
+  async def open(self, observation: Observation) -> None:
+    """Puts the first observation before the policy."""
+    with _encoding():
+      spans = encode_prompt(
+        self.player.tokenizer,
+        observation.messages,
+        tool_call_format=self.player.chat.tool_call_format,
+        schemas=self._schemas,
+      )
+    ids = _flat(spans)
+    limit = self.player.config.max_total_tokens
+    if len(ids) >= limit:
+      raise EpisodeEnd(
+        Status.TRUNCATED,
+        f"the prompt has {len(ids)} tokens and leaves no room for an answer within "
+        f"rollout.max_total_tokens={limit}",
+      )
+    with _fitting():
+      prefix = await self._prefixes.get(ids)
+      self._context = await self.player.engine.open(prefix, priority=self.address)
+    self._append(spans, seconds=0.0)
+
+  async def act(self) -> Action:
+    """Lets the policy take one turn."""
+    context, config, special = self._context, self.player.config, self.player.tokenizer.special
+    if context is None:
+      raise RuntimeError("act() before open(observation)")
+    start = time.monotonic()
+    with _fitting():
+      sample = await context.generate(
+        SampleRequest(
+          key_data=keys.turn_key(self.player.run_seed, self.address, self.turn),
+          max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
+          sampling=self.player.sampling,
+          stop_ids=(special.end,),
+        )
+      )
+    cut = sample.finish is not Finish.STOP
+    self._last_turn = self._builder.append_sampled(
+      sample.token_ids,
+      sample.log_probs,
+      sample.entropies,
+      sample.versions,
+      seconds=time.monotonic() - start,
+      flags=frozenset({Flag.TRUNCATED} if cut else ()),
+    )
+    self._length += len(sample.token_ids)
+    self._ended_turn = not cut
+    self.turn += 1
+    if len(context) != self._length:
+      raise RuntimeError(
+        f"the engine's context of {self.address} holds {len(context)} tokens, the record "
+        f"{self._length}: the policy no longer sees what is recorded"
+      )
+    ids = sample.token_ids.tolist()
+    forged = {special.pad, special.bos, special.system, special.user, special.assistant,
+              special.tool}.intersection(ids)  # fmt: skip
+    if forged:
+      raise EpisodeEnd(
+        Status.POLICY_ERROR,
+        f"the policy drew {self.player.tokenizer.decode(sorted(forged))} within its own turn",
+      )
+    text, calls = parse_turn(
+      self.player.tokenizer, ids, self._schemas, self.player.chat.tool_call_format
+    )
+    return Action(text, calls, truncated=cut)
+
+  async def step(self, action: Action) -> Step:
+    """Hands the action to the environment; raises EpisodeEnd where that ends the episode."""
+    step = await self._ask("step", Step, lambda: self._environment.step(action))
+    self._tools.extend(step.tools)
+    self._answer = step.answer
+    if step.reward is not None:
+      self._rewards.append(step.reward)
+    failed = any(record.status != ToolStatus.OK for record in step.tools)
+    if failed and self._last_turn is not None:
+      self._builder.flag(self._last_turn, Flag.TOOL_ERROR)
+    if step.status is not Status.OK:
+      raise EpisodeEnd(step.status, _reason(step))
+    if step.terminated:
+      raise EpisodeEnd(Status.OK, "")
+    if step.truncated:
+      raise EpisodeEnd(Status.TRUNCATED, _reason(step))
+    return step
+
+  async def observe(self, observation: Observation) -> None:
+    """Shows the policy what the environment answered, if a turn and room to react are left."""
+    context, config = self._context, self.player.config
+    if context is None:
+      raise RuntimeError("observe() before open(observation)")
+    if self.turn >= config.max_turns:
+      raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={config.max_turns} turns are used")
+    with _encoding():
+      spans = encode_observation(
+        self.player.tokenizer, observation.messages, closed=self._ended_turn
+      )
+    ids = _flat(spans)
+    if self._length + len(ids) >= config.max_total_tokens:
+      raise EpisodeEnd(
+        Status.TRUNCATED,
+        f"{self._length} tokens and an observation of {len(ids)} leave no room for a turn within "
+        f"rollout.max_total_tokens={config.max_total_tokens}",
+      )
+    with _fitting():
+      await context.extend(ids)
+    self._append(spans, seconds=self._asked_seconds)
+
+  async def close(self) -> None:
+    """Frees the context and the environment; never raises for what the environment does."""
+    if self._context is not None:
+      self._context.close()
+    config = self.player.config
+    try:
+      await _bounded(self._environment.close, config.environment_timeout, config.cancel_grace)
+    except Exception as error:
+      _log.warning("the environment of %s failed to close", self.address, exc_info=error)
+      self._close_error = _describe(error)
+
+  def build(self, status: Status, reason: str) -> Trajectory:
+    """The trajectory so far, not yet scored."""
+    if status is Status.ENV_ERROR and self._last_turn is not None:
+      self._builder.flag(self._last_turn, Flag.ENV_FAULT)
+    metadata = {"reason": reason, "close_error": self._close_error}
+    trajectory = self._builder.build(
+      status=status,
+      tools=self._tools,
+      answer=self._answer,
+      metadata={name: text for name, text in metadata.items() if text},
+    )
+    if self._rewards:
+      trajectory.reward_parts[ENVIRONMENT_REWARD] = _total(self._rewards)
+    return trajectory
+
+  async def _ask(self, what: str, kind: type[T], call: Callable[[], Awaitable[T]]) -> T:
+    """Awaits the environment within both time-outs; what goes wrong ends the episode."""
+    config = self.player.config
+    timeout = min(config.environment_timeout, self._time_left)
+    start = time.monotonic()
+    try:
+      answer = await _bounded(call, timeout, config.cancel_grace)
+    except _TooSlow as slow:
+      if timeout < config.environment_timeout:
+        raise EpisodeEnd(
+          Status.TRUNCATED,
+          f"rollout.episode_timeout={config.episode_timeout:g} s ran out in {what}()",
+        ) from slow
+      raise self._fault(
+        f"{what}() took longer than rollout.environment_timeout={timeout:g} s", slow
+      ) from slow
+    except Exception as error:
+      raise self._fault(f"{what}() raised {_describe(error)}", error) from error
+    self._asked_seconds = time.monotonic() - start
+    self._time_left -= self._asked_seconds
+    if not isinstance(answer, kind):
+      raise self._fault(
+        f"{what}() returned {type(answer).__name__} instead of {kind.__name__}", None
+      )
+    return answer
+
+  def _fault(self, message: str, error: Exception | None) -> EpisodeEnd:
+    _log.warning("environment of %s: %s", self.address, message, exc_info=error)
+    return EpisodeEnd(Status.ENV_ERROR, message)
+
+  def _append(self, spans: Sequence[Span], *, seconds: float) -> None:
+    """Records spans that the policy did not draw; the first one carries the time they took."""
+    for owner, ids in spans:
+      self._builder.append(owner, ids, seconds=seconds)
+      self._length += len(ids)
+      seconds = 0.0
+
+
+async def tool_episode(episode: Episode) -> None:
+  """The policy acts and the environment answers, until one of them or a limit ends the episode."""
+  await episode.open(await episode.reset())
+  while True:
+    step = await episode.step(await episode.act())
+    await episode.observe(step.observation)
+
+
+async def run_episode(
+  program: EpisodeProgram,
+  task: Task,
+  address: keys.Address,
+  *,
+  player: Player,
+  make_environment: MakeEnvironment,
+  prefixes: SharedPrefixes,
+) -> Trajectory:
+  """Runs one episode to its end and gives its record, not yet scored.
+
+  Whatever happens, cancellation included, the context is freed and the environment closed. Errors
+  of the engine and of the program itself propagate.
+  """
+  try:
+    environment = make_environment(task)
+  except Exception as error:
+    _log.warning("no environment for %s", address, exc_info=error)
+    return TrajectoryBuilder(
+      step=address[0], task_id=address[1], sample=address[2], source=task.source
+    ).build(
+      status=Status.ENV_ERROR,
+      metadata={"reason": f"making the environment raised {_describe(error)}"},
+    )
+  episode = Episode(task, address, player=player, environment=environment, prefixes=prefixes)
+  status, reason = Status.OK, ""
+  try:
+    await program(episode)
+  except EpisodeEnd as end:
+    status, reason = end.status, end.reason
+  finally:
+    await episode.close()
+  return episode.build(status, reason)
+
+
+class _TooSlow(Exception):
+  """A call did not end in time."""
+
+  def __init__(self, timeout: float):
+    super().__init__(f"took longer than {timeout:g} s")
+
+
+async def _bounded(call: Callable[[], Awaitable[T]], timeout: float, grace: float) -> T:
+  """``await call()``, or _TooSlow after ``timeout`` seconds, even if it ignores cancellation."""
+
+  async def run() -> T:
+    return await call()
+
+  task = asyncio.ensure_future(run())
+  try:
+    # Not wait_for: it waits for ever on a coroutine that swallows its cancellation.
+    done, _ = await asyncio.wait({task}, timeout=timeout)
+  except asyncio.CancelledError:
+    await _abandon(task, grace)
+    raise
+  if not done:
+    await _abandon(task, grace)
+    raise _TooSlow(timeout)
+  if task.cancelled():
+    raise RuntimeError("it cancelled itself")
+  return task.result()
+
+
+_left_behind: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks by weak references only
+
+
+async def _abandon(task: asyncio.Task[Any], grace: float) -> None:
+  _left_behind.add(task)
+  task.add_done_callback(_forget)
+  task.cancel()
+  await asyncio.wait({task}, timeout=grace)
+  if not task.done():
+    _log.warning("an environment ignored its cancellation for %g s and is left behind", grace)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+  _left_behind.discard(task)
+  if not task.cancelled():
+    task.exception()  # read, so that asyncio does not report it as lost
+
+
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+  """Truncates the episode where the engine's context is too short."""
+  try:
+    yield
+  except ContextLengthError as error:
+    raise EpisodeEnd(Status.TRUNCATED, str(error)) from error
+
+
+@contextlib.contextmanager
+def _encoding() -> Iterator[None]:
+  """Blames the environment for messages that cannot become tokens."""
+  try:
+    yield
+  except (TypeError, ValueError) as error:
+    raise EpisodeEnd(Status.ENV_ERROR, f"an observation cannot be encoded: {error}") from error
+
+
+def _flat(spans: Sequence[Span]) -> list[int]:
+  return [token for _, ids in spans for token in ids]
+
+
+def _reason(step: Step) -> str:
+  failed = [r for r in step.tools if r.status == ToolStatus.INFRA_ERROR]
+  if failed:
+    return f"tool {failed[0].name} failed: {failed[0].output}"
+  return "the environment truncated the episode" if step.truncated else "the environment said so"
+
+
+def _total(rewards: Sequence[Reward]) -> Reward:
+  """The sum; invalid where one of them is."""
+  invalid = [reward for reward in rewards if not reward.valid]
+  return invalid[0] if invalid else Reward(sum(r.value for r in rewards if r.value is not None))
+
+
+def _describe(error: BaseException) -> str:
+  return f"{type(error).__name__}: {error}"

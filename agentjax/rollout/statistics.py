@@ -1,0 +1,211 @@
+"""What a batch of episodes looked like: counts, shares, lengths and tool latencies."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from agentjax.engine import EngineConfig, EngineStats
+from agentjax.tools.protocol import ToolStatus
+from agentjax.trajectory.record import Reward, Status, Trajectory
+
+UNKNOWN_TOOL = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolStatistics:
+  """Calls of one tool. Latencies are wall seconds of a call as the environment measured it."""
+
+  calls: int
+  errors: int  # calls whose status is not ok
+  mean_seconds: float
+  median_seconds: float
+  p95_seconds: float
+  max_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutStatistics:
+  """Figures of one batch of trajectories; means are over episodes unless said otherwise.
+
+  Attributes:
+    episodes: number of trajectories.
+    statuses: count of every Status, zeros included.
+    turns: mean number of model calls.
+    tool_calls, tool_errors: mean number of calls, and of calls whose status is not ok.
+    prompt_tokens, sampled_tokens, observation_tokens: mean tokens before the first model call,
+      drawn by the policy, and appended after a model call.
+    truncated_share, fault_share: share of episodes that ran out of tokens, turns or time; share
+      masked because the environment or the verifier failed.
+    reward: mean of the valid rewards; None where there is none. valid_share: share of valid ones.
+    reward_parts: mean of the valid values of every named part.
+    tools: latency and errors of every known tool that was called; calls of names the policy made
+      up are counted together under "unknown".
+    close_errors: episodes whose environment failed to close; their content stands.
+    faults: distinct messages of environment faults with their counts, the most frequent first.
+  """
+
+  episodes: int
+  statuses: dict[str, int]
+  turns: float
+  tool_calls: float
+  tool_errors: float
+  prompt_tokens: float
+  sampled_tokens: float
+  observation_tokens: float
+  truncated_share: float
+  fault_share: float
+  reward: float | None
+  valid_share: float
+  reward_parts: dict[str, float]
+  tools: dict[str, ToolStatistics]
+  close_errors: int
+  faults: dict[str, int]
+
+  def metrics(self) -> dict[str, float]:
+    """Flat scalars under ``rollout/``, ``reward/`` and ``tool/<name>/``; unknown ones left out."""
+    flat: dict[str, float] = {"rollout/episodes": self.episodes}
+    for name in (
+      "turns",
+      "tool_calls",
+      "tool_errors",
+      "prompt_tokens",
+      "sampled_tokens",
+      "observation_tokens",
+      "truncated_share",
+      "fault_share",
+      "close_errors",
+    ):
+      flat[f"rollout/{name}"] = getattr(self, name)
+    for status, count in self.statuses.items():
+      flat[f"rollout/status_{status}"] = count
+    flat["reward/valid_share"] = self.valid_share
+    if self.reward is not None:
+      flat["reward/mean"] = self.reward
+    for part, value in self.reward_parts.items():
+      flat[f"reward/part_{part}"] = value
+    for tool, figures in self.tools.items():
+      for name, value in dataclasses.asdict(figures).items():
+        flat[f"tool/{tool}/{name}"] = value
+    return {name: float(value) for name, value in flat.items()}
+
+
+def rollout_statistics(
+  trajectories: Sequence[Trajectory], *, tool_names: Collection[str]
+) -> RolloutStatistics:
+  """Summarises at least one trajectory; ``tool_names`` are the tools the policy was given."""
+  if not trajectories:
+    raise ValueError("statistics need at least one trajectory, got none")
+  statuses = collections.Counter(str(t.status) for t in trajectories)
+  rewards = [t.reward.value for t in trajectories if t.reward.value is not None]
+  share = 1.0 / len(trajectories)
+  counts = np.array([_token_counts(t) for t in trajectories], dtype=np.float64)
+  prompt, sampled, observed = (float(c) for c in counts.mean(axis=0))
+  return RolloutStatistics(
+    episodes=len(trajectories),
+    statuses={str(status): statuses[status] for status in Status},
+    turns=share * sum(num_turns(t) for t in trajectories),
+    tool_calls=share * sum(len(t.tools) for t in trajectories),
+    tool_errors=share * sum(num_tool_errors(t) for t in trajectories),
+    prompt_tokens=prompt,
+    sampled_tokens=sampled,
+    observation_tokens=observed,
+    truncated_share=share * statuses[Status.TRUNCATED],
+    fault_share=share * (statuses[Status.ENV_ERROR] + statuses[Status.VERIFIER_ERROR]),
+    reward=float(np.mean(rewards)) if rewards else None,
+    valid_share=share * len(rewards),
+    reward_parts=_mean_parts([t.reward_parts for t in trajectories]),
+    tools=_tool_statistics(trajectories, tool_names),
+    close_errors=sum("close_error" in t.metadata for t in trajectories),
+    faults=_faults(trajectories),
+  )
+
+
+def engine_metrics(
+  before: EngineStats, after: EngineStats, config: EngineConfig
+) -> dict[str, float]:
+  """What the engine did between two copies of ``Engine.stats``, as flat scalars under ``engine/``.
+
+  ``engine/occupancy`` is the share of decode places that drew a token: tokens over dispatches x
+  slots of a lane x chunk length. It is left out where nothing was decoded.
+  """
+  names = ("sampled_tokens", "extended_tokens", "decode_dispatches", "parked", "device_seconds")
+  metrics = {f"engine/{n}": float(getattr(after, n) - getattr(before, n)) for n in names}
+  places = (
+    metrics["engine/decode_dispatches"] * (config.slots // config.lanes) * config.chunk_tokens
+  )
+  if places:
+    metrics["engine/occupancy"] = metrics["engine/sampled_tokens"] / places
+  return metrics
+
+
+def num_turns(trajectory: Trajectory) -> int:
+  """Number of model calls."""
+  return sum(bool(segment.sampled.any()) for segment in trajectory.segments)
+
+
+def num_tool_errors(trajectory: Trajectory) -> int:
+  """Number of tool calls that did not end with status ok."""
+  return sum(record.status != ToolStatus.OK for record in trajectory.tools)
+
+
+def num_sampled_tokens(trajectory: Trajectory) -> int:
+  """Number of tokens the policy drew."""
+  return sum(int(segment.sampled.sum()) for segment in trajectory.segments)
+
+
+def _token_counts(trajectory: Trajectory) -> tuple[int, int, int]:
+  """Tokens before the first model call, drawn by the policy, and appended later."""
+  prompt = sampled = observed = 0
+  for segment in trajectory.segments:
+    drawn = int(segment.sampled.sum())
+    if not sampled and not drawn:
+      prompt += len(segment)
+    else:
+      observed += len(segment) - drawn
+    sampled += drawn
+  return prompt, sampled, observed
+
+
+def _mean_parts(parts: Sequence[dict[str, Reward]]) -> dict[str, float]:
+  values: dict[str, list[float]] = collections.defaultdict(list)
+  for rewards in parts:
+    for name, reward in rewards.items():
+      if reward.value is not None:
+        values[name].append(reward.value)
+  return {name: float(np.mean(values[name])) for name in sorted(values)}
+
+
+def _tool_statistics(
+  trajectories: Sequence[Trajectory], tool_names: Collection[str]
+) -> dict[str, ToolStatistics]:
+  seconds: dict[str, list[float]] = collections.defaultdict(list)
+  errors: collections.Counter[str] = collections.Counter()
+  for record in (r for t in trajectories for r in t.tools):
+    name = record.name if record.name in tool_names else UNKNOWN_TOOL
+    seconds[name].append(record.seconds)
+    errors[name] += record.status != ToolStatus.OK
+  return {
+    name: ToolStatistics(
+      calls=len(taken),
+      errors=errors[name],
+      mean_seconds=float(np.mean(taken)),
+      median_seconds=float(np.median(taken)),
+      p95_seconds=float(np.percentile(taken, 95)),
+      max_seconds=max(taken),
+    )
+    for name, taken in sorted(seconds.items())
+  }
+
+
+def _faults(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+  faults = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
+  messages = collections.Counter(
+    t.metadata.get("reason") or t.reward.reason or str(t.status)
+    for t in trajectories
+    if t.status in faults
+  )
+  return dict(messages.most_common())

@@ -1,0 +1,86 @@
+"""A readable file of trajectories: what the policy saw, wrote and called, and what it earned."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from agentjax.rollout.statistics import num_sampled_tokens, num_turns
+from agentjax.text.tokenizer import Tokenizer
+from agentjax.trajectory.record import Flag, Reward, Segment, Task, Trajectory
+
+_RULE = "=" * 80
+
+
+def write_trajectories(
+  path: str | os.PathLike[str],
+  trajectories: Sequence[Trajectory],
+  *,
+  tasks: Iterable[Task],
+  tokenizer: Tokenizer,
+  title: str,
+) -> None:
+  """Writes trajectories as text, in the order of their addresses; an old file is replaced whole.
+
+  Args:
+    path: text file, UTF-8.
+    trajectories: what to show.
+    tasks: tasks they belong to, for the expected answers.
+    tokenizer: turns ids into text, markup included.
+    title: first line of the file.
+  """
+  answers = {task.id: task.answer for task in tasks}
+  lines = [title, ""]
+  for trajectory in sorted(trajectories, key=lambda t: t.address):
+    lines += render(trajectory, tokenizer=tokenizer, expected=answers.get(trajectory.task_id))
+  target = pathlib.Path(path)
+  beside = target.with_name(f".{target.name}.{os.getpid()}")
+  try:
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(beside, target)
+  finally:
+    beside.unlink(missing_ok=True)
+
+
+def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None) -> Iterator[str]:
+  """The lines of one trajectory; ``expected`` is the right answer where it is known."""
+  yield _RULE
+  yield (
+    f"{trajectory.source}, task {trajectory.task_id}, sample {trajectory.sample}, "
+    f"step {trajectory.step}"
+  )
+  parts = ", ".join(f"{n} {_show(r)}" for n, r in sorted(trajectory.reward_parts.items()))
+  yield f"status {trajectory.status}, reward {_show(trajectory.reward)}" + (
+    f" ({parts})" if parts else ""
+  )
+  yield f"answer {trajectory.answer!r}, expected {expected!r}"
+  sampled = num_sampled_tokens(trajectory)
+  yield f"{num_turns(trajectory)} turns, {len(trajectory.tools)} tool calls, {sampled} tokens drawn"
+  for name in ("reason", "close_error"):
+    if name in trajectory.metadata:
+      yield f"{name}: {trajectory.metadata[name]}"
+  yield ""
+  for segment in trajectory.segments:
+    yield f"--- {_describe(segment)}"
+    yield tokenizer.decode(segment.token_ids.tolist())
+  for record in trajectory.tools:
+    yield f"--- call in turn {record.turn}: {record.name} {dict(record.arguments)}"
+    yield f"{record.status} in {1000 * record.seconds:.1f} ms: {record.output}"
+  yield ""
+
+
+def _describe(segment: Segment) -> str:
+  if not segment.sampled.any():
+    return f"{segment.owner}, {len(segment)} tokens"
+  drawn = int(segment.sampled.sum())
+  entropy = float(segment.entropies[segment.sampled].mean())
+  flags = "".join(f", {flag}" for flag in Flag if flag in segment.flags)
+  return (
+    f"{segment.owner}, turn {segment.turn}: {drawn} tokens drawn, "
+    f"mean entropy {entropy:.2f} nats{flags}"
+  )
+
+
+def _show(reward: Reward) -> str:
+  return f"invalid ({reward.reason})" if reward.value is None else f"{reward.value:.3g}"

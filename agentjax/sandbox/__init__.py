@@ -1,0 +1,36 @@
+"""Isolation for code that a policy wrote: the interface of back ends, and the embedded one."""
+
+from agentjax.sandbox.interface import (
+    Box,
+    Capabilities,
+    Command,
+    Program,
+    Protection,
+    PythonCell,
+    PythonScript,
+    RunStatus,
+    Sandbox,
+    SandboxError,
+    SandboxLimits,
+    SandboxResult,
+    run_once,
+)
+from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+
+__all__ = [
+    "Box",
+    "Capabilities",
+    "Command",
+    "ProcessSandbox",
+    "ProcessSandboxConfig",
+    "Program",
+    "Protection",
+    "PythonCell",
+    "PythonScript",
+    "RunStatus",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxResult",
+    "run_once",
+]

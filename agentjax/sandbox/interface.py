@@ -1,0 +1,224 @@
+"""What a sandbox is: a back end that opens boxes; a box runs programs over one work directory.
+
+Back ends differ in strength and in what they offer, so both are data: ``protections`` are what was
+probed to hold on this machine, ``capabilities`` what may be asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Protocol
+
+from agentjax.config import Config, check
+
+
+class SandboxError(RuntimeError):
+  """The sandbox itself cannot do what was asked; never the fault of the program inside."""
+
+
+class RunStatus(enum.StrEnum):
+  """How a program ended. Only INFRA_ERROR is the system's fault."""
+
+  OK = "ok"  # exit code 0
+  ERROR = "error"  # any other exit code
+  TIMEOUT = "timeout"  # wall clock or CPU time
+  OUTPUT_LIMIT = "output_limit"
+  MEMORY_LIMIT = "memory_limit"
+  KILLED = "killed"  # by a signal: a crash, the kernel, itself
+  INFRA_ERROR = "infra_error"
+
+
+class Protection(enum.StrEnum):
+  """What code in a box cannot do or escape, as probed on this machine."""
+
+  LIMITS = "limits"  # memory, CPU time, file size, open files and processes are bounded
+  DESCENDANTS = "descendants"  # everything it started dies with it, daemons too
+  NETWORK = "network"  # no connection leaves the box
+  PROCESSES = "processes"  # cannot signal, trace or read the memory of a process outside
+  FILESYSTEM = "filesystem"  # reads the system and the interpreter only, writes its directory only
+  SYSCALLS = "syscalls"  # namespaces, tracing, mounting, keys, bpf, io_uring are refused
+  USER = "user"  # runs as a user that owns nothing else
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+  """What a back end offers beyond running one program."""
+
+  files: bool  # upload and download
+  snapshot: bool  # a work directory can be saved and a box opened from it
+  commands: bool  # argv programs, besides Python code
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SandboxLimits(Config):
+  """Bounds of one run; the figures are ours.
+
+  Attributes:
+    wall_seconds: from start to forced end of the run with all that it started.
+    cpu_seconds: CPU time of each process, rounded up to whole seconds.
+    memory_bytes: address space of each process beyond the bare interpreter's, and resident memory
+      of all processes of the run together.
+    processes: processes and threads alive at once.
+    output_bytes: bytes kept of stdout and of stderr each, half from the head, half from the tail.
+    output_kill_bytes: a run that has written more than this to either is ended.
+    file_bytes: size of one file.
+    open_files: open file descriptors of each process.
+  """
+
+  wall_seconds: float = 10.0
+  cpu_seconds: float = 10.0
+  memory_bytes: int = 512 * 2**20
+  processes: int = 32
+  output_bytes: int = 64 * 2**10
+  output_kill_bytes: int = 16 * 2**20
+  file_bytes: int = 16 * 2**20
+  open_files: int = 128
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
+    check(self.cpu_seconds > 0, f"{path}.cpu_seconds", self.cpu_seconds, "> 0")
+    check(self.memory_bytes >= 2**24, f"{path}.memory_bytes", self.memory_bytes, ">= 16 MiB")
+    check(self.processes >= 1, f"{path}.processes", self.processes, ">= 1")
+    check(self.output_bytes >= 2, f"{path}.output_bytes", self.output_bytes, ">= 2")
+    check(
+        self.output_kill_bytes >= self.output_bytes,
+        f"{path}.output_kill_bytes",
+        self.output_kill_bytes,
+        f">= output_bytes ({self.output_bytes})",
+    )
+    check(self.file_bytes >= 0, f"{path}.file_bytes", self.file_bytes, ">= 0")
+    check(self.open_files >= 16, f"{path}.open_files", self.open_files, ">= 16")
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonScript:
+  """Python source, run as ``__main__``; ``seed`` seeds the ``random`` module."""
+
+  source: str
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonCell:
+  """Like PythonScript; a final expression that is not None is also printed, as in a notebook."""
+
+  source: str
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """A program by name or path with its arguments; no shell."""
+
+  argv: tuple[str, ...]
+
+
+Program = PythonScript | PythonCell | Command
+
+
+@dataclasses.dataclass(frozen=True)
+class SandboxResult:
+  """Outcome of one run.
+
+  Attributes:
+    status: how it ended.
+    stdout, stderr: UTF-8; bytes that are not valid UTF-8 read ``\\xff``. Beyond
+      ``SandboxLimits.output_bytes`` the middle is replaced by a line that says how much is missing.
+    exit_code: the program's, or minus the signal that ended it; None when it was never started.
+    seconds: wall time.
+    detail: one line on why, empty when status is OK.
+    truncated: whether output is missing.
+  """
+
+  status: RunStatus
+  stdout: str
+  stderr: str
+  exit_code: int | None
+  seconds: float
+  detail: str = ""
+  truncated: bool = False
+
+
+class Box(Protocol):
+  """One work directory and the programs run in it, one at a time. Close it in a ``finally``."""
+
+  async def exec(
+      self,
+      program: Program,
+      *,
+      stdin: bytes = b"",
+      files: Mapping[str, bytes] | None = None,
+      limits: SandboxLimits | None = None,
+  ) -> SandboxResult:
+    """Writes ``files`` (relative path -> content), runs ``program``, waits until all of it is dead.
+
+    Cancelling kills the run. ``limits`` None means the back end's own.
+
+    Raises:
+      SandboxError: a path leaves the work directory.
+    """
+    ...
+
+  async def upload(self, path: str, content: bytes) -> None:
+    """Writes one file below the work directory; never through a link."""
+    ...
+
+  async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
+    """Reads one regular file below the work directory; never through a link.
+
+    Raises:
+      SandboxError: no such regular file, or larger than ``max_bytes``.
+    """
+    ...
+
+  async def snapshot(self) -> bytes:
+    """The work directory's files, for ``Sandbox.create(snapshot=...)``."""
+    ...
+
+  async def close(self) -> None:
+    """Kills what runs and wipes the work directory; closing twice is harmless."""
+    ...
+
+
+class Sandbox(Protocol):
+  """A back end."""
+
+  @property
+  def capabilities(self) -> Capabilities:
+    """What may be asked for."""
+    ...
+
+  async def start(self) -> frozenset[Protection]:
+    """Readies the back end and returns the protections that hold; repeated calls are free.
+
+    Raises:
+      SandboxError: it cannot run here, or a protection that the settings require is missing.
+    """
+    ...
+
+  async def create(self, snapshot: bytes | None = None) -> Box:
+    """Opens a box: empty, or with the files of a snapshot."""
+    ...
+
+  async def close(self) -> None:
+    """Closes all boxes and ends the back end."""
+    ...
+
+
+async def run_once(
+    sandbox: Sandbox,
+    program: Program,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    limits: SandboxLimits | None = None,
+) -> SandboxResult:
+  """Runs one program in a box of its own, wiped afterwards."""
+  box = await sandbox.create()
+  try:
+    return await box.exec(program, stdin=stdin, files=files, limits=limits)
+  finally:
+    await box.close()

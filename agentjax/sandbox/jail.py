@@ -1,0 +1,414 @@
+"""Kernel walls around a process: namespaces, Landlock, seccomp, capabilities, limits, by ctypes.
+
+Runs inside the sandbox's own interpreter, so it imports the standard library only. Nothing here
+needs privileges; each wall is probed, and what the kernel refuses is left out and reported missing.
+
+References:
+  Linux man-pages: namespaces(7), landlock(7), seccomp(2), capabilities(7), prctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import resource
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_NEWTIME = 0x00000080
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+
+
+def _checked(result: int, what: str) -> int:
+  if result < 0:
+    code = ctypes.get_errno()
+    raise OSError(code, f"{what}: {os.strerror(code)}")
+  return result
+
+
+def _prctl(option: int, argument: int) -> None:
+  zero = ctypes.c_ulong(0)
+  _checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero), f"prctl({option})")
+
+
+def _syscall(number: int, *arguments: Any) -> int:
+  converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+  return _checked(_libc.syscall(ctypes.c_long(number), *converted), f"syscall {number}")
+
+
+def holds(attempt: Callable[[], object]) -> bool:
+  """Whether ``attempt`` succeeds, tried in a child so that its effects are lost."""
+  pid = os.fork()
+  if pid == 0:
+    code = 1
+    try:
+      attempt()
+      code = 0
+    except BaseException:  # any failure means: this wall cannot be had
+      pass
+    finally:
+      os._exit(code)
+  return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def die_with_parent(signal_number: int) -> None:
+  _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+  """Makes this process the parent of every orphan among its descendants."""
+  _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privileges() -> None:
+  _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+# -- namespaces and mounts
+
+
+def unshare(flags: int) -> None:
+  _checked(_libc.unshare(flags), "unshare")
+
+
+def unshare_as_user(flags: int) -> None:
+  """Enters new namespaces through a user namespace that maps this user to itself."""
+  uid, gid = os.getuid(), os.getgid()
+  unshare(CLONE_NEWUSER | flags)
+  for name, text in (
+      ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")
+  ):
+    with open(f"/proc/self/{name}", "w") as file:
+      file.write(text)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+  _checked(
+      _libc.mount(
+          source.encode(), os.fsencode(target), kind.encode() if kind else None,
+          ctypes.c_ulong(flags), data.encode() if data else None,
+      ),
+      f"mount {target}",
+  )
+
+
+def keep_mounts_private() -> None:
+  _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def closed_ancestor(path: str) -> str | None:
+  """The first directory on the way to ``path`` that other users may not pass, or None."""
+  at = "/"
+  for part in os.path.realpath(path).strip("/").split("/"):
+    at = os.path.join(at, part)
+    if os.path.isdir(at) and not os.stat(at).st_mode & stat.S_IXOTH:
+      return at
+  return None
+
+
+def open_up(paths: Mapping[str, bool]) -> None:
+  """Makes ``paths`` (path -> writable) reachable by any user inside this mount namespace.
+
+  Each directory that bars the way is covered by an empty one in which only ``paths`` reappear.
+  """
+  blocked: dict[str, list[str]] = {}
+  for path in paths:
+    if (wall := closed_ancestor(path)) is not None:
+      blocked.setdefault(wall, []).append(path)
+  for wall, inner in blocked.items():
+    handles = {p: os.open(p, os.O_PATH | os.O_DIRECTORY) for p in inner}
+    targets = {p: os.path.realpath(p) for p in inner}
+    _mount("tmpfs", wall, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=64k")
+    for path, handle in handles.items():
+      os.makedirs(targets[path], mode=0o755, exist_ok=True)
+      _mount(f"/proc/self/fd/{handle}", targets[path], None, _MS_BIND)
+      os.close(handle)
+      if not paths[path]:
+        _mount("none", targets[path], None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+
+
+# -- users, capabilities, limits
+
+
+def become(uid: int) -> None:
+  os.setgroups([])
+  os.setresgid(uid, uid, uid)
+  os.setresuid(uid, uid, uid)
+
+
+def drop_capabilities() -> None:
+  """Empties every capability set of this process; a no-op without any."""
+  for capability in range(64):
+    try:
+      _prctl(_PR_CAPBSET_DROP, capability)
+    except OSError:  # past the last capability, or none held
+      break
+  header = struct.pack("=Ii", 0x20080522, 0)
+  _checked(_libc.capset(header, bytes(24)), "capset")
+
+
+def limit(limits: Mapping[str, float], *, address_space: int, processes: int) -> None:
+  """Applies the rlimits of one run; ``limits`` is a ``SandboxLimits`` as a dict."""
+  cpu = math.ceil(limits["cpu_seconds"])
+  for kind, soft, hard in (
+      (resource.RLIMIT_CPU, cpu, cpu + 1),
+      (resource.RLIMIT_AS, address_space, address_space),
+      (resource.RLIMIT_FSIZE, int(limits["file_bytes"]), int(limits["file_bytes"])),
+      (resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"])),
+      (resource.RLIMIT_NPROC, processes, processes),
+      (resource.RLIMIT_CORE, 0, 0),
+      (resource.RLIMIT_MEMLOCK, 0, 0),
+      (resource.RLIMIT_MSGQUEUE, 0, 0),
+  ):
+    ceiling = resource.getrlimit(kind)[1]
+    if ceiling != resource.RLIM_INFINITY:
+      soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.setrlimit(kind, (soft, hard))
+
+
+# -- Landlock: which files may be touched, no TCP, no signals outwards
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_FS_REFER, _FS_TRUNCATE, _FS_IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_FS_OF_FILES = _FS_EXECUTE | _FS_WRITE_FILE | _FS_READ_FILE | _FS_TRUNCATE | _FS_IOCTL_DEV
+_NET_TCP = 0b11
+_SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 0b11
+
+
+def landlock_version() -> int:
+  """The kernel's Landlock ABI, 0 when there is none."""
+  try:
+    return _syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
+  except OSError:
+    return 0
+
+
+def restrict_files(readable: Iterable[str], devices: Iterable[str], writable: str) -> None:
+  """Confines file access for good: ``readable`` read and execute, ``devices`` read and write,
+  ``writable`` everything but devices. Also refuses TCP (ABI 4) and signals and abstract sockets to
+  processes outside (ABI 6). Needs no_new_privileges().
+  """
+  version = landlock_version()
+  handled = (1 << 13) - 1
+  for since, right in ((2, _FS_REFER), (3, _FS_TRUNCATE), (5, _FS_IOCTL_DEV)):
+    handled |= right if version >= since else 0
+  attributes = struct.pack("=Q", handled)
+  if version >= 4:
+    attributes += struct.pack("=Q", _NET_TCP)
+  if version >= 6:
+    attributes += struct.pack("=Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNAL)
+  ruleset = _syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+  read = _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR
+  rules = [(path, read) for path in readable]
+  rules += [(path, _FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE) for path in devices]
+  rules.append((writable, handled & ~_FS_IOCTL_DEV))
+  for path, rights in rules:
+    try:
+      handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+      continue  # not every system has every path
+    if not stat.S_ISDIR(os.fstat(handle).st_mode):
+      rights &= _FS_OF_FILES
+    _syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights & handled, handle), 0)
+    os.close(handle)
+  _syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+  os.close(ruleset)
+
+
+# -- seccomp: which system calls may be made
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64)
+    "socket": (41, 198),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+    "prlimit64": (302, 261),
+    "fcntl": (72, 25),
+    "setpriority": (141, 140),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "fanotify_init": (300, 262),
+    "quotactl": (179, 60),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+}
+_BY_ARGUMENT = frozenset(
+    "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl".split()
+)
+_HARMLESS_IN_PID_NAMESPACE = frozenset(
+    "tkill pidfd_send_signal setpriority sched_setaffinity sched_setscheduler sched_setparam "
+    "sched_setattr ioprio_set".split()
+)
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+_NAMESPACE_FLAGS = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
+    | CLONE_NEWNET
+)
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+
+
+def seccomp_known() -> bool:
+  """Whether the filter's system call numbers are known for this machine."""
+  return platform.machine() in _ARCHITECTURES
+
+
+def refuse_system_calls(*, own_pid_namespace: bool) -> None:
+  """Installs the seccomp filter for good. Needs no_new_privileges().
+
+  Refused: sockets (socketpair stays; a path to a unix socket would reach services of the machine),
+  new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf, io_uring, clocks,
+  modules. Without a pid namespace also every signal and every scheduling call that could reach a
+  process other than the caller.
+  """
+  machine = platform.machine()
+  column = list(_ARCHITECTURES).index(machine)
+  program: list[tuple[int, int, int, int]] = []
+
+  def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
+    program.append((code, if_true, if_false, value))
+
+  def refuse(error: int) -> None:
+    step(_RETURN, _ERRNO | error)
+
+  def load_argument(index: int) -> None:
+    step(_LOAD, 16 + 8 * index)  # low word; both architectures are little endian
+
+  step(_LOAD, 4)
+  step(_EQUAL, _ARCHITECTURES[machine], 1, 0)
+  step(_RETURN, _KILL)
+  step(_LOAD, 0)
+  if machine == "x86_64":  # the x32 numbering would slip past the table
+    step(_AT_LEAST, 0x40000000, 0, 1)
+    refuse(_ENOSYS)
+  skipped = _BY_ARGUMENT | (_HARMLESS_IN_PID_NAMESPACE if own_pid_namespace else frozenset())
+  for name, numbers in _NUMBERS.items():
+    if name in skipped:
+      continue
+    step(_EQUAL, numbers[column], 0, 1)
+    refuse(_EPERM)
+  # libc falls back from clone3, whose flags a filter cannot read, to clone.
+  step(_EQUAL, _NUMBERS["clone3"][column], 0, 1)
+  refuse(_ENOSYS)
+  step(_EQUAL, _NUMBERS["clone"][column], 0, 4)
+  load_argument(0)
+  step(_ANY_BIT, _NAMESPACE_FLAGS, 0, 1)
+  refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  for name, allowed in _process_rules(own_pid_namespace).items():
+    step(_EQUAL, _NUMBERS[name][column], 0, len(allowed) + 3)
+    load_argument(0)
+    for at, value in enumerate(allowed):
+      step(_EQUAL, value & 0xFFFFFFFF, len(allowed) - at, 0)
+    refuse(_EPERM)
+    step(_RETURN, _ALLOW)
+  if not own_pid_namespace:
+    step(_EQUAL, _NUMBERS["fcntl"][column], 0, 6)
+    load_argument(1)
+    for at, command in enumerate((_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)):
+      step(_EQUAL, command, 3 - at, 0)
+    step(_RETURN, _ALLOW)
+    refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
+  buffer = ctypes.create_string_buffer(code, len(code))
+  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+  zero = ctypes.c_ulong(0)
+  _checked(
+      _libc.prctl(
+          _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero
+      ),
+      "prctl(PR_SET_SECCOMP)",
+  )
+
+
+def _process_rules(own_pid_namespace: bool) -> dict[str, tuple[int, ...]]:
+  """System calls whose first argument is a process, with the values allowed there."""
+  pid = os.getpid()
+  rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid)}
+  if not own_pid_namespace:
+    rules["kill"] = (pid, 0, -pid)
+    rules |= {name: (pid,) for name in ("tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")}
+  return rules

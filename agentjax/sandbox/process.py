@@ -1,0 +1,455 @@
+"""The embedded back end: jailed processes of this machine, without privileges and without Docker.
+
+One small interpreter (``zygote``) is started beside the trainer, never forked from it; each run is
+a fork of that interpreter, jailed by what the kernel grants and ended with all its descendants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import site
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from agentjax.config import Config, check
+from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.interface import (
+    Capabilities,
+    Command,
+    Program,
+    Protection,
+    PythonScript,
+    RunStatus,
+    SandboxError,
+    SandboxLimits,
+    SandboxResult,
+)
+
+_log = logging.getLogger(__name__)
+
+_BOOT = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); import zygote; "
+    "del sys.path[0]; zygote.main(json.loads(sys.argv[2]))"
+)
+_START_SECONDS = 60.0  # loading packages may be slow on a cold disk
+_GRACE_SECONDS = 10.0  # for the watcher to end a run after its deadline
+_SNAPSHOT_BYTES = 256 * 2**20
+_SIGXCPU = 24
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProcessSandboxConfig(Config):
+  """Settings of the embedded back end; the figures are ours.
+
+  Attributes:
+    limits: bounds of a run unless the caller gives its own.
+    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
+    packages: packages of this environment that programs may import beyond the standard library;
+      loaded once at start, so that a run finds them ready.
+    require: protections without which the sandbox refuses to start.
+    directory: where work directories are made; None is the system's temporary directory.
+  """
+
+  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
+  concurrency: int = 4
+  queue_seconds: float = 15.0
+  packages: tuple[str, ...] = ()
+  require: tuple[str, ...] = ("limits", "descendants", "network", "processes")
+  directory: str | None = None
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
+    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
+    known = [p.value for p in Protection]
+    for name in self.require:
+      check(name in known, f"{path}.require", self.require, ", ".join(known))
+
+
+class ProcessSandbox:
+  """Runs programs in jailed processes of this machine; Linux only. See the Sandbox protocol.
+
+  May be used from one event loop after another, and from several tasks at once.
+  """
+
+  capabilities = Capabilities(files=True, snapshot=True, commands=True)
+
+  def __init__(self, config: ProcessSandboxConfig | None = None):
+    self.config = config or ProcessSandboxConfig()
+    self.config.validate("sandbox")
+    self._zygote: _Zygote | None = None
+    self._starting = threading.Lock()
+    self._boxes: set[ProcessBox] = set()
+    self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+  @property
+  def protections(self) -> frozenset[Protection]:
+    """What was probed to hold; empty before the start."""
+    return self._zygote.protections if self._zygote is not None else frozenset()
+
+  async def start(self) -> frozenset[Protection]:
+    return (await self._ready()).protections
+
+  async def create(self, snapshot: bytes | None = None) -> ProcessBox:
+    zygote = await self._ready()
+    box = ProcessBox(self, zygote)
+    self._boxes.add(box)
+    if snapshot is not None:
+      try:
+        await asyncio.to_thread(sandbox_files.unpack, box.directory, snapshot, box.uid)
+      except BaseException:
+        await box.close()
+        raise
+    return box
+
+  async def close(self) -> None:
+    for box in list(self._boxes):
+      await box.close()
+    if self._zygote is not None:
+      self._zygote.end()
+      self._zygote = None
+
+  async def _ready(self) -> _Zygote:
+    if self._zygote is None or not self._zygote.alive:
+      await asyncio.to_thread(self._start)
+    assert self._zygote is not None
+    return self._zygote
+
+  def _start(self) -> None:
+    with self._starting:
+      if self._zygote is not None and self._zygote.alive:
+        return
+      again = self._zygote is not None
+      if again:
+        _log.warning("the sandbox's interpreter ended unexpectedly and is started again")
+      zygote = _Zygote(self.config)
+      missing = [p for p in self.config.require if p not in zygote.protections]
+      if missing:
+        zygote.end()
+        raise SandboxError(
+            f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
+            f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
+            f"allowed, or accept the risk and take the name out of ProcessSandboxConfig.require."
+        )
+      if not again:
+        _log.info(
+            "sandbox protections: %s (by %s)",
+            ", ".join(sorted(zygote.protections)), ", ".join(zygote.mechanisms),
+        )
+        if absent := sorted(set(Protection) - zygote.protections - {Protection.USER}):
+          _log.warning("sandbox protections this machine does not grant: %s", ", ".join(absent))
+      self._zygote = zygote
+
+  def _turn(self) -> asyncio.Semaphore:
+    loop = asyncio.get_running_loop()
+    if self._turns is None or self._turns[0] is not loop:
+      self._turns = (loop, asyncio.Semaphore(self.config.concurrency))
+    return self._turns[1]
+
+
+class ProcessBox:
+  """A work directory and its runs; made by ``ProcessSandbox.create``. See the Box protocol."""
+
+  def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote):
+    self._sandbox = sandbox
+    self.uid = zygote.spare_uid()
+    self.directory = tempfile.mkdtemp(prefix="box-", dir=zygote.directory)
+    if self.uid is not None:
+      os.chown(self.directory, self.uid, self.uid)
+    self._busy = asyncio.Lock()
+    self._closed = False
+
+  async def exec(
+      self,
+      program: Program,
+      *,
+      stdin: bytes = b"",
+      files: Mapping[str, bytes] | None = None,
+      limits: SandboxLimits | None = None,
+  ) -> SandboxResult:
+    limits = limits or self._sandbox.config.limits
+    async with self._busy, contextlib.AsyncExitStack() as held:
+      self._check_open()
+      seconds = self._sandbox.config.queue_seconds
+      try:
+        async with asyncio.timeout(seconds):
+          await held.enter_async_context(self._sandbox._turn())
+      except TimeoutError:
+        return _infra_error(
+            f"no free place for the run within {seconds:g} s; raise the sandbox's concurrency "
+            f"({self._sandbox.config.concurrency})"
+        )
+      for path, content in (files or {}).items():
+        sandbox_files.write_file(self.directory, path, content, self.uid)
+      zygote = await self._sandbox._ready()
+      request = {
+          "program": _as_request(program),
+          "limits": limits.to_dict(),
+          "directory": self.directory,
+          "uid": self.uid,
+          "tasks_of_user": zygote.tasks_of_user,
+      }
+      connection = zygote.new_run()
+      if connection is None:
+        return _infra_error("the sandbox's interpreter is gone")
+      try:
+        return await _converse(connection, request, stdin, limits)
+      finally:
+        await _hang_up(connection)
+
+  async def upload(self, path: str, content: bytes) -> None:
+    async with self._busy:
+      self._check_open()
+      await asyncio.to_thread(
+          sandbox_files.write_file, self.directory, path, content, self.uid
+      )
+
+  async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
+    async with self._busy:
+      self._check_open()
+      return await asyncio.to_thread(sandbox_files.read_file, self.directory, path, max_bytes)
+
+  async def snapshot(self) -> bytes:
+    async with self._busy:
+      self._check_open()
+      return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
+
+  async def close(self) -> None:
+    if self._closed:
+      return
+    self._closed = True
+    async with self._busy:
+      self._sandbox._boxes.discard(self)
+      await asyncio.to_thread(sandbox_files.wipe, self.directory)
+
+  def _check_open(self) -> None:
+    if self._closed:
+      raise SandboxError("this box is closed; open another with Sandbox.create()")
+
+
+class _Zygote:
+  """The interpreter process that runs are forked from, and its control socket."""
+
+  def __init__(self, config: ProcessSandboxConfig):
+    if sys.platform != "linux":
+      raise SandboxError(
+          f"ProcessSandbox needs Linux, this is {sys.platform}; run in a Linux container, or use "
+          "tools that need no sandbox"
+      )
+    self.directory = tempfile.mkdtemp(prefix="agentjax-sandbox-", dir=config.directory)
+    os.chmod(self.directory, 0o711)
+    self._wiped = weakref.finalize(self, _wipe_quietly, self.directory)
+    self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    interpreter = getattr(sys, "_base_executable", None) or sys.executable
+    packages_path = [*site.getsitepackages(), *sys.path] if config.packages else []
+    packages_path = [os.path.abspath(p) for p in packages_path if os.path.isdir(p)]
+    settings = {
+        "directory": self.directory,
+        "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),
+        "packages": config.packages,
+        "spare": config.concurrency,
+        "packages_path": packages_path,
+    }
+    try:
+      self._process = subprocess.Popen(
+          [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT,
+           os.path.dirname(os.path.abspath(__file__)), json.dumps(settings)],
+          stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+          cwd="/", env=_environment(interpreter), start_new_session=True,
+      )  # fmt: skip
+    except OSError as error:
+      raise SandboxError(f"cannot start the interpreter {interpreter}: {error}") from error
+    finally:
+      theirs.close()
+    hello = self._hello()
+    self.protections = frozenset(Protection(name) for name in hello["protections"])
+    self.mechanisms: list[str] = hello["mechanisms"]
+    self._first_uid, self._uids = hello["uids"]
+    self.tasks_of_user = _tasks_of_user() + 256  # the trainer may start more threads later
+
+  @property
+  def alive(self) -> bool:
+    return self._process.poll() is None
+
+  def spare_uid(self) -> int | None:
+    """A user id for one box, or None where programs keep ours."""
+    return self._first_uid + secrets.randbelow(self._uids) if self._uids else None
+
+  def new_run(self) -> socket.socket | None:
+    """Asks for a watcher; returns the socket to it, or None when the interpreter is gone."""
+    ours, theirs = socket.socketpair()
+    try:
+      socket.send_fds(self._control, [b"run"], [theirs.fileno()])
+    except OSError:
+      ours.close()
+      return None
+    finally:
+      theirs.close()
+    ours.setblocking(False)
+    return ours
+
+  def end(self) -> None:
+    self._control.close()
+    try:
+      self._process.wait(timeout=5.0)
+    except subprocess.TimeoutExpired:
+      self._process.kill()
+      self._process.wait()
+    self._wiped()
+
+  def _hello(self) -> dict[str, Any]:
+    self._control.settimeout(_START_SECONDS)
+    try:
+      message = self._control.recv(1 << 16)
+      hello = json.loads(message) if message else {"error": "it ended at once"}
+    except OSError as error:
+      hello = {"error": str(error)}
+    self._control.settimeout(None)
+    if "error" in hello:
+      self._process.kill()
+      self.end()
+      raise SandboxError(f"the sandbox's interpreter did not start: {hello['error']}")
+    return hello
+
+
+def _environment(interpreter: str) -> dict[str, str]:
+  """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
+  return {
+      "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",
+      "LANG": "C.UTF-8",
+      "PYTHONHASHSEED": "0",  # the same program prints the same sets
+      "PYTHONDONTWRITEBYTECODE": "1",
+      "OPENBLAS_NUM_THREADS": "1",
+      "OMP_NUM_THREADS": "1",
+      "MALLOC_ARENA_MAX": "2",
+  }
+
+
+def _wipe_quietly(directory: str) -> None:
+  with contextlib.suppress(OSError):
+    sandbox_files.wipe(directory)
+
+
+def _tasks_of_user() -> int:
+  """Threads of all processes of this user, which the kernel counts where no namespace does."""
+  count = 0
+  for entry in os.scandir("/proc"):
+    with contextlib.suppress(OSError):
+      if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+        count += len(os.listdir(f"/proc/{entry.name}/task"))
+  return count
+
+
+def _as_request(program: Program) -> dict[str, Any]:
+  if isinstance(program, Command):
+    if not program.argv:
+      raise SandboxError("a Command needs at least the program's name in argv")
+    return {"kind": "command", "argv": list(program.argv)}
+  kind = "script" if isinstance(program, PythonScript) else "cell"
+  return {"kind": kind, "source": program.source, "seed": program.seed}
+
+
+async def _converse(
+    connection: socket.socket, request: dict[str, Any], stdin: bytes, limits: SandboxLimits
+) -> SandboxResult:
+  loop = asyncio.get_running_loop()
+  try:
+    async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
+      for part in (json.dumps(request).encode(), stdin):
+        await loop.sock_sendall(connection, struct.pack("<Q", len(part)) + part)
+      length = struct.unpack("<Q", await _receive_exactly(connection, 8))[0]
+      frame = await _receive_exactly(connection, length)
+  except TimeoutError:
+    return _infra_error("the watcher did not end the run in time")
+  except (EOFError, OSError) as error:
+    return _infra_error(f"the watcher ended without a result ({error or 'closed'})")
+  return _as_result(frame, limits)
+
+
+async def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+  loop = asyncio.get_running_loop()
+  parts = bytearray()
+  while len(parts) < count:
+    part = await loop.sock_recv(connection, count - len(parts))
+    if not part:
+      raise EOFError
+    parts += part
+  return bytes(parts)
+
+
+async def _hang_up(connection: socket.socket) -> None:
+  """Tells the watcher to stop and waits until all of the run is dead; survives cancellation."""
+
+  async def wait_for_end() -> None:
+    try:
+      connection.shutdown(socket.SHUT_WR)
+      async with asyncio.timeout(_GRACE_SECONDS):
+        while await asyncio.get_running_loop().sock_recv(connection, 1 << 16):
+          pass
+    except (OSError, TimeoutError):
+      pass  # it is gone already, or will never go
+    finally:
+      connection.close()
+
+  await asyncio.shield(asyncio.ensure_future(wait_for_end()))
+
+
+def _as_result(frame: bytes, limits: SandboxLimits) -> SandboxResult:
+  at = 4 + struct.unpack("<I", frame[:4])[0]
+  header = json.loads(frame[4:at])
+  parts = []
+  for size in header["sizes"]:
+    parts.append(frame[at : at + size])
+    at += size
+  reason, detail, exit_code = header["reason"], header["detail"], header["exit_code"]
+  stdout = _text(parts[0], parts[1], header["totals"][0])
+  stderr = _text(parts[2], parts[3], header["totals"][1])
+  truncated = any(total > limits.output_bytes for total in header["totals"])
+  status = RunStatus.OK
+  if reason == "setup":
+    return dataclasses.replace(_infra_error(detail), seconds=header["seconds"])
+  if reason == "wall":
+    status = RunStatus.TIMEOUT
+  elif reason == "output":
+    status = RunStatus.OUTPUT_LIMIT
+  elif reason == "memory":
+    status = RunStatus.MEMORY_LIMIT
+  elif reason in ("processes", "cancelled"):
+    status = RunStatus.KILLED
+  elif exit_code == -_SIGXCPU or (exit_code == -9 and header["cpu_seconds"] >= limits.cpu_seconds):
+    status, detail = RunStatus.TIMEOUT, f"used more than {limits.cpu_seconds:g} s of CPU time"
+  elif exit_code < 0:
+    status, detail = RunStatus.KILLED, f"ended by signal {-exit_code}"
+  elif exit_code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+    status = RunStatus.MEMORY_LIMIT
+    detail = f"needs more than {limits.memory_bytes} bytes of memory"
+  elif exit_code != 0:
+    status, detail = RunStatus.ERROR, f"exit code {exit_code}"
+  return SandboxResult(status, stdout, stderr, exit_code, header["seconds"], detail, truncated)
+
+
+def _text(head: bytes, tail: bytes, total: int) -> str:
+  left_out = total - len(head) - len(tail)
+  if left_out <= 0:
+    return (head + tail).decode("utf-8", errors="backslashreplace")
+  first = head.decode("utf-8", errors="backslashreplace")
+  last = tail.decode("utf-8", errors="backslashreplace")
+  return f"{first}\n[... {left_out} bytes left out ...]\n{last}"
+
+
+def _infra_error(detail: str) -> SandboxResult:
+  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)

@@ -1,0 +1,29 @@
+"""Where arrays live: the device mesh and the table from logical to mesh axes."""
+
+from agentjax.sharding.layout import (
+    LOGICAL_AXES,
+    batch_sharding,
+    batch_shardings,
+    constrain,
+    partition_spec,
+    replicated,
+    row_multiple,
+    shardings,
+    time_multiple,
+)
+from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
+
+__all__ = [
+    "LOGICAL_AXES",
+    "MESH_AXES",
+    "MeshConfig",
+    "batch_sharding",
+    "batch_shardings",
+    "constrain",
+    "make_mesh",
+    "partition_spec",
+    "replicated",
+    "row_multiple",
+    "shardings",
+    "time_multiple",
+]

@@ -1,0 +1,322 @@
+"""Checks for your own parts, the same that agentjax runs on its own.
+
+``check_objective(my_loss, seed=0)`` raises AssertionError that begins with the name of the property
+that does not hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, prepare
+from agentjax.trajectory.batch import Batch
+
+_TIME = 20  # tokens a row in the checks; the longest sequence of an example has 8
+_PER_TOKEN = ("log_probs", "old", "behaviour", "reference", "entropies", "values")
+
+
+def check_objective(
+    objective: Objective,
+    config: ObjectiveConfig | None = None,
+    *,
+    seed: int,
+    tolerance: float = 1e-5,
+) -> None:
+  """Checks the promises that training, packing and sharding rely on, on a random packed batch.
+
+  * finite: loss and gradients have no NaN or inf;
+  * padding: more padding, whatever stands on it, changes nothing and has no gradient;
+  * permutation: the order of sequences in the batch and their places in rows change nothing;
+  * sibling exclusion: an invalid sequence has no gradient, and neither its content, nor its reward,
+    nor its presence changes anything for its group or its row;
+  * mask linearity: tokens of weight 0 have no gradient and their content does not matter, and the
+    loss is linear in the coefficients;
+  * micro-batch equality: losses and metrics of the rows add up to those of the batch.
+
+  Args:
+    objective: the loss, ``LossInputs -> (sum, metrics)``.
+    config: how the inputs are prepared (advantages, mismatch, aggregation); None is the default
+      ``ObjectiveConfig()``.
+    seed: of the random batch.
+    tolerance: absolute and relative, for fp32 sums taken in another order.
+
+  Raises:
+    AssertionError: the name of the property, then what differed.
+  """
+  check = _Checker(objective, config or ObjectiveConfig(), tolerance)
+  random = np.random.default_rng(seed)
+  example = _Example.random(random)
+  plain = check.run(example, _rows(example.order()))
+  check.finite(plain)
+
+  filled = dataclasses.replace(example, garbage=3.0)
+  check.same("padding", plain, check.run(filled, _rows(example.order(), time=_TIME + 5, empty=2)))
+
+  order = random.permutation(len(example.rewards)).tolist()
+  moved = example.renumbered(order)
+  result = check.run(moved, _rows(random.permutation(moved.order()).tolist()))
+  check.same("permutation", plain, result.renumbered(order))
+
+  for other in (example.with_changed_invalid(random), example.without_invalid()):
+    check.same("sibling exclusion", plain, check.run(other, _rows(other.order())))
+  check.no_gradient("sibling exclusion", plain, example.on_invalid())
+
+  check.same("mask linearity", plain, check.run(example.with_changed_masked(random), plain.rows))
+  check.no_gradient("mask linearity", plain, example.on_masked())
+  check.linear(example, plain, random)
+  check.microbatches(example, plain)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+  """Per-token arrays of one sequence."""
+
+  weights: np.ndarray
+  turns: np.ndarray
+  tokens: dict[str, np.ndarray]
+
+  def changed(self, where: np.ndarray, random: np.random.Generator) -> _Sequence:
+    noise = {k: np.where(where, random.normal(size=v.shape), v) for k, v in self.tokens.items()}
+    return dataclasses.replace(self, tokens=noise)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Example:
+  """Sequences by number, with what the batch says of each. The last place is unused."""
+
+  sequences: tuple[_Sequence | None, ...]
+  rewards: np.ndarray
+  valid: np.ndarray
+  groups: np.ndarray
+  garbage: float = 0.0  # scale of what stands on padding
+
+  @classmethod
+  def random(cls, random: np.random.Generator) -> _Example:
+    sequences: list[_Sequence | None] = []
+    for length in (5, 8, 3, 6, 4, 7, 8):
+      # A prompt token, a turn, an observation token, another turn.
+      cut = length // 2
+      weights = np.where(np.isin(np.arange(length), (0, cut)), 0.0, 1.0)
+      tokens = {name: random.normal(-1.0, 0.4, length) for name in _PER_TOKEN}
+      for name in ("old", "behaviour", "reference"):
+        tokens[name] = tokens["log_probs"] + random.normal(0, 0.2, length)
+      sequences.append(_Sequence(weights, (np.arange(length) > cut).astype(int), tokens))
+    return cls(
+        sequences=(*sequences, None),
+        rewards=np.array([1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]),
+        valid=np.array([1, 1, 1, 0, 1, 1, 1, 0], bool),
+        groups=np.array([0, 0, 0, 0, 1, 1, 1, -1]),
+    )
+
+  def order(self) -> list[int]:
+    return [i for i, sequence in enumerate(self.sequences) if sequence is not None]
+
+  def renumbered(self, order: Sequence[int]) -> _Example:
+    """Place i holds what place order[i] held; groups are numbered the other way round."""
+    groups = np.where(self.groups >= 0, self.groups.max() - self.groups, -1)
+    take = list(order)
+    return dataclasses.replace(
+        self, sequences=tuple(self.sequences[i] for i in take), rewards=self.rewards[take],
+        valid=self.valid[take], groups=groups[take],
+    )
+
+  def with_changed_invalid(self, random: np.random.Generator) -> _Example:
+    sequences = [
+        s if s is None or ok else s.changed(np.ones(len(s.weights), bool), random)
+        for s, ok in zip(self.sequences, self.valid, strict=True)
+    ]
+    rewards = np.where(self.valid, self.rewards, np.nan)
+    return dataclasses.replace(self, sequences=tuple(sequences), rewards=rewards)
+
+  def without_invalid(self) -> _Example:
+    kept = [s if ok else None for s, ok in zip(self.sequences, self.valid, strict=True)]
+    return dataclasses.replace(
+        self, sequences=tuple(kept), groups=np.where(self.valid, self.groups, -1)
+    )
+
+  def with_changed_masked(self, random: np.random.Generator) -> _Example:
+    changed = [s if s is None else s.changed(s.weights == 0, random) for s in self.sequences]
+    return dataclasses.replace(self, sequences=tuple(changed))
+
+  def on_invalid(self) -> dict[int, np.ndarray]:
+    return {
+        i: np.ones(len(s.weights), bool)
+        for i, s in enumerate(self.sequences)
+        if s is not None and not self.valid[i]
+    }
+
+  def on_masked(self) -> dict[int, np.ndarray]:
+    return {i: s.weights == 0 for i, s in enumerate(self.sequences) if s is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """Which sequence stands where: per row, (number, start)."""
+
+  places: tuple[tuple[int, int, int], ...]  # number, row, start
+  rows: int
+  time: int
+
+
+def _rows(order: Sequence[int], *, time: int = _TIME, empty: int = 0) -> _Rows:
+  """Fills rows in the given order, two sequences a row, a gap of one token before each."""
+  places = tuple((number, i // 2, 1 + (i % 2) * 10) for i, number in enumerate(order))
+  return _Rows(places, rows=4 + empty, time=time)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+  """Arrays of an example laid out in rows."""
+
+  batch: Batch
+  scores: dict[str, np.ndarray]
+
+  @classmethod
+  def create(cls, example: _Example, rows: _Rows) -> _Packed:
+    shape, random = (rows.rows, rows.time), np.random.default_rng(7)
+    fields = {k: example.garbage * random.normal(size=shape) for k in _PER_TOKEN}
+    segment_ids, turns = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+    weights, positions = np.zeros(shape), np.zeros(shape, np.int32)
+    for number, row, start in rows.places:
+      sequence = example.sequences[number]
+      if sequence is None:
+        continue
+      span = slice(start, start + len(sequence.weights))
+      segment_ids[row, span] = number + 1
+      positions[row, span] = np.arange(len(sequence.weights))
+      weights[row, span], turns[row, span] = sequence.weights, sequence.turns
+      for name, values in sequence.tokens.items():
+        fields[name][row, span] = values
+    as_float = {k: np.asarray(v, np.float32) for k, v in fields.items()}
+    batch = Batch(
+        token_ids=jnp.zeros(shape, jnp.int32), segment_ids=jnp.asarray(segment_ids),
+        positions=jnp.asarray(positions), weights=jnp.asarray(weights, jnp.float32),
+        log_probs=jnp.asarray(as_float["behaviour"]), entropies=jnp.asarray(as_float["entropies"]),
+        versions=jnp.zeros(shape, jnp.int32), turns=jnp.asarray(turns),
+        rewards=jnp.asarray(example.rewards, jnp.float32), valid=jnp.asarray(example.valid),
+        groups=jnp.asarray(example.groups, jnp.int32),
+    )
+    return cls(batch, as_float)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+  """Loss, metrics and gradients; gradients by name and sequence, apart from where they stood."""
+
+  loss: float
+  metrics: dict[str, float]
+  gradients: dict[str, dict[int, np.ndarray]]
+  elsewhere: float  # largest gradient on padding
+  rows: _Rows
+
+  def renumbered(self, order: Sequence[int]) -> _Result:
+    moved = {
+        name: {order[i]: value for i, value in parts.items()}
+        for name, parts in self.gradients.items()
+    }
+    return dataclasses.replace(self, gradients=moved)
+
+
+class _Checker:
+  """Runs one objective and compares results."""
+
+  def __init__(self, objective: Objective, config: ObjectiveConfig, tolerance: float):
+    self.config, self.tolerance = config, tolerance
+    self._prepare = jax.jit(self._prepared)
+    self._loss: Callable = jax.jit(
+        jax.value_and_grad(
+            lambda scores, prepared: objective(prepared.with_scores(**scores)), has_aux=True
+        )
+    )
+
+  def _prepared(self, batch: Batch, scores: dict[str, jax.Array]) -> Prepared:
+    return prepare(
+        batch, self.config, old_log_probs=scores["old"], reference_log_probs=scores["reference"],
+        values=scores["values"], baselines=jnp.full_like(batch.rewards, 0.25),
+    )[0]
+
+  def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:
+    packed = _Packed.create(example, rows)
+    scores = {k: packed.scores[k] for k in ("log_probs", "entropies", "values")}
+    return scores, self._prepare(packed.batch, packed.scores)
+
+  def run(self, example: _Example, rows: _Rows) -> _Result:
+    scores, prepared = self.inputs(example, rows)
+    (loss, metrics), gradients = self._loss(scores, prepared)
+    by_sequence: dict[str, dict[int, np.ndarray]] = {}
+    elsewhere = 0.0
+    for name, gradient in gradients.items():
+      rest = np.array(gradient)
+      by_sequence[name] = {}
+      for number, row, start in rows.places:
+        sequence = example.sequences[number]
+        if sequence is not None:
+          span = slice(start, start + len(sequence.weights))
+          by_sequence[name][number] = rest[row, span].copy()
+          rest[row, span] = 0
+      elsewhere = max(elsewhere, float(np.abs(rest).max()))
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return _Result(float(loss), numbers, by_sequence, elsewhere, rows)
+
+  def finite(self, result: _Result) -> None:
+    numbers = np.array([result.loss, *result.metrics.values()])
+    gradients = [g for parts in result.gradients.values() for g in parts.values()]
+    if not all(np.isfinite(x).all() for x in (numbers, *gradients)):
+      raise AssertionError(f"finite: loss {result.loss}, metrics {result.metrics}")
+
+  def same(self, name: str, one: _Result, other: _Result) -> None:
+    self.close(name, "loss", one.loss, other.loss)
+    for key in one.metrics:
+      self.close(name, f"metric {key!r}", one.metrics[key], other.metrics[key])
+    for score, parts in one.gradients.items():
+      for number in parts.keys() & other.gradients[score].keys():
+        what = f"gradient of {score} in sequence {number}"
+        self.close(name, what, parts[number], other.gradients[score][number])
+    if max(one.elsewhere, other.elsewhere) > 0:
+      raise AssertionError(f"{name}: padding has a gradient; multiply by coefficients or weights")
+
+  def no_gradient(self, name: str, result: _Result, where: dict[int, np.ndarray]) -> None:
+    for score, parts in result.gradients.items():
+      for number, mask in where.items():
+        if np.any(parts[number][mask] != 0):
+          raise AssertionError(
+              f"{name}: {score} of sequence {number} has a gradient on tokens without weight; "
+              "multiply by coefficients"
+          )
+
+  def linear(self, example: _Example, plain: _Result, random: np.random.Generator) -> None:
+    scores, prepared = self.inputs(example, plain.rows)
+    part = jnp.asarray(random.uniform(size=prepared.weights.shape), jnp.float32)
+    total = 0.0
+    for factor in (part, 1 - part):
+      scaled = {"coefficients": prepared.coefficients * factor}
+      if prepared.value_coefficients is not None:
+        scaled["value_coefficients"] = prepared.value_coefficients * factor
+      total += float(self._loss(scores, dataclasses.replace(prepared, **scaled))[0][0])
+    self.close("mask linearity", "loss of two parts of the coefficients", plain.loss, total)
+
+  def microbatches(self, example: _Example, plain: _Result) -> None:
+    scores, prepared = self.inputs(example, plain.rows)
+    loss, metrics = 0.0, dict.fromkeys(plain.metrics, 0.0)
+    for row in range(plain.rows.rows):
+      one_row = jax.tree.map(lambda x, row=row: x[row : row + 1], (scores, prepared))
+      (value, parts), _ = self._loss(*one_row)
+      loss += float(value)
+      metrics = {name: metrics[name] + float(parts[name]) for name in metrics}
+    name = "micro-batch equality"
+    self.close(name, "loss (return sum(coefficients * per_token), no mean)", plain.loss, loss)
+    for key, value in plain.metrics.items():
+      self.close(name, f"metric {key!r} (return sum(shares * per_token))", value, metrics[key])
+
+  def close(
+      self, name: str, what: str, expected: float | np.ndarray, got: float | np.ndarray
+  ) -> None:
+    try:
+      np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
+    except AssertionError as error:
+      raise AssertionError(f"{name}: {what} differs.{error}") from None

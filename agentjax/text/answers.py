@@ -1,0 +1,22 @@
+"""How a final answer is marked in text: a line ``#### ANSWER``, as in GSM8K (2110.14168)."""
+
+from __future__ import annotations
+
+import re
+
+ANSWER_MARK = "####"
+_MARKED = re.compile(rf"{ANSWER_MARK}[ \t]*([^\n]*)")
+
+
+def mark_answer(answer: str) -> str:
+  """``#### answer``."""
+  return f"{ANSWER_MARK} {answer}"
+
+
+def read_marked_answer(text: str) -> str | None:
+  """The rest of the line after the last ``####``, stripped; None where there is no mark or no rest.
+
+  The last mark counts, so that listing many answers gains nothing over giving one.
+  """
+  marked = _MARKED.findall(text)
+  return (marked[-1].strip() or None) if marked else None

@@ -1,0 +1,206 @@
+"""How a call of a tool is written in a turn of the policy, and read back from its ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from agentjax.text.tokenizer import SPECIAL_SPELLINGS, Tokenizer
+from agentjax.trajectory.record import ToolCall
+
+ToolCallFormat = Literal["compact", "json"]
+Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
+
+UNKNOWN_TOOL_PARAMETER = "input"  # holds the text of a compact call of a tool nobody knows
+
+
+class ParsedTurn(NamedTuple):
+  """What the policy wrote: the text before its first call, and its calls in order."""
+
+  text: str
+  calls: tuple[ToolCall, ...]
+
+
+class DescribedTool(Protocol):
+  """The part of a tool that the policy is told."""
+
+  @property
+  def name(self) -> str: ...
+
+  @property
+  def description(self) -> str: ...
+
+  @property
+  def parameters(self) -> Mapping[str, Any]: ...
+
+
+def text_parameter(schema: Mapping[str, Any]) -> str | None:
+  """The one required parameter of a tool if it is a string: a compact call is its bare text."""
+  required = list(schema.get("required", ()))
+  if len(required) != 1:
+    return None
+  declared = schema.get("properties", {}).get(required[0], {})
+  return required[0] if declared.get("type") == "string" else None
+
+
+def format_call(
+  call: ToolCall, tool_call_format: ToolCallFormat, schemas: Schemas | None = None
+) -> str:
+  """The text of ``call`` after ``<|call|>``, such that ``parse_turn`` gives ``call`` back.
+
+  "json": ``{"name": NAME, "arguments": {...}}``.
+  "compact": ``NAME TEXT`` where the tool's only required parameter is a string and the only one
+  given, else ``NAME {...}``. A tool missing in ``schemas`` counts as one of a single text
+  parameter if the call has just one argument and that is a string.
+
+  Raises:
+    ValueError: the call is malformed (``error`` set), its name holds white space in the compact
+      format, or its arguments cannot be written in that format.
+  """
+  if call.error is not None:
+    raise ValueError(f"a malformed call ({call.error}) has no text to render.")
+  arguments = dict(call.arguments)
+  if tool_call_format == "json":
+    return _dump({"name": call.name, "arguments": arguments})
+  if not call.name or call.name.split() != [call.name]:
+    raise ValueError(
+      f"tool name {call.name!r} cannot be written in the compact format: it must be one word. "
+      'Rename the tool or use tool_call_format="json".'
+    )
+  if schemas is not None and call.name in schemas:
+    parameter = text_parameter(schemas[call.name])
+    if parameter is None:
+      return f"{call.name} {_dump(arguments)}"
+    if list(arguments) != [parameter] or not isinstance(arguments[parameter], str):
+      raise ValueError(
+        f"a compact call of {call.name!r} is the text of its parameter {parameter!r} alone, got "
+        f'arguments {arguments!r}; use tool_call_format="json".'
+      )
+    return f"{call.name} {arguments[parameter]}"
+  if len(arguments) == 1 and isinstance(value := next(iter(arguments.values())), str):
+    return f"{call.name} {value}"
+  return f"{call.name} {_dump(arguments)}"
+
+
+def parse_turn(
+  tokenizer: Tokenizer,
+  ids: Sequence[int],
+  schemas: Schemas,
+  tool_call_format: ToolCallFormat = "compact",
+) -> ParsedTurn:
+  """Reads the ids the policy sampled in one turn.
+
+  Only the special ids count as markup: text that spells ``<|call|>`` stays text. What cannot be
+  read becomes a ``ToolCall`` with ``error`` set and no arguments, for the environment to answer. A
+  name that is not in ``schemas`` is no error here; its compact text is the argument "input".
+
+  Args:
+    tokenizer: the one the ids are of.
+    ids: the turn, with its ``<|end|>`` if it has one; nothing may follow that.
+    schemas: parameters of the known tools by name.
+    tool_call_format: how calls are written.
+
+  Raises:
+    ValueError: ids follow ``<|end|>``.
+  """
+  special = tokenizer.special
+  ids = [int(i) for i in ids]
+  closed = special.end in ids
+  if closed:
+    end = ids.index(special.end)
+    if end != len(ids) - 1:
+      raise ValueError(
+        f"{len(ids) - 1 - end} ids follow <|end|> at index {end}; a turn stops at its first one."
+      )
+    ids = ids[:end]
+  parts = _split(ids, special.call)
+  calls = []
+  for number, part in enumerate(parts[1:], start=2):
+    if not closed and number == len(parts):
+      name = _compact_name(tokenizer.decode(part)) if tool_call_format == "compact" else ""
+      calls.append(ToolCall(name, {}, error="the call was cut off before <|end|>"))
+    elif stray := [i for i in part if i < len(SPECIAL_SPELLINGS)]:
+      name = _compact_name(tokenizer.decode(part)) if tool_call_format == "compact" else ""
+      calls.append(ToolCall(name, {}, error=f"{tokenizer.decode(stray[:1])} inside a call"))
+    elif tool_call_format == "json":
+      calls.append(_parse_json(tokenizer.decode(part)))
+    else:
+      calls.append(_parse_compact(tokenizer.decode(part), schemas))
+  return ParsedTurn(tokenizer.decode(parts[0]), tuple(calls))
+
+
+def describe_tools(tools: Sequence[DescribedTool]) -> str:
+  """One JSON line a tool (name, description, parameters), for a system prompt."""
+  return "\n".join(
+    _dump({"name": t.name, "description": t.description, "parameters": dict(t.parameters)})
+    for t in tools
+  )
+
+
+def _split(ids: list[int], separator: int) -> list[list[int]]:
+  parts: list[list[int]] = [[]]
+  for i in ids:
+    if i == separator:
+      parts.append([])
+    else:
+      parts[-1].append(i)
+  return parts
+
+
+def _compact_name(text: str) -> str:
+  words = text.split(maxsplit=1)
+  return words[0] if words else ""
+
+
+def _parse_compact(text: str, schemas: Schemas) -> ToolCall:
+  text = text.lstrip()
+  name = _compact_name(text)
+  if not name:
+    return ToolCall("", {}, error="the call has no tool name")
+  argument = text[len(name) + 1 :]  # exactly one white space separates; the rest is the text's own
+  if name not in schemas:
+    return ToolCall(name, {UNKNOWN_TOOL_PARAMETER: argument})
+  parameter = text_parameter(schemas[name])
+  if parameter is not None:
+    return ToolCall(name, {parameter: argument})
+  arguments, error = _load(argument.strip() or "{}")
+  if error is not None:
+    return ToolCall(name, {}, error=f"the arguments of {name} must be a JSON object: {error}")
+  return ToolCall(name, arguments)
+
+
+def _parse_json(text: str) -> ToolCall:
+  value, error = _load(text)
+  if error is not None:
+    return ToolCall("", {}, error=f"a call must be a JSON object: {error}")
+  name, arguments = value.get("name"), value.get("arguments", {})
+  if not isinstance(name, str) or not name:
+    return ToolCall("", {}, error='a call needs a "name" that is a non-empty string')
+  if not isinstance(arguments, dict):
+    return ToolCall(name, {}, error=f'the "arguments" of {name} must be a JSON object')
+  if extra := sorted(set(value) - {"name", "arguments"}):
+    return ToolCall(name, {}, error=f'a call has only "name" and "arguments", got {extra[0]!r}')
+  return ToolCall(name, arguments)
+
+
+def _load(text: str) -> tuple[dict[str, Any], str | None]:
+  """A JSON object, or why it is none. Whatever a policy writes, nothing is raised."""
+  try:
+    value = json.loads(text, parse_constant=_no_constant)
+    json.dumps(value, ensure_ascii=False).encode()  # lone surrogates would fail in every tool
+  except RecursionError:
+    return {}, "it is nested too deeply"
+  except ValueError as error:
+    return {}, str(error)
+  if not isinstance(value, dict):
+    return {}, f"got a JSON {type(value).__name__}"
+  return value, None
+
+
+def _no_constant(name: str) -> None:
+  raise ValueError(f"{name} is not JSON")
+
+
+def _dump(value: Any) -> str:
+  return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,52 @@
+"""Trains an experiment, resumes it, or replays one of its steps.
+
+  python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
+  python -m agentjax.train --config=configs/quickstart.py --workdir=runs/b --config.seed=1
+  python -m agentjax.train --config=runs/b/config.json --workdir=runs/b --replay_step=12
+
+The same command on the same directory resumes. Exit status: 0 finished or replayed identically,
+1 replayed with another result, 2 settings that cannot be used, 3 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import flags
+from rich.console import Console
+
+from agentjax.training.flags import define_config_flag, main
+
+_CONFIG = define_config_flag()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created when missing.")
+_REPLAY_STEP = flags.DEFINE_integer(
+  "replay_step",
+  None,
+  "Execute this recorded step again from checkpoint and journal, and compare.",
+  lower_bound=1,
+)
+flags.mark_flag_as_required("workdir")
+
+
+def run(argv: list[str]) -> None:
+  """Entry point; see the module's docstring."""
+  del argv
+  from agentjax.training.run import Run
+
+  console = Console()
+  session = Run(_CONFIG.value, _WORKDIR.value, console=console)
+  if _REPLAY_STEP.value is not None:
+    replayed = session.replay(_REPLAY_STEP.value)
+    verdict = "identical" if replayed.identical else "DIFFERENT"
+    console.print(
+      f"step {replayed.step}: recorded {replayed.recorded}, "
+      f"replayed {replayed.replayed}: {verdict}",
+      highlight=False,
+    )
+    sys.exit(0 if replayed.identical else 1)
+  if not session.train().finished:
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+  main(run)

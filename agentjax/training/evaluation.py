@@ -1,0 +1,119 @@
+"""Held-out evaluation of a policy, inside a run or of a checkpoint on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+
+import jax
+from jax.sharding import NamedSharding
+
+from agentjax.config import ConfigError
+from agentjax.engine import Engine
+from agentjax.models import Params
+from agentjax.models.spec import abstract
+from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, evaluate
+from agentjax.rollout.viewer import write_trajectories
+from agentjax.sharding import make_mesh, shardings
+from agentjax.training.checkpoint import latest_checkpoint, load_networks
+from agentjax.training.experiment import Experiment
+from agentjax.training.parts import Extensions, Parts, build_parts
+from agentjax.training.state import network_specs
+
+
+def build_engine(parts: Parts) -> Engine:
+  """The sampling engine of a run; it draws no id that the tokenizer does not have."""
+  return Engine(
+    parts.model,
+    parts.experiment.engine,
+    decode=parts.tokenizer.decode,
+    vocab_limit=parts.tokenizer.vocab_size,
+  )
+
+
+async def evaluate_policy(
+  parts: Parts, engine: Engine, policy: Params, step: int, plan: EvaluationPlan
+) -> EvaluationReport:
+  """Measures ``policy`` on the first ``config.evaluation.tasks`` held-out tasks.
+
+  Args:
+    parts: host-side parts of the run.
+    engine: gets the policy published.
+    policy: parameters, of training step ``step``.
+    plan: what to measure.
+  """
+  settings = parts.experiment.evaluation
+  sampling = dataclasses.replace(parts.experiment.rl.sampling, temperature=settings.temperature)
+  engine.publish(policy, step)
+  return await evaluate(
+    parts.tasks.test[: settings.tasks],
+    player=parts.player(engine, sampling, parts.experiment.seed),
+    make_environment=parts.make_environment,
+    rewards=parts.rewards,
+    plan=plan,
+    tool_names=parts.registry.schemas.keys(),
+    step=step,
+    program=parts.program,
+  )
+
+
+def evaluate_checkpoint(
+  experiment: Experiment,
+  checkpoint: str | os.PathLike[str],
+  *,
+  extensions: Extensions | None = None,
+  samples_file: str | os.PathLike[str] | None = None,
+) -> EvaluationReport:
+  """Loads a checkpoint's policy and measures it as ``config.evaluation`` says.
+
+  Args:
+    experiment: validated and frozen here.
+    checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
+    extensions: as in ``Run``.
+    samples_file: text file to write readable episodes to.
+
+  Raises:
+    ConfigError: ``evaluation.tasks`` is 0, or the checkpoint is of another config.
+    CheckpointError: there is no checkpoint.
+  """
+  experiment.validate()
+  experiment.freeze()
+  settings = experiment.evaluation
+  if not settings.tasks:
+    raise ConfigError("config.evaluation.tasks=0 measures nothing; allowed: at least 1.")
+  path = latest_checkpoint(pathlib.Path(checkpoint))
+  # A tokenizer trained on the tasks stands two levels up, in the run's directory.
+  parts = build_parts(experiment, path.parents[1], extensions or Extensions())
+  specs = network_specs(parts.model, experiment.rl.objective.needs_values)
+  placed = shardings(specs, make_mesh(experiment.mesh))
+  target = jax.tree.map(_with_sharding, abstract(specs), placed)
+  networks = load_networks(path, target, parts.identity)
+  engine = build_engine(parts)
+
+  async def work() -> EvaluationReport:
+    try:
+      return await evaluate_policy(
+        parts, engine, networks.policy, int(path.name), settings.plan(settings.samples)
+      )
+    finally:
+      await parts.registry.close()
+
+  try:
+    report = asyncio.run(work())
+  finally:
+    engine.close()
+  if samples_file is not None:
+    write_trajectories(
+      samples_file,
+      report.greedy_trajectories or report.sampled_trajectories,
+      tasks=parts.tasks.test,
+      tokenizer=parts.tokenizer,
+      title=f"{experiment.name}: held-out episodes of {path}",
+    )
+  return report
+
+
+def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)

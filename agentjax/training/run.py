@@ -1,0 +1,483 @@
+"""A run: warm start, then reinforcement learning; resumable at any instant, replayable by step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+from absl import logging
+from rich.console import Console
+
+from agentjax.config import ConfigError
+from agentjax.data import TaskIterator
+from agentjax.models.spec import count
+from agentjax.objectives.objective import Objective, policy_objective
+from agentjax.rollout import keys
+from agentjax.rollout.evaluation import EvaluationReport
+from agentjax.rollout.loop import collect
+from agentjax.rollout.statistics import rollout_statistics
+from agentjax.rollout.viewer import write_trajectories
+from agentjax.training.checkpoint import CheckpointStore, abstract_like, load_networks
+from agentjax.training.evaluation import build_engine, evaluate_policy
+from agentjax.training.experiment import Experiment
+from agentjax.training.fingerprint import fingerprint
+from agentjax.training.interrupt import Interrupt
+from agentjax.training.journal import Journal, StepRecord
+from agentjax.training.learner import Learner
+from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
+from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.progress import ProgressDisplay, print_table
+from agentjax.training.state import TrainState, network_specs
+from agentjax.training.workdir import open_workdir, write_atomically
+from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.recordlog import decode_record, encode_record
+from agentjax.trajectory.store import from_record, to_record
+
+_COLUMNS = {
+  "reward/mean": "reward",
+  "eval/greedy": "held-out success",
+  "nll": "loss (nats a token)",
+  "rollout/tool_calls": "tool calls an episode",
+  "policy/entropy": "entropy (nats a token)",
+  "mismatch/max": "sampler-trainer gap (nats)",
+  "time/tokens_per_second": "tokens/s",
+}
+
+
+class TrainingError(RuntimeError):
+  """Training cannot go on; the message says at which step and what to change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunReport:
+  """What a finished run found.
+
+  Attributes:
+    directory: where everything stands.
+    before, after: held-out metrics at the start and the end of reinforcement learning, as of
+      ``EvaluationReport.metrics``; empty where evaluation is off.
+    steps: training steps done, over all stages.
+    finished: False where the run was interrupted; the same command goes on.
+  """
+
+  directory: pathlib.Path
+  before: dict[str, float]
+  after: dict[str, float]
+  steps: int
+  finished: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayReport:
+  """Result of executing a recorded step again."""
+
+  step: int
+  recorded: str
+  replayed: str
+
+  @property
+  def identical(self) -> bool:
+    return self.recorded == self.replayed
+
+
+class Run:
+  """Trains one experiment in one directory.
+
+  ``Run(experiment, "runs/a").train()`` starts or resumes; ``replay(step)`` executes a recorded step
+  again from checkpoint and journal and compares the parameters' hash.
+
+  Args:
+    experiment: what to do; validated and frozen here.
+    workdir: the run's directory.
+    objective: your own loss (``objectives.Objective``) in the place of ``config.rl.objective``'s;
+      advantages still come from the config.
+    extensions: tools, tasks, environments, scorers or a program of your own.
+    console: where progress is shown; None shows it on standard output.
+  """
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    workdir: str | os.PathLike[str],
+    *,
+    objective: Objective | None = None,
+    extensions: Extensions | None = None,
+    console: Console | None = None,
+  ):
+    experiment.validate()
+    self.experiment = experiment.freeze()
+    self.directory = pathlib.Path(workdir).absolute()
+    self._objective = objective or policy_objective(experiment.rl.objective)
+    self._extensions = extensions or Extensions()
+    self._console = console or Console()
+
+  def train(self) -> RunReport:
+    """Runs all stages to their end, from wherever an earlier process got to.
+
+    SIGTERM and Ctrl-C stop it after saving a checkpoint and the episodes finished so far.
+
+    Raises:
+      ConfigError: settings or directory that cannot be used.
+      TrainingError: gradients stayed non-finite.
+      CheckpointError: a checkpoint could not be written; earlier ones are whole.
+    """
+    with (
+      open_workdir(self.directory, self.experiment),
+      _Session(
+        self.experiment, self.directory, self._objective, self._extensions, self._console
+      ) as session,
+    ):
+      return session.train()
+
+  def replay(self, step: int) -> ReplayReport:
+    """Executes a recorded step again from the nearest earlier checkpoint and the journal.
+
+    No tool is called and nothing is sampled; nothing in the directory changes.
+
+    Raises:
+      ConfigError: the step was never recorded, or the directory holds another run.
+    """
+    with (
+      open_workdir(self.directory, self.experiment),
+      _Session(
+        self.experiment, self.directory, self._objective, self._extensions, self._console
+      ) as session,
+    ):
+      return session.replay(step)
+
+
+class _Session:
+  """One process's work on a run: built parts, current state, open files."""
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    directory: pathlib.Path,
+    objective: Objective,
+    extensions: Extensions,
+    console: Console,
+  ):
+    self.experiment, self.directory, self.console = experiment, directory, console
+    self.parts = build_parts(experiment, directory, extensions)
+    self.learner = Learner(self.parts, objective)
+    self.checkpoints = CheckpointStore(
+      directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
+    )
+    self.journal = Journal(directory / "journal.log")
+    if self.journal.torn is not None:
+      logging.warning("dropped the torn end of the journal: %s", self.journal.torn.reason)
+    self.runner = asyncio.Runner()
+    self.engine = build_engine(self.parts)
+    self.interrupt = Interrupt()
+    self.evaluations: dict[str, dict[str, float]] = {}
+    self.pending: dict[keys.Address, Trajectory] = {}
+    self.iterators = {
+      "supervised": self._iterator(
+        [t for t in self.parts.tasks.train if t.demonstration], "supervised"
+      ),
+      "rl": self._iterator(self.parts.tasks.train, "rl"),
+    }
+
+  def __enter__(self) -> _Session:
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    with contextlib.ExitStack() as stack:
+      stack.callback(self.runner.close)
+      stack.callback(self.journal.close)
+      stack.callback(self.engine.close)
+      stack.callback(lambda: self.runner.run(self.parts.registry.close()))
+
+  @property
+  def last_step(self) -> int:
+    return self.experiment.supervised.steps + self.experiment.rl.steps
+
+  def stage_of(self, step: int) -> str:
+    return "supervised" if step <= self.experiment.supervised.steps else "rl"
+
+  def _iterator(self, tasks: Sequence[Task], stage: str) -> TaskIterator | None:
+    settings = getattr(self.experiment, stage)
+    if not settings.steps:
+      return None
+    return TaskIterator(tasks, batch_size=settings.tasks_per_step, seed=self.experiment.seed)
+
+  # Training.
+
+  def train(self) -> RunReport:
+    state, step = self._restore()
+    metrics = MetricsWriter(self.directory, resume_step=step)
+    progress = ProgressDisplay(self.console, _COLUMNS)
+    with contextlib.closing(metrics), self.interrupt, progress:
+      progress.note(self._describe(step))
+      if step == 0 and not self.checkpoints.steps():
+        if self.last_step and self.stage_of(1) == "rl":
+          self._evaluate_into("before", state, 0, progress)
+        self._save(0, state)
+      while step < self.last_step and not self.interrupt.requested:
+        step += 1
+        stage = self.stage_of(step)
+        first = 1 if stage == "supervised" else self.experiment.supervised.steps + 1
+        if step == first or progress.stage_name != stage:
+          progress.stage(stage, getattr(self.experiment, stage).steps, done=step - first)
+        try:
+          state, values, episodes = self._step(step, stage, state, progress)
+        except asyncio.CancelledError:
+          step -= 1
+          self._save(step, state)
+          break
+        self._finish_step(step, stage, state, values, episodes, metrics)
+        progress.update(step - first + 1, values)
+      finished = step == self.last_step
+      if not finished:
+        progress.note(f"interrupted after step {step}; the same command goes on from here")
+    report = RunReport(
+      self.directory,
+      self.evaluations.get("before", {}),
+      self.evaluations.get("after", {}),
+      step,
+      finished,
+    )
+    if finished:
+      self._write_report(report)
+    return report
+
+  def _step(
+    self, step: int, stage: str, state: TrainState, progress: ProgressDisplay
+  ) -> tuple[TrainState, dict[str, float], tuple[keys.Address, ...]]:
+    started = time.monotonic()
+    iterator = self.iterators[stage]
+    assert iterator is not None
+    episodes: tuple[keys.Address, ...] = ()
+    if step == self.experiment.supervised.steps + 1:
+      state = self.learner.begin_rl(state)
+    if stage == "supervised":
+      state, values = self.learner.supervised_step(state, next(iterator))
+    else:
+      before = iterator.get_state()
+      tasks = next(iterator)
+      try:
+        trajectories = self._collect(step, tasks, state)
+      except asyncio.CancelledError:
+        iterator.set_state(before)
+        raise
+      episodes = tuple(t.address for t in trajectories)
+      rollout_seconds = time.monotonic() - started
+      state, values = self.learner.rl_step(state, trajectories)
+      values |= self._rollout_metrics(trajectories, rollout_seconds)
+      values["time/update"] = time.monotonic() - started - rollout_seconds
+      done = step - self.experiment.supervised.steps
+      every = self.experiment.evaluation.every
+      if every and done % every == 0 and step != self.last_step:
+        report = self._evaluate(state, step, samples=0)
+        values |= {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
+    if step == self.experiment.supervised.steps and self.experiment.rl.steps:
+      values |= self._evaluate_into("before", state, step, progress)
+    if step == self.last_step and self.experiment.rl.steps:
+      values |= self._evaluate_into("after", state, step, progress)
+    values["time/step"] = time.monotonic() - started
+    return state, values, episodes
+
+  def _collect(self, step: int, tasks: Sequence[Task], state: TrainState) -> list[Trajectory]:
+    finished = self.journal.trajectories(step) | self.pending
+    self.pending = dict(finished)
+
+    def keep(trajectory: Trajectory) -> None:
+      self.journal.add_trajectory(trajectory)
+      self.pending[trajectory.address] = trajectory
+
+    self.engine.publish(state.networks.policy, step)
+    work = collect(
+      tasks,
+      step=step,
+      samples_per_task=self.experiment.rollout.group_size,
+      player=self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
+      make_environment=self.parts.make_environment,
+      rewards=self.parts.rewards,
+      program=self.parts.program,
+      finished=finished,
+      on_finish=keep,
+    )
+    trajectories = self.runner.run(self.interrupt.cancellable(work))
+    self.pending = {}
+    return trajectories
+
+  def _finish_step(
+    self,
+    step: int,
+    stage: str,
+    state: TrainState,
+    values: dict[str, float],
+    episodes: tuple[keys.Address, ...],
+    metrics: MetricsWriter,
+  ) -> None:
+    limit = getattr(self.experiment, stage).optimizer.max_bad_steps
+    if values["bad_steps"] >= limit:
+      raise TrainingError(
+        f"step {step}: {int(values['bad_steps'])} updates in a row had non-finite gradients and "
+        f"were skipped (config.{stage}.optimizer.max_bad_steps={limit}). Lower "
+        f"config.{stage}.optimizer.learning_rate or resume from an earlier checkpoint."
+      )
+    record = StepRecord(step, stage, episodes, fingerprint(state.networks))
+    known = self.journal.steps.get(step)
+    if known is not None and known.fingerprint != record.fingerprint:
+      logging.warning(
+        "step %d was executed before with another result (%s, now %s): this machine computes other "
+        "bits than the one that recorded it",
+        step,
+        known.fingerprint,
+        record.fingerprint,
+      )
+    self.journal.finish_step(record)
+    metrics.write(step, stage, values)
+    last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
+    if last_of_stage or step % self.experiment.checkpoint.every == 0:
+      self._save(step, state)
+
+  # Saving and restoring.
+
+  def _save(self, step: int, state: TrainState) -> None:
+    """Saves a checkpoint, with the episodes of the next step that are finished already."""
+    host = {
+      "iterators": {k: v.get_state() for k, v in self.iterators.items() if v is not None},
+      "evaluations": self.evaluations,
+    }
+    records = encode_record({"trajectories": [to_record(t) for t in self.pending.values()]})
+    self.journal.sync()
+    # One that is there already holds the same state; the journal holds the finished episodes.
+    if step not in self.checkpoints.steps():
+      self.checkpoints.save(step, state, host, records)
+
+  def _restore(self, at_most: int | None = None) -> tuple[TrainState, int]:
+    """State and step to go on from: the newest checkpoint (not after ``at_most``), or the start."""
+    steps = [s for s in self.checkpoints.steps() if at_most is None or s <= at_most]
+    stage = self.stage_of(max(steps[-1], 1) if steps else 1)
+    state = self.learner.initial_state(stage)
+    if not steps:
+      if self.experiment.start_from is not None:
+        networks = load_networks(
+          self.experiment.start_from, abstract_like(state.networks), self.parts.identity
+        )
+        state = self.learner.with_networks(state, networks, stage)
+      return state, 0
+    state, host, pending = self.checkpoints.restore(steps[-1], abstract_like(state))
+    for name, saved in host["iterators"].items():
+      iterator = self.iterators[name]
+      assert iterator is not None
+      iterator.set_state(saved)
+    self.evaluations = host["evaluations"]
+    if pending:
+      loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]
+      self.pending = {t.address: t for t in loaded}
+    return state, steps[-1]
+
+  def replay(self, step: int) -> ReplayReport:
+    recorded = self.journal.steps.get(step)
+    if recorded is None:
+      known = sorted(self.journal.steps)
+      raise ConfigError(
+        f"--replay_step={step} is not in the journal of {self.directory}; recorded: "
+        + (f"{known[0]} to {known[-1]}." if known else "none.")
+      )
+    state, done = self._restore(at_most=step - 1)
+    for current in range(done + 1, step + 1):
+      stage = self.stage_of(current)
+      if current == self.experiment.supervised.steps + 1:
+        state = self.learner.begin_rl(state)
+      if stage == "supervised":
+        iterator = self.iterators[stage]
+        assert iterator is not None
+        state, _ = self.learner.supervised_step(state, next(iterator))
+      else:
+        episodes = self.journal.trajectories(current)
+        order = self.journal.steps[current].episodes
+        state, _ = self.learner.rl_step(state, [episodes[address] for address in order])
+    return ReplayReport(step, recorded.fingerprint, fingerprint(state.networks))
+
+  # Evaluation and reports.
+
+  def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
+    plan = self.experiment.evaluation.plan(samples)
+    return self.runner.run(
+      evaluate_policy(self.parts, self.engine, state.networks.policy, step, plan)
+    )
+
+  def _evaluate_into(
+    self, name: str, state: TrainState, step: int, progress: ProgressDisplay
+  ) -> dict[str, float]:
+    """Full held-out evaluation, kept as ``name`` and in a file of readable episodes."""
+    settings = self.experiment.evaluation
+    if not settings.tasks:
+      return {}
+    progress.note(f"evaluating on {settings.tasks} held-out tasks ({name} reinforcement learning)")
+    report = self._evaluate(state, step, samples=settings.samples)
+    self.evaluations[name] = report.metrics()
+    write_trajectories(
+      self.directory / f"samples_{name}.txt",
+      report.greedy_trajectories or report.sampled_trajectories,
+      tasks=self.parts.tasks.test,
+      tokenizer=self.parts.tokenizer,
+      title=f"{self.experiment.name}: held-out episodes {name} reinforcement learning",
+    )
+    return {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
+
+  def _rollout_metrics(
+    self, trajectories: Sequence[Trajectory], seconds: float
+  ) -> dict[str, float]:
+    statistics = rollout_statistics(trajectories, tool_names=self.parts.registry.schemas.keys())
+    values: dict[str, float] = {}
+    for name, value in statistics.metrics().items():
+      values[f"time/{name}" if name.endswith("_seconds") else name] = value
+    sampled = values["rollout/sampled_tokens"] * len(trajectories)
+    return values | {"time/rollout": seconds, "time/tokens_per_second": sampled / seconds}
+
+  def _describe(self, step: int) -> str:
+    size = count(network_specs(self.parts.model, False))
+    begun = f"resuming after step {step}" if step else "starting"
+    return (
+      f"{self.experiment.name}: {begun} in {self.directory}, {size:,} parameters, "
+      f"{len(self.parts.tasks.train):,} training tasks, {len(self.parts.tasks.test):,} held out, "
+      f"{jax.device_count()} {jax.default_backend()} device(s)"
+    )
+
+  def _write_report(self, report: RunReport) -> None:
+    write_atomically(
+      self.directory / "report.json",
+      json.dumps({"before": report.before, "after": report.after, "steps": report.steps}, indent=2),
+    )
+    rows = read_metrics(self.directory / "metrics.jsonl")
+    if self.experiment.rl.steps:
+      plot_rewards(rows, self.directory / "rewards.png", self.experiment.name)
+    if not report.after:
+      return
+    table = []
+    for name in [n for n in report.after if f"{n}_low" in report.after and "/" not in n]:
+      table.append((name, *(_interval(result, name) for result in (report.before, report.after))))
+    for name, label in (
+      ("greedy/rollout/tool_calls", "tool calls an episode"),
+      ("greedy/rollout/sampled_tokens", "tokens drawn an episode"),
+    ):
+      table.append((label, *(f"{r.get(name, 0.0):.2f}" for r in (report.before, report.after))))
+    title = f"{self.experiment.evaluation.tasks} held-out tasks, seed {self.experiment.seed}"
+    print_table(self.console, title, ("", "before RL", "after RL"), table)
+    for label, file in (
+      ("reward plot", "rewards.png"),
+      ("sample trajectories", "samples_after.txt"),
+      ("metrics", "metrics.jsonl"),
+      ("TensorBoard", "tensorboard"),
+      ("checkpoint", f"checkpoints/{report.steps}"),
+    ):
+      self.console.print(f"{label:>20}  {self.directory / file}", highlight=False, soft_wrap=True)
+
+
+def _interval(values: dict[str, float], name: str) -> str:
+  if name not in values:
+    return "-"
+  mean, low, high = (100 * values[n] for n in (name, f"{name}_low", f"{name}_high"))
+  return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"

@@ -1,0 +1,75 @@
+"""A run's directory: one run, one process, its resolved config beside its results."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+from agentjax.config import ConfigError, differing_fields
+from agentjax.training.experiment import Experiment
+
+CONFIG_FILE = "config.json"
+_LOCK_FILE = ".lock"
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+  """Writes beside and renames, so a reader never sees half a file."""
+  temporary = path.with_name(path.name + ".new")
+  with temporary.open("w") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def open_workdir(path: str | pathlib.Path, experiment: Experiment) -> Iterator[pathlib.Path]:
+  """Creates or re-opens a run's directory and holds it for this process.
+
+  Raises:
+    ConfigError: it holds other files, a run of another config (every differing field is named), or
+      another process is using it.
+  """
+  directory = pathlib.Path(path).absolute()
+  if directory.exists() and not directory.is_dir():
+    raise ConfigError(f"--workdir={directory} is a file; give a directory.")
+  directory.mkdir(parents=True, exist_ok=True)
+  with (directory / _LOCK_FILE).open("w") as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ConfigError(
+        f"--workdir={directory} is in use by another process; stop it or give another directory."
+      ) from error
+    _claim(directory, experiment)
+    yield directory
+
+
+def _claim(directory: pathlib.Path, experiment: Experiment) -> None:
+  config = directory / CONFIG_FILE
+  wanted = json.loads(json.dumps(experiment.to_dict()))
+  if config.exists():
+    try:
+      present = json.loads(config.read_text())
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"{config} is damaged ({error}); give another --workdir.") from error
+    differing = list(differing_fields(present, wanted, "config"))
+    if differing:
+      raise ConfigError(
+        f"--workdir={directory} already holds another run: {'; '.join(differing)}. "
+        "Give another --workdir, or the same config to resume it."
+      )
+    return
+  others = sorted(
+    p.name for p in directory.iterdir() if p.name not in (_LOCK_FILE, "config.json.new")
+  )
+  if others:
+    raise ConfigError(
+      f"--workdir={directory} holds files that are no run ({', '.join(others[:5])}); "
+      "give an empty or new directory."
+    )
+  write_atomically(config, json.dumps(wanted, indent=2) + "\n")

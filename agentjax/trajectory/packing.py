@@ -1,0 +1,296 @@
+"""Packing: many sequences into few rows, without splitting any, and back.
+
+First-fit decreasing: longest sequence first, each into the first row with room (at most 11/9 of the
+fewest rows possible, plus one; Johnson 1973). Ties go by index, so the same list packs the same
+way. What a sequence is called never changes with its row: ``segment_ids`` are 1 + its place in the
+list given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.record import Status, Trajectory
+
+_FAULTS = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
+_PER_TOKEN = ("token_ids", "weights", "log_probs", "entropies", "versions", "turns")
+
+
+class PackingError(ValueError):
+  """Sequences that do not fit the rows or the places given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedSequence:
+  """One sequence on its way into a batch.
+
+  Attributes:
+    name: where it comes from, for messages.
+    token_ids: int32 [n]. weights, log_probs, entropies: float32 [n]. versions, turns: int32 [n].
+    reward: value, 0 where not valid. valid: whether it is one.
+    group: id of the group for group statistics, >= 0.
+  """
+
+  name: str
+  token_ids: np.ndarray
+  weights: np.ndarray
+  log_probs: np.ndarray
+  entropies: np.ndarray
+  versions: np.ndarray
+  turns: np.ndarray
+  reward: float = 0.0
+  valid: bool = True
+  group: int = 0
+
+  def __len__(self) -> int:
+    return len(self.token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+  """Where each of N sequences goes: int64 ``rows`` [N] (-1 for an empty one), ``starts`` [N]."""
+
+  rows: np.ndarray
+  starts: np.ndarray
+  num_rows: int
+
+
+def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
+  """One sequence a leaf, trajectories in the order given, leaves in theirs.
+
+  A trajectory without segments, whose episode ended before its prompt, gives none.
+
+  Members of one group have the same step, source and group key (the task where there is none);
+  groups are numbered as they first appear. A token shared by several leaves has its weight on the
+  first (see ``token_paths``). All leaves of a trajectory carry its reward, which is not valid where
+  the infrastructure or the verifier failed.
+  """
+  groups: dict[tuple[int, str, str], int] = {}
+  result = []
+  for trajectory in trajectories:
+    key = (trajectory.step, trajectory.source, trajectory.group or f"task {trajectory.task_id}")
+    group = groups.setdefault(key, len(groups))
+    step, task_id, sample = trajectory.address
+    for tokens in token_paths(trajectory):
+      result.append(
+        PackedSequence(
+          name=f"step={step}, task={task_id}, sample={sample}, leaf={tokens.segments[-1]}",
+          reward=trajectory.reward.value if trajectory.reward.value is not None else 0.0,
+          valid=trajectory.reward.valid and trajectory.status not in _FAULTS,
+          group=group,
+          **{name: getattr(tokens, name) for name in _PER_TOKEN},
+        )
+      )
+  return result
+
+
+def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int) -> RowPlan:
+  """First-fit decreasing of sequences of these lengths into rows of ``row_length`` tokens.
+
+  Raises:
+    PackingError: a sequence is longer than a row.
+  """
+  sizes = np.asarray(lengths, np.int64)
+  if sizes.size and sizes.max() > row_length:
+    i = int(np.argmax(sizes > row_length))
+    raise PackingError(
+      f"sequence {i} has {sizes[i]} tokens, row_length={row_length}; raise row_length."
+    )
+  rows = np.full(len(sizes), -1, np.int64)
+  starts = np.zeros(len(sizes), np.int64)
+  room = np.full(len(sizes), row_length, np.int64)  # never more rows than sequences
+  used = 0
+  for i in np.argsort(-sizes, kind="stable").tolist():
+    size = int(sizes[i])
+    if size == 0:
+      break  # sorted: only empty ones are left
+    row = int((room >= size).argmax())
+    rows[i] = row
+    starts[i] = row_length - room[row]
+    room[row] -= size
+    used = max(used, row + 1)
+  return RowPlan(rows=rows, starts=starts, num_rows=used)
+
+
+def bucket_rows(needed: int, multiple: int = 1, growth: float = 1.25) -> int:
+  """Smallest allowed row count >= ``needed``, so that few shapes are ever compiled.
+
+  Allowed are ``multiple`` times the integers 1, 2, ... each at least ``growth`` times the one
+  before (1.25 is ours: about 10 shapes a decade, at most a quarter of the rows empty).
+
+  Args:
+    needed: rows that hold tokens.
+    multiple: rows are divided evenly over devices and micro-batches; their product.
+    growth: > 1.
+  """
+  if needed < 0 or multiple < 1 or growth <= 1.0:
+    raise PackingError(
+      f"bucket_rows got needed={needed}, multiple={multiple}, growth={growth}; allowed: "
+      "needed >= 0, multiple >= 1, growth > 1."
+    )
+  count = 1
+  while count * multiple < needed:
+    count = max(count + 1, int(np.ceil(count * growth)))
+  return count * multiple
+
+
+def pack(
+  sequences: Sequence[PackedSequence],
+  *,
+  row_length: int,
+  pad_id: int,
+  rows: int | None = None,
+  max_sequences: int | None = None,
+) -> Batch:
+  """Packs sequences into a Batch of numpy arrays [rows, row_length] and [max_sequences].
+
+  The first token of a sequence has nothing before it to be predicted from: its weight, log-prob and
+  entropy are 0 in the batch. Padding has ``pad_id``, segment 0, version and turn -1, zero else.
+
+  Args:
+    sequences: in the order of the [N] arrays. One without tokens keeps its place there.
+    row_length: tokens a row. pad_id: id of padding.
+    rows: number of rows, padded with empty ones; None takes as many as are needed (see
+      ``plan_rows`` and ``bucket_rows`` to choose a number that seldom changes).
+    max_sequences: N, padded with unused places (valid False, group -1); None means no padding.
+
+  Raises:
+    PackingError: no sequence; one longer than a row; more rows or sequences than allowed; a reward
+      that is marked valid and not finite.
+  """
+  count = len(sequences)
+  if not count:
+    raise PackingError("nothing to pack: got no sequence.")
+  places = count if max_sequences is None else max_sequences
+  if count > places:
+    raise PackingError(
+      f"{count} sequences for max_sequences={places}; raise max_sequences or give fewer."
+    )
+  lengths = np.array([len(s) for s in sequences], np.int64)
+  for sequence, length in zip(sequences, lengths, strict=True):
+    if length > row_length:
+      raise PackingError(
+        f"the sequence ({sequence.name}) has {length} tokens, row_length={row_length}; "
+        "raise row_length or lower the limit on tokens of an episode."
+      )
+    if sequence.valid and not np.isfinite(sequence.reward):
+      raise PackingError(
+        f"the sequence ({sequence.name}) has reward {sequence.reward} marked valid; allowed: a "
+        "finite value, or valid=False."
+      )
+  plan = plan_rows(lengths, row_length)
+  num_rows = plan.num_rows if rows is None else rows
+  if plan.num_rows > num_rows:
+    raise PackingError(
+      f"{count} sequences of {int(lengths.sum())} tokens need {plan.num_rows} rows of "
+      f"row_length={row_length}, got rows={num_rows}; raise rows or row_length."
+    )
+  within = _ranges(lengths)
+  cells = np.repeat(plan.rows * row_length + plan.starts, lengths) + within
+  first = within == 0
+
+  # Any: numpy stands in for jax arrays until the caller puts the batch on devices.
+  def grid(values: np.ndarray, fill: int | float, dtype: type) -> Any:
+    flat: Any = np.full(num_rows * row_length, fill, dtype)
+    flat[cells] = values
+    return flat.reshape(num_rows, row_length)
+
+  def gather(name: str) -> np.ndarray:
+    parts = [getattr(s, name) for s in sequences]
+    for sequence, part in zip(sequences, parts, strict=True):
+      if part.shape != (len(sequence),):
+        raise PackingError(
+          f"the sequence ({sequence.name}) has {name} of shape {part.shape} for {len(sequence)} "
+          "token ids; allowed: one number a token."
+        )
+    return np.concatenate(parts)
+
+  rewards: Any = np.zeros(places, np.float32)
+  rewards[:count] = [s.reward if s.valid else 0.0 for s in sequences]
+  valid: Any = np.zeros(places, np.bool_)
+  valid[:count] = [s.valid for s in sequences]
+  groups: Any = np.full(places, -1, np.int32)
+  groups[:count] = [s.group for s in sequences]
+  numbers = np.repeat(np.arange(1, count + 1), lengths)
+  return Batch(
+    token_ids=grid(gather("token_ids"), pad_id, np.int32),
+    segment_ids=grid(numbers, 0, np.int32),
+    positions=grid(within, 0, np.int32),
+    weights=grid(np.where(first, 0.0, gather("weights")), 0.0, np.float32),
+    log_probs=grid(np.where(first, 0.0, gather("log_probs")), 0.0, np.float32),
+    entropies=grid(np.where(first, 0.0, gather("entropies")), 0.0, np.float32),
+    versions=grid(gather("versions"), -1, np.int32),
+    turns=grid(gather("turns"), -1, np.int32),
+    rewards=rewards,
+    valid=valid,
+    groups=groups,
+  )
+
+
+def pack_trajectories(
+  trajectories: Sequence[Trajectory],
+  *,
+  row_length: int,
+  pad_id: int,
+  rows: int | None = None,
+  max_sequences: int | None = None,
+) -> Batch:
+  """``pack(to_sequences(trajectories), ...)``."""
+  return pack(
+    to_sequences(trajectories),
+    row_length=row_length,
+    pad_id=pad_id,
+    rows=rows,
+    max_sequences=max_sequences,
+  )
+
+
+def unpack(values: ArrayLike, segment_ids: ArrayLike, num_sequences: int) -> list[np.ndarray]:
+  """Per-token values [B, T, ...] of a batch as one array [n, ...] a sequence, in their order.
+
+  An unused place, or a sequence without tokens, gives an empty array.
+  """
+  grid, numbers = np.asarray(values), np.asarray(segment_ids)
+  if grid.shape[:2] != numbers.shape:
+    raise PackingError(
+      f"values {grid.shape} do not start with the shape {numbers.shape} of segment_ids."
+    )
+  flat = grid.reshape(numbers.size, *grid.shape[2:])
+  numbers = numbers.reshape(-1)
+  order = np.argsort(numbers, kind="stable")  # a sequence lies in one row, so its order stays
+  ends = np.cumsum(np.bincount(numbers, minlength=num_sequences + 1))
+  if len(ends) != num_sequences + 1:
+    raise PackingError(
+      f"segment_ids go up to {len(ends) - 1}, num_sequences={num_sequences}; give the batch's."
+    )
+  return [flat[order[a:b]] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def repack(values: Sequence[ArrayLike], segment_ids: ArrayLike, fill: float = 0.0) -> np.ndarray:
+  """Inverse of ``unpack``: one array [n] a sequence onto the grid [B, T], ``fill`` on padding."""
+  numbers = np.asarray(segment_ids)
+  counts = np.bincount(numbers.reshape(-1), minlength=len(values) + 1)[1:]
+  arrays = [np.asarray(v) for v in values]
+  sizes = np.array([len(a) for a in arrays], np.int64)
+  if len(counts) != len(values) or (counts != sizes).any():
+    raise PackingError(
+      f"values of lengths {sizes.tolist()} do not match the batch's sequences of lengths "
+      f"{counts.tolist()}."
+    )
+  joined = np.concatenate(arrays)
+  result = np.full(numbers.size, fill, joined.dtype)
+  order = np.argsort(numbers.reshape(-1), kind="stable")
+  result[order[numbers.size - len(joined) :]] = joined
+  return result.reshape(numbers.shape)
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+  """0..n-1 for each length n, joined."""
+  return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -1,0 +1,123 @@
+"""Trajectories on disk, bit for bit: a record log with one trajectory a record. No jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentjax.trajectory.record import (
+  Flag,
+  Reward,
+  Segment,
+  Status,
+  ToolRecord,
+  Trajectory,
+)
+from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError, TornTail
+
+__all__ = [
+  "RecordReader",
+  "RecordWriter",
+  "StoreError",
+  "StoreReader",
+  "StoreWriter",
+  "TornTail",
+  "from_record",
+  "read_store",
+  "to_record",
+]
+
+MAGIC = b"AJXTRAJ\0"
+VERSION = 1  # raise it whenever the fields of a record change
+
+_SEGMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Segment))
+_TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+  """All fields of ``trajectory`` as plain values and numpy arrays, for ``RecordWriter.append``."""
+  return {
+    "step": trajectory.step,
+    "task_id": trajectory.task_id,
+    "sample": trajectory.sample,
+    "source": trajectory.source,
+    "segments": [_segment_record(s) for s in trajectory.segments],
+    "status": str(trajectory.status),
+    "reward": _reward_record(trajectory.reward),
+    "reward_parts": {k: _reward_record(v) for k, v in trajectory.reward_parts.items()},
+    "tools": [{k: _plain(getattr(t, k)) for k in _TOOL_FIELDS} for t in trajectory.tools],
+    "answer": trajectory.answer,
+    "group": trajectory.group,
+    "metadata": trajectory.metadata,
+  }
+
+
+def from_record(record: Mapping[str, Any]) -> Trajectory:
+  """Inverse of ``to_record``.
+
+  Raises:
+    ValueError: a field is missing, unknown or impossible.
+  """
+  try:
+    values = dict(record)
+    values["segments"] = [
+      Segment(**{**s, "flags": frozenset(Flag(f) for f in s["flags"])}) for s in record["segments"]
+    ]
+    values["status"] = Status(record["status"])
+    values["reward"] = Reward(*record["reward"])
+    values["reward_parts"] = {k: Reward(*v) for k, v in record["reward_parts"].items()}
+    values["tools"] = [ToolRecord(**t) for t in record["tools"]]
+    return Trajectory(**values)
+  except (KeyError, TypeError) as error:
+    raise ValueError(f"not the record of a trajectory: {error}") from error
+
+
+class StoreWriter(RecordWriter):
+  """Appends trajectories to a file; see ``RecordWriter`` for what happens to an existing one."""
+
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    super().__init__(path, MAGIC, VERSION)
+
+  def append_trajectory(self, trajectory: Trajectory) -> int:
+    """Writes one trajectory; ``flush`` makes it last. Returns its byte offset."""
+    return self.append(to_record(trajectory))
+
+
+class StoreReader:
+  """Iterates over the trajectories of a file, in the order written; see ``RecordReader``."""
+
+  def __init__(self, path: str | os.PathLike[str], *, recover_tail: bool = False) -> None:
+    self._records = RecordReader(path, MAGIC, VERSION, recover_tail=recover_tail)
+
+  @property
+  def torn(self) -> TornTail | None:
+    """After an iteration with ``recover_tail``: what was left out at the end, or None."""
+    return self._records.torn
+
+  def __iter__(self) -> Iterator[Trajectory]:
+    for offset, record in self._records.with_offsets():
+      try:
+        yield from_record(record)
+      except ValueError as error:
+        raise StoreError(self._records.path, offset, str(error)) from error
+
+
+def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> StoreReader:
+  """The trajectories in ``path``. Refuses a damaged file with a StoreError that has the offset."""
+  return StoreReader(path, recover_tail=recover_tail)
+
+
+def _segment_record(segment: Segment) -> dict[str, Any]:
+  record = {name: getattr(segment, name) for name in _SEGMENT_FIELDS}
+  record["flags"] = sorted(str(f) for f in segment.flags)
+  return record
+
+
+def _reward_record(reward: Reward) -> list[Any]:
+  return [reward.value, reward.reason]
+
+
+def _plain(value: Any) -> Any:
+  return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,153 @@
+"""Loss weights as a product of named rules over what the record says. No jax."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from agentjax.config import Config, check
+from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
+
+WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
+
+_UNFINISHED = (Status.TRUNCATED, Status.ENV_ERROR, Status.VERIFIER_ERROR)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class WeightConfig(Config):
+  """Which rules multiply to a token's weight.
+
+  Attributes:
+    rules: "none": 1 on every token, also prompts and tool results (agentic mid-training as in
+      daVinci-Dev). "role": the weight the episode recorded, by default 1 on what the policy drew
+      and on a demonstration's turns, 0 elsewhere. "error_masked": ``error_factor`` on a turn whose
+      tool call failed; it stays in the context (KAT-Coder). "partial": the same, but a turn flagged
+      as reflection keeps its weight (STeP). "incomplete": 0 on a trajectory that was truncated or
+      that an infrastructure or verifier fault ended (LongCat-Flash-Thinking). "special_tokens":
+      ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
+    error_factor: >= 0, used by "error_masked" and "partial"; the papers have 0.
+    special_token_ids: ids, for "special_tokens".
+    special_token_factor: >= 0; Unify-Agent has 3.
+  """
+
+  rules: tuple[WeightRule, ...] = ("role",)
+  error_factor: float = 0.0
+  special_token_ids: tuple[int, ...] = ()
+  special_token_factor: float = 3.0
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(
+      len(set(self.rules)) == len(self.rules) and bool(self.rules),
+      f"{path}.rules",
+      self.rules,
+      "at least one rule, each once",
+    )
+    check(
+      not {"none", "role"} <= set(self.rules),
+      f"{path}.rules",
+      self.rules,
+      'one of "none" and "role"; their product is "role"',
+    )
+    check(self.error_factor >= 0, f"{path}.error_factor", self.error_factor, "a number >= 0")
+    check(
+      self.special_token_factor >= 0,
+      f"{path}.special_token_factor",
+      self.special_token_factor,
+      "a number >= 0",
+    )
+    check(
+      ("special_tokens" in self.rules) == bool(self.special_token_ids),
+      f"{path}.special_token_ids",
+      self.special_token_ids,
+      'some ids with the rule "special_tokens", none without it',
+    )
+
+
+def token_weights(trajectory: Trajectory, config: WeightConfig) -> list[np.ndarray]:
+  """float32 [n] for each segment: the product of ``config.rules``."""
+  weights = [np.ones(len(s), np.float32) for s in trajectory.segments]
+  for rule in config.rules:
+    for weight, factor in zip(weights, _RULES[rule](trajectory, config), strict=True):
+      weight *= np.asarray(factor, np.float32)
+  return weights
+
+
+def apply_weight_rules(trajectory: Trajectory, config: WeightConfig) -> Trajectory:
+  """A copy of ``trajectory`` that carries ``token_weights``; the record itself stays as it was."""
+  segments = [
+    dataclasses.replace(segment, weights=weights)
+    for segment, weights in zip(trajectory.segments, token_weights(trajectory, config), strict=True)
+  ]
+  return dataclasses.replace(trajectory, segments=segments)
+
+
+def failed_turns(trajectory: Trajectory) -> frozenset[int]:
+  """Indices of the policy's segments whose tool call failed.
+
+  Those flagged ``TOOL_ERROR`` themselves, and the nearest model call above any other segment with
+  that flag: the one its tool result answers.
+  """
+  failed = set()
+  for i, segment in enumerate(trajectory.segments):
+    if Flag.TOOL_ERROR not in segment.flags:
+      continue
+    current: int | None = i
+    while current is not None and not _is_turn(trajectory.segments[current]):
+      current = trajectory.segments[current].parent
+    if current is not None:
+      failed.add(current)
+  return frozenset(failed)
+
+
+def _is_turn(segment: Segment) -> bool:
+  """Whether the policy or a teacher wrote it; the markup before a turn is nobody's."""
+  return segment.owner == "assistant" and bool(segment.sampled.any() or segment.weights.any())
+
+
+_Factors = Sequence[np.ndarray | float]  # one a segment
+
+
+def _none(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  return [1.0] * len(trajectory.segments)
+
+
+def _role(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  return [segment.weights for segment in trajectory.segments]
+
+
+def _error_masked(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  failed = failed_turns(trajectory)
+  return [config.error_factor if i in failed else 1.0 for i in range(len(trajectory.segments))]
+
+
+def _partial(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  failed = failed_turns(trajectory)
+  return [
+    config.error_factor if i in failed and Flag.REFLECTION not in segment.flags else 1.0
+    for i, segment in enumerate(trajectory.segments)
+  ]
+
+
+def _incomplete(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  factor = 0.0 if trajectory.status in _UNFINISHED else 1.0
+  return [factor] * len(trajectory.segments)
+
+
+def _special_tokens(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  ids = np.array(config.special_token_ids, np.int32)
+  factor = np.float32(config.special_token_factor)
+  return [np.where(np.isin(s.token_ids, ids), factor, np.float32(1.0)) for s in trajectory.segments]
+
+
+_RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
+  "none": _none,
+  "role": _role,
+  "error_masked": _error_masked,
+  "partial": _partial,
+  "incomplete": _incomplete,
+  "special_tokens": _special_tokens,
+}

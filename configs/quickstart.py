@@ -1,0 +1,73 @@
+r"""A small hybrid policy learns to solve word problems with a calculator and Python.
+
+  make quickstart
+  python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from agentjax.data import DataConfig
+from agentjax.data.word_problems import WordProblemConfig
+from agentjax.engine import EngineConfig, SamplingConfig
+from agentjax.models import ModelConfig
+from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.rollout import RolloutConfig
+from agentjax.text import TokenizerConfig
+from agentjax.tools import ToolsConfig
+from agentjax.training import (
+  Experiment,
+  HeldOutConfig,
+  OptimizerConfig,
+  RLStage,
+  SupervisedStage,
+)
+
+
+def get_config() -> Experiment:
+  return Experiment(
+    name="quickstart",
+    seed=0,
+    model=ModelConfig(
+      d_model=128,
+      pattern="M*-M*E",
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=32,
+      d_mlp=256,
+      mamba_heads=4,
+      mamba_head_dim=32,
+      mamba_state=16,
+      num_experts=4,
+      experts_per_token=2,
+      d_expert=128,
+      d_shared_expert=128,
+      chunk_size=32,
+    ),
+    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=640),
+    data=DataConfig(
+      source="word_problems",
+      word_problems=WordProblemConfig(levels=(1, 2, 3)),
+    ),
+    tools=ToolsConfig(names=("calculator", "python")),
+    engine=EngineConfig(slots=64, max_length=192, chunk_tokens=16),
+    rollout=RolloutConfig(
+      group_size=8, max_turns=6, max_tokens_per_turn=48, max_total_tokens=192, concurrency=128
+    ),
+    supervised=SupervisedStage(
+      steps=200,
+      tasks_per_step=64,
+      row_length=256,
+      microbatch_rows=8,
+      optimizer=OptimizerConfig(
+        learning_rate=3e-3, schedule="cosine", warmup_steps=20, weight_decay=0.01
+      ),
+    ),
+    rl=RLStage(
+      steps=40,
+      tasks_per_step=16,
+      row_length=256,
+      microbatch_rows=8,
+      objective=ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip_high=0.28)),
+      sampling=SamplingConfig(temperature=1.0),
+      optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2),
+    ),
+    evaluation=HeldOutConfig(tasks=128, every=10, samples=4, pass_at=(4,)),
+  )

@@ -1,0 +1,249 @@
+"""Slots against the trainer's forward pass, and against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agentjax import models
+from agentjax.config import ConfigError
+from agentjax.engine import (
+    ContextLengthError,
+    EngineConfig,
+    EngineError,
+    Finish,
+    Sample,
+    SamplingConfig,
+    SlotEngine,
+)
+
+PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1))]
+
+
+def trainer_scores(params, config, ids, temperature=1.0) -> models.TokenScores:
+  """The trainer's log-probs and entropies, unpacked and without padding."""
+  row = np.asarray(ids, np.int32)[None]
+  return models.score_tokens(
+      params,
+      config,
+      row,
+      np.ones_like(row),
+      np.arange(row.shape[1], dtype=np.int32)[None],
+      temperature=temperature,
+  )
+
+
+def assert_same_bits(a: Sample, b: Sample) -> None:
+  for name in ("token_ids", "log_probs", "entropies", "sampling_log_probs"):
+    np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+  assert a.finish == b.finish
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_and_entropies_are_those_of_the_trainer(
+    slot_engine, params, model_config, temperature
+):
+  results = slot_engine.generate(
+      PROMPTS,
+      seed=0,
+      max_tokens=20,
+      sampling=SamplingConfig(temperature=temperature, top_p=0.9),
+  )
+  for prompt, (sample,) in zip(PROMPTS, results, strict=True):
+    scores = trainer_scores(params, model_config, [*prompt, *sample.token_ids], temperature)
+    start = len(prompt)
+    np.testing.assert_allclose(sample.log_probs, scores.log_probs[0, start:], atol=2e-5)
+    np.testing.assert_allclose(sample.entropies, scores.entropies[0, start:], atol=2e-5)
+    assert (sample.sampling_log_probs >= sample.log_probs - 1e-5).all()
+
+
+def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
+  [[sample]] = slot_engine.generate(
+      [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
+  )
+  ids = np.asarray([*PROMPTS[0], *sample.token_ids], np.int32)
+  row = ids[None]
+  out = models.forward(params, model_config, row, np.ones_like(row), np.arange(len(ids))[None])
+  logits = models.compute_logits(params, model_config, out.hidden)[0]
+  np.testing.assert_array_equal(np.argmax(logits, axis=-1)[2:-1], sample.token_ids)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 5, 13, 21])
+def test_extending_a_live_context_equals_reading_it_at_once(
+    slot_engine, params, model_config, cut
+):
+  ids = np.random.default_rng(cut).integers(0, model_config.vocab_size, 22).astype(np.int32)
+  tail = np.arange(11, dtype=np.int32)
+  slot_engine.place(None, [2])
+  slot_engine.extend([(2, ids[:cut])])
+  slot_engine.extend([(2, ids[cut:]), (2, tail)])
+  plan = slot_engine.idle_plan()
+  plan.budget[2] = 8
+  plan.temperature[2] = 1.0
+  chunk = slot_engine.decode(plan)
+  scores = trainer_scores(params, model_config, [*ids, *tail, *chunk.token_ids[2]])
+  np.testing.assert_allclose(chunk.log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
+  assert slot_engine.lengths[2] == 41
+
+
+def test_padding_at_the_end_of_a_full_context_overwrites_nothing(
+    slot_engine, params, model_config
+):
+  ids = (np.arange(64) * 7 % 48).astype(np.int32)
+  slot_engine.place(None, [1])
+  slot_engine.extend([(1, ids[:57])])
+  slot_engine.extend([(1, ids[57:62])])  # five tokens in a bucket of 16, with room for seven
+  plan = slot_engine.idle_plan()
+  plan.budget[1] = 2
+  plan.forced[1, :2] = ids[62:]
+  plan.temperature[1] = 1.0
+  chunk = slot_engine.decode(plan)
+  scores = trainer_scores(params, model_config, ids)
+  np.testing.assert_allclose(chunk.log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
+
+
+def test_order_slots_and_neighbours_change_no_bit(slot_engine):
+  together = slot_engine.generate(PROMPTS, seed=3, max_tokens=17)
+  # The same prompts alone in the engine, with the key of their place in the list.
+  for i, prompt in enumerate(PROMPTS):
+    alone = slot_engine.generate([[1]] * i + [prompt], seed=3, max_tokens=17)
+    assert_same_bits(together[i][0], alone[i][0])
+
+
+def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
+  plan = slot_engine.idle_plan()
+  prompt = np.arange(9, dtype=np.int32)
+  slot_engine.place(None, [0])
+  slot_engine.extend([(0, prompt)])
+  slot_engine.place(slot_engine.read(0), [1, 3])
+  slot_engine.place(None, [2])
+  slot_engine.extend([(2, prompt)])
+  plan.budget[:] = 8
+  plan.temperature[:] = 1.0
+  plan.key_data[:] = (5, 6)
+  chunk = slot_engine.decode(plan)
+  for slot in (1, 2, 3):
+    np.testing.assert_array_equal(chunk.token_ids[slot], chunk.token_ids[0])
+    np.testing.assert_array_equal(chunk.log_probs[slot], chunk.log_probs[0])
+
+
+def test_idle_slots_are_left_bit_for_bit(slot_engine):
+  slot_engine.place(None, [0, 1])
+  slot_engine.extend([(0, np.arange(5, dtype=np.int32)), (1, np.arange(7, dtype=np.int32))])
+  before = jax.device_get(slot_engine.read(1))
+  plan = slot_engine.idle_plan()
+  plan.budget[0] = 8
+  slot_engine.decode(plan)
+  slot_engine.extend([(0, np.arange(5, dtype=np.int32))])
+  after = jax.device_get(slot_engine.read(1))
+  jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def test_a_poisoned_slot_is_clean_for_the_next_context(slot_engine, params):
+  expected = slot_engine.generate([PROMPTS[2]], seed=0, max_tokens=6)
+  slot_engine.publish(jax.tree.map(lambda v: v * np.nan, params), 1)
+  slot_engine.generate(PROMPTS, seed=0, max_tokens=6)
+  slot_engine.publish(params, 2)
+  found = slot_engine.generate([PROMPTS[2]], seed=0, max_tokens=6)
+  assert_same_bits(expected[0][0], found[0][0])
+
+
+def test_samples_of_a_group_differ(slot_engine):
+  [group] = slot_engine.generate([PROMPTS[0]], seed=0, max_tokens=10, samples=9)
+  assert len({tuple(s.token_ids) for s in group}) == 9
+
+
+def test_a_stop_id_ends_the_call_and_stays_in_the_context(slot_engine):
+  [[free]] = slot_engine.generate([PROMPTS[0]], seed=1, max_tokens=20)
+  stop = int(free.token_ids[9])
+  first = int(np.flatnonzero(free.token_ids == stop)[0])
+  [[sample]] = slot_engine.generate([PROMPTS[0]], seed=1, max_tokens=20, stop_ids=(stop,))
+  assert sample.finish == Finish.STOP
+  np.testing.assert_array_equal(sample.token_ids, free.token_ids[: first + 1])
+  assert slot_engine.lengths[0] == len(PROMPTS[0]) + first + 1
+
+
+def test_a_full_context_ends_the_call(slot_engine):
+  [[sample], [none]] = slot_engine.generate([[1] * 60, [1] * 64], seed=0, max_tokens=20)
+  assert (len(sample.token_ids), sample.finish) == (4, Finish.CONTEXT_FULL)
+  assert (len(none.token_ids), none.finish) == (0, Finish.CONTEXT_FULL)
+
+
+def test_a_prompt_longer_than_the_context_names_both_lengths(slot_engine):
+  with pytest.raises(ContextLengthError, match=r"65.*engine\.max_length=64"):
+    slot_engine.generate([[1] * 65], seed=0, max_tokens=1)
+
+
+@pytest.mark.parametrize("ids", [[], [48], [-1], [[1, 2]]], ids=str)
+def test_ids_outside_the_vocabulary_are_refused(slot_engine, ids):
+  with pytest.raises(ValueError, match="token ids must be"):
+    slot_engine.generate([ids], seed=0, max_tokens=1)
+
+
+def test_sampling_before_weights_is_an_error(model_config):
+  engine = SlotEngine(model_config, EngineConfig(slots=4))
+  with pytest.raises(EngineError, match="publish"):
+    engine.generate([[1]], seed=0, max_tokens=1)
+
+
+def test_the_cache_is_updated_in_place(slot_engine):
+  before = slot_engine._state
+  slot_engine.extend([(0, np.arange(3, dtype=np.int32))])
+  assert all(v.is_deleted() for v in jax.tree.leaves(before))
+
+
+def test_weights_are_a_copy_that_the_trainer_may_donate(slot_engine, params):
+  mine = jax.tree.map(lambda v: v.copy(), params)
+  slot_engine.publish(mine, 1)
+  expected = slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)
+  jax.tree.map(lambda v: v.delete(), mine)
+  assert_same_bits(
+      expected[0][0], slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)[0][0]
+  )
+
+
+def test_compilation_is_bounded_by_the_listed_programs(model_config, params):
+  config = dataclasses.replace(_sizes_of_this_test(), chunk_tokens=7)
+  engine = SlotEngine(model_config, config)
+  engine.publish(params, 0)
+  engine.warmup()
+  compiled = dict(engine.programs.traces)
+  assert set(engine.executables()) == {"place", "read", "decode", "extend_4x4", "extend_2x16"}
+  assert set(compiled) == {*engine.executables(), "initial", "prepare"}
+  assert set(compiled.values()) == {1}
+  rng = np.random.default_rng(0)
+  for length in (1, 3, 4, 5, 16, 17, 31):
+    prompts = [rng.integers(0, 48, length).tolist() for _ in range(rng.integers(1, 7))]
+    engine.generate(
+        prompts,
+        seed=0,
+        max_tokens=int(rng.integers(1, 20)),
+        samples=int(rng.integers(1, 3)),
+        sampling=SamplingConfig(temperature=float(rng.random()), top_k=length),
+        stop_ids=tuple(range(length % 4)),
+    )
+  engine.publish(params, 1)
+  assert dict(engine.programs.traces) == compiled
+
+
+def _sizes_of_this_test() -> EngineConfig:
+  return EngineConfig(slots=4, max_length=64, extend_buckets=(4, 16), extend_rows=(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"slots": 0}, "engine.slots"),
+        ({"slots": 6, "lanes": 4}, "engine.lanes"),
+        ({"extend_buckets": (16, 4)}, "engine.extend_buckets"),
+        ({"extend_buckets": (4, 16)}, "engine.extend_rows"),
+        ({"extend_rows": (4, 2, 0)}, "engine.extend_rows"),
+        ({"chunk_tokens": 2.5}, "engine.chunk_tokens"),
+    ],
+)
+def test_impossible_sizes_name_the_field(changes, field):
+  with pytest.raises(ConfigError, match=field):
+    EngineConfig(**changes).validate()

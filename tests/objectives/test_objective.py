@@ -1,0 +1,285 @@
+"""From a packed batch to a loss: prepare, the config's objective, and a loss of one's own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax.objectives.advantages import AdvantageConfig
+from agentjax.objectives.mismatch import MismatchConfig
+from agentjax.objectives.objective import (
+    ObjectiveConfig,
+    policy_objective,
+    prepare,
+    prepare_supervised,
+)
+from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.supervised import supervised_objective
+from agentjax.objectives.value_loss import ValueLossConfig
+
+prepared = jax.jit(prepare, static_argnames="config")
+
+SEQUENCES, LENGTH = 6, 5
+
+
+@pytest.fixture
+def pack(packer):
+  return packer(SEQUENCES, LENGTH, per_row=2, gap=2)
+
+
+class Data:
+  def __init__(self):
+    random = np.random.default_rng(1)
+    shape = (SEQUENCES, LENGTH)
+    self.behaviour = random.normal(-1, 0.3, shape).astype(np.float32)
+    self.old = self.behaviour + random.normal(0, 0.1, shape).astype(np.float32)
+    self.now = self.old + random.normal(0, 0.1, shape).astype(np.float32)
+    self.weights = np.ones(shape, np.float32)
+    self.weights[:, 0] = 0  # prompt
+    self.weights[:, 3] = 0  # observation
+    self.turns = np.tile([0, 0, 0, 0, 1], (SEQUENCES, 1))
+    self.rewards = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], np.float32)
+    self.groups = np.array([0, 0, 0, 1, 1, 1])
+
+
+@pytest.fixture
+def data():
+  return Data()
+
+
+def batch_of(pack, data, **kwargs):
+  kwargs.setdefault("groups", data.groups)
+  return pack.batch(data.weights, data.behaviour, data.rewards, turns=data.turns, **kwargs)
+
+
+def test_prepare_gives_group_advantages_on_weighted_tokens_only(pack, data):
+  result, _ = prepared(batch_of(pack, data), ObjectiveConfig(AdvantageConfig(scale="none")))
+  expected = np.array([2, -1, -1, 1, 1, -2])[:, None] / 3 * data.weights
+  np.testing.assert_allclose(pack.unpack(result.advantages), expected, atol=1e-6)
+  np.testing.assert_allclose(result.coefficients.sum(), 1.0, rtol=1e-6)
+  np.testing.assert_allclose(result.shares.sum(), 1.0, rtol=1e-6)
+
+
+def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack, data):
+  valid = np.array([1, 0, 1, 1, 1, 1], bool)
+  data.rewards[1] = np.nan
+  result, metrics = prepared(
+      batch_of(pack, data, valid=valid), ObjectiveConfig(AdvantageConfig(scale="none"))
+  )
+  advantages = pack.unpack(result.advantages)
+  np.testing.assert_allclose(advantages[:3, 1], [0.5, 0, -0.5], atol=1e-6)
+  assert not pack.unpack(result.weights)[1].any()
+  np.testing.assert_allclose(pack.unpack(result.coefficients)[0, 1], 1 / 15, rtol=1e-6)
+  assert int(metrics["tokens/weighted"]) == 15
+
+
+def test_the_mismatch_filter_is_in_the_denominators_and_the_weight_in_the_advantages(pack, data):
+  data.behaviour[2, 4] = data.old[2, 4] - 3.0  # ratio e^3
+  config = ObjectiveConfig(
+      AdvantageConfig(scale="none"),
+      PolicyLossConfig(
+          mismatch=MismatchConfig(
+              weight_level="token", weight_cap=1.05, filter_level="token", filter_high=5.0
+          )
+      ),
+  )
+  result, metrics = prepared(batch_of(pack, data), config, old_log_probs=pack.pack(data.old))
+  weights = pack.unpack(result.weights)
+  assert weights[2, 4] == 0 and weights.sum() == 17
+  np.testing.assert_allclose(pack.unpack(result.coefficients)[0, 1], 1 / 17, rtol=1e-6)
+  ratio = np.minimum(np.exp(data.old - data.behaviour), 1.05)
+  expected = (np.array([2, -1, -1, 1, 1, -2])[:, None] / 3) * ratio * weights
+  np.testing.assert_allclose(pack.unpack(result.advantages), expected, atol=1e-5)
+  np.testing.assert_allclose(metrics["mismatch/kept"], 17 / 18, rtol=1e-6)
+  np.testing.assert_allclose(metrics["mismatch/max_abs"], 3.0, rtol=1e-5)
+
+
+def test_mismatch_without_the_trainers_log_probs_is_refused(pack, data):
+  config = ObjectiveConfig(
+      policy_loss=PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
+  )
+  assert config.needs_old_log_probs
+  with pytest.raises(ValueError, match="needs old_log_probs"):
+    prepare(batch_of(pack, data), config)
+
+
+def test_kl_in_the_reward_reaches_every_earlier_token_discounted(pack, data):
+  config = ObjectiveConfig(
+      AdvantageConfig(
+          centre="none", scale="none", credit="reward_to_go", gamma=0.5, kl_in_reward=0.1
+      )
+  )
+  config.validate("objective")
+  assert config.needs_reference
+  reference = np.zeros_like(data.old)
+  reference[0, 4] = data.behaviour[0, 4] - 2.0  # k1 = 2 on the last token of the first sequence
+  reference[0, 1:3] = data.behaviour[0, 1:3]
+  result, _ = prepared(
+      batch_of(pack, data), config, reference_log_probs=pack.pack(reference)
+  )
+  np.testing.assert_allclose(
+      pack.unpack(result.advantages)[0], [0, 0.2, 0.4, 0, 0.8], atol=1e-6
+  )
+  with pytest.raises(ValueError, match="needs reference_log_probs"):
+    prepare(batch_of(pack, data), config)
+
+
+def test_discounted_chunk_returns_reach_whole_turns(pack, data):
+  config = ObjectiveConfig(
+      AdvantageConfig(
+          centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.5
+      )
+  )
+  result, _ = prepared(batch_of(pack, data), config)
+  np.testing.assert_allclose(pack.unpack(result.advantages)[0], [0, 0.5, 0.5, 0, 1], atol=1e-6)
+
+
+def test_token_rewards_need_a_credit_that_spreads_them(pack, data):
+  with pytest.raises(ValueError, match="credit='reward_to_go'"):
+    prepare(
+        batch_of(pack, data), ObjectiveConfig(), token_rewards=jnp.zeros_like(pack.pack(data.now))
+    )
+
+
+def test_whiten_clip_and_multiplier_act_in_this_order(pack, data):
+  config = ObjectiveConfig(AdvantageConfig(scale="none", whiten=True, clip=0.9, multiplier=2.0))
+  result, _ = prepared(batch_of(pack, data), config)
+  advantages = pack.unpack(result.advantages)[:, 1]
+  raw = np.array([2, -1, -1, 1, 1, -2]) / 3
+  white = raw / np.repeat(raw, 3).std(ddof=1)
+  np.testing.assert_allclose(advantages, 2 * np.clip(white, -0.9, 0.9), rtol=1e-5)
+
+
+@pytest.mark.parametrize("index_set", ["token", "turn"])
+def test_gae_trains_values_where_they_are_read(pack, data, index_set):
+  config = ObjectiveConfig(
+      AdvantageConfig(
+          centre="none", scale="none", credit="gae", gamma=0.9, gae_lambda=0.8,
+          index_set=index_set,
+      ),
+      value_loss=ValueLossConfig(coefficient=2.0, clip=None),
+  )
+  config.validate("objective")
+  assert config.needs_values
+  values = np.tile([9.0, 0.1, 0.2, 9.0, 0.3], (SEQUENCES, 1)).astype(np.float32)
+  result, _ = prepared(batch_of(pack, data), config, values=pack.pack(values))
+  last = 1 - 0.3
+  if index_set == "token":
+    middle = 0.9 * 0.3 - 0.2 + 0.72 * last
+    expected = [0, 0.9 * 0.2 - 0.1 + 0.72 * middle, middle, 0, last]
+    targets = [0, 0.81, 0.9, 0, 1]  # value_lambda 1: discounted returns
+  else:
+    first = 0.9 * 0.3 - 0.1 + 0.72 * last
+    expected, targets = [0, first, first, 0, last], [0, 0.9, 0, 0, 1]
+  np.testing.assert_allclose(pack.unpack(result.advantages)[0], expected, atol=1e-6)
+  np.testing.assert_allclose(pack.unpack(result.returns)[0], targets, atol=1e-6)
+
+  now = pack.pack(data.now)
+  objective = policy_objective(config)
+
+  def loss(values):
+    return objective(result.with_scores(now, jnp.zeros_like(now), values))[0]
+
+  gradient = pack.unpack(jax.grad(loss)(pack.pack(values)))[0]
+  trained = np.array(targets) != 0
+  count = SEQUENCES * trained.sum()
+  expected_gradient = 2.0 * (values[0] - targets) * trained / count
+  np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+  with pytest.raises(ValueError, match="needs values"):
+    prepare(batch_of(pack, data), config)
+
+
+def scores(result, now, entropies=None):
+  return result.with_scores(now, jnp.ones_like(now) if entropies is None else entropies)
+
+
+def test_added_terms_are_what_their_coefficients_say(pack, data):
+  plain = PolicyLossConfig()
+  reference = pack.pack(data.now - 0.5)
+  now, entropies = pack.pack(data.now), pack.pack(np.full_like(data.now, 0.7))
+
+  def value(policy_loss):
+    config = ObjectiveConfig(AdvantageConfig(scale="none"), policy_loss)
+    result, _ = prepared(batch_of(pack, data), config, reference_log_probs=reference)
+    return policy_objective(config)(scores(result, now, entropies))
+
+  base, metrics = value(plain)
+  np.testing.assert_allclose(metrics["entropy"], 0.7, rtol=1e-6)
+  with_entropy, _ = value(dataclasses.replace(plain, entropy_coefficient=0.1))
+  np.testing.assert_allclose(with_entropy - base, -0.07, atol=1e-6)
+  with_kl, metrics = value(
+      dataclasses.replace(plain, kl_coefficient=0.2, kl_estimator="k3")
+  )
+  k3 = np.exp(-0.5) + 0.5 - 1
+  np.testing.assert_allclose(metrics["kl_reference"], k3, rtol=1e-5)
+  np.testing.assert_allclose(with_kl - base, 0.2 * k3, atol=1e-6)
+  with_nll, _ = value(dataclasses.replace(plain, positive_nll_coefficient=0.3))
+  positive = data.weights * np.array([1, 0, 0, 1, 1, 0])[:, None]
+  np.testing.assert_allclose(
+      with_nll - base, -0.3 * (positive * data.now).sum() / 18, rtol=1e-4
+  )
+
+
+def test_clip_cov_silences_and_kl_cov_holds_the_selected_tokens(pack, data):
+  now = pack.pack(data.now)
+
+  def gradient(covariance):
+    config = ObjectiveConfig(
+        AdvantageConfig(scale="none"),
+        PolicyLossConfig(clip="none", covariance=covariance, covariance_fraction=0.2),
+    )
+    result, _ = prepared(batch_of(pack, data), config)
+    objective = policy_objective(config)
+    slope = jax.grad(lambda x: objective(scores(result, x))[0])(now)
+    return result.covariance_selected, np.asarray(slope)
+
+  _, plain = gradient("none")
+  chosen, silenced = gradient("clip")
+  _, held = gradient("kl")
+  chosen = np.asarray(chosen)
+  assert chosen.sum() == 3
+  assert not silenced[chosen].any() and plain[chosen].all()
+  np.testing.assert_allclose(silenced[~chosen], plain[~chosen])
+  np.testing.assert_allclose(held[~chosen], plain[~chosen])
+  direction = np.sign(pack.pack(data.now - data.behaviour))[chosen] / 18
+  np.testing.assert_allclose(held[chosen] - plain[chosen], direction, atol=1e-6)
+
+
+def test_supervised_objective_is_the_mean_nll_of_taught_tokens(pack, data):
+  data.weights[2] *= 3.0  # a demonstration that counts three times
+  now = pack.pack(data.now)
+  result = prepare_supervised(batch_of(pack, data))
+  loss, metrics = supervised_objective(scores(result, now))
+  expected = -(data.weights * data.now).sum() / data.weights.sum()
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  np.testing.assert_allclose(metrics["nll"], expected, rtol=1e-6)
+  by_sequence = prepare_supervised(batch_of(pack, data), "sequence_mean_token_mean")
+  means = -(data.weights * data.now).sum(1) / data.weights.sum(1)
+  np.testing.assert_allclose(
+      supervised_objective(scores(by_sequence, now))[0], means.mean(), rtol=1e-6
+  )
+
+
+def test_prepare_is_one_compiled_function_without_gradient(pack, data):
+  config = ObjectiveConfig(PolicyLossConfig() and AdvantageConfig())
+  traces = []
+
+  def traced(batch, old):
+    traces.append(1)
+    return prepare(batch, config, old_log_probs=old)[0].advantages.sum()
+
+  function = jax.jit(jax.grad(traced, argnums=1))
+  for shift in (0.0, 0.1):
+    gradient = function(batch_of(pack, data), pack.pack(data.old + np.float32(shift)))
+    assert not np.any(gradient)
+  assert len(traces) == 1
+
+
+def test_the_whole_config_survives_a_trip_through_json():
+  config = ObjectiveConfig(
+      AdvantageConfig(centre="none", scale="none", credit="gae", gae_lambda=0.9),
+      PolicyLossConfig(dual_clip=3.0, mismatch=MismatchConfig(weight_level="turn")),
+  )
+  assert ObjectiveConfig.from_dict(config.to_dict()) == config

@@ -1,0 +1,98 @@
+"""Published methods: valid, distinct from GRPO, and keeping the house's promises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.presets import PRESETS, preset
+from agentjax.testing import check_objective
+from agentjax.trajectory.batch import Batch
+
+FAST = ("grpo", "gspo", "ppo", "ipa", "icepop", "kl_cov", "reinforce_pp", "longcat")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_valid_and_comes_as_an_open_copy(name):
+  config = preset(name)
+  config.validate(name)
+  assert config == PRESETS[name]
+  config.policy_loss.entropy_coefficient = 0.5  # open to change, and only here
+  assert PRESETS[name].policy_loss.entropy_coefficient == 0.0
+  with pytest.raises(ConfigError, match="frozen"):
+    PRESETS[name].policy_loss.entropy_coefficient = 0.5
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+  with pytest.raises(ConfigError, match="dapo, dr_grpo"):
+    preset("grpo2")
+
+
+def example():
+  """Six sequences of unequal length and reward, off policy enough for every bound to act."""
+  random = np.random.default_rng(5)
+  lengths, rows, time = (4, 9, 6, 3, 7, 5), 3, 18
+  segment_ids, turns = np.zeros((rows, time), np.int32), np.full((rows, time), -1, np.int32)
+  for i, length in enumerate(lengths):
+    span = slice(9 * (i % 2), 9 * (i % 2) + length)
+    segment_ids[i // 2, span] = i + 1
+    turns[i // 2, span] = np.arange(length) >= length // 2
+  inside = segment_ids > 0
+  now = np.where(inside, random.normal(-1.5, 0.4, inside.shape), 0).astype(np.float32)
+
+  def near(scale):
+    drift = scale * random.normal(size=inside.shape)
+    return jnp.asarray(np.where(inside, now + drift, 0), jnp.float32)
+
+  old, behaviour, reference = near(0.4), near(0.4), near(0.4)
+  batch = Batch(
+      token_ids=jnp.zeros(inside.shape, jnp.int32), segment_ids=jnp.asarray(segment_ids),
+      positions=jnp.zeros(inside.shape, jnp.int32), weights=jnp.asarray(inside, jnp.float32),
+      log_probs=behaviour, entropies=jnp.ones(inside.shape),
+      versions=jnp.zeros(inside.shape, jnp.int32), turns=jnp.asarray(turns),
+      rewards=jnp.array([1.0, 0.0, 0.4, 1.0, 0.7, 0.7]), valid=jnp.ones(6, bool),
+      groups=jnp.array([0, 0, 0, 1, 1, 1]),
+  )
+  values = jnp.asarray(0.1 * random.normal(size=inside.shape), jnp.float32)
+  return batch, jnp.asarray(now), old, reference, values
+
+
+def direction(name):
+  """The unit gradient of a preset on the common example."""
+  config = preset(name)
+  batch, now, old, reference, values = example()
+
+  @jax.jit
+  def gradient(now):
+    prepared, _ = prepare(
+        batch, config, old_log_probs=old, reference_log_probs=reference, values=values,
+        baselines=jnp.full(6, 0.5),
+    )
+    loss = policy_objective(config)
+    return jax.grad(lambda x: loss(prepared.with_scores(x, jnp.ones_like(x), values))[0])(now)
+
+  result = np.asarray(gradient(now)).ravel()
+  return result / np.linalg.norm(result)
+
+
+@pytest.fixture(scope="module")
+def grpo_direction():
+  return direction("grpo")
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo", "adpo"}))
+def test_a_preset_moves_parameters_another_way_than_grpo(name, grpo_direction):
+  """Compared after normalising: a method is more than another learning rate."""
+  ours = direction(name)
+  assert np.isfinite(ours).all()
+  assert np.dot(ours, grpo_direction) < 0.999
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
+)
+def test_a_preset_keeps_the_promises_of_an_objective(name):
+  config = preset(name)
+  check_objective(policy_objective(config), config, seed=3)

@@ -1,0 +1,78 @@
+"""Parts that most tests of the rollout need."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agentjax.engine import SamplingConfig
+from agentjax.envs.question import QuestionEnvironment
+from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards.scorers import SCORERS
+from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.loop import collect
+from agentjax.rollout.program import Player
+from agentjax.text.chat import ChatConfig
+from agentjax.tools.calculator import CalculatorTool
+from agentjax.tools.registry import ToolRegistry
+from agentjax.trajectory.record import Message, Task
+from tests.rollout.scripted_engine import TOKENIZER
+
+CONFIG = RolloutConfig(
+  max_turns=4,
+  max_tokens_per_turn=40,
+  max_total_tokens=400,
+  environment_timeout=0.2,
+  episode_timeout=5.0,
+  reward_timeout=5.0,
+  cancel_grace=0.05,
+  concurrency=16,
+)
+REGISTRY = ToolRegistry([CalculatorTool()])
+REWARDS = RewardGraph({"exact_match": SCORERS["exact_match"]}, Part("exact_match"))
+
+
+def make_task(number, *, answer="4", source="sums", prompt="What is 2 + 2?", **metadata):
+  return Task(number, (Message("user", prompt),), answer, source, metadata=metadata)
+
+
+def question(task):
+  return QuestionEnvironment(REGISTRY, max_turns=4, tool_timeout=0.1)
+
+
+def make_player(engine, **changes):
+  return Player(
+    engine=engine,
+    tokenizer=TOKENIZER,
+    chat=ChatConfig(),
+    sampling=SamplingConfig(),
+    config=dataclasses.replace(CONFIG, **changes),
+    run_seed=7,
+  )
+
+
+@pytest.fixture
+def run():
+  """Collects episodes in an event loop that must end with no task left behind."""
+
+  def run(engine, tasks, *, samples=1, make_environment=question, rewards=REWARDS, **settings):
+    options = {k: settings.pop(k) for k in ("finished", "on_finish", "program") if k in settings}
+
+    async def main():
+      try:
+        return await collect(
+          tasks,
+          step=5,
+          samples_per_task=samples,
+          player=make_player(engine, **settings),
+          make_environment=make_environment,
+          rewards=rewards,
+          **options,
+        )
+      finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"still running: {left}"
+
+    return asyncio.run(main())
+
+  return run

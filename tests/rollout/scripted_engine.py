@@ -1,0 +1,114 @@
+"""An engine without a model: every turn is a list of ids written down beforehand."""
+
+import asyncio
+import collections
+
+import numpy as np
+
+from agentjax.engine import ContextLengthError, Finish, Sample
+from agentjax.text.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+END = TOKENIZER.special.end
+CALL = TOKENIZER.special.call
+
+
+def say(text, *, call=None, end=True):
+  """Ids of a turn: text, then a call if there is one, then ``<|end|>`` unless it is cut off."""
+  ids = TOKENIZER.encode(text)
+  if call is not None:
+    ids += [CALL, *TOKENIZER.encode(call)]
+  return ids + [END] * end
+
+
+class ScriptedEngine:
+  """Has the asyncio face of ``agentjax.engine.Engine``.
+
+  Args:
+    script: (address, turn) -> ids the policy draws, or an exception to raise.
+    max_length: tokens a context holds.
+    delay: address -> seconds one model call takes, for endings in any order.
+
+  Attributes:
+    prefills: how often each prompt was run, by its ids.
+    live_prefixes, live_contexts: what was opened and not given back.
+    most_contexts: largest number of contexts that lived at once.
+    seen: address -> ids of its context at its last model call.
+    requests: all (address, turn, SampleRequest), in the order they came.
+  """
+
+  def __init__(self, script, *, max_length=10_000, delay=lambda address: 0.0, version=3):
+    self.script, self.max_length, self.delay, self.version = script, max_length, delay, version
+    self.prefills = collections.Counter()
+    self.live_prefixes = self.live_contexts = self.most_contexts = 0
+    self.seen, self.requests = {}, []
+
+  async def prefill(self, token_ids, *, priority=()):
+    await asyncio.sleep(0.001)
+    self.check_length(len(token_ids))
+    self.prefills[tuple(token_ids)] += 1
+    self.live_prefixes += 1
+    return _Prefix(self, list(token_ids))
+
+  async def open(self, prefix, *, priority=()):
+    assert prefix.live, "opened from a prefix that was released"
+    self.live_contexts += 1
+    self.most_contexts = max(self.most_contexts, self.live_contexts)
+    return _Context(self, priority, prefix.ids)
+
+  def check_length(self, length):
+    if length > self.max_length:
+      raise ContextLengthError(f"{length} tokens; allowed: engine.max_length={self.max_length}.")
+
+
+class _Prefix:
+  def __init__(self, engine, ids):
+    self.engine, self.ids, self.live = engine, ids, True
+
+  def release(self):
+    self.engine.live_prefixes -= self.live
+    self.live = False
+
+
+class _Context:
+  def __init__(self, engine, address, ids):
+    self.engine, self.address, self.ids = engine, address, list(ids)
+    self.turn, self.live = 0, True
+
+  def __len__(self):
+    return len(self.ids)
+
+  async def extend(self, token_ids):
+    assert self.live
+    self.engine.check_length(len(self.ids) + len(token_ids))
+    self.ids += list(token_ids)
+
+  async def generate(self, request):
+    assert self.live
+    self.engine.seen[self.address] = list(self.ids)
+    self.engine.requests.append((self.address, self.turn, request))
+    await asyncio.sleep(self.engine.delay(self.address))
+    drawn = self.engine.script(self.address, self.turn)
+    if isinstance(drawn, Exception):
+      raise drawn
+    room = min(request.max_tokens, self.engine.max_length - len(self.ids))
+    ids = np.array(drawn[:room], np.int32)
+    self.turn += 1
+    self.ids += ids.tolist()
+    n = len(ids)
+    if n and ids[-1] in request.stop_ids:
+      finish = Finish.STOP
+    else:
+      finish = Finish.LENGTH if room == request.max_tokens else Finish.CONTEXT_FULL
+    return Sample(
+      token_ids=ids,
+      log_probs=-np.linspace(0.1, 0.9, n, dtype=np.float32),
+      entropies=np.linspace(0.2, 1.0, n, dtype=np.float32),
+      sampling_log_probs=np.zeros(n, np.float32),
+      versions=np.full(n, self.engine.version, np.int32),
+      finish=finish,
+    )
+
+  def close(self):
+    self.engine.live_contexts -= self.live
+    self.live = False

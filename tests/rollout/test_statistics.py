@@ -1,0 +1,95 @@
+"""Figures of a batch of episodes."""
+
+import pytest
+
+from agentjax.engine import EngineConfig, EngineStats
+from agentjax.rollout.statistics import engine_metrics, rollout_statistics
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Reward, Status, ToolRecord
+
+
+def trajectory(*, turns, status=Status.OK, reward=None, tools=(), **metadata):
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="made")
+  builder.append("user", [1, 2, 3])
+  for turn in range(turns):
+    builder.append_sampled([5, 6], [-1.0, -1.0], [0.5, 0.5], 0)
+    if turn + 1 < turns:
+      builder.append("tool", [7])
+  made = builder.build(status=status, reward=reward, tools=tools, metadata=metadata)
+  made.reward_parts = {"exact_match": made.reward}
+  return made
+
+
+def call(name, status, seconds):
+  return ToolRecord(0, name, {}, status, "", seconds)
+
+
+EPISODES = [
+  trajectory(
+    turns=2,
+    reward=Reward(1.0),
+    tools=[call("calculator", "ok", 0.1), call("calculator", "error", 0.3)],
+  ),
+  trajectory(
+    turns=1, status=Status.TRUNCATED, reward=Reward(0.0), tools=[call("calc", "error", 0.2)]
+  ),
+  trajectory(turns=0, status=Status.ENV_ERROR, reason="step() raised OSError: fire"),
+  trajectory(turns=3, status=Status.VERIFIER_ERROR, reward=Reward.invalid("judge gone")),
+]
+
+
+def test_means_shares_and_counts():
+  figures = rollout_statistics(EPISODES, tool_names=["calculator"])
+  assert figures.episodes == 4
+  assert figures.statuses == {
+    "ok": 1, "truncated": 1, "env_error": 1, "verifier_error": 1, "policy_error": 0,
+  }  # fmt: skip
+  assert figures.turns == (2 + 1 + 0 + 3) / 4
+  assert figures.tool_calls == 3 / 4 and figures.tool_errors == 2 / 4
+  assert figures.prompt_tokens == 3
+  assert figures.sampled_tokens == 2 * (2 + 1 + 0 + 3) / 4
+  assert figures.observation_tokens == (1 + 0 + 0 + 2) / 4
+  assert figures.truncated_share == 0.25 and figures.fault_share == 0.5
+
+
+def test_invalid_rewards_enter_no_mean():
+  figures = rollout_statistics(EPISODES, tool_names=[])
+  assert figures.reward == 0.5 and figures.valid_share == 0.5
+  assert figures.reward_parts == {"exact_match": 0.5}
+  nothing = rollout_statistics(EPISODES[2:], tool_names=[])
+  assert nothing.reward is None and "reward/mean" not in nothing.metrics()
+
+
+def test_tools_the_policy_made_up_are_counted_together():
+  tools = rollout_statistics(EPISODES, tool_names=["calculator"]).tools
+  assert set(tools) == {"calculator", "unknown"}
+  assert (tools["calculator"].calls, tools["calculator"].errors) == (2, 1)
+  assert tools["calculator"].mean_seconds == pytest.approx(0.2)
+  assert tools["calculator"].max_seconds == 0.3
+  assert tools["unknown"].calls == 1
+
+
+def test_every_fault_is_named():
+  faults = rollout_statistics([*EPISODES, EPISODES[2]], tool_names=[]).faults
+  assert list(faults.items()) == [("step() raised OSError: fire", 2), ("judge gone", 1)]
+
+
+def test_metrics_are_flat_numbers():
+  metrics = rollout_statistics(EPISODES, tool_names=["calculator"]).metrics()
+  assert metrics["rollout/status_env_error"] == 1.0
+  assert metrics["tool/calculator/errors"] == 1.0
+  assert metrics["reward/part_exact_match"] == 0.5
+  assert all(type(value) is float for value in metrics.values())
+
+
+def test_statistics_of_nothing_are_refused():
+  with pytest.raises(ValueError, match="at least one trajectory"):
+    rollout_statistics([], tool_names=[])
+
+
+def test_occupancy_is_the_share_of_places_that_drew_a_token():
+  config = EngineConfig(slots=8, lanes=2, chunk_tokens=10)
+  before = EngineStats(sampled_tokens=100, decode_dispatches=7)
+  after = EngineStats(sampled_tokens=220, decode_dispatches=13)
+  assert engine_metrics(before, after, config)["engine/occupancy"] == 120 / (6 * 4 * 10)
+  assert "engine/occupancy" not in engine_metrics(before, before, config)

@@ -1,0 +1,206 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentjax.text.chat import (
+  PrefixError,
+  assert_extends,
+  conversation_texts,
+  encode_assistant,
+  encode_conversation,
+  encode_observation,
+  encode_prompt,
+)
+from agentjax.text.tokenizer import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from agentjax.text.tool_calls import parse_turn
+from agentjax.trajectory.record import Message, ToolCall
+
+TEXTS = st.one_of(
+  st.text(max_size=12),
+  st.sampled_from(["", " ", "add 3 apples", "<|end|>", "<|call|>x", "add", " apples\n", "12 34"]),
+)
+CALL = ToolCall("calculator", {"expression": "3+4"})
+
+
+@pytest.fixture(scope="module", params=["byte", "sentencepiece"])
+def tokenizer(request, tmp_path_factory):
+  if request.param == "byte":
+    return ByteTokenizer()
+  path = tmp_path_factory.mktemp("model") / "tokenizer.model"
+  train_sentencepiece(["add 3 apples to 4 apples and add them all"] * 20, path, 330)
+  return SentencePieceTokenizer(path)
+
+
+def _ids(spans) -> list[int]:
+  return [i for span in spans for i in span.ids]
+
+
+@st.composite
+def conversations(draw):
+  prompt = [
+    Message(draw(st.sampled_from(["system", "user"])), draw(TEXTS))
+    for _ in range(draw(st.integers(1, 3)))
+  ]
+  rounds = []
+  for _ in range(draw(st.integers(1, 4))):
+    calls = draw(st.lists(st.builds(lambda t: ToolCall("tool_x", {"text": t}), TEXTS), max_size=2))
+    answers = [
+      Message(draw(st.sampled_from(["tool", "user"])), draw(TEXTS))
+      for _ in range(draw(st.integers(0, 2)))
+    ]
+    rounds.append((Message("assistant", draw(TEXTS), tuple(calls)), answers))
+  return prompt, rounds
+
+
+@settings(max_examples=200, deadline=None)
+@given(conversation=conversations())
+def test_turn_by_turn_gives_the_ids_of_the_whole_conversation(tokenizer, conversation):
+  prompt, rounds = conversation
+  context, messages = _ids(encode_prompt(tokenizer, prompt)), list(prompt)
+  for turn, answers in rounds:
+    longer = context + encode_assistant(tokenizer, turn)
+    longer += _ids(encode_observation(tokenizer, answers))
+    messages += [turn, *answers]
+    assert_extends(context, longer)
+    assert longer == _ids(encode_prompt(tokenizer, messages))
+    context = longer
+
+
+@settings(max_examples=200, deadline=None)
+@given(conversation=conversations(), data=st.data())
+def test_turns_spelled_in_strange_tokens_stay_as_sampled(tokenizer, conversation, data):
+  special = tokenizer.special
+  prompt, rounds = conversation
+  context = _ids(encode_prompt(tokenizer, prompt))
+  bounds = []
+  for _, answers in rounds:
+    drawn = data.draw(
+      st.lists(
+        st.integers(0, tokenizer.vocab_size - 1).filter(lambda i: i != special.end), max_size=8
+      )
+    )
+    closed = data.draw(st.booleans())
+    sampled = [*drawn, special.end] if closed else drawn
+    longer = [*context, *sampled, *_ids(encode_observation(tokenizer, answers, closed=closed))]
+    assert_extends(context, longer)
+    bounds.append((len(context), sampled))
+    assert longer[len(context) + len(drawn)] == special.end  # closed by the policy or for it
+    context = longer
+  for start, sampled in bounds:
+    assert context[start : start + len(sampled)] == sampled
+
+
+def test_encoding_a_sampled_turn_again_is_caught():
+  tokenizer = ByteTokenizer()
+  broken_utf8 = [8 + 0xFF, tokenizer.special.end]
+  context = [*_ids(encode_prompt(tokenizer, [Message("user", "hi")])), *broken_utf8]
+  text = tokenizer.decode(broken_utf8[:-1])
+  again = _ids(encode_prompt(tokenizer, [Message("user", "hi"), Message("assistant", text)]))
+  with pytest.raises(PrefixError, match=f"differ at index {len(context) - 2}"):
+    assert_extends(context, again)
+
+
+def test_extending_means_keeping_every_id():
+  assert_extends([], [])
+  assert_extends([1, 2], np.array([1, 2, 3]))
+  with pytest.raises(PrefixError, match="index 1: 2 was seen there, now it is 9"):
+    assert_extends([1, 2], [1, 9, 3])
+  with pytest.raises(PrefixError, match="2 ids were seen and only 1"):
+    assert_extends([1, 2], [1])
+
+
+def test_a_prompt_reads_as_documented():
+  tokenizer = ByteTokenizer()
+  spans = encode_prompt(tokenizer, [Message("system", "Be brief."), Message("user", "3+4?")])
+  assert [(s.owner, tokenizer.decode(s.ids)) for s in spans] == [
+    ("system", "<|bos|><|system|>Be brief.<|end|>"),
+    ("user", "<|user|>3+4?<|end|>"),
+    ("assistant", "<|assistant|>"),
+  ]
+
+
+def test_an_observation_closes_a_turn_that_was_cut_off():
+  tokenizer = ByteTokenizer()
+  spans = encode_observation(tokenizer, [Message("tool", "7")], closed=False)
+  assert [(s.owner, tokenizer.decode(s.ids)) for s in spans] == [
+    ("environment", "<|end|>"),
+    ("tool", "<|tool|>7<|end|>"),
+    ("assistant", "<|assistant|>"),
+  ]
+
+
+def test_a_demonstration_teaches_turns_with_their_markup_and_nothing_else(tokenizer):
+  demonstration = [
+    Message("assistant", "Add.", (CALL,)),
+    Message("tool", "7"),
+    Message("assistant", "#### 7"),
+  ]
+  spans = encode_conversation(tokenizer, [Message("user", "3+4?")], demonstration)
+  taught = [tokenizer.decode(s.ids) for s in spans if s.target]
+  assert taught == ["Add.<|call|>calculator 3+4<|end|>", "#### 7<|end|>"]
+  rest = [tokenizer.decode(s.ids) for s in spans if not s.target]
+  assert rest == [
+    "<|bos|><|user|>3+4?<|end|>",
+    "<|assistant|>",
+    "<|tool|>7<|end|>",
+    "<|assistant|>",
+  ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(conversation=conversations())
+def test_a_demonstration_has_the_ids_an_episode_would_have(tokenizer, conversation):
+  prompt, rounds = conversation
+  episode = _ids(encode_prompt(tokenizer, prompt))
+  demonstration = []
+  for k, (turn, answers) in enumerate(rounds):
+    episode += encode_assistant(tokenizer, turn)
+    demonstration.append(turn)
+    if k < len(rounds) - 1:
+      episode += _ids(encode_observation(tokenizer, answers))
+      demonstration += answers
+  assert _ids(encode_conversation(tokenizer, prompt, demonstration)) == episode
+
+
+def test_texts_to_train_on_are_those_that_rendering_encodes():
+  asked: list[str] = []
+
+  class Spy(ByteTokenizer):
+    def encode(self, text):
+      asked.append(text)
+      return super().encode(text)
+
+  messages = [Message("user", "3+4?"), Message("assistant", "Add.", (CALL, CALL))]
+  encode_prompt(Spy(), messages)
+  assert list(conversation_texts(messages)) == asked
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda t: encode_prompt(t, []), "at least one message"),
+    (lambda t: encode_prompt(t, [Message("root", "x")]), "role 'root'; allowed: system, user"),
+    (lambda t: encode_prompt(t, [Message("user", "x", (CALL,))]), "only an assistant message"),
+    (lambda t: encode_observation(t, [Message("assistant", "x")]), "never encoded again"),
+    (lambda t: encode_assistant(t, Message("tool", "x")), "got 'tool'"),
+    (
+      lambda t: encode_conversation(t, [Message("user", "x")], [Message("tool", "y")]),
+      "starts and ends with an assistant",
+    ),
+    (lambda t: encode_conversation(t, [Message("user", "x")], []), "starts and ends with"),
+  ],
+)
+def test_a_conversation_that_cannot_be_is_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make(ByteTokenizer())
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS, argument=TEXTS, tool_call_format=st.sampled_from(["compact", "json"]))
+def test_a_turn_reads_back_as_it_was_written(tokenizer, text, argument, tool_call_format):
+  schemas = {"run": {"properties": {"code": {"type": "string"}}, "required": ["code"]}}
+  call = ToolCall("run", {"code": argument})
+  message = Message("assistant", text, (call, call))
+  ids = encode_assistant(tokenizer, message, tool_call_format=tool_call_format, schemas=schemas)
+  assert parse_turn(tokenizer, ids, schemas, tool_call_format) == (text, (call, call))
