@@ -9,45 +9,63 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from agentjax.data import TaskSplits
   from agentjax.engine import Engine, EngineConfig, SamplingConfig
   from agentjax.envs.environment import Action, Environment, Observation, Step
   from agentjax.models import ModelConfig
-  from agentjax.objectives import AdvantageConfig, LossInputs, PolicyLossConfig
+  from agentjax.objectives import AdvantageConfig, LossInputs, ObjectiveConfig, PolicyLossConfig
+  from agentjax.rollout import RolloutConfig
   from agentjax.tools import function_tool
-  from agentjax.training import Experiment, Run
+  from agentjax.training import Experiment, Extensions, Run, load_experiment
   from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Action": "agentjax.envs.environment",
-    "AdvantageConfig": "agentjax.objectives",
-    "Engine": "agentjax.engine",
-    "EngineConfig": "agentjax.engine",
-    "Environment": "agentjax.envs.environment",
-    "Experiment": "agentjax.training",
-    "LossInputs": "agentjax.objectives",
-    "Message": "agentjax.trajectory.record",
-    "ModelConfig": "agentjax.models",
-    "Observation": "agentjax.envs.environment",
-    "PolicyLossConfig": "agentjax.objectives",
-    "Reward": "agentjax.trajectory.record",
-    "Run": "agentjax.training",
-    "SamplingConfig": "agentjax.engine",
-    "Step": "agentjax.envs.environment",
-    "Task": "agentjax.trajectory.record",
-    "Trajectory": "agentjax.trajectory.record",
-    "function_tool": "agentjax.tools",
-}
+__all__ = [
+  "Action",
+  "AdvantageConfig",
+  "Engine",
+  "EngineConfig",
+  "Environment",
+  "Experiment",
+  "Extensions",
+  "LossInputs",
+  "Message",
+  "ModelConfig",
+  "ObjectiveConfig",
+  "Observation",
+  "PolicyLossConfig",
+  "Reward",
+  "RolloutConfig",
+  "Run",
+  "SamplingConfig",
+  "Step",
+  "Task",
+  "TaskSplits",
+  "Trajectory",
+  "function_tool",
+  "load_experiment",
+]
 
-__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605
+_HOMES = {
+  "agentjax.data": ("TaskSplits",),
+  "agentjax.engine": ("Engine", "EngineConfig", "SamplingConfig"),
+  "agentjax.envs.environment": ("Action", "Environment", "Observation", "Step"),
+  "agentjax.models": ("ModelConfig",),
+  "agentjax.objectives": ("AdvantageConfig", "LossInputs", "ObjectiveConfig", "PolicyLossConfig"),
+  "agentjax.rollout": ("RolloutConfig",),
+  "agentjax.tools": ("function_tool",),
+  "agentjax.training": ("Experiment", "Extensions", "Run", "load_experiment"),
+  "agentjax.trajectory.record": ("Message", "Reward", "Task", "Trajectory"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _HOMES:
+  if name not in _HOME:
     raise AttributeError(f"module 'agentjax' has no attribute {name!r}")
-  return getattr(importlib.import_module(_HOMES[name]), name)
+  return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-  return sorted(__all__)
+  return __all__

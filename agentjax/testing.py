@@ -21,11 +21,11 @@ _PER_TOKEN = ("log_probs", "old", "behaviour", "reference", "entropies", "values
 
 
 def check_objective(
-    objective: Objective,
-    config: ObjectiveConfig | None = None,
-    *,
-    seed: int,
-    tolerance: float = 1e-5,
+  objective: Objective,
+  config: ObjectiveConfig | None = None,
+  *,
+  seed: int,
+  tolerance: float = 1e-5,
 ) -> None:
   """Checks the promises that training, packing and sharding rely on, on a random packed batch.
 
@@ -107,10 +107,10 @@ class _Example:
         tokens[name] = tokens["log_probs"] + random.normal(0, 0.2, length)
       sequences.append(_Sequence(weights, (np.arange(length) > cut).astype(int), tokens))
     return cls(
-        sequences=(*sequences, None),
-        rewards=np.array([1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]),
-        valid=np.array([1, 1, 1, 0, 1, 1, 1, 0], bool),
-        groups=np.array([0, 0, 0, 0, 1, 1, 1, -1]),
+      sequences=(*sequences, None),
+      rewards=np.array([1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]),
+      valid=np.array([1, 1, 1, 0, 1, 1, 1, 0], bool),
+      groups=np.array([0, 0, 0, 0, 1, 1, 1, -1]),
     )
 
   def order(self) -> list[int]:
@@ -121,14 +121,17 @@ class _Example:
     groups = np.where(self.groups >= 0, self.groups.max() - self.groups, -1)
     take = list(order)
     return dataclasses.replace(
-        self, sequences=tuple(self.sequences[i] for i in take), rewards=self.rewards[take],
-        valid=self.valid[take], groups=groups[take],
+      self,
+      sequences=tuple(self.sequences[i] for i in take),
+      rewards=self.rewards[take],
+      valid=self.valid[take],
+      groups=groups[take],
     )
 
   def with_changed_invalid(self, random: np.random.Generator) -> _Example:
     sequences = [
-        s if s is None or ok else s.changed(np.ones(len(s.weights), bool), random)
-        for s, ok in zip(self.sequences, self.valid, strict=True)
+      s if s is None or ok else s.changed(np.ones(len(s.weights), bool), random)
+      for s, ok in zip(self.sequences, self.valid, strict=True)
     ]
     rewards = np.where(self.valid, self.rewards, np.nan)
     return dataclasses.replace(self, sequences=tuple(sequences), rewards=rewards)
@@ -136,7 +139,7 @@ class _Example:
   def without_invalid(self) -> _Example:
     kept = [s if ok else None for s, ok in zip(self.sequences, self.valid, strict=True)]
     return dataclasses.replace(
-        self, sequences=tuple(kept), groups=np.where(self.valid, self.groups, -1)
+      self, sequences=tuple(kept), groups=np.where(self.valid, self.groups, -1)
     )
 
   def with_changed_masked(self, random: np.random.Generator) -> _Example:
@@ -145,9 +148,9 @@ class _Example:
 
   def on_invalid(self) -> dict[int, np.ndarray]:
     return {
-        i: np.ones(len(s.weights), bool)
-        for i, s in enumerate(self.sequences)
-        if s is not None and not self.valid[i]
+      i: np.ones(len(s.weights), bool)
+      for i, s in enumerate(self.sequences)
+      if s is not None and not self.valid[i]
     }
 
   def on_masked(self) -> dict[int, np.ndarray]:
@@ -194,12 +197,17 @@ class _Packed:
         fields[name][row, span] = values
     as_float = {k: np.asarray(v, np.float32) for k, v in fields.items()}
     batch = Batch(
-        token_ids=jnp.zeros(shape, jnp.int32), segment_ids=jnp.asarray(segment_ids),
-        positions=jnp.asarray(positions), weights=jnp.asarray(weights, jnp.float32),
-        log_probs=jnp.asarray(as_float["behaviour"]), entropies=jnp.asarray(as_float["entropies"]),
-        versions=jnp.zeros(shape, jnp.int32), turns=jnp.asarray(turns),
-        rewards=jnp.asarray(example.rewards, jnp.float32), valid=jnp.asarray(example.valid),
-        groups=jnp.asarray(example.groups, jnp.int32),
+      token_ids=jnp.zeros(shape, jnp.int32),
+      segment_ids=jnp.asarray(segment_ids),
+      positions=jnp.asarray(positions),
+      weights=jnp.asarray(weights, jnp.float32),
+      log_probs=jnp.asarray(as_float["behaviour"]),
+      entropies=jnp.asarray(as_float["entropies"]),
+      versions=jnp.zeros(shape, jnp.int32),
+      turns=jnp.asarray(turns),
+      rewards=jnp.asarray(example.rewards, jnp.float32),
+      valid=jnp.asarray(example.valid),
+      groups=jnp.asarray(example.groups, jnp.int32),
     )
     return cls(batch, as_float)
 
@@ -216,8 +224,8 @@ class _Result:
 
   def renumbered(self, order: Sequence[int]) -> _Result:
     moved = {
-        name: {order[i]: value for i, value in parts.items()}
-        for name, parts in self.gradients.items()
+      name: {order[i]: value for i, value in parts.items()}
+      for name, parts in self.gradients.items()
     }
     return dataclasses.replace(self, gradients=moved)
 
@@ -229,15 +237,19 @@ class _Checker:
     self.config, self.tolerance = config, tolerance
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
-        jax.value_and_grad(
-            lambda scores, prepared: objective(prepared.with_scores(**scores)), has_aux=True
-        )
+      jax.value_and_grad(
+        lambda scores, prepared: objective(prepared.with_scores(**scores)), has_aux=True
+      )
     )
 
   def _prepared(self, batch: Batch, scores: dict[str, jax.Array]) -> Prepared:
     return prepare(
-        batch, self.config, old_log_probs=scores["old"], reference_log_probs=scores["reference"],
-        values=scores["values"], baselines=jnp.full_like(batch.rewards, 0.25),
+      batch,
+      self.config,
+      old_log_probs=scores["old"],
+      reference_log_probs=scores["reference"],
+      values=scores["values"],
+      baselines=jnp.full_like(batch.rewards, 0.25),
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:
@@ -285,8 +297,8 @@ class _Checker:
       for number, mask in where.items():
         if np.any(parts[number][mask] != 0):
           raise AssertionError(
-              f"{name}: {score} of sequence {number} has a gradient on tokens without weight; "
-              "multiply by coefficients"
+            f"{name}: {score} of sequence {number} has a gradient on tokens without weight; "
+            "multiply by coefficients"
           )
 
   def linear(self, example: _Example, plain: _Result, random: np.random.Generator) -> None:
@@ -314,7 +326,7 @@ class _Checker:
       self.close(name, f"metric {key!r} (return sum(shares * per_token))", value, metrics[key])
 
   def close(
-      self, name: str, what: str, expected: float | np.ndarray, got: float | np.ndarray
+    self, name: str, what: str, expected: float | np.ndarray, got: float | np.ndarray
   ) -> None:
     try:
       np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)

@@ -1,7 +1,7 @@
 r"""A small hybrid policy learns to solve word problems with a calculator and Python.
 
-  make quickstart
-  python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
+make quickstart
+python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
 """
 
 from agentjax.data import DataConfig

@@ -10,6 +10,7 @@ from typing import Any
 from agentjax.config import Config, ConfigError, check
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
+from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task
 
 
@@ -109,10 +110,14 @@ def _generate(
 def _task(config: ReasoningGymConfig, task_id: int, entry: dict[str, Any]) -> Task:
   question = entry["question"]
   prompt = f"{config.instruction}\n{question}" if config.instruction else question
+  answer = "" if entry["answer"] is None else str(entry["answer"])
+  # There are no worked solutions; the bare answer shows a warm start the form to answer in.
+  shown = (Message("assistant", mark_answer(answer)),) if answer else ()
   return Task(
       id=task_id,
       prompt=(Message("user", prompt),),
-      answer="" if entry["answer"] is None else str(entry["answer"]),
+      answer=answer,
       source=f"reasoning_gym/{config.name}",
+      demonstration=shown,
       metadata={"entry": entry},
   )

@@ -96,7 +96,7 @@ class ModelConfig(Config):
   d_shared_expert: int = 128
   routed_scaling: float = 1.0
   norm_topk: bool = True
-  expert_block: int = 64
+  expert_block: int = 128
 
   @property
   def residual_scale(self) -> float:

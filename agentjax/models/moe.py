@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import flax.struct
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.mlp import Mlp, activate, mlp, mlp_spec
+from agentjax.models.products import matmul, precision
 from agentjax.models.spec import ParamSpec
 
 Array = jax.Array
@@ -133,16 +135,17 @@ def _every_expert_is_cheaper(tokens: int, config: ModelConfig) -> bool:
 
 def _all_experts(params: Moe, tokens: Array, routes: _Routes) -> Array:
   """Every expert on every token, weighted by its gate, which is 0 where it was not chosen."""
-  num_experts, _, width = params.expert_up.shape
+  num_experts = params.expert_up.shape[0]
   dtype = tokens.dtype
   chosen = jax.nn.one_hot(routes.experts, num_experts, dtype=jnp.float32)
   gates = jnp.sum(chosen * routes.gates[..., None], axis=1).astype(dtype)
-  hidden = jnp.einsum("td,edf->tef", tokens, params.expert_up.astype(dtype))
+  product = functools.partial(jnp.einsum, precision=precision(dtype))
+  hidden = product("td,edf->tef", tokens, params.expert_up.astype(dtype))
   gate = None
   if params.expert_gate is not None:
-    gate = jnp.einsum("td,edf->tef", tokens, params.expert_gate.astype(dtype))
+    gate = product("td,edf->tef", tokens, params.expert_gate.astype(dtype))
   hidden = activate(hidden, gate) * gates[..., None]
-  return jnp.einsum("tef,efd->td", hidden, params.expert_down.astype(dtype))
+  return product("tef,efd->td", hidden, params.expert_down.astype(dtype))
 
 
 def _num_blocks(choices: int, num_experts: int, block: int) -> int:
@@ -170,12 +173,11 @@ def _sorted_experts(params: Moe, tokens: Array, routes: _Routes, block: int) -> 
 
   pairs = jnp.repeat(tokens, routes.experts.shape[1], axis=0)
   rows = _permute(pairs, source, place).reshape(blocks, block, -1)
-  hidden = jnp.einsum("brd,bdf->brf", rows, params.expert_up.astype(dtype)[expert])
+  hidden = matmul(rows, params.expert_up.astype(dtype)[expert])
   gate = None
   if params.expert_gate is not None:
-    gate = jnp.einsum("brd,bdf->brf", rows, params.expert_gate.astype(dtype)[expert])
-  hidden = activate(hidden, gate)
-  out = jnp.einsum("brf,bfd->brd", hidden, params.expert_down.astype(dtype)[expert])
+    gate = matmul(rows, params.expert_gate.astype(dtype)[expert])
+  out = matmul(activate(hidden, gate), params.expert_down.astype(dtype)[expert])
   out = _permute(out.reshape(blocks * block, -1), place, source)
   out = out.reshape(*routes.gates.shape, -1) * routes.gates[..., None].astype(dtype)
   return jnp.sum(out, axis=1)

@@ -16,31 +16,33 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision:
 
 
 def linear(x: Float[Array, "*lead in"], weight: Array) -> Float[Array, "*lead out"]:
-  """``x @ weight`` in the dtype of x, the axes of ``weight`` [in, *out] after the first flattened.
-
-  The gradient of the weight is written as ``xᵀ g``: the product that automatic differentiation makes,
-  ``(gᵀ x)ᵀ``, costs XLA:CPU twice the time. Reverse mode only.
-  """
+  """``x @ weight`` in the dtype of x; axes of ``weight`` [in, *out] after the first are flattened."""
   flat = weight.astype(x.dtype).reshape(weight.shape[0], -1)
-  return _matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
+  return matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
 
 
 @jax.custom_vjp
-def _matmul(x: Array, weight: Array) -> Array:
+def matmul(
+    x: Float[Array, "*batch rows in"], weight: Float[Array, "*batch in out"]
+) -> Float[Array, "*batch rows out"]:
+  """``x @ weight`` with one set of leading axes and one dtype.
+
+  The gradient of the weight is written as ``xᵀ g``: what automatic differentiation makes of it,
+  ``(gᵀ x)ᵀ``, takes XLA:CPU twice the time. Reverse mode only.
+  """
   return jnp.matmul(x, weight, precision=precision(x.dtype))
 
 
 def _matmul_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-  return _matmul(x, weight), (x, weight)
+  return matmul(x, weight), (x, weight)
 
 
 def _matmul_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
   x, weight = kept
-  exact = precision(x.dtype)
   return (
-      jnp.matmul(gradient, weight.T, precision=exact),
-      jnp.matmul(x.T, gradient, precision=exact),
+      matmul(gradient, jnp.swapaxes(weight, -1, -2)),
+      matmul(jnp.swapaxes(x, -1, -2), gradient),
   )
 
 
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -228,10 +228,13 @@ class _Steps(NamedTuple):
 
 
 def _affine_scan(factor: Array, increment: Array, *, reverse: bool) -> Array:
-  """``x_t = increment_t + factor_t x_{t-1}`` over time (``x_{t+1}`` if reverse), in log depth."""
+  """``x_t = increment_t + factor_t x_{t-1}`` over time, or with ``x_{t+1}`` if reverse."""
 
-  def compose(first: tuple[Array, Array], then: tuple[Array, Array]) -> tuple[Array, Array]:
-    return first[0] * then[0], then[1] + then[0] * first[1]
+  def step(state: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+    state = inputs[1] + inputs[0] * state
+    return state, state
 
   factor = jnp.broadcast_to(factor, increment.shape).astype(increment.dtype)
-  return jax.lax.associative_scan(compose, (factor, increment), reverse=reverse, axis=1)[1]
+  start = jnp.zeros_like(increment[:, 0])
+  # One token after another: padding then cannot change the order of a single addition.
+  return jax.lax.scan(step, start, (factor.T, increment.T), reverse=reverse)[1].T

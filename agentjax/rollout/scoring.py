@@ -24,10 +24,13 @@ async def score(
 
   Runs in another thread and event loop, so scorers may block. They must be safe to run in several
   threads at once, and must not keep objects that are bound to an event loop. After ``timeout``
-  seconds the rewards are invalid and the status is VERIFIER_ERROR; the thread is left behind and can
-  no longer change the trajectories.
+  seconds the rewards are invalid and the status is VERIFIER_ERROR; the thread is left behind and
+  can no longer change the trajectories.
   """
-  copies = [dataclasses.replace(t, reward_parts=dict(t.reward_parts)) for t in trajectories]
+  copies = [
+    dataclasses.replace(t, reward_parts=dict(t.reward_parts), metadata=dict(t.metadata))
+    for t in trajectories
+  ]
 
   async def run() -> None:
     if rewards.needs_groups:
@@ -47,8 +50,8 @@ async def score(
       )
     return
   for trajectory, copy in zip(trajectories, copies, strict=True):
-    trajectory.reward, trajectory.reward_parts = copy.reward, copy.reward_parts
-    trajectory.status = copy.status
+    for name in ("reward", "reward_parts", "status", "metadata"):
+      setattr(trajectory, name, getattr(copy, name))
 
 
 class _Worker(threading.Thread):

@@ -40,10 +40,16 @@ from agentjax.sandbox.interface import (
 
 _log = logging.getLogger(__name__)
 
-_BOOT = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); import zygote; "
-    "del sys.path[0]; zygote.main(json.loads(sys.argv[2]))"
-)
+# Bare packages in place of ours: their __init__ would load more than the sandbox needs.
+_BOOT = """
+import json, sys, types
+for name, folder in json.loads(sys.argv[1]).items():
+  package = types.ModuleType(name)
+  package.__path__ = [folder]
+  sys.modules[name] = package
+from agentjax.sandbox import zygote
+zygote.main(json.loads(sys.argv[2]))
+"""
 _START_SECONDS = 60.0  # loading packages may be slow on a cold disk
 _GRACE_SECONDS = 10.0  # for the watcher to end a run after its deadline
 _SNAPSHOT_BYTES = 256 * 2**20
@@ -134,8 +140,9 @@ class ProcessSandbox:
       if self._zygote is not None and self._zygote.alive:
         return
       again = self._zygote is not None
-      if again:
+      if self._zygote is not None:
         _log.warning("the sandbox's interpreter ended unexpectedly and is started again")
+        self._zygote.release()
       zygote = _Zygote(self.config)
       missing = [p for p in self.config.require if p not in zygote.protections]
       if missing:
@@ -170,6 +177,8 @@ class ProcessBox:
     self.directory = tempfile.mkdtemp(prefix="box-", dir=zygote.directory)
     if self.uid is not None:
       os.chown(self.directory, self.uid, self.uid)
+    self._zygote = zygote  # its directory lives as long as its boxes
+    self._connection: socket.socket | None = None
     self._busy = asyncio.Lock()
     self._closed = False
 
@@ -194,7 +203,9 @@ class ProcessBox:
             f"({self._sandbox.config.concurrency})"
         )
       for path, content in (files or {}).items():
-        sandbox_files.write_file(self.directory, path, content, self.uid)
+        await asyncio.to_thread(
+            sandbox_files.write_file, self.directory, path, content, self.uid
+        )
       zygote = await self._sandbox._ready()
       request = {
           "program": _as_request(program),
@@ -206,10 +217,22 @@ class ProcessBox:
       connection = zygote.new_run()
       if connection is None:
         return _infra_error("the sandbox's interpreter is gone")
+      self._connection = connection
+      ended = False
       try:
-        return await _converse(connection, request, stdin, limits)
+        frame = await _converse(connection, request, stdin, limits.wall_seconds)
+        ended = True  # the watcher answers only when all of the run is dead
+      except TimeoutError:
+        return _infra_error("the watcher did not end the run in time")
+      except (EOFError, OSError) as error:
+        return _infra_error(f"the watcher ended without a result ({error or 'closed'})")
       finally:
-        await _hang_up(connection)
+        self._connection = None
+        if ended:
+          connection.close()
+        else:
+          await _hang_up(connection)
+      return _as_result(frame, limits)
 
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
@@ -232,6 +255,8 @@ class ProcessBox:
     if self._closed:
       return
     self._closed = True
+    if self._connection is not None:
+      self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
     async with self._busy:
       self._sandbox._boxes.discard(self)
       await asyncio.to_thread(sandbox_files.wipe, self.directory)
@@ -264,11 +289,13 @@ class _Zygote:
         "spare": config.concurrency,
         "packages_path": packages_path,
     }
+    here = os.path.dirname(os.path.abspath(__file__))
+    packages = {"agentjax": os.path.dirname(here), "agentjax.sandbox": here}
     try:
       self._process = subprocess.Popen(
           [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT,
-           os.path.dirname(os.path.abspath(__file__)), json.dumps(settings)],
-          stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+           json.dumps(packages), json.dumps(settings)],
+          stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
           cwd="/", env=_environment(interpreter), start_new_session=True,
       )  # fmt: skip
     except OSError as error:
@@ -302,8 +329,12 @@ class _Zygote:
     ours.setblocking(False)
     return ours
 
-  def end(self) -> None:
+  def release(self) -> None:
+    """Lets go of the control socket, at which the interpreter and its watchers end."""
     self._control.close()
+
+  def end(self) -> None:
+    self.release()
     try:
       self._process.wait(timeout=5.0)
     except subprocess.TimeoutExpired:
@@ -364,20 +395,15 @@ def _as_request(program: Program) -> dict[str, Any]:
 
 
 async def _converse(
-    connection: socket.socket, request: dict[str, Any], stdin: bytes, limits: SandboxLimits
-) -> SandboxResult:
+    connection: socket.socket, request: dict[str, Any], stdin: bytes, seconds: float
+) -> bytes:
+  """Sends the request and waits for the result's frame."""
   loop = asyncio.get_running_loop()
-  try:
-    async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
-      for part in (json.dumps(request).encode(), stdin):
-        await loop.sock_sendall(connection, struct.pack("<Q", len(part)) + part)
-      length = struct.unpack("<Q", await _receive_exactly(connection, 8))[0]
-      frame = await _receive_exactly(connection, length)
-  except TimeoutError:
-    return _infra_error("the watcher did not end the run in time")
-  except (EOFError, OSError) as error:
-    return _infra_error(f"the watcher ended without a result ({error or 'closed'})")
-  return _as_result(frame, limits)
+  async with asyncio.timeout(seconds + _GRACE_SECONDS):
+    for part in (json.dumps(request).encode(), stdin):
+      await loop.sock_sendall(connection, struct.pack("<Q", len(part)) + part)
+    length = struct.unpack("<Q", await _receive_exactly(connection, 8))[0]
+    return await _receive_exactly(connection, length)
 
 
 async def _receive_exactly(connection: socket.socket, count: int) -> bytes:

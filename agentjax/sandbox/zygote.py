@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import ast
 import builtins
+import contextlib
 import gc
 import importlib
 import io
@@ -32,7 +33,7 @@ import traceback
 import types
 from typing import Any
 
-import jail
+from agentjax.sandbox import jail
 
 # What snippets import most; loaded once here, so that a run finds them ready.
 _COMMON = (
@@ -89,6 +90,9 @@ class Walls:
     self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self.isolate_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
     self.seccomp = jail.seccomp_known() and jail.holds(self._try_seccomp)
+    release = [int(n) for n in os.uname().release.split("-")[0].split(".")[:2]]
+    # Before Linux 5.14 a user namespace did not count its processes apart.
+    self.counts_apart = self.user_namespace and self.pid_namespace and release >= [5, 14]
 
   def isolate_pids(self) -> None:
     if self.user_namespace:
@@ -118,7 +122,7 @@ class Walls:
 
   def protections(self) -> list[str]:
     names = ["limits", "descendants"]
-    if self.seccomp or self.privileged or self.user_namespace:
+    if self.seccomp:  # a network namespace alone would leave unix sockets in the file system
       names.append("network")
     signals = self.pid_namespace or self.uids or self.landlock >= 6 or self.seccomp
     if signals and (self.user_namespace or self.uids or self.landlock):
@@ -224,17 +228,13 @@ class Watcher:
       _end_all(pid)
       return
     start = time.monotonic()
-    try:
-      with open(request_write, "wb") as pipe:
-        for frame in (request, stdin):
-          pipe.write(struct.pack("<Q", len(frame)) + frame)
-    except OSError:
-      pass  # it ended during set-up; its report says why
+    with contextlib.suppress(OSError), open(request_write, "wb") as pipe:
+      # If the program's process ended during set-up, its report says why.
+      for frame in (request, stdin):
+        pipe.write(struct.pack("<Q", len(frame)) + frame)
     result = self._outcome(connection, pid, (out, err), report, json.loads(request), start)
-    try:
+    with contextlib.suppress(OSError):  # the caller may be gone
       connection.sendall(result)
-    except OSError:
-      pass  # the caller is gone
 
   def _outcome(
       self,
@@ -280,9 +280,9 @@ class Watcher:
       start: float,
   ) -> tuple[str, str]:
     """Waits for the first reason to end the run: (reason, detail)."""
-    process = os.pidfd_open(pid)
     poll = select.poll()
-    poll.register(process, select.POLLIN)
+    with contextlib.suppress(OSError):  # some kernels have none; then each tick looks
+      poll.register(os.pidfd_open(pid), select.POLLIN)
     poll.register(connection, select.POLLIN | select.POLLRDHUP)
     for fd in outputs:
       poll.register(fd, select.POLLIN)
@@ -291,7 +291,7 @@ class Watcher:
     while True:
       now = time.monotonic()
       if now >= deadline:
-        return "wall", f"did not end within {limits['wall_seconds']:g} s"
+        return "wall", f"did not end within {limits['wall_seconds']:.1f} s"
       if now >= look:
         look = now + _TICK
         if too_much := self._too_much(pid, limits):
@@ -304,10 +304,9 @@ class Watcher:
             poll.unregister(fd)
           elif outputs[fd].total > limits["output_kill_bytes"]:
             return "output", f"wrote more than {limits['output_kill_bytes']} bytes"
-      ready = {fd for fd, _ in events}
-      if process in ready:
+      if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         return "exit", ""
-      if connection.fileno() in ready:
+      if any(fd == connection.fileno() for fd, _ in events):
         return "cancelled", "the caller cancelled the run"
 
   def _too_much(self, pid: int, limits: dict[str, Any]) -> tuple[str, str] | None:
@@ -375,11 +374,11 @@ class _Program:
 
   def _raise_walls(self) -> None:
     request, walls = self._request, self._walls
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
       file.write("1000")
     limits = request["limits"]
     processes = limits["processes"]
-    if walls.user_namespace and walls.pid_namespace:
+    if walls.counts_apart:
       processes += 2  # the watcher and pid 1 count too
     elif not walls.uids:
       processes += request["tasks_of_user"]  # the kernel counts all of this user's tasks
@@ -397,18 +396,15 @@ class _Program:
       jail.refuse_system_calls(own_pid_namespace=walls.pid_namespace)
 
   def _note(self, text: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
       os.write(self._report, text.encode(errors="replace")[:4000])
-    except OSError:
-      pass
 
 
 def _close_all_but(*keep: int) -> None:
-  low = 0
-  for fd in (*sorted(keep), 1 << 20):
-    if low < fd:  # an empty range would close everything
-      os.closerange(low, fd)
-    low = fd + 1
+  for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+    if fd not in keep:
+      with contextlib.suppress(OSError):  # the listing's own is closed already
+        os.close(fd)
 
 
 def _next_run(control: socket.socket) -> socket.socket | None:
@@ -441,8 +437,8 @@ def _run_program(program: dict[str, Any], directory: str, report: int) -> None:
 def _run_python(program: dict[str, Any], directory: str) -> None:
   sys.path.insert(0, directory)
   sys.argv = ["<tool>"]
-  for name in ("jail", "zygote"):
-    sys.modules.pop(name, None)
+  for name in [n for n in sys.modules if n.partition(".")[0] == "agentjax"]:
+    del sys.modules[name]
   sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), errors="replace")
   for name, fd in (("stdout", 1), ("stderr", 2)):
     raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
@@ -451,6 +447,7 @@ def _run_python(program: dict[str, Any], directory: str) -> None:
     stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
+  gc.enable()
   random.seed(program["seed"])
   if (numpy := sys.modules.get("numpy")) is not None:
     numpy.random.seed(program["seed"] % 2**32)
@@ -634,7 +631,8 @@ def main(settings: dict[str, Any]) -> None:
   control.sendall(json.dumps(hello).encode())
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
   gc.collect()
-  gc.freeze()  # the collector would touch, and so copy, every page in each fork
+  gc.freeze()  # the collector would touch, and so copy, many pages in each fork
+  gc.disable()
   _keep_watchers(control, Watcher(walls, (space, resident)), settings["spare"])
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import jsonschema
 import referencing
+import referencing.exceptions
+import referencing.jsonschema
 
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.trajectory.record import ToolCall

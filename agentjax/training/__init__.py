@@ -5,6 +5,7 @@ from agentjax.training.experiment import (
   HeldOutConfig,
   RLStage,
   SupervisedStage,
+  load_experiment,
 )
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.parts import Extensions
@@ -21,4 +22,5 @@ __all__ = [
   "RunReport",
   "SupervisedStage",
   "TrainingError",
+  "load_experiment",
 ]

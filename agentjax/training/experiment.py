@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
 from typing import Literal
 
 from agentjax.config import Config, ConfigError, check
@@ -229,9 +233,9 @@ class Experiment(Config):
       )
 
   def _validate_mesh(self, path: str) -> None:
-    rows = self.mesh.data * self.mesh.fsdp
+    rows = max(self.mesh.data, 1) * max(self.mesh.fsdp, 1)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
-      if settings.steps and rows > 0:
+      if settings.steps:
         check(
           settings.microbatch_rows % rows == 0,
           f"{path}.{stage}.microbatch_rows",
@@ -245,3 +249,38 @@ class Experiment(Config):
           settings.row_length,
           f"a multiple of mesh.context ({self.mesh.context})",
         )
+
+
+def load_experiment(path: str | os.PathLike[str]) -> Experiment:
+  """Experiment of a ``.py`` file with ``get_config()`` or of a ``.json`` file; not yet validated.
+
+  Raises:
+    ConfigError: no such file, another suffix, no ``get_config``, or not an Experiment.
+  """
+  file = pathlib.Path(path)
+  if file.suffix not in (".py", ".json"):
+    raise ConfigError(
+      f"--config={str(path)!r}; allowed: a .py file with get_config() or a .json file."
+    )
+  if not file.is_file():
+    raise ConfigError(
+      f"--config={str(path)!r}: no such file (working directory {pathlib.Path.cwd()})."
+    )
+  if file.suffix == ".json":
+    try:
+      values = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"--config={str(path)!r} is not JSON: {error}.") from error
+    return Experiment.from_dict(values)
+  spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ConfigError(f"--config={str(path)!r} defines no get_config().")
+  experiment = module.get_config()
+  if not isinstance(experiment, Experiment):
+    raise ConfigError(
+      f"--config={str(path)!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
+    )
+  return experiment

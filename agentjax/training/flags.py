@@ -9,59 +9,38 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
-import json
-import pathlib
 import sys
 import types
 import typing
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from agentjax.config import Config, ConfigError
-from agentjax.training.experiment import Experiment
+from agentjax.training.experiment import Experiment, load_experiment
 
 
-def load_experiment(path: str) -> Experiment:
-  """Experiment of a ``.py`` file with ``get_config()`` or of a ``.json`` file; not yet validated.
+def define_config_flag(
+  name: str = "config",
+  *,
+  flag_values: flags.FlagValues = flags.FLAGS,
+  argv: list[str] | None = None,
+) -> flags.FlagHolder[Experiment]:
+  """Defines ``--config`` and, from the command line, ``--config.field`` flags.
 
-  Raises:
-    ConfigError: no such file, another suffix, no ``get_config``, or not an Experiment.
+  Args:
+    name: of the flag.
+    flag_values: where it is defined.
+    argv: command line the field flags are found in; None is that of the process.
   """
-  file = pathlib.Path(path)
-  if file.suffix not in (".py", ".json"):
-    raise ConfigError(f"--config={path!r}; allowed: a .py file with get_config() or a .json file.")
-  if not file.is_file():
-    raise ConfigError(f"--config={path!r}: no such file (working directory {pathlib.Path.cwd()}).")
-  if file.suffix == ".json":
-    try:
-      values = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-      raise ConfigError(f"--config={path!r} is not JSON: {error}.") from error
-    return Experiment.from_dict(values)
-  spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ConfigError(f"--config={path!r} defines no get_config().")
-  experiment = module.get_config()
-  if not isinstance(experiment, Experiment):
-    raise ConfigError(
-      f"--config={path!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
-    )
-  return experiment
-
-
-def define_config_flag(name: str = "config") -> flags.FlagHolder[Experiment]:
-  """Defines ``--config`` and, from the command line, ``--config.field`` flags."""
   _register_types(Experiment)
   return config_flags.DEFINE_config_dataclass(
     name,
     Experiment(),
     "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
+    flag_values=flag_values,
+    sys_argv=argv,
     parse_fn=_parse_root,
   )
 
@@ -103,6 +82,8 @@ def main(run: typing.Callable[[list[str]], Any]) -> None:
   from absl import app
 
   def guarded(argv: list[str]) -> Any:
+    if not flags.FLAGS["verbosity"].present:
+      logging.set_verbosity(logging.WARNING)  # libraries tell every file they write
     try:
       return run(argv)
     except ConfigError as error:
@@ -118,13 +99,7 @@ def main(run: typing.Callable[[list[str]], Any]) -> None:
 
 
 def _parse_root(path: Any) -> Experiment:
-  if isinstance(path, Experiment):
-    return path
-  try:
-    return load_experiment(path)
-  except ConfigError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  return path if isinstance(path, Experiment) else load_experiment(path)
 
 
 class _HintParser(flags.ArgumentParser):

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from agentjax.config import check
 from agentjax.models.spec import decay_mask
 from agentjax.objectives.advantages import check_rewards
 from agentjax.objectives.objective import Objective, Prepared, prepare, prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
-from agentjax.sharding import batch_sharding, make_mesh
+from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
@@ -53,6 +54,19 @@ class Learner:
   def __init__(self, parts: Parts, objective: Objective):
     self._parts, experiment = parts, parts.experiment
     self.mesh = make_mesh(experiment.mesh)
+    for name, stage in (("supervised", experiment.supervised), ("rl", experiment.rl)):
+      if stage.steps:
+        for field, multiple in (
+          ("microbatch_rows", row_multiple(self.mesh)),
+          ("row_length", time_multiple(self.mesh)),
+        ):
+          value = getattr(stage, field)
+          check(
+            value % multiple == 0,
+            f"config.{name}.{field}",
+            value,
+            f"a multiple of {multiple}, the devices that config.mesh splits it over",
+          )
     self._config = experiment.rl.objective
     self._critic = experiment.rl.steps > 0 and self._config.needs_values
     self._reference = experiment.rl.steps > 0 and self._config.needs_reference
@@ -169,7 +183,8 @@ class Learner:
 
   def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[np.ndarray, np.ndarray]:
     tokens = self._place(split_rows((batch.token_ids, batch.segment_ids, batch.positions), rows))
-    results = self._score(networks, *tokens, used_micro_batches(batch.segment_ids, rows))
+    with jax.set_mesh(self.mesh):
+      results = self._score(networks, *tokens, used_micro_batches(batch.segment_ids, rows))
     log_probs, values = (_to_host(x).reshape(batch.token_ids.shape) for x in results)
     return log_probs, values
 
@@ -178,7 +193,8 @@ class Learner:
   ) -> tuple[TrainState, dict[str, float]]:
     whole = UpdateBatch(batch.token_ids, batch.positions, jax.tree.map(_to_host, prepared))
     count = used_micro_batches(batch.segment_ids, rows)
-    state, metrics = self._update[stage](state, self._place(split_rows(whole, rows)), count)
+    with jax.set_mesh(self.mesh):
+      state, metrics = self._update[stage](state, self._place(split_rows(whole, rows)), count)
     values = {}
     for name, value in jax.device_get(metrics).items():
       plain = "/" in name or name in _SUMMARIES

@@ -53,13 +53,13 @@ Score = Callable[[Networks, Array, Array, Array, int], tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:
-  """Rows to pack into: ``rows`` times the least power of two that holds ``needed`` rows.
+  """Rows to pack into: ``rows`` times the least power of four that holds ``needed`` rows.
 
   Few shapes are ever compiled, and micro-batches without tokens are never computed.
   """
   count = 1
   while count * rows < needed:
-    count *= 2
+    count *= 4
   return count * rows
 
 
@@ -145,7 +145,7 @@ def make_update(
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
     if settings.router_bias_rate:
-      moved = update_router_bias(networks.policy, config, load, settings.router_bias_rate)
+      moved = update_router_bias(networks.policy, load, settings.router_bias_rate)
       networks = networks.replace(policy=moved)
     metrics = {
       **sums,

@@ -70,7 +70,8 @@ def test_a_fifth_of_all_problems_is_for_testing():
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 30), st.integers(31, 60))
 def test_a_task_depends_on_seed_and_place_alone(seed, few, many):
-  short, long = make(train=few, test=few // 2, seed=seed), make(train=many, test=many // 2, seed=seed)
+  short = make(train=few, test=few // 2, seed=seed)
+  long = make(train=many, test=many // 2, seed=seed)
   assert long.train[:few] == short.train
   assert long.test[: few // 2] == short.test
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -23,17 +23,18 @@ from agentjax.engine import (
 PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1))]
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _scores(params, config, ids, segments, positions, temperature):
+  return models.score_tokens(params, config, ids, segments, positions, temperature=temperature)
+
+
 def trainer_scores(params, config, ids, temperature=1.0) -> models.TokenScores:
-  """The trainer's log-probs and entropies, unpacked and without padding."""
-  row = np.asarray(ids, np.int32)[None]
-  return models.score_tokens(
-      params,
-      config,
-      row,
-      np.ones_like(row),
-      np.arange(row.shape[1], dtype=np.int32)[None],
-      temperature=temperature,
-  )
+  """The trainer's log-probs and entropies of one sequence, in a padded row of 64."""
+  row = np.zeros((1, 64), np.int32)
+  row[0, : len(ids)] = ids
+  place = np.arange(64, dtype=np.int32)[None]
+  scores = _scores(params, config, row, (place < len(ids)).astype(np.int32), place, temperature)
+  return jax.tree.map(lambda v: v[:, : len(ids)] if v.ndim > 1 else v, scores)
 
 
 def assert_same_bits(a: Sample, b: Sample) -> None:
@@ -64,10 +65,8 @@ def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
   [[sample]] = slot_engine.generate(
       [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
   )
-  ids = np.asarray([*PROMPTS[0], *sample.token_ids], np.int32)
-  row = ids[None]
-  out = models.forward(params, model_config, row, np.ones_like(row), np.arange(len(ids))[None])
-  logits = models.compute_logits(params, model_config, out.hidden)[0]
+  scores = trainer_scores(params, model_config, [*PROMPTS[0], *sample.token_ids])
+  logits = models.compute_logits(params, scores.hidden[0])
   np.testing.assert_array_equal(np.argmax(logits, axis=-1)[2:-1], sample.token_ids)
 
 
@@ -205,10 +204,8 @@ def test_weights_are_a_copy_that_the_trainer_may_donate(slot_engine, params):
   )
 
 
-def test_compilation_is_bounded_by_the_listed_programs(model_config, params):
-  config = dataclasses.replace(_sizes_of_this_test(), chunk_tokens=7)
-  engine = SlotEngine(model_config, config)
-  engine.publish(params, 0)
+def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
+  engine = slot_engine
   engine.warmup()
   compiled = dict(engine.programs.traces)
   assert set(engine.executables()) == {"place", "read", "decode", "extend_4x4", "extend_2x16"}
@@ -227,10 +224,6 @@ def test_compilation_is_bounded_by_the_listed_programs(model_config, params):
     )
   engine.publish(params, 1)
   assert dict(engine.programs.traces) == compiled
-
-
-def _sizes_of_this_test() -> EngineConfig:
-  return EngineConfig(slots=4, max_length=64, extend_buckets=(4, 16), extend_rows=(4, 2))
 
 
 @pytest.mark.parametrize(

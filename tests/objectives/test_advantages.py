@@ -71,7 +71,8 @@ def test_golden_group_of_five(config, expected):
 def test_only_the_best_member_learns_against_the_second_best():
   config = AdvantageConfig(centre="runner_up", scale="none")
   ours = run([0.2, 0.9, 0.5, 0.4, 0.4, 0.1], [0, 0, 0, 1, 1, 1], config)
-  np.testing.assert_allclose(ours, [0, 0.4, 0, 0, 0, 0], atol=1e-6)  # a tie at the top teaches nothing
+  # A tie at the top teaches nothing.
+  np.testing.assert_allclose(ours, [0, 0.4, 0, 0, 0, 0], atol=1e-6)
 
 
 def test_median_of_an_even_group_is_the_middle_of_its_two_middle_rewards():
@@ -82,7 +83,8 @@ def test_median_of_an_even_group_is_the_middle_of_its_two_middle_rewards():
 def test_group_mean_with_batch_std_divides_by_the_spread_of_all_rewards():
   rewards = np.array([1.0, 0.0, 3.0, 2.0])
   ours = run(rewards, [0, 0, 1, 1], AdvantageConfig(scale="batch_std", epsilon=0.0))
-  np.testing.assert_allclose(ours, np.array([0.5, -0.5, 0.5, -0.5]) / rewards.std(ddof=1), rtol=1e-6)
+  expected = np.array([0.5, -0.5, 0.5, -0.5]) / rewards.std(ddof=1)
+  np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 def test_counts_make_every_trajectory_weigh_the_same():
@@ -201,8 +203,8 @@ def test_groups_outside_the_batch_are_refused():
 
 
 def test_a_group_of_one_is_refused_before_it_gives_zero_advantage():
-  with pytest.raises(ConfigError, match=r"config\.rollout\.group_size=1 with .*centre='group_mean'"):
-    check_group_size(AdvantageConfig(), 1, "config.rollout.group_size", "config.objective.advantage")
+  with pytest.raises(ConfigError, match=r"rollout\.group_size=1 with .*centre='group_mean'"):
+    check_group_size(AdvantageConfig(), 1, "rollout.group_size", "objective.advantage")
   check_group_size(AdvantageConfig(centre="none", scale="none"), 1, "size", "advantage")
   check_group_size(AdvantageConfig(), 2, "size", "advantage")
 

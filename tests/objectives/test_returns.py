@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from agentjax.objectives import returns
 from agentjax.objectives.segments import runs, turn_units
 
-
 gae = jax.jit(returns.gae, static_argnames="value_at")
 bilevel_gae = jax.jit(returns.bilevel_gae)
 reward_to_go = jax.jit(returns.reward_to_go)

@@ -17,6 +17,7 @@ from agentjax.rewards.graph import (
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 TASK = Task(3, (), "19", "made")
+X_PLUS_Y = WeightedSum(((1.0, Part("x")), (1.0, Part("y"))))
 GOOD, HALF, BAD = Part("good"), Part("half"), Part("bad")
 PARTS = {"good": Reward(2.0), "half": Reward(0.5), "bad": Reward.invalid("judge is down")}
 
@@ -105,7 +106,7 @@ def test_scorers_may_be_coroutines_and_may_answer_in_typed_rewards():
     await asyncio.sleep(0)
     return Reward(0.25)
 
-  graph = RewardGraph({"a": slow, "b": constant(True)}, WeightedSum(((1, Part("a")), (1, Part("b")))))
+  graph = RewardGraph({"x": slow, "y": constant(True)}, X_PLUS_Y)
   assert score(graph, trajectory()) == [Reward(1.25)]
 
 
@@ -118,7 +119,7 @@ def test_scorers_may_be_coroutines_and_may_answer_in_typed_rewards():
     (constant(Reward.invalid("no verdict")), "no verdict"),
 ])
 def test_what_cannot_be_scored_is_invalid_and_a_verifier_error_never_a_number(scorer, reason):
-  graph = RewardGraph({"x": scorer, "y": constant(1.0)}, WeightedSum(((1, Part("x")), (1, Part("y")))))
+  graph = RewardGraph({"x": scorer, "y": constant(1.0)}, X_PLUS_Y)
   one = trajectory()
   [reward] = score(graph, one)
   assert reward.value is None
@@ -172,15 +173,13 @@ def rank(trajectories, task):
 def test_a_group_scorer_compares_the_members_that_have_an_outcome():
   members = [trajectory(answer=a, sample=i) for i, a in enumerate(["9", "1", "5"])]
   members.append(trajectory(answer=None, sample=3, status=Status.ENV_ERROR))
-  graph = RewardGraph(
-      {"one": constant(10.0)}, WeightedSum(((1.0, Part("one")), (1.0, Part("rank")))), {"rank": rank}
-  )
+  graph = RewardGraph({"x": constant(10.0)}, X_PLUS_Y, {"y": rank})
   assert graph.needs_groups
   rewards = score(graph, *members)
   assert rewards[:3] == [Reward(12.0), Reward(10.0), Reward(11.0)]
   assert not rewards[3].valid
-  assert "rank" not in members[3].reward_parts
-  with pytest.raises(ValueError, match="rank.*score_group"):
+  assert "y" not in members[3].reward_parts
+  with pytest.raises(ValueError, match="parts y compare.*score_group"):
     asyncio.run(graph.score(members[0], TASK))
 
 

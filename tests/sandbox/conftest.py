@@ -22,8 +22,9 @@ class Machine:
 
   def __init__(self, name: str, config: dict[str, Any] | None = None):
     self.name = name
+    settings = json.dumps({"require": [], **(config or {})})
     self.process = subprocess.Popen(
-        [_interpreter(name), "-B", str(_DRIVER), name, json.dumps({"require": [], **(config or {})})],
+        [_interpreter(name), "-B", str(_DRIVER), name, settings],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
         env={**os.environ, "API_KEY": "secret-of-the-trainer"},
     )  # fmt: skip

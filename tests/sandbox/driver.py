@@ -18,11 +18,6 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
-sys.path.insert(0, os.path.join(ROOT, "agentjax", "sandbox"))
-
-import jail  # noqa: E402
-
-del sys.path[0]
 
 from agentjax.sandbox import (  # noqa: E402
     Command,
@@ -31,6 +26,7 @@ from agentjax.sandbox import (  # noqa: E402
     PythonCell,
     SandboxError,
     SandboxLimits,
+    jail,
     run_once,
 )
 

@@ -295,6 +295,20 @@ def test_cancelled_run_is_dead_and_its_directory_gone_when_the_caller_hears_of_i
   use(body)
 
 
+def test_closing_a_box_ends_its_run() -> None:
+  async def body(sandbox: ProcessSandbox) -> SandboxResult:
+    box = await sandbox.create()
+    task = asyncio.create_task(box.exec(PythonScript("while True: pass")))
+    await asyncio.sleep(0.3)
+    await box.close()
+    assert not os.path.exists(box.directory)
+    return await task
+
+  result = use(body)
+  assert result.status is RunStatus.KILLED
+  assert result.seconds < 5.0
+
+
 async def _directory(sandbox: ProcessSandbox) -> str:
   box = await sandbox.create()
   await box.close()
@@ -338,7 +352,7 @@ def test_killed_interpreter_is_an_infrastructure_error_once_and_then_replaced() 
   use(body)
 
 
-def test_sandbox_serves_one_event_loop_after_another(run: Run) -> None:
+def test_sandbox_serves_one_event_loop_after_another() -> None:
   sandbox = ProcessSandbox(ProcessSandboxConfig(concurrency=1))
 
   async def several() -> list[SandboxResult]:
@@ -350,7 +364,7 @@ def test_sandbox_serves_one_event_loop_after_another(run: Run) -> None:
   asyncio.run(sandbox.close())
 
 
-def test_close_leaves_no_process_and_no_file(run: Run) -> None:
+def test_close_leaves_no_process_and_no_file() -> None:
   sandbox = ProcessSandbox(ProcessSandboxConfig(concurrency=2))
 
   async def body() -> tuple[str, int]:

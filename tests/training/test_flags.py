@@ -1,0 +1,150 @@
+"""Command-line overrides: typed, checked against the tree, one-line errors, JSON round trip."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from agentjax.config import ConfigError
+from agentjax.training import Experiment, load_experiment
+from agentjax.training.flags import (
+  check_overrides,
+  define_config_flag,
+  resolve,
+)
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _in_project(monkeypatch):
+  monkeypatch.chdir(_ROOT)
+
+
+def _resolve(*arguments: str) -> Experiment:
+  argv = ["program", "--config=configs/quickstart.py", *arguments]
+  values = flags.FlagValues()
+  check_overrides(argv)
+  holder = define_config_flag(flag_values=values, argv=argv)
+  values(argv)
+  return resolve(holder.value)
+
+
+def test_overrides_reach_every_kind_of_field():
+  config = _resolve(
+    "--config.rl.optimizer.learning_rate=1e-5",
+    "--config.rl.optimizer.clip_norm=none",
+    "--config.rl.objective.advantage.centre=leave_one_out",
+    "--config.evaluation.pass_at=1,2",
+    "--config.data.word_problems.levels=(1,2)",
+    "--config.model.rope_theta=10000",
+    "--config.model.tie_embeddings=true",
+    "--config.name=b c",
+  )
+  config = config.to_dict()
+  assert config["rl"]["optimizer"]["learning_rate"] == 1e-5
+  assert config["rl"]["optimizer"]["clip_norm"] is None
+  assert config["rl"]["objective"]["advantage"]["centre"] == "leave_one_out"
+  assert config["evaluation"]["pass_at"] == [1, 2]
+  assert config["data"]["word_problems"]["levels"] == [1, 2]
+  assert (config["model"]["rope_theta"], config["model"]["tie_embeddings"]) == (10000.0, True)
+  assert config["name"] == "b c"
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--config.rl.optimiser.learning_rate=1", "config.rl has no field 'optimiser'; did you mean"),
+    ("--config.rl.optimizer.learning_rate=fast", "'fast'"),
+    ("--config.rl.objective.advantage.centre=middle", "one of 'none', 'group_mean'"),
+    ("--config.seed.x=1", "config.seed is a single value"),
+    ("--config.rollout.group_size=1", "config.rollout.group_size=1"),
+    ("--config.rl.minibatches=3", "config.rl.minibatches=3; allowed: a divisor of"),
+    ("--config.rollout.max_total_tokens=100000", "at most engine.max_length"),
+    ("--config.mesh.data=3", "config.supervised.microbatch_rows="),
+    ("--config.rl.optimizer.learning_rate=-1", "config.rl.optimizer.learning_rate=-1"),
+  ],
+)
+def test_bad_settings_are_refused_by_name(flag, message):
+  with pytest.raises((ConfigError, flags.Error)) as caught:
+    _resolve(flag)
+  assert message in str(caught.value)
+
+
+def test_the_command_line_shows_one_line_and_no_traceback(tmp_path):
+  for flag in ("--config.rl.stepz=1", "--config.rollout.group_size=1"):
+    done = subprocess.run(
+      [
+        sys.executable,
+        "-m",
+        "agentjax.train",
+        "--config=configs/quickstart.py",
+        f"--workdir={tmp_path / 'w'}",
+        flag,
+      ],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: config.r")
+    assert "Traceback" not in done.stderr and not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(
+  ("path", "message"),
+  [
+    ("nowhere.py", "no such file"),
+    ("pyproject.toml", "allowed: a .py file"),
+    ("agentjax/__init__.py", "defines no get_config"),
+  ],
+)
+def test_a_file_that_is_no_config_is_refused(path, message):
+  with pytest.raises(ConfigError, match=message):
+    load_experiment(path)
+
+
+def test_resolved_json_is_the_same_experiment(tmp_path):
+  original = load_experiment(str(_ROOT / "configs/quickstart.py"))
+  file = tmp_path / "config.json"
+  file.write_text(json.dumps(original.to_dict()))
+  assert load_experiment(str(file)) == original
+  values = original.to_dict()
+  values["rl"]["stepz"] = 3
+  file.write_text(json.dumps(values))
+  with pytest.raises(ConfigError, match=r"config\.rl has no field stepz"):
+    load_experiment(str(file))
+
+
+def test_unknown_fields_name_near_ones():
+  with pytest.raises(ConfigError, match="did you mean learning_rate"):
+    check_overrides(["x", "--config.rl.optimizer.learning_rat=1"])
+
+
+@pytest.mark.parametrize("config", sorted(_ROOT.glob("configs/*.py")), ids=lambda p: p.stem)
+def test_every_config_is_valid_and_names_its_command(config, tmp_path):
+  experiment = load_experiment(str(config))
+  if experiment.data.source in ("gsm8k", "jsonl", "tfds"):
+    experiment.data.path = str(tmp_path)
+  experiment.validate()
+  assert f"--config=configs/{config.name}" in config.read_text().split('"""')[1]
+
+
+@pytest.mark.parametrize("module", ["train", "evaluate", "text.train_tokenizer"])
+def test_help_of_every_entry_point_names_its_flags(module):
+  done = subprocess.run(
+    [sys.executable, "-m", f"agentjax.{module}", "--help"],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  wanted = {
+    "train": ["--config", "--workdir", "--replay_step"],
+    "evaluate": ["--config", "--checkpoint", "--output"],
+    "text.train_tokenizer": ["--input", "--output", "--vocab_size"],
+  }[module]
+  assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr

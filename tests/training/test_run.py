@@ -1,0 +1,198 @@
+"""A run from its start to its report; resumed, replayed, refused where it must be."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.training import Extensions, Run
+from agentjax.training.evaluation import evaluate_checkpoint
+from agentjax.training.journal import read_journal
+from agentjax.training.metrics import read_metrics, without_times
+from tests.training.smoke import quiet, smoke_experiment
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_STEPS = 5
+
+
+def _rows(directory):
+  return without_times(read_metrics(directory / "metrics.jsonl"))
+
+
+def _fingerprints(directory):
+  return {
+    r.step: r.fingerprint for kind, r in read_journal(directory / "journal.log") if kind == "step"
+  }
+
+
+def test_a_run_leaves_everything_it_promises(finished_run):
+  directory, report, text = finished_run
+  assert report.finished and report.steps == _STEPS
+  assert set(report.before) == set(report.after) and "greedy" in report.after
+  for name in (
+    "config.json",
+    "journal.log",
+    "metrics.jsonl",
+    "rewards.png",
+    "samples_after.txt",
+    "report.json",
+    f"checkpoints/{_STEPS}",
+    "tensorboard",
+  ):
+    assert (directory / name).exists(), name
+  assert "held-out tasks" in text and "before RL" in text and "pass@2" in text
+  stages = [(r["step"], r["stage"]) for r in _rows(directory)]
+  assert stages == [(1, "supervised"), (2, "supervised"), (3, "rl"), (4, "rl"), (5, "rl")]
+
+
+def test_sampler_and_trainer_agree_at_every_step(finished_run):
+  directory, *_ = finished_run
+  gaps = [r["mismatch/max"] for r in _rows(directory) if r["stage"] == "rl"]
+  assert len(gaps) == 3 and max(gaps) < 2e-5
+
+
+def test_a_finished_run_started_again_changes_nothing(finished_run):
+  directory, report, _ = finished_run
+  before = _rows(directory), _fingerprints(directory)
+  again = Run(smoke_experiment(), directory, console=quiet()).train()
+  assert again.after == report.after and (_rows(directory), _fingerprints(directory)) == before
+
+
+@pytest.mark.parametrize("step", range(1, _STEPS + 1))
+def test_every_recorded_step_replays_to_the_same_hash(finished_run, step):
+  directory, *_ = finished_run
+
+  def no_world(task):
+    raise AssertionError("a replay must not act")
+
+  run = Run(
+    smoke_experiment(), directory, extensions=Extensions(make_environment=no_world), console=quiet()
+  )
+  assert run.replay(step).identical
+
+
+def test_replay_of_an_unrecorded_step_names_those_there_are(finished_run):
+  directory, *_ = finished_run
+  with pytest.raises(ConfigError, match=r"--replay_step=9 .*recorded: 1 to 5"):
+    Run(smoke_experiment(), directory, console=quiet()).replay(9)
+
+
+_CHILD = """
+import sys
+from agentjax.training import Run
+from tests.training.smoke import quiet, smoke_experiment
+Run(smoke_experiment(), sys.argv[1], console=quiet()).train()
+"""
+
+
+def _start(directory):
+  return subprocess.Popen(
+    [sys.executable, "-c", _CHILD, str(directory)],
+    cwd=_ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+  )
+
+
+def _wait_for(child, condition, seconds=240.0):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert child.poll() is None, child.stderr.read().decode()[-3000:]
+    assert time.monotonic() < deadline, "the child never got there"
+    time.sleep(0.005)
+
+
+def test_killed_at_random_moments_it_ends_with_the_bits_of_an_uninterrupted_run(
+  finished_run, tmp_path
+):
+  straight, report, _ = finished_run
+  directory = tmp_path / "killed"
+  rng = np.random.default_rng()
+  for step in sorted(rng.choice(np.arange(1, _STEPS), size=2, replace=False).tolist()):
+    child = _start(directory)
+    rows = directory / "metrics.jsonl"
+    _wait_for(child, lambda: len(read_metrics(rows)) >= step)  # noqa: B023
+    time.sleep(float(rng.uniform(0.0, 0.3)))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+  resumed = Run(smoke_experiment(), directory, console=quiet()).train()
+  assert _rows(directory) == _rows(straight)
+  assert _fingerprints(directory) == _fingerprints(straight)
+  assert resumed.after == report.after
+
+
+def test_killed_in_the_middle_of_a_rollout_it_keeps_the_episodes_that_were_finished(
+  finished_run, tmp_path
+):
+  straight, *_ = finished_run
+  directory = tmp_path / "killed"
+  child = _start(directory)
+
+  def partly() -> bool:
+    if not (directory / "journal.log").exists():
+      return False
+    kinds = [kind for kind, _ in read_journal(directory / "journal.log")]
+    return "trajectory" in kinds and kinds[-1] == "trajectory"
+
+  _wait_for(child, partly)
+  child.send_signal(signal.SIGKILL)
+  child.wait()
+  Run(smoke_experiment(), directory, console=quiet()).train()
+  assert _rows(directory) == _rows(straight)
+  addresses = [t.address for k, t in read_journal(directory / "journal.log") if k == "trajectory"]
+  assert len(addresses) == len(set(addresses)) == 12
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(finished_run, tmp_path):
+  straight, *_ = finished_run
+  directory = tmp_path / "stopped"
+  child = _start(directory)
+  _wait_for(child, lambda: len(read_metrics(directory / "metrics.jsonl")) >= 3)
+  child.send_signal(signal.SIGTERM)
+  assert child.wait(timeout=120) == 0
+  assert len(_rows(directory)) < _STEPS
+  Run(smoke_experiment(), directory, console=quiet()).train()
+  assert _rows(directory) == _rows(straight)
+
+
+def test_a_directory_of_another_run_is_refused_by_field(finished_run):
+  directory, *_ = finished_run
+  other = smoke_experiment(seed=1)
+  with pytest.raises(ConfigError, match=r"already holds another run: config\.seed is 1 here and 0"):
+    Run(other, directory, console=quiet()).train()
+
+
+def test_a_directory_of_other_files_is_refused_and_left_alone(tmp_path):
+  (tmp_path / "thesis.tex").write_text("mine")
+  with pytest.raises(ConfigError, match=r"files that are no run \(thesis\.tex\)"):
+    Run(smoke_experiment(), tmp_path, console=quiet()).train()
+  assert sorted(p.name for p in tmp_path.iterdir() if p.name != ".lock") == ["thesis.tex"]
+
+
+def test_a_checkpoint_is_evaluated_as_the_run_did(finished_run):
+  directory, report, _ = finished_run
+  measured = evaluate_checkpoint(smoke_experiment(), directory)
+  assert measured.metrics()["greedy"] == report.after["greedy"]
+  assert measured.metrics()["avg@2"] == report.after["avg@2"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished_run):
+  directory, *_ = finished_run
+  experiment = smoke_experiment()
+  experiment.model.d_mlp = 32
+  with pytest.raises(ConfigError, match=r"config\.model\.d_mlp is 32 here and 16 there"):
+    evaluate_checkpoint(experiment, directory)
+
+
+def test_the_saved_config_runs_again(finished_run):
+  from agentjax.training.flags import load_experiment
+
+  directory, *_ = finished_run
+  assert load_experiment(str(directory / "config.json")) == smoke_experiment()
+  assert json.loads((directory / "config.json").read_text())["rl"]["steps"] == 3
