@@ -22,10 +22,10 @@ _CHECKPOINT = flags.DEFINE_string(
   "checkpoint",
   None,
   "Directory of a checkpoint (RUN/checkpoints/STEP), or of a run for its newest.",
+  required=True,
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the report to as well.")
 _SAMPLES = flags.DEFINE_string("samples_file", None, "Text file for readable episodes.")
-flags.mark_flag_as_required("checkpoint")
 
 
 def run(argv: list[str]) -> None:

@@ -18,19 +18,30 @@ from rich.console import Console
 from agentjax.training.flags import define_config_flag, main
 
 _CONFIG = define_config_flag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created when missing.")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Directory of the run; created when missing.", required=True
+)
 _REPLAY_STEP = flags.DEFINE_integer(
   "replay_step",
   None,
   "Execute this recorded step again from checkpoint and journal, and compare.",
   lower_bound=1,
 )
-flags.mark_flag_as_required("workdir")
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "One of several processes of one run, started with the same command on "
+  "every host of a pod; --workdir is then on a file system that all of them share.",
+)
 
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
+  if _DISTRIBUTED.value:
+    import jax
+
+    jax.distributed.initialize()
   from agentjax.training.run import Run
 
   console = Console()

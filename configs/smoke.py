@@ -1,4 +1,4 @@
-r"""Every part of a run in seconds, at a size that learns nothing: to see that an installation works.
+r"""Every part of a run, at a size that learns nothing: to see that an installation works.
 
 python -m agentjax.train --config=configs/smoke.py --workdir=runs/smoke
 """
@@ -26,7 +26,7 @@ def get_config() -> Experiment:
       d_model=16,
       pattern="M*E-",
       num_heads=2,
-      num_kv_heads=1,
+      num_kv_heads=2,
       head_dim=8,
       d_mlp=16,
       mamba_heads=2,
@@ -50,13 +50,13 @@ def get_config() -> Experiment:
       group_size=2, max_turns=2, max_tokens_per_turn=12, max_total_tokens=224, concurrency=4
     ),
     supervised=SupervisedStage(
-      steps=2, tasks_per_step=4, row_length=256, microbatch_rows=2, router_bias_rate=1e-3
+      steps=2, tasks_per_step=4, row_length=256, microbatch_rows=4, router_bias_rate=1e-3
     ),
     rl=RLStage(
       steps=3,
       tasks_per_step=2,
       row_length=256,
-      microbatch_rows=2,
+      microbatch_rows=4,
       router_bias_rate=1e-3,
       optimizer=OptimizerConfig(learning_rate=1e-2),
     ),

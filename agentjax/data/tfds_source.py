@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.data.errors import DataError
@@ -77,13 +77,19 @@ class TfdsTasks(Sequence[Task]):
     self._source = _open(config, self._data_dir, split)
     size = len(self._source)
     self._size = size if limit is None else min(size, limit)
-    if self._size == 0:
+    if size == 0:
       raise DataError(f"split {split!r} of {config.name!r} is empty", self._data_dir)
 
   def __len__(self) -> int:
     return self._size
 
-  def __getitem__(self, index):  # int -> Task, slice -> list[Task]
+  @overload
+  def __getitem__(self, index: int) -> Task: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[Task]: ...
+
+  def __getitem__(self, index: int | slice) -> Task | list[Task]:
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(self._size))]
     if not -self._size <= index < self._size:

@@ -399,6 +399,7 @@ class Engine:
   def publish(self, params: Params, version: int) -> None:
     """Takes a copy of new training parameters, from the next dispatch on.
 
+    They may be sharded; where they span processes, all processes must call this together.
     Every token carries the version it was sampled with. A prefix of other weights is run again
     where it is opened; a context that has sampled keeps what it has in its cache.
     """

@@ -85,12 +85,16 @@ class SlotEngine:
     return self._weights
 
   def publish(self, params: Params, version: int) -> None:
-    """Takes new training parameters (copied), counted by ``version``, for all that is run next."""
+    """Takes new training parameters (copied), counted by ``version``, for all that is run next.
+
+    They may be sharded; where they span processes, all processes must call this together.
+    """
     self.use(self.prepare(params, version))
 
   def prepare(self, params: Params, version: int) -> Weights:
     """What ``publish`` would use, made once for several engines on one device."""
-    return Weights(self.programs.prepare(jax.device_put(params, self.device)), version)
+    local = jax.device_put(jax.tree.map(_on_this_host, params), self.device)
+    return Weights(self.programs.prepare(local), version)
 
   def use(self, weights: Weights) -> None:
     """Switches to prepared weights."""
@@ -269,6 +273,15 @@ class SlotEngine:
 
   def _count(self, program: Any) -> None:
     self.dispatches[program.__name__] += 1
+
+
+def _on_this_host(value: jax.Array) -> jax.Array:
+  """The whole of an array; one that spans hosts is gathered, so all hosts must come here."""
+  if value.is_fully_addressable:
+    return value
+  assert isinstance(value.sharding, jax.sharding.NamedSharding)
+  everywhere = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())
+  return jax.jit(lambda v: v, out_shardings=everywhere)(value).addressable_data(0)
 
 
 def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

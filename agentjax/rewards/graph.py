@@ -183,8 +183,9 @@ class RewardGraph:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
 
     An ENV_ERROR trajectory is not scored: its reward is invalid. Where a part that the formula
-    depends on cannot be computed (its scorer raises, or answers invalid) the reward is invalid and
-    the status becomes VERIFIER_ERROR. Truncated trajectories and policy errors are scored like any.
+    depends on cannot be computed (its scorer raises, or answers invalid), or the formula itself
+    fails, the reward is invalid and the status becomes VERIFIER_ERROR. Truncated trajectories and
+    policy errors are scored like any.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -226,7 +227,11 @@ class RewardGraph:
     if trajectory.status is Status.ENV_ERROR:
       trajectory.reward = Reward.invalid("the environment failed")
       return
-    trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
+    try:
+      trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
+    except Exception as error:  # an overflow, or a node of the user's own: as for a scorer
+      _log.warning("the reward formula failed on %s: %r", trajectory.address, error)
+      trajectory.reward = _fault(error)
     if not trajectory.reward.valid:
       trajectory.status = Status.VERIFIER_ERROR
 

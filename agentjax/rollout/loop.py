@@ -127,10 +127,17 @@ def _groups(
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
   """Results in order. The first error, or cancellation, ends the others before it propagates."""
+  if not coroutines:
+    return []
   running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
   try:
-    return await asyncio.gather(*running)
+    # Not gather, which would cancel them too: a second time, in the middle of their clean-up.
+    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
   finally:
     for task in running:
       task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.wait(running)
+  errors = (task.exception() for task in running if not task.cancelled())
+  if error := next((e for e in errors if e is not None), None):
+    raise error
+  return [task.result() for task in running]

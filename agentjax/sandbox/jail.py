@@ -39,6 +39,7 @@ _SECCOMP_MODE_FILTER = 2
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 
 def _checked(result: int, what: str) -> int:
@@ -149,6 +150,25 @@ def open_up(paths: Mapping[str, bool]) -> None:
         _mount("none", targets[path], None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
 
 
+def freeze_files(writable: str) -> None:
+  """Makes every mount of this namespace read-only but ``writable`` and /proc. Needs Linux 5.12.
+
+  Unlike Landlock this also refuses changes of modes, owners, times and attributes.
+  """
+  _mount(writable, writable, None, _MS_BIND)
+  _set_read_only("/", _AT_RECURSIVE, value=True)
+  for path in (writable, "/proc"):
+    _set_read_only(path, 0, value=False)
+
+
+def _set_read_only(path: str, flags: int, *, value: bool) -> None:
+  attributes = struct.pack("=QQQQ", value, not value, 0, 0)  # bit 0: MOUNT_ATTR_RDONLY
+  _syscall(
+      _NUMBERS["mount_setattr"][0], _AT_FDCWD, os.fsencode(path), flags, attributes,
+      len(attributes),
+  )  # fmt: skip
+
+
 # -- users, capabilities, limits
 
 
@@ -241,7 +261,7 @@ def restrict_files(readable: Iterable[str], devices: Iterable[str], writable: st
 # -- seccomp: which system calls may be made
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64)
+_NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where there is none
     "socket": (41, 198),
     "clone": (56, 220),
     "clone3": (435, 435),
@@ -311,9 +331,28 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64)
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
     "vhangup": (153, 58),
+    "truncate": (76, 45),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "lchown": (94, -1),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
 }
 _BY_ARGUMENT = frozenset(
     "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl".split()
+)
+_CHANGES_OF_FILES = frozenset(
+    "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat setxattr lsetxattr "
+    "fsetxattr removexattr lremovexattr fremovexattr".split()
 )
 _HARMLESS_IN_PID_NAMESPACE = frozenset(
     "tkill pidfd_send_signal setpriority sched_setaffinity sched_setscheduler sched_setparam "
@@ -335,13 +374,15 @@ def seccomp_known() -> bool:
   return platform.machine() in _ARCHITECTURES
 
 
-def refuse_system_calls(*, own_pid_namespace: bool) -> None:
+def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None:
   """Installs the seccomp filter for good. Needs no_new_privileges().
 
   Refused: sockets (socketpair stays; a path to a unix socket would reach services of the machine),
   new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf, io_uring, clocks,
   modules. Without a pid namespace also every signal and every scheduling call that could reach a
-  process other than the caller.
+  process other than the caller. Unless files outside are guarded otherwise (another user, read-only
+  mounts), also changes of a file's mode, owner, attributes and length by path, which Landlock
+  lets pass.
   """
   machine = platform.machine()
   column = list(_ARCHITECTURES).index(machine)
@@ -364,8 +405,9 @@ def refuse_system_calls(*, own_pid_namespace: bool) -> None:
     step(_AT_LEAST, 0x40000000, 0, 1)
     refuse(_ENOSYS)
   skipped = _BY_ARGUMENT | (_HARMLESS_IN_PID_NAMESPACE if own_pid_namespace else frozenset())
+  skipped |= _CHANGES_OF_FILES if files_guarded else frozenset()
   for name, numbers in _NUMBERS.items():
-    if name in skipped:
+    if name in skipped or numbers[column] < 0:
       continue
     step(_EQUAL, numbers[column], 0, 1)
     refuse(_EPERM)

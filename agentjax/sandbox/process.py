@@ -280,8 +280,9 @@ class _Zygote:
     self._wiped = weakref.finalize(self, _wipe_quietly, self.directory)
     self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     interpreter = getattr(sys, "_base_executable", None) or sys.executable
-    packages_path = [*site.getsitepackages(), *sys.path] if config.packages else []
-    packages_path = [os.path.abspath(p) for p in packages_path if os.path.isdir(p)]
+    # Not all of sys.path: it may name the project, whose files hold tasks and their answers.
+    packages_path = site.getsitepackages() if config.packages else []
+    packages_path = [p for p in packages_path if os.path.isdir(p)]
     settings = {
         "directory": self.directory,
         "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),

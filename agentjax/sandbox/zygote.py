@@ -14,6 +14,7 @@ import array
 import ast
 import builtins
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -21,6 +22,7 @@ import json
 import linecache
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -46,6 +48,7 @@ _READABLE = (
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _TICK = 0.02  # seconds between looks at memory and process counts of a run
+_LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
 _MAX_FRAME = 1 << 30
 _HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
@@ -87,12 +90,16 @@ class Walls:
       _enter_as_root(inner, settings if self.uids else None)
     elif self.user_namespace:
       _enter_as_user(inner)
+    freeze = functools.partial(jail.freeze_files, settings["directory"])
+    self.frozen = (self.privileged or self.user_namespace) and jail.holds(freeze)
+    if self.frozen:
+      freeze()
     self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self.isolate_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
     self.seccomp = jail.seccomp_known() and jail.holds(self._try_seccomp)
-    release = [int(n) for n in os.uname().release.split("-")[0].split(".")[:2]]
+    release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
     # Before Linux 5.14 a user namespace did not count its processes apart.
-    self.counts_apart = self.user_namespace and self.pid_namespace and release >= [5, 14]
+    self.counts_apart = self.user_namespace and self.pid_namespace and release >= (5, 14)
 
   def isolate_pids(self) -> None:
     if self.user_namespace:
@@ -118,16 +125,23 @@ class Walls:
 
   def _try_seccomp(self) -> None:
     jail.no_new_privileges()
-    jail.refuse_system_calls(own_pid_namespace=self.pid_namespace)
+    self.refuse_system_calls()
+
+  def refuse_system_calls(self) -> None:
+    jail.refuse_system_calls(
+        own_pid_namespace=self.pid_namespace, files_guarded=bool(self.frozen or self.uids)
+    )
 
   def protections(self) -> list[str]:
     names = ["limits", "descendants"]
     if self.seccomp:  # a network namespace alone would leave unix sockets in the file system
       names.append("network")
     signals = self.pid_namespace or self.uids or self.landlock >= 6 or self.seccomp
-    if signals and (self.user_namespace or self.uids or self.landlock):
+    apart = self.user_namespace and self.pid_namespace
+    if signals and (apart or self.uids or self.landlock):
       names.append("processes")
-    if self.landlock:
+    # Landlock before version 3 lets a file be truncated; a change of its mode it always lets pass.
+    if self.landlock and (self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)):
       names.append("filesystem")
     if self.seccomp:
       names.append("syscalls")
@@ -138,6 +152,7 @@ class Walls:
   def mechanisms(self) -> list[str]:
     found = {
         "namespaces": self.privileged or self.user_namespace,
+        "read_only_mounts": self.frozen,
         "pid_namespace": self.pid_namespace,
         f"landlock_{self.landlock}": self.landlock,
         "seccomp": self.seccomp,
@@ -393,7 +408,7 @@ class _Program:
       jail.restrict_files(walls.readable, _DEVICES, request["directory"])
     jail.drop_capabilities()
     if walls.seccomp:
-      jail.refuse_system_calls(own_pid_namespace=walls.pid_namespace)
+      walls.refuse_system_calls()
 
   def _note(self, text: str) -> None:
     with contextlib.suppress(OSError):
@@ -636,8 +651,12 @@ def main(settings: dict[str, Any]) -> None:
   _keep_watchers(control, Watcher(walls, (space, resident)), settings["spare"])
 
 
+_watchers: set[int] = set()  # children of this process that it forked itself
+
+
 def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> None:
-  """Keeps ``wanted`` watchers standing by until the host closes ``control``."""
+  """Keeps ``wanted`` watchers standing by until the host closes ``control`` and all have ended."""
+  jail.adopt_orphans()
   taken, taken_write = os.pipe()
   os.set_blocking(taken, False)
   poll = select.poll()
@@ -652,20 +671,38 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
       time.sleep(0.05)  # no process to be had; the runs in progress will free some
     events = poll.poll(1000)
     if any(fd == control.fileno() for fd, _ in events):
-      return
+      break
     if events:
       data = os.read(taken, 4096)
       spare.difference_update(pid for (pid,) in struct.iter_unpack("=i", data))
-    try:
-      while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-        spare.discard(ended)
-    except ChildProcessError:
-      pass
+    for pid in _reap_watchers():
+      spare.discard(pid)
+  # Each ends with its socket. Waited for, because not every machine's first process reaps.
+  deadline = time.monotonic() + _LEAVE_SECONDS
+  while _children("self") and time.monotonic() < deadline:
+    _reap_watchers()
+    time.sleep(0.002)
+
+
+def _reap_watchers() -> list[int]:
+  """Process ids of the children that ended. What a watcher that died by force left is killed."""
+  ended = []
+  with contextlib.suppress(ChildProcessError):
+    while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
+      ended.append(child[0])
+      _watchers.discard(child[0])
+      if os.WIFSIGNALED(child[1]):
+        for orphan in set(_children("self")) - _watchers:
+          for victim in (orphan, *_descendants(orphan)):
+            with contextlib.suppress(ProcessLookupError):
+              os.kill(victim, signal.SIGKILL)
+  return ended
 
 
 def _fork_watcher(control: socket.socket, watcher: Watcher, taken: int) -> int:
   pid = os.fork()
   if pid:
+    _watchers.add(pid)
     return pid
   code = 1
   try:

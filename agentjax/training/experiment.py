@@ -281,6 +281,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
   experiment = module.get_config()
   if not isinstance(experiment, Experiment):
     raise ConfigError(
-      f"--config={str(path)!r}: get_config() returned {type(experiment).__name__}; allowed: Experiment."
+      f"--config={str(path)!r}: get_config() returned {type(experiment).__name__}; "
+      "allowed: Experiment."
     )
   return experiment

@@ -44,11 +44,11 @@ class StepRecord:
   fingerprint: str
 
 
-class Journal:
-  """Writer and index of a run's journal.
+class JournalReader:
+  """Index of a journal as it was when this was made.
 
-  Args:
-    path: file; created when missing. A torn tail is dropped; ``torn`` then describes it.
+  Attributes:
+    steps: finished steps by number.
 
   Raises:
     StoreError: damage before the tail; the message names the byte offset.
@@ -56,15 +56,36 @@ class Journal:
 
   def __init__(self, path: str | pathlib.Path):
     self._path = pathlib.Path(path)
-    self._writer = RecordWriter(self._path, MAGIC, VERSION)
-    self.torn = self._writer.torn
     self.steps: dict[int, StepRecord] = {}
     self._written: set[Address] = set()
-    for kind, value in read_journal(self._path):
+    for kind, value in read_journal(self._path) if self._path.exists() else ():
       if kind == "step":
         self.steps[value.step] = value
       else:
         self._written.add(value.address)
+
+  def trajectories(self, step: int) -> dict[Address, Trajectory]:
+    """Finished episodes of a step, by address."""
+    if not any(address[0] == step for address in self._written):
+      return {}  # the usual case, without reading the file
+    return {
+      value.address: value
+      for kind, value in read_journal(self._path)
+      if kind == "trajectory" and value.step == step
+    }
+
+
+class Journal(JournalReader):
+  """Appends to a run's journal; one process at a time.
+
+  Args:
+    path: file; created when missing. A torn tail is dropped; ``torn`` then describes it.
+  """
+
+  def __init__(self, path: str | pathlib.Path):
+    self._writer = RecordWriter(path, MAGIC, VERSION)
+    self.torn = self._writer.torn
+    super().__init__(path)
 
   def add_trajectory(self, trajectory: Trajectory) -> None:
     """Appends a finished episode; one that is there already is left alone."""
@@ -83,14 +104,6 @@ class Journal:
   def sync(self) -> None:
     """Returns when everything appended is on the disk."""
     self._writer.flush()
-
-  def trajectories(self, step: int) -> dict[Address, Trajectory]:
-    """Finished episodes of a step, by address."""
-    return {
-      value.address: value
-      for kind, value in read_journal(self._path)
-      if kind == "trajectory" and value.step == step
-    }
 
   def close(self) -> None:
     self._writer.close()

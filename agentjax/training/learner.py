@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from agentjax.objectives.advantages import check_rewards
 from agentjax.objectives.objective import Objective, Prepared, prepare, prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
+from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
@@ -106,7 +107,7 @@ class Learner:
       ),
     }
     self._score = make_score(parts.model, settings)
-    self._prepare = jax.jit(functools.partial(prepare, config=self._config))
+    self._prepare = jax.jit(lambda batch, extra: prepare(batch, self._config, **extra))
     self._prepare_supervised = jax.jit(prepare_supervised, static_argnames="aggregation")
 
   # States.
@@ -119,7 +120,7 @@ class Learner:
   def with_networks(self, state: TrainState, networks: Networks, stage: str) -> TrainState:
     """``state`` with other parameters, a fresh optimiser and a reference to match."""
     return begin_stage(
-      state.replace(networks=networks), self._optimizers[stage], self._placed[stage]
+      dataclasses.replace(state, networks=networks), self._optimizers[stage], self._placed[stage]
     )
 
   def begin_rl(self, state: TrainState) -> TrainState:
@@ -139,7 +140,9 @@ class Learner:
       settings.microbatch_rows,
     )
     prepared = self._prepare_supervised(batch, aggregation=settings.aggregation)
-    return self._apply("supervised", state, batch, prepared, settings.microbatch_rows)
+    state, values = self._apply("supervised", state, batch, prepared, settings.microbatch_rows)
+    # Nothing was sampled, so there is no sampler to disagree with.
+    return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
 
   def rl_step(
     self, state: TrainState, trajectories: Sequence[Trajectory]
@@ -167,7 +170,7 @@ class Learner:
   def _prepare_rl(
     self, state: TrainState, batch: Batch, rows: int
   ) -> tuple[Prepared, dict[str, jax.Array]]:
-    check_rewards(batch.rewards, batch.valid, batch.groups)
+    check_rewards(*map(np.asarray, (batch.rewards, batch.valid, batch.groups)))
     extra: dict[str, Any] = {}
     settings = self._parts.experiment.rl
     if settings.old_log_probs == "recomputed" or self._critic:
@@ -179,12 +182,15 @@ class Learner:
     if self._reference:
       frozen = Networks(policy=state.reference, value=None)
       extra["reference_log_probs"] = self._scores(frozen, batch, rows)[0]
-    return self._prepare(batch, **extra)
+    return self._prepare(batch, extra)
 
   def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    tokens = self._place(split_rows((batch.token_ids, batch.segment_ids, batch.positions), rows))
+    token_ids, segment_ids, positions = self._place(
+      split_rows((batch.token_ids, batch.segment_ids, batch.positions), rows)
+    )
+    count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
-      results = self._score(networks, *tokens, used_micro_batches(batch.segment_ids, rows))
+      results = self._score(networks, token_ids, segment_ids, positions, count)
     log_probs, values = (_to_host(x).reshape(batch.token_ids.shape) for x in results)
     return log_probs, values
 
@@ -199,7 +205,7 @@ class Learner:
     for name, value in jax.device_get(metrics).items():
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
-    return state.replace(step=state.step + 1), values
+    return dataclasses.replace(state, step=state.step + 1), values
 
   def _pack(self, trajectories: Sequence[Trajectory], row_length: int, rows: int) -> Batch:
     sequences = to_sequences(trajectories)
@@ -230,4 +236,4 @@ def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajec
 
 
 def _to_host(x: jax.Array) -> np.ndarray:
-  return np.asarray(jax.device_get(x))
+  return np.asarray(processes.local_copy(x))

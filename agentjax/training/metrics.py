@@ -46,8 +46,15 @@ class MetricsWriter:
     self._file.flush()
 
   def close(self) -> None:
+    """Closes both files."""
     self._file.close()
     self._tensorboard.close()
+
+  def __enter__(self) -> MetricsWriter:
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    self.close()
 
 
 def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -94,14 +101,13 @@ def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, ti
   entropy = axes.twinx()
   entropy.plot(
     steps,
-    [r.get("policy/entropy") for r in rl],
+    [float(r.get("policy/entropy") or math.nan) for r in rl],
     color="#31a354",
     linewidth=1,
     label="entropy (right)",
   )
   entropy.set_ylabel("entropy, nats a token")
-  lines = axes.get_lines() + entropy.get_lines()
-  axes.legend(lines, [line.get_label() for line in lines], loc="lower right")
+  axes.legend(handles=[*axes.get_lines(), *entropy.get_lines()], loc="lower right")
   axes.set_title(title)
   path = pathlib.Path(path)
   temporary = path.with_suffix(".tmp.png")

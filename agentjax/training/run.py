@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 from absl import logging
@@ -24,12 +24,13 @@ from agentjax.rollout.evaluation import EvaluationReport
 from agentjax.rollout.loop import collect
 from agentjax.rollout.statistics import rollout_statistics
 from agentjax.rollout.viewer import write_trajectories
+from agentjax.training import processes
 from agentjax.training.checkpoint import CheckpointStore, abstract_like, load_networks
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
-from agentjax.training.journal import Journal, StepRecord
+from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
 from agentjax.training.parts import Extensions, build_parts
@@ -128,12 +129,7 @@ class Run:
       TrainingError: gradients stayed non-finite.
       CheckpointError: a checkpoint could not be written; earlier ones are whole.
     """
-    with (
-      open_workdir(self.directory, self.experiment),
-      _Session(
-        self.experiment, self.directory, self._objective, self._extensions, self._console
-      ) as session,
-    ):
+    with self._session() as session:
       return session.train()
 
   def replay(self, step: int) -> ReplayReport:
@@ -144,13 +140,20 @@ class Run:
     Raises:
       ConfigError: the step was never recorded, or the directory holds another run.
     """
-    with (
-      open_workdir(self.directory, self.experiment),
-      _Session(
-        self.experiment, self.directory, self._objective, self._extensions, self._console
-      ) as session,
-    ):
+    with self._session() as session:
       return session.replay(step)
+
+  @contextlib.contextmanager
+  def _session(self) -> Iterator[_Session]:
+    with contextlib.ExitStack() as stack:
+      if processes.is_first():
+        stack.enter_context(open_workdir(self.directory, self.experiment))
+      processes.wait("directory")
+      console = self._console if processes.is_first() else Console(quiet=True)
+      session = _Session(
+        self.experiment, self.directory, self._objective, self._extensions, console
+      )
+      yield stack.enter_context(session)
 
 
 class _Session:
@@ -165,14 +168,22 @@ class _Session:
     console: Console,
   ):
     self.experiment, self.directory, self.console = experiment, directory, console
+    if not processes.is_first():
+      processes.wait("tokenizer")  # the first process may have to train it
     self.parts = build_parts(experiment, directory, extensions)
+    if processes.is_first():
+      processes.wait("tokenizer")
     self.learner = Learner(self.parts, objective)
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
     )
-    self.journal = Journal(directory / "journal.log")
-    if self.journal.torn is not None:
-      logging.warning("dropped the torn end of the journal: %s", self.journal.torn.reason)
+    journal = directory / "journal.log"
+    # The first process drops a torn end before the others read.
+    self.writer = Journal(journal) if processes.is_first() else None
+    if self.writer is not None and self.writer.torn is not None:
+      logging.warning("dropped the torn end of the journal: %s", self.writer.torn.reason)
+    processes.wait("journal")
+    self.journal = self.writer or JournalReader(journal)
     self.runner = asyncio.Runner()
     self.engine = build_engine(self.parts)
     self.interrupt = Interrupt()
@@ -191,7 +202,8 @@ class _Session:
   def __exit__(self, *exc: object) -> None:
     with contextlib.ExitStack() as stack:
       stack.callback(self.runner.close)
-      stack.callback(self.journal.close)
+      if self.writer is not None:
+        stack.callback(self.writer.close)
       stack.callback(self.engine.close)
       stack.callback(lambda: self.runner.run(self.parts.registry.close()))
 
@@ -212,9 +224,14 @@ class _Session:
 
   def train(self) -> RunReport:
     state, step = self._restore()
-    metrics = MetricsWriter(self.directory, resume_step=step)
     progress = ProgressDisplay(self.console, _COLUMNS)
-    with contextlib.closing(metrics), self.interrupt, progress:
+    with contextlib.ExitStack() as stack:
+      metrics = None
+      if processes.is_first():
+        metrics = stack.enter_context(MetricsWriter(self.directory, resume_step=step))
+      if jax.process_count() == 1:  # a signal to one of several would leave the others waiting
+        stack.enter_context(self.interrupt)
+      stack.enter_context(progress)
       progress.note(self._describe(step))
       if step == 0 and not self.checkpoints.steps():
         if self.last_step and self.stage_of(1) == "rl":
@@ -244,7 +261,7 @@ class _Session:
       step,
       finished,
     )
-    if finished:
+    if finished and processes.is_first():
       self._write_report(report)
     return report
 
@@ -289,12 +306,13 @@ class _Session:
     self.pending = dict(finished)
 
     def keep(trajectory: Trajectory) -> None:
-      self.journal.add_trajectory(trajectory)
+      if self.writer is not None:
+        self.writer.add_trajectory(trajectory)
       self.pending[trajectory.address] = trajectory
 
-    self.engine.publish(state.networks.policy, step)
+    self.engine.publish(processes.local_copy(state.networks.policy), step)
     work = collect(
-      tasks,
+      processes.share(tasks),
       step=step,
       samples_per_task=self.experiment.rollout.group_size,
       player=self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
@@ -304,7 +322,10 @@ class _Session:
       finished=finished,
       on_finish=keep,
     )
-    trajectories = self.runner.run(self.interrupt.cancellable(work))
+    own = self.runner.run(self.interrupt.cancellable(work))
+    trajectories = processes.gather_trajectories(own)
+    for trajectory in trajectories:
+      keep(trajectory)
     self.pending = {}
     return trajectories
 
@@ -315,7 +336,7 @@ class _Session:
     state: TrainState,
     values: dict[str, float],
     episodes: tuple[keys.Address, ...],
-    metrics: MetricsWriter,
+    metrics: MetricsWriter | None,
   ) -> None:
     limit = getattr(self.experiment, stage).optimizer.max_bad_steps
     if values["bad_steps"] >= limit:
@@ -334,8 +355,9 @@ class _Session:
         known.fingerprint,
         record.fingerprint,
       )
-    self.journal.finish_step(record)
-    metrics.write(step, stage, values)
+    if self.writer is not None and metrics is not None:
+      self.writer.finish_step(record)
+      metrics.write(step, stage, values)
     last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
     if last_of_stage or step % self.experiment.checkpoint.every == 0:
       self._save(step, state)
@@ -349,7 +371,8 @@ class _Session:
       "evaluations": self.evaluations,
     }
     records = encode_record({"trajectories": [to_record(t) for t in self.pending.values()]})
-    self.journal.sync()
+    if self.writer is not None:
+      self.writer.sync()
     # One that is there already holds the same state; the journal holds the finished episodes.
     if step not in self.checkpoints.steps():
       self.checkpoints.save(step, state, host, records)
@@ -405,7 +428,9 @@ class _Session:
   def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
     plan = self.experiment.evaluation.plan(samples)
     return self.runner.run(
-      evaluate_policy(self.parts, self.engine, state.networks.policy, step, plan)
+      evaluate_policy(
+        self.parts, self.engine, processes.local_copy(state.networks.policy), step, plan
+      )
     )
 
   def _evaluate_into(
@@ -418,13 +443,14 @@ class _Session:
     progress.note(f"evaluating on {settings.tasks} held-out tasks ({name} reinforcement learning)")
     report = self._evaluate(state, step, samples=settings.samples)
     self.evaluations[name] = report.metrics()
-    write_trajectories(
-      self.directory / f"samples_{name}.txt",
-      report.greedy_trajectories or report.sampled_trajectories,
-      tasks=self.parts.tasks.test,
-      tokenizer=self.parts.tokenizer,
-      title=f"{self.experiment.name}: held-out episodes {name} reinforcement learning",
-    )
+    if processes.is_first():
+      write_trajectories(
+        self.directory / f"samples_{name}.txt",
+        report.greedy_trajectories or report.sampled_trajectories,
+        tasks=self.parts.tasks.test,
+        tokenizer=self.parts.tokenizer,
+        title=f"{self.experiment.name}: held-out episodes {name} reinforcement learning",
+      )
     return {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
 
   def _rollout_metrics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -35,7 +36,7 @@ class TrainState:
     reference: frozen policy parameters for the KL term, or None where no objective uses one.
   """
 
-  step: Array
+  step: Any
   networks: Networks
   opt_state: Any
   reference: Any
@@ -112,7 +113,8 @@ def begin_stage(
   """State at the start of a stage: fresh optimiser, reference set to the present policy."""
 
   def restart(state: TrainState) -> TrainState:
-    return state.replace(
+    return dataclasses.replace(
+      state,
       opt_state=optimizer.init(state.networks),
       reference=None if state.reference is None else jax.tree.map(jnp.copy, state.networks.policy),
     )

@@ -146,7 +146,7 @@ def make_update(
     networks = optax.apply_updates(state.networks, changes)
     if settings.router_bias_rate:
       moved = update_router_bias(networks.policy, load, settings.router_bias_rate)
-      networks = networks.replace(policy=moved)
+      networks = dataclasses.replace(networks, policy=moved)
     metrics = {
       **sums,
       "mismatch/max": largest,
@@ -156,7 +156,7 @@ def make_update(
     }
     if load.size:
       metrics["router_imbalance"] = jnp.max(load.max(-1) / jnp.maximum(load.mean(-1), 1e-9))
-    return state.replace(networks=networks, opt_state=opt_state), metrics
+    return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics
 
   return jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
 

@@ -72,6 +72,7 @@ def test_tasks_are_a_sequence(folder):
   assert len(tasks) == 5
   assert tasks[-1] == tasks[4]
   assert [t.id for t in tasks[1:4:2]] == [1, 3]
+  assert len(TfdsTasks(tiny(), data_dir=folder, split="train", limit=0)) == 0
   for index in (5, -6):
     with pytest.raises(IndexError):
       tasks[index]

@@ -155,14 +155,13 @@ def test_one_config_is_the_published_loss(name, packer, x64):
   if name == "adpo":
     scale, bonus = ambiguity_terms(jnp.asarray(data.score), minimum_scale=0.6)
     terms = {"advantage_scale": scale, "clip_high_bonus": bonus}
-  prepared, _ = prepare(batch, config, old_log_probs=pack.pack(data.old), **terms)
-  objective = policy_objective(config)
 
   def ours(now):
-    return objective(prepared.with_scores(now, jnp.zeros_like(now)))[0]
+    prepared, _ = prepare(batch, config, old_log_probs=pack.pack(data.old), **terms)
+    return policy_objective(config)(prepared.with_scores(now, jnp.zeros_like(now)))[0]
 
-  value, gradient = jax.value_and_grad(ours)(pack.pack(data.now))
-  expected, expected_gradient = jax.value_and_grad(lambda x: by_hand(data, x))(
+  value, gradient = jax.jit(jax.value_and_grad(ours))(pack.pack(data.now))
+  expected, expected_gradient = jax.jit(jax.value_and_grad(lambda x: by_hand(data, x)))(
       jnp.asarray(data.now)
   )
   assert value.dtype == jnp.float64

@@ -182,7 +182,7 @@ def test_gae_trains_values_where_they_are_read(pack, data, index_set):
   def loss(values):
     return objective(result.with_scores(now, jnp.zeros_like(now), values))[0]
 
-  gradient = pack.unpack(jax.grad(loss)(pack.pack(values)))[0]
+  gradient = pack.unpack(jax.jit(jax.grad(loss))(pack.pack(values)))[0]
   trained = np.array(targets) != 0
   count = SEQUENCES * trained.sum()
   expected_gradient = 2.0 * (values[0] - targets) * trained / count
@@ -203,7 +203,7 @@ def test_added_terms_are_what_their_coefficients_say(pack, data):
   def value(policy_loss):
     config = ObjectiveConfig(AdvantageConfig(scale="none"), policy_loss)
     result, _ = prepared(batch_of(pack, data), config, reference_log_probs=reference)
-    return policy_objective(config)(scores(result, now, entropies))
+    return jax.jit(policy_objective(config))(scores(result, now, entropies))
 
   base, metrics = value(plain)
   np.testing.assert_allclose(metrics["entropy"], 0.7, rtol=1e-6)
@@ -232,7 +232,7 @@ def test_clip_cov_silences_and_kl_cov_holds_the_selected_tokens(pack, data):
     )
     result, _ = prepared(batch_of(pack, data), config)
     objective = policy_objective(config)
-    slope = jax.grad(lambda x: objective(scores(result, x))[0])(now)
+    slope = jax.jit(jax.grad(lambda x: objective(scores(result, x))[0]))(now)
     return result.covariance_selected, np.asarray(slope)
 
   _, plain = gradient("none")

@@ -185,7 +185,7 @@ def test_policy_loss_and_gradient_equal_the_peer(golden, segment_ids, loss, aggr
     )
     return policy_objective(ObjectiveConfig(policy_loss=config))(prepared)
 
-  (value, metrics), gradient = jax.value_and_grad(total, has_aux=True)(
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(
       jnp.asarray(golden["log_prob"])
   )
   case = f"loss/{loss}/{aggregation}"

@@ -11,7 +11,7 @@ from agentjax.objectives.presets import PRESETS, preset
 from agentjax.testing import check_objective
 from agentjax.trajectory.batch import Batch
 
-FAST = ("gspo", "ppo", "ipa", "icepop", "kl_cov")
+FAST = ("ppo", "ipa")
 
 
 @pytest.mark.parametrize("name", PRESETS)

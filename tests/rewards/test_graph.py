@@ -137,6 +137,13 @@ def test_a_scorer_that_is_only_logged_may_fail_without_harm():
   assert one.status is Status.OK
 
 
+def test_a_formula_that_overflows_is_a_verifier_error():
+  one = trajectory()
+  [reward] = score(RewardGraph({"x": constant(1e308)}, WeightedSum(((10.0, Part("x")),))), one)
+  assert "finite" in reward.reason
+  assert one.status is Status.VERIFIER_ERROR
+
+
 def test_an_environment_error_is_masked_without_asking_any_scorer():
   graph = RewardGraph({"x": raising}, Part("x"))
   one = trajectory(status=Status.ENV_ERROR)

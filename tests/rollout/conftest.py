@@ -22,9 +22,9 @@ CONFIG = RolloutConfig(
   max_turns=4,
   max_tokens_per_turn=40,
   max_total_tokens=400,
-  environment_timeout=0.2,
-  episode_timeout=5.0,
-  reward_timeout=5.0,
+  environment_timeout=30.0,
+  episode_timeout=60.0,
+  reward_timeout=30.0,
   cancel_grace=0.05,
   concurrency=16,
 )
@@ -37,7 +37,7 @@ def make_task(number, *, answer="4", source="sums", prompt="What is 2 + 2?", **m
 
 
 def question(task):
-  return QuestionEnvironment(REGISTRY, max_turns=4, tool_timeout=0.1)
+  return QuestionEnvironment(REGISTRY, max_turns=4, tool_timeout=30.0)
 
 
 def make_player(engine, **changes):

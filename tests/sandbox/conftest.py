@@ -28,7 +28,7 @@ class Machine:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
         env={**os.environ, "API_KEY": "secret-of-the-trainer"},
     )  # fmt: skip
-    self.hello = self._read()
+    self.hello = self.read()
 
   def grants(self, protection: str) -> bool:
     return protection in self.hello
@@ -46,9 +46,9 @@ class Machine:
     assert self.process.stdin is not None
     self.process.stdin.write(json.dumps(request) + "\n")
     self.process.stdin.flush()
-    return self._read()
+    return self.read()
 
-  def _read(self) -> Any:
+  def read(self) -> Any:
     assert self.process.stdout is not None
     line = self.process.stdout.readline()
     assert line, f"the process that uses the sandbox on machine {self.name!r} died"

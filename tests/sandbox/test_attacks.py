@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pathlib
+import signal
 import socket
 import time
 import uuid
@@ -13,18 +16,24 @@ from typing import Any
 import pytest
 
 
-def _alive(marker: str) -> bool:
-  """Whether any process of this machine has ``marker`` in its command line."""
+def _pids(marker: str) -> list[int]:
+  """The processes of this machine with ``marker`` in their command line."""
+  found = []
   for entry in os.listdir("/proc"):
-    if not entry.isdigit():
-      continue
-    try:
-      with open(f"/proc/{entry}/cmdline") as file:
+    if entry.isdigit():
+      with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline") as file:
         if marker in file.read():
-          return True
-    except OSError:
-      continue
-  return False
+          found.append(int(entry))
+  return found
+
+
+def _alive(marker: str) -> bool:
+  return bool(_pids(marker))
+
+
+def _parent(pid: int) -> int:
+  with open(f"/proc/{pid}/stat") as file:
+    return int(file.read().rpartition(")")[2].split()[1])
 
 
 def _marker() -> str:
@@ -296,18 +305,24 @@ print(sys.stdin.read() == "")
   assert "secret" not in shell["stdout"]
 
 
-def test_files_outside_are_out_of_reach(machine: Any, tmp_path: Any) -> None:
+def test_files_outside_are_out_of_reach(machine: Any) -> None:
   _needs(machine, "filesystem")
-  secret = tmp_path / "secret"
+  secret = pathlib.Path("/tmp", _marker())
   secret.write_text("hidden")
-  secret.chmod(0o777)
-  tmp_path.chmod(0o777)
+  if os.geteuid() == 0 and machine.name.startswith("user"):
+    os.chown(secret, 65534, 65534)  # the trainer's own file
   code = f"""
 import os
 for attempt in (
   lambda: open("/etc/passwd").read(),
   lambda: open({str(secret)!r}).read(),
-  lambda: open({str(tmp_path / "new")!r}, "w"),
+  lambda: open({str(secret)!r}, "w"),
+  lambda: os.truncate({str(secret)!r}, 0),
+  lambda: os.open({str(secret)!r}, os.O_RDONLY | os.O_TRUNC),
+  lambda: os.chmod({str(secret)!r}, 0),
+  lambda: os.setxattr({str(secret)!r}, "user.a", b"x"),
+  lambda: os.unlink({str(secret)!r}),
+  lambda: os.rename({str(secret)!r}, "stolen"),
   lambda: open("/tmp/new-{_marker()}", "w"),
   lambda: os.link({str(secret)!r}, "stolen"),
   lambda: (os.symlink({str(secret)!r}, "link"), open("link").read()),
@@ -322,7 +337,11 @@ for attempt in (
 open("mine", "w").write("allowed")
 print(open("mine").read())
 """
-  assert machine.run(code)["stdout"] == "refused\n" * 8 + "allowed\n"
+  result = machine.run(code)
+  assert secret.read_text() == "hidden"
+  assert secret.stat().st_mode & 0o777 == 0o644
+  secret.unlink()
+  assert result["stdout"] == "refused\n" * 14 + "allowed\n", result
 
 
 def test_kernel_interfaces_are_refused(machine: Any) -> None:
@@ -364,6 +383,32 @@ def test_crash_is_reported_as_a_signal(machine: Any) -> None:
   result = machine.run("import ctypes\nctypes.string_at(0)")
   assert result["status"] == "killed"
   assert result["exit_code"] == -11
+
+
+@pytest.mark.parametrize("name", ["native", "container", "user_container"])
+def test_watcher_that_dies_masks_its_run_and_leaves_no_process(
+    start_machine: Any, name: str
+) -> None:
+  marker = _marker()
+  machine = start_machine(name)
+  daemon = f"""
+import os
+if os.fork() == 0:
+  os.setsid()
+  os.execvp("sleep", ["sleep", "{marker}"])
+os.wait()
+"""
+  machine.process.stdin.write(json.dumps({"code": daemon}) + "\n")
+  machine.process.stdin.flush()
+  _wait_for(lambda: _alive(f"sleep\0{marker}"))
+  watcher = _pids(f"sleep\0{marker}")[0]
+  while _parent(_parent(watcher)) != machine.process.pid:
+    watcher = _parent(watcher)
+  os.kill(watcher, signal.SIGKILL)
+  assert machine.read()["status"] == "infra_error"
+  _wait_for(lambda: not _alive(f"sleep\0{marker}"))
+  assert machine.run("'next'")["stdout"] == "'next'\n"
+  machine.close()
 
 
 def test_run_does_not_outlive_a_trainer_that_is_killed(start_machine: Any, tmp_path: Any) -> None:

@@ -1,0 +1,113 @@
+"""Lanes on several devices, and weights that are sharded over devices or over processes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+_COMMON = """
+import asyncio, sys
+import jax, numpy as np
+from agentjax import models
+from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
+
+config = models.ModelConfig(vocab_size=16, d_model=8, pattern="*-", num_heads=1, num_kv_heads=1,
+                            head_dim=8, d_mlp=8)
+
+def sampled(params, lanes):
+  engine = Engine(config, EngineConfig(slots=2 * lanes, lanes=lanes, max_length=32, chunk_tokens=4,
+                                       extend_buckets=(8,), extend_rows=(2,)))
+  engine.publish(params, 0)
+  async def one(prefix, i):
+    context = await engine.open(prefix)
+    first = await context.generate(SampleRequest(address_key(0, i), 5))
+    forks = await context.fork(2)
+    later = await asyncio.gather(
+        *(f.generate(SampleRequest(address_key(1, i, k), 6)) for k, f in enumerate(forks)))
+    for c in (context, *forks):
+      c.close()
+    return np.concatenate([s.log_probs for s in (first, *later)])
+  async def main():
+    prefix = await engine.prefill([1, 2, 3])
+    return await asyncio.gather(*(one(prefix, i) for i in range(6)))
+  values = np.stack(asyncio.run(main()))
+  used = {d for lane in engine._lanes for d in lane.slots._state.logits.devices()}
+  engine.close()
+  return values, len(used)
+"""
+
+_DEVICES = _COMMON + """
+from jax.sharding import NamedSharding, PartitionSpec
+params = models.init(config, jax.random.key(0))
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+sharded = jax.tree.map(
+    lambda v: jax.device_put(v, NamedSharding(mesh, PartitionSpec(*([None] * (v.ndim - 1)), "x"))),
+    params)
+one, used_by_one = sampled(params, 1)
+two, used_by_two = sampled(sharded, 2)
+assert (used_by_one, used_by_two) == (1, 2)
+np.testing.assert_array_equal(one, two)
+"""
+
+_PROCESSES = _COMMON + """
+from jax.sharding import NamedSharding, PartitionSpec
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+local = jax.device_get(models.init(config, jax.random.key(0)))
+def shard(v):
+  sharding = NamedSharding(mesh, PartitionSpec(*([None] * (v.ndim - 1)), "x"))
+  return jax.make_array_from_callback(v.shape, sharding, lambda index: v[index])
+params = jax.tree.map(shard, local)
+assert not jax.tree.leaves(params)[0].is_fully_addressable
+values, _ = sampled(params, 1)
+expected, _ = sampled(jax.device_put(local, jax.local_devices()[0]), 1)
+np.testing.assert_array_equal(values, expected)
+"""
+
+
+def _environment(devices: int) -> dict[str, str]:
+  return {
+      **os.environ,
+      "JAX_PLATFORMS": "cpu",
+      "PYTHONPATH": str(_ROOT),
+      "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+  }
+
+
+def _start(script: str, devices: int, *arguments: str) -> subprocess.Popen:
+  return subprocess.Popen(
+      [sys.executable, "-c", script, *arguments],
+      env=_environment(devices),
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
+def _finish(process: subprocess.Popen) -> None:
+  try:
+    _, errors = process.communicate(timeout=300)
+  finally:
+    process.kill()
+  assert process.returncode == 0, errors[-5000:]
+
+
+def test_lanes_on_two_devices_with_sharded_weights_sample_the_same_bits():
+  _finish(_start(_DEVICES, 2))
+
+
+@pytest.mark.slow
+def test_weights_that_span_processes_are_gathered_on_each():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  processes = [_start(_PROCESSES, 1, address, str(i)) for i in range(2)]
+  for process in processes:
+    _finish(process)

@@ -1,0 +1,85 @@
+"""One run, many devices or processes: the same figures as on one device."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from agentjax.training.metrics import read_metrics, without_times
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_CHILD = """
+import json, sys
+import jax
+settings = json.loads(sys.argv[1])
+if settings["processes"] > 1:
+  jax.distributed.initialize(settings["address"], settings["processes"], settings["index"])
+from agentjax.training import Run
+from tests.training.smoke import quiet, smoke_experiment
+experiment = smoke_experiment()
+for axis, size in settings["mesh"].items():
+  setattr(experiment.mesh, axis, size)
+report = Run(experiment, settings["directory"], console=quiet()).train()
+assert report.finished and report.after
+"""
+
+
+def _start(directory, mesh, *, devices, processes=1, index=0, address=""):
+  settings = {
+    "directory": str(directory),
+    "mesh": mesh,
+    "processes": processes,
+    "index": index,
+    "address": address,
+  }
+  environment = {
+    **os.environ,
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+  }
+  return subprocess.Popen(
+    [sys.executable, "-c", _CHILD, json.dumps(settings)],
+    cwd=_ROOT,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def _assert_same_figures(directory, straight):
+  """Every metric of every step, to the rounding of another summation order."""
+  here, there = (without_times(read_metrics(d / "metrics.jsonl")) for d in (directory, straight))
+  assert len(here) == len(there) == 5
+  for row, expected in zip(here, there, strict=True):
+    assert set(row) == set(expected)
+    for name, value in expected.items():
+      if isinstance(value, float) and not name.startswith("mismatch/"):
+        assert row[name] == pytest.approx(value, rel=2e-3, abs=2e-4), (row["step"], name)
+
+
+def test_eight_devices_give_the_figures_of_one(finished_run, tmp_path):
+  child = _start(tmp_path / "run", {"data": 2, "fsdp": 2, "tensor": 2}, devices=8)
+  output, _ = child.communicate(timeout=900)
+  assert child.returncode == 0, output[-3000:]
+  _assert_same_figures(tmp_path / "run", finished_run[0])
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_figures_of_one(finished_run, tmp_path):
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  children = [
+    _start(
+      tmp_path / "run", {"data": 2, "fsdp": 2}, devices=2, processes=2, index=i, address=address
+    )
+    for i in range(2)
+  ]
+  outputs = [child.communicate(timeout=900)[0] for child in children]
+  assert [child.returncode for child in children] == [0, 0], "\n".join(o[-3000:] for o in outputs)
+  _assert_same_figures(tmp_path / "run", finished_run[0])
