@@ -25,7 +25,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed runs of each workload.")
 _LANES = flags.DEFINE_multi_integer("lanes", [1, 2], "Lanes to try.")
 _CHUNK = flags.DEFINE_integer("chunk_tokens", 16, "Tokens a decode dispatch.")
 _MODELS = flags.DEFINE_multi_enum(
-    "model", ["dense", "hybrid", "mixture"], ["dense", "hybrid", "mixture"], "Models to run."
+  "model", ["dense", "hybrid", "mixture"], ["dense", "hybrid", "mixture"], "Models to run."
 )
 
 _BATCH, _PROMPT, _TOKENS, _TURNS, _OBSERVED = 16, 64, 128, 3, 16
@@ -33,31 +33,31 @@ _BATCH, _PROMPT, _TOKENS, _TURNS, _OBSERVED = 16, 64, 128, 3, 16
 
 def _config(name: str) -> models.ModelConfig:
   small = {
-      "vocab_size": 512,
-      "d_model": 128,
-      "num_heads": 4,
-      "num_kv_heads": 2,
-      "head_dim": 32,
-      "d_mlp": 384,
-      "mamba_heads": 8,
-      "mamba_head_dim": 32,
-      "mamba_state": 32,
-      "num_experts": 4,
-      "d_expert": 192,
-      "d_shared_expert": 192,
+    "vocab_size": 512,
+    "d_model": 128,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 32,
+    "d_mlp": 384,
+    "mamba_heads": 8,
+    "mamba_head_dim": 32,
+    "mamba_state": 32,
+    "num_experts": 4,
+    "d_expert": 192,
+    "d_shared_expert": 192,
   }
   match name:
     case "dense":
       return models.ModelConfig(
-          vocab_size=1024,
-          d_model=256,
-          pattern="*-" * 4,
-          num_heads=4,
-          num_kv_heads=2,
-          head_dim=64,
-          rope_theta=10_000.0,
-          d_mlp=1024,
-          mlp_activation="swiglu",
+        vocab_size=1024,
+        d_model=256,
+        pattern="*-" * 4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        rope_theta=10_000.0,
+        d_mlp=1024,
+        mlp_activation="swiglu",
       )
     case "hybrid":
       return models.ModelConfig(pattern="M-M*-M-", **small)
@@ -96,16 +96,16 @@ async def _agentic(engine: Engine, prompts: np.ndarray) -> int:
 def _measure(name: str, lanes: int) -> None:
   config = _config(name)
   engine = Engine(
-      config,
-      EngineConfig(
-          slots=_BATCH,
-          lanes=lanes,
-          max_length=_PROMPT + _TOKENS + _TURNS * _OBSERVED,
-          chunk_tokens=_CHUNK.value,
-          extend_buckets=(_OBSERVED, _PROMPT),
-          extend_rows=(8, 4),
-      ),
-      devices=jax.local_devices()[:1],
+    config,
+    EngineConfig(
+      slots=_BATCH,
+      lanes=lanes,
+      max_length=_PROMPT + _TOKENS + _TURNS * _OBSERVED,
+      chunk_tokens=_CHUNK.value,
+      extend_buckets=(_OBSERVED, _PROMPT),
+      extend_rows=(8, 4),
+    ),
+    devices=jax.local_devices()[:1],
   )
   start = time.perf_counter()
   engine.publish(models.init(config, jax.random.key(0)), 0)
@@ -122,9 +122,9 @@ def _measure(name: str, lanes: int) -> None:
       cpu.append(time.process_time() - start_cpu)
     median = statistics.median(seconds)
     print(
-        f"  {workload.__name__[1:]:12s} {tokens} tokens: median {median:.3f} s "
-        f"({tokens / median:.0f} tokens/s), best {min(seconds):.3f} s "
-        f"({tokens / min(seconds):.0f} tokens/s), CPU {statistics.median(cpu):.2f} s"
+      f"  {workload.__name__[1:]:12s} {tokens} tokens: median {median:.3f} s "
+      f"({tokens / median:.0f} tokens/s), best {min(seconds):.3f} s "
+      f"({tokens / min(seconds):.0f} tokens/s), CPU {statistics.median(cpu):.2f} s"
     )
   engine.close()
 

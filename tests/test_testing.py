@@ -1,5 +1,8 @@
 """The public checker: passes what is right and names what is wrong."""
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -96,3 +99,9 @@ def explodes(inputs):
 def test_a_broken_loss_is_told_which_promise_it_breaks(loss, named):
   with pytest.raises(AssertionError, match=f"^({named})"):
     check_objective(loss, seed=0)
+
+
+def test_the_loss_in_the_docs_passes_as_it_stands():
+  text = (pathlib.Path(__file__).parents[1] / "docs" / "objectives.md").read_text()
+  (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  exec(compile(snippet, "docs/objectives.md", "exec"), {})

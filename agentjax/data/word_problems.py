@@ -144,6 +144,8 @@ class WordProblemConfig(Config):
     demonstration_noise: share of demonstrations that are wrong: half of them use a wrong operation
       in one step, half stop one step early. The tool results in them are true all the same.
       Programs of level 1 have no such step and stay right. Test tasks are never wrong.
+    direct_share: share of demonstrations that state the right answer at once, without a tool: a
+      policy that cannot do sums learns from them to guess, and from rewards not to.
   """
 
   levels: tuple[int, ...] = (1, 2, 3)
@@ -151,6 +153,7 @@ class WordProblemConfig(Config):
   distractors_from_level: int = 3
   demonstration_levels: tuple[int, ...] | None = None
   demonstration_noise: float = 0.0
+  direct_share: float = 0.0
 
   def validate(self, path: str = "config.data.word_problems") -> None:
     super().validate(path)
@@ -166,7 +169,7 @@ class WordProblemConfig(Config):
         self.distractors_from_level >= 1, f"{path}.distractors_from_level",
         self.distractors_from_level, f">= 1; above {MAX_LEVEL} switches distractors off",
     )
-    for name in ("program_share", "demonstration_noise"):
+    for name in ("program_share", "demonstration_noise", "direct_share"):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
 
 
@@ -263,7 +266,7 @@ def word_problems(
 
   Test problems differ from each other in content; train problems may repeat one in other words.
   ``metadata`` holds level, family, operators, and what the demonstration is: "right",
-  "wrong_operation", "stops_early" or "none".
+  "wrong_operation", "stops_early", "direct" or "none".
 
   Raises:
     DataError: there are not ``test_size`` different test problems.
@@ -290,6 +293,8 @@ def _train_task(config: WordProblemConfig, seed: int, index: int) -> Task:
   kind = random_source.choice(("wrong_operation", "stops_early")) if noisy else "right"
   if noisy and not problem.steps:
     kind = "right"
+  if random_source.random() < config.direct_share:
+    kind = "direct"
   levels = config.demonstration_levels
   if levels is not None and problem.level not in levels:
     kind = "none"
@@ -440,6 +445,8 @@ def _demonstrate(
   match kind:
     case "none":
       return ()
+    case "direct":
+      return (Message("assistant", mark_answer(str(problem.values[-1]))),)
     case "stops_early":
       steps.pop()
     case "wrong_operation":

@@ -34,11 +34,7 @@ from agentjax.objectives.returns import (
     whiten,
 )
 from agentjax.objectives.segments import broadcast_to_tokens
-from agentjax.objectives.supervised import (
-    SupervisedConfig,
-    negative_log_likelihood,
-    supervised_objective,
-)
+from agentjax.objectives.supervised import negative_log_likelihood, supervised_objective
 from agentjax.objectives.value_loss import (
     ValueLossConfig,
     bernoulli_value_loss,
@@ -55,7 +51,6 @@ __all__ = [
     "PolicyLoss",
     "PolicyLossConfig",
     "Prepared",
-    "SupervisedConfig",
     "ValueLossConfig",
     "ambiguity_terms",
     "bernoulli_value_loss",

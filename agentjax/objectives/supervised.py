@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agentjax.config import Config
-from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import LossInputs
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class SupervisedConfig(Config):
-  """Attributes:
-    aggregation: see ``aggregation.token_coefficients``.
-  """
-
-  aggregation: Aggregation = "token_mean"
 
 
 def negative_log_likelihood(
@@ -31,7 +18,8 @@ def negative_log_likelihood(
 def supervised_objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
   """``-sum(c log pi)``. The weight pipeline says which tokens are taught, and how much."""
   per_token = negative_log_likelihood(inputs.log_probs, inputs.weights)
+  entropies = jnp.where(inputs.weights > 0, inputs.entropies, 0)
   return jnp.sum(inputs.coefficients * per_token), {
       "nll": jnp.sum(inputs.shares * per_token),
-      "entropy": jnp.sum(inputs.shares * inputs.entropies),
+      "entropy": jnp.sum(inputs.shares * entropies),
   }

@@ -82,11 +82,11 @@ class SharedPrefixes:
     self._engine = engine
     self._prefills: dict[tuple[int, ...], asyncio.Task[Prefix]] = {}
 
-  async def get(self, ids: Sequence[int]) -> Prefix:
-    """The prefix of ``ids``; the first caller starts its prefill, and all wait for the same one."""
+  async def get(self, ids: Sequence[int], address: keys.Address) -> Prefix:
+    """The prefix of ``ids``. The first caller starts the prefill, with its address as priority."""
     key = tuple(ids)
     if key not in self._prefills:
-      self._prefills[key] = asyncio.ensure_future(self._engine.prefill(list(ids)))
+      self._prefills[key] = asyncio.ensure_future(self._engine.prefill(list(ids), priority=address))
     # An episode that is cancelled while it waits must not take the prefill from its siblings.
     return await asyncio.shield(self._prefills[key])
 
@@ -170,7 +170,7 @@ class Episode:
         f"rollout.max_total_tokens={limit}",
       )
     with _fitting():
-      prefix = await self._prefixes.get(ids)
+      prefix = await self._prefixes.get(ids, self.address)
       self._context = await self.player.engine.open(prefix, priority=self.address)
     self._append(spans, seconds=0.0)
 
@@ -207,8 +207,8 @@ class Episode:
         f"{self._length}: the policy no longer sees what is recorded"
       )
     ids = sample.token_ids.tolist()
-    forged = {special.pad, special.bos, special.system, special.user, special.assistant,
-              special.tool}.intersection(ids)  # fmt: skip
+    # Whoever may write <|tool|> could make up what its tools answered.
+    forged = (set(dataclasses.astuple(special)) - {special.call, special.end}).intersection(ids)
     if forged:
       raise EpisodeEnd(
         Status.POLICY_ERROR,
@@ -438,7 +438,9 @@ def _reason(step: Step) -> str:
   failed = [r for r in step.tools if r.status == ToolStatus.INFRA_ERROR]
   if failed:
     return f"tool {failed[0].name} failed: {failed[0].output}"
-  return "the environment truncated the episode" if step.truncated else "the environment said so"
+  if step.truncated:
+    return "the environment truncated the episode"
+  return f"the environment reported {step.status}"
 
 
 def _total(rewards: Sequence[Reward]) -> Reward:

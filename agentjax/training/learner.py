@@ -44,6 +44,10 @@ from agentjax.trajectory.weights import apply_weight_rules
 _SUMMARIES = ("loss", "grad_norm", "update_norm", "bad_steps", "router_imbalance", "nll")
 
 
+class NoEpisodesError(RuntimeError):
+  """A step has nothing to learn from; the message says what became of its episodes."""
+
+
 class Learner:
   """Holds what is compiled; the state itself is passed in and out.
 
@@ -151,9 +155,16 @@ class Learner:
     settings = self._parts.experiment.rl
     rows = settings.microbatch_rows
     weighted = [apply_weight_rules(t, settings.weights) for t in trajectories]
+    # An episode that failed before its first token has none to learn from.
+    started = [t for t in weighted if t.segments]
+    if not started:
+      raise NoEpisodesError(
+        f"none of the {len(weighted)} episodes of this step has a token; the first ended with "
+        f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
+      )
     batches = [
       self._pack(part, settings.row_length, rows)
-      for part in _by_task(weighted, settings.minibatches)
+      for part in _by_task(started, settings.minibatches)
     ]
     ready = [self._prepare_rl(state, batch, rows) for batch in batches]
     every: list[dict[str, float]] = []

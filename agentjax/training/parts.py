@@ -18,7 +18,7 @@ from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
-from agentjax.text.chat import conversation_texts
+from agentjax.text.chat import conversation_texts, encode_prompt
 from agentjax.text.tokenizer import Tokenizer, build_tokenizer
 from agentjax.tools.build import build_tools
 from agentjax.tools.protocol import Tool
@@ -107,6 +107,8 @@ def build_parts(
     del task
     return QuestionEnvironment(registry, max_turns=rollout.max_turns, tool_timeout=timeout)
 
+  if extensions.make_environment is None:
+    _check_prompts(experiment, tokenizer, tasks)
   return Parts(
     experiment=experiment,
     model=_with_vocabulary(experiment, tokenizer),
@@ -117,6 +119,20 @@ def build_parts(
     make_environment=extensions.make_environment or question,
     program=extensions.program,
   )
+
+
+def _check_prompts(experiment: Experiment, tokenizer: Tokenizer, tasks: TaskSplits) -> None:
+  """Raises ConfigError for the first task whose prompt leaves no room to answer."""
+  limit = experiment.rollout.max_total_tokens
+  for task in itertools.chain(tasks.train, tasks.test):
+    spans = encode_prompt(tokenizer, task.prompt)
+    length = sum(len(span.ids) for span in spans)
+    if length >= limit:
+      raise ConfigError(
+        f"the prompt of task {task.id} of {task.source!r} has {length} tokens; "
+        f"config.rollout.max_total_tokens={limit} must exceed it (and engine.max_length, "
+        "rl.row_length be at least that). Raise them or leave the task out."
+      )
 
 
 def _with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> ModelConfig:

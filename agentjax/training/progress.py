@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TaskID,
+  TextColumn,
+  TimeElapsedColumn,
+)
 from rich.table import Table
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -35,7 +42,7 @@ class ProgressDisplay:
       console=console,
     )
     self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-    self._task = None
+    self._task: TaskID | None = None
     self._started = self._last_line = time.monotonic()
     self._first = 0
     self._note = ""

@@ -200,6 +200,18 @@ def test_noise_makes_its_share_of_demonstrations_wrong_and_no_other():
   assert {t.metadata["demonstration"] for t in splits.test} == {"right"}
 
 
+def test_direct_demonstrations_state_the_right_answer_without_a_tool():
+  splits = make(dataclasses.replace(ALL, direct_share=0.5), train=2000)
+  direct = [t for t in splits.train if t.metadata["demonstration"] == "direct"]
+  assert len(direct) / 2000 == pytest.approx(0.5, abs=0.035)  # 3 standard deviations
+  for task in direct:
+    assert [m.content for m in task.demonstration] == [f"#### {task.answer}"]
+    assert not content(task)
+  assert all(content(t) for t in splits.train if t.metadata["demonstration"] == "right")
+  assert {t.metadata["demonstration"] for t in splits.test} == {"right"}
+  assert [text(t) for t in splits.train[:60]] == [text(t) for t in make().train]
+
+
 def test_noise_changes_neither_questions_nor_answers():
   noisy = make(dataclasses.replace(ALL, demonstration_noise=1.0))
   assert [(text(t), t.answer) for t in noisy.train] == [(text(t), t.answer) for t in make().train]
@@ -239,8 +251,8 @@ def test_asking_for_more_test_problems_than_there_are_is_an_error():
 
 @pytest.mark.parametrize("fields", [
     {"levels": ()}, {"levels": (0,)}, {"levels": (5,)}, {"demonstration_levels": (9,)},
-    {"program_share": 1.5}, {"demonstration_noise": -0.1}, {"distractors_from_level": 0},
-    {"levels": (1.5,)},
+    {"program_share": 1.5}, {"demonstration_noise": -0.1}, {"direct_share": 2.0},
+    {"distractors_from_level": 0}, {"levels": (1.5,)},
 ])
 def test_an_impossible_setting_is_refused_by_field_name(fields):
   with pytest.raises(ConfigError, match=next(iter(fields))):

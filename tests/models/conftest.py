@@ -1,82 +1,11 @@
-"""Tiny models and packed rows that the model tests share."""
-
 from __future__ import annotations
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agentjax import models
-
-TINY = models.ModelConfig(
-    vocab_size=41,
-    d_model=24,
-    pattern="ME*-",
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e4,
-    qk_norm=True,
-    attention_block=8,
-    d_mlp=40,
-    mamba_heads=4,
-    mamba_head_dim=8,
-    mamba_state=8,
-    mamba_groups=2,
-    chunk_size=8,
-    num_experts=4,
-    experts_per_token=2,
-    d_expert=16,
-    d_shared_expert=16,
-    expert_block=8,
-    logits_chunk=7,
-)
-
-
-@dataclasses.dataclass
-class Rows:
-  """Token rows as ``forward`` takes them."""
-
-  token_ids: jax.Array
-  segment_ids: jax.Array
-  positions: jax.Array
-
-  def __iter__(self):
-    return iter((self.token_ids, self.segment_ids, self.positions))
-
-
-def pack(sequences: list[np.ndarray], layout: list[list[int | None]], length: int) -> Rows:
-  """Rows of ``length``: each lists sequences by index; None leaves two tokens of padding.
-
-  Padding holds random tokens: whatever stands there must not matter.
-  """
-  rng = np.random.default_rng(7)
-  tokens = rng.integers(0, TINY.vocab_size, (len(layout), length))
-  segments = np.zeros((len(layout), length), np.int32)
-  positions = np.zeros((len(layout), length), np.int32)
-  for row, members in enumerate(layout):
-    at = 0
-    for index in members:
-      if index is None:
-        at += 2
-        continue
-      size = len(sequences[index])
-      tokens[row, at : at + size] = sequences[index]
-      segments[row, at : at + size] = index + 1
-      positions[row, at : at + size] = np.arange(size)
-      at += size
-    assert at <= length
-  return Rows(*(jnp.asarray(v, jnp.int32) for v in (tokens, segments, positions)))
-
-
-def by_sequence(values: jax.Array, rows: Rows) -> dict[int, np.ndarray]:
-  """Per-token values of each sequence, by its segment id."""
-  ids = np.asarray(rows.segment_ids)
-  values = np.asarray(values)
-  return {int(i): values[ids == i] for i in np.unique(ids) if i}
+from tests.models.rows import TINY
 
 
 @pytest.fixture(scope="session")

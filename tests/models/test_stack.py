@@ -1,11 +1,231 @@
 import dataclasses
-import itertools
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest_rows import by_sequence, pack
+from flax import serialization
 
 from agentjax import models
-from agentjax.models.stack import Params, unstack
+from agentjax.models.stack import unstack
+from tests.models.rows import by_sequence, pack
+
+ALONE = [[0], [1], [2], [3], [4]]
+PACKED = [[0, 2, None], [None, 1], [3, None, 4]]
+SHUFFLED = [[4, 0], [3], [None, 2, 1], []]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "units"),
+    [
+        ("M*-M*-M", (("M*-", 2), ("M", 1))),
+        ("MMMM", (("M", 4),)),
+        ("M*E-", (("M*E-", 1),)),
+        ("*-" * 32, (("*-", 32),)),
+        ("M-M-M-MM-M-M*-", (("M-", 3), ("M", 1), ("M-", 2), ("M*-", 1))),
+    ],
+)
+def test_a_pattern_is_split_into_few_units(pattern, units):
+  found = models.factor_pattern(pattern)
+  assert "".join(unit * repeats for unit, repeats in found) == pattern
+  assert sum(len(u) for u, _ in found) <= sum(len(u) for u, _ in units)
+  if pattern != "M-M-M-MM-M-M*-":
+    assert found == units
+
+
+def test_a_deep_hybrid_compiles_a_few_blocks_only():
+  nano = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+  units = models.factor_pattern(nano)
+  assert "".join(unit * repeats for unit, repeats in units) == nano
+  assert sum(len(unit) for unit, _ in units) <= 14
+
+
+def test_scanning_over_repeats_equals_running_each_block(tiny):
+  config = dataclasses.replace(tiny, pattern="M*EM*EM*E-")
+  params = models.init(config, jax.random.key(0))
+  assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
+  blocks = unstack(params, config)
+  # One group per block: the same weights without a scan.
+  flat = params.replace(
+      groups=tuple((jax.tree.map(lambda w: w[None], block),) for block in blocks)
+  )
+  rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
+
+  def loss(params, split):
+    with pytest.MonkeyPatch.context() as patch:
+      if split:
+        alone = tuple((kind, 1) for kind in config.pattern)
+        patch.setattr("agentjax.models.stack.factor_pattern", lambda pattern: alone)
+      out = models.forward(params, config, *rows)
+    real = (rows.segment_ids > 0)[..., None]
+    return jnp.sum(jnp.where(real, jnp.sin(out.hidden), 0.0)), out
+
+  (_, scanned), scanned_grads = jax.value_and_grad(loss, has_aux=True)(params, False)
+  (_, single), single_grads = jax.value_and_grad(loss, has_aux=True)(flat, True)
+  np.testing.assert_allclose(scanned.hidden, single.hidden, atol=1e-5)
+  np.testing.assert_array_equal(scanned.router_load, single.router_load)
+  want = [jax.tree.map(lambda w: w[0], group[0]) for group in single_grads.groups]
+  jax.tree.map(
+      lambda g, w: np.testing.assert_allclose(g, w, atol=1e-4), unstack(scanned_grads, config), want
+  )
+
+
+@pytest.mark.parametrize("changes", [{"remat": "block"}, {"scan_unroll": 2}])
+def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
+  config = dataclasses.replace(tiny, pattern="M*EM*E")
+  params = models.init(config, jax.random.key(0))
+  rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
+
+  def loss(params, config):
+    out = models.forward(params, config, *rows)
+    return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
+
+  plain = jax.grad(loss)(params, config)
+  other = jax.grad(loss)(params, dataclasses.replace(config, **changes))
+  jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), other, plain)
+
+
+def scored(params, config, rows):
+  """Summed score of every sequence, its gradient and everything per token."""
+
+  def loss(params):
+    scores = models.score_tokens(params, config, *rows)
+    return jnp.sum(scores.log_probs + 0.3 * scores.entropies), scores
+
+  return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize("layout", [PACKED, SHUFFLED], ids=["packed", "shuffled"])
+def test_packing_and_padding_change_neither_values_nor_gradients(
+    tiny, tiny_params, sequences, layout
+):
+  """Nothing leaks through attention, convolution, state or router statistics."""
+  run = jax.jit(scored, static_argnums=1)
+  alone, packed = pack(sequences, ALONE, 21), pack(sequences, layout, 28)
+  (_, want), want_grads = run(tiny_params, tiny, alone)
+  (_, got), grads = run(tiny_params, tiny, packed)
+  for field in ("log_probs", "entropies", "hidden"):
+    expected = by_sequence(getattr(want, field), alone)
+    for index, values in by_sequence(getattr(got, field), packed).items():
+      np.testing.assert_allclose(values, expected[index], atol=1e-5)
+  np.testing.assert_array_equal(got.router_load, want.router_load)
+  np.testing.assert_allclose(got.balance_loss, want.balance_loss, rtol=1e-5)
+  jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=3e-5), grads, want_grads)
+
+
+def test_what_stands_in_padding_does_not_matter(tiny, tiny_params, sequences):
+  run = jax.jit(scored, static_argnums=1)
+  rows = pack(sequences, PACKED, 28)
+  other = dataclasses.replace(
+      rows, token_ids=jnp.where(rows.segment_ids > 0, rows.token_ids, tiny.vocab_size - 1)
+  )
+  assert not np.array_equal(rows.token_ids, other.token_ids)
+  for got, want in zip(
+      jax.tree.leaves(run(tiny_params, tiny, rows)[1]),
+      jax.tree.leaves(run(tiny_params, tiny, other)[1]),
+      strict=True,
+  ):
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_router_counts_every_real_token_once_per_choice(tiny, tiny_params, sequences):
+  out = models.forward(tiny_params, tiny, *pack(sequences, PACKED, 28))
+  assert out.router_load.shape == (1, tiny.num_experts)
+  assert jnp.sum(out.router_load) == tiny.experts_per_token * sum(map(len, sequences))
+
+
+def test_a_token_sees_its_past_only(tiny, tiny_params):
+  rows = pack([np.arange(20)], [[0]], 20)
+  changed = dataclasses.replace(rows, token_ids=rows.token_ids.at[0, 12].set(40))
+  before = models.forward(tiny_params, tiny, *rows).hidden
+  after = models.forward(tiny_params, tiny, *changed).hidden
+  np.testing.assert_allclose(before[:, :12], after[:, :12], atol=1e-6)
+  assert jnp.all(jnp.max(jnp.abs(before - after)[:, 12:], axis=-1) > 1e-5)
+
+
+def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
+  with jax.enable_x64(True):
+    params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), tiny_params)
+    rows = pack(sequences, PACKED, 28)
+
+    @jax.jit
+    def loss(params):
+      out = models.forward(params, dataclasses.replace(tiny), *rows)
+      return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
+
+    grads = jax.jit(jax.grad(loss))(params)
+    flat = flax.traverse_util.flatten_dict(serialization.to_state_dict(grads))
+    leaves, tree = jax.tree.flatten(params)
+    assert len(flat) == len(leaves)
+    rng = np.random.default_rng(0)
+    for index, grad in enumerate(jax.tree.leaves(grads)):
+      # The entry that matters most in each array, by a central difference.
+      at = np.unravel_index(np.argmax(np.abs(grad)), grad.shape)
+      step = 1e-2 * rng.uniform(0.5, 1.0)
+      sides = []
+      for sign in (1, -1):
+        moved = leaves.copy()
+        moved[index] = leaves[index].at[at].add(sign * step)
+        sides.append(loss(tree.unflatten(moved)))
+      slope = (sides[0] - sides[1]) / (2 * step)
+      np.testing.assert_allclose(grad[at], slope, rtol=2e-2, atol=1e-2)
+
+
+def test_the_router_bias_moves_towards_balance_and_only_the_choice(tiny, tiny_params, sequences):
+  rows = pack(sequences, PACKED, 28)
+  load = models.forward(tiny_params, tiny, *rows).router_load
+  moved = models.update_router_bias(tiny_params, load, 0.25)
+  change = moved.groups[0][1].mixer.router_bias - tiny_params.groups[0][1].mixer.router_bias
+  np.testing.assert_allclose(change, 0.25 * np.sign(load.mean() - load), atol=1e-6)
+  same = moved.groups[0][1].mixer.replace(
+      router_bias=tiny_params.groups[0][1].mixer.router_bias
+  )
+  assert same == tiny_params.groups[0][1].mixer or all(
+      np.array_equal(a, b)
+      for a, b in zip(
+          jax.tree.leaves(same), jax.tree.leaves(tiny_params.groups[0][1].mixer), strict=True
+      )
+  )
+  # A bias on one side attracts tokens; one and the same bias everywhere changes nothing at all.
+  level = models.update_router_bias(tiny_params, -jnp.arange(4.0)[None] * 0 + 1.0, 0.25)
+  np.testing.assert_array_equal(
+      models.forward(level, tiny, *rows).hidden, models.forward(tiny_params, tiny, *rows).hidden
+  )
+  for _ in range(60):
+    load = models.forward(moved, tiny, *rows).router_load
+    moved = models.update_router_bias(moved, load, 0.02)
+  first = models.forward(tiny_params, tiny, *rows).router_load
+  assert jnp.max(jnp.abs(load - load.mean())) < 0.5 * jnp.max(jnp.abs(first - first.mean()))
+
+
+def test_the_router_bias_has_no_gradient(tiny, tiny_params, sequences):
+  (_, _), grads = scored(tiny_params, tiny, pack(sequences, PACKED, 28))
+  np.testing.assert_array_equal(grads.groups[0][1].mixer.router_bias, 0.0)
+  assert jnp.max(jnp.abs(grads.groups[0][1].mixer.router)) > 1e-4
+
+
+def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
+  config = dataclasses.replace(tiny, pattern="MEEMEE*E")
+  params = models.init(config, jax.random.key(0))
+  load = jnp.zeros((5, config.num_experts)).at[jnp.arange(5), jnp.array([0, 1, 2, 3, 0])].set(8.0)
+  moved = models.update_router_bias(params, load, 1.0)
+  biases = [b.mixer.router_bias for b in unstack(moved, config) if hasattr(b.mixer, "router_bias")]
+  assert [int(jnp.argmin(b)) for b in biases] == [0, 1, 2, 3, 0]
+
+
+def test_bfloat16_is_near_float32(tiny, tiny_params, sequences):
+  rows = pack(sequences, PACKED, 28)
+  narrow = dataclasses.replace(tiny, compute_dtype="bfloat16")
+  wide = models.score_tokens(tiny_params, tiny, *rows)
+  scores = models.score_tokens(tiny_params, narrow, *rows)
+  assert scores.hidden.dtype == jnp.bfloat16 and scores.log_probs.dtype == jnp.float32
+  assert jnp.mean(jnp.abs(scores.log_probs - wide.log_probs)) < 0.05
+
+
+def test_a_pattern_without_mixtures_reports_none(tiny):
+  config = dataclasses.replace(tiny, pattern="M-")
+  out = models.forward(
+      models.init(config, jax.random.key(0)), config, *pack([np.arange(5)], [[0]], 6)
+  )
+  assert out.router_load.shape == (0, config.num_experts) and out.balance_loss == 0.0

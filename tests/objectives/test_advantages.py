@@ -124,6 +124,15 @@ def test_invalid_members_change_nothing_and_get_nothing(case, centre):
   np.testing.assert_allclose(ours[valid], elsewhere[valid], atol=1e-4)
 
 
+def test_fractions_of_gpg_are_of_valid_sequences():
+  valid = [True, True, True, True, False, False]
+  rewards, groups = [1.0, 0.0, 0.4, 0.4, 9.0, 9.0], [0, 0, 1, 1, 1, 0]
+  by_reward = run(rewards, groups, AdvantageConfig(scale="nonzero_rewards"), valid)
+  np.testing.assert_allclose(by_reward, np.array([0.5, -0.5, 0, 0, 0, 0]) * 4 / 3, rtol=1e-6)
+  by_signal = run(rewards, groups, AdvantageConfig(scale="nonzero_advantages"), valid)
+  np.testing.assert_allclose(by_signal, np.array([0.5, -0.5, 0, 0, 0, 0]) * 2, rtol=1e-6)
+
+
 @settings(max_examples=60, deadline=None)
 @given(groups_and_rewards, st.sampled_from(GROUP_CENTRES), st.sampled_from(["none", "group_std"]))
 def test_a_group_that_agrees_with_itself_teaches_nothing(case, centre, scale):

@@ -98,6 +98,18 @@ def test_tokens_without_weight_are_never_looked_at():
   np.testing.assert_allclose(metrics["mismatch/max_abs"], 0.3, atol=1e-6)
 
 
+@pytest.mark.parametrize("statistic, expected", [("geometric", -0.05), ("product", -0.1)])
+def test_garbage_without_weight_enters_no_statistic_and_no_length(statistic, expected):
+  weights = WEIGHTS.at[0, 0].set(0)
+  config = MismatchConfig(
+      weight_level="sequence", weight_cap=None, weight_statistic=statistic
+  )
+  old = OLD.at[0, 0].set(jnp.nan)
+  importance, _ = mismatch_correction(old, SAMPLER, weights, SEGMENTS, config)
+  np.testing.assert_allclose(importance[0, :3], [np.exp(expected)] * 3, rtol=1e-6)
+  assert np.isfinite(importance).all()
+
+
 def test_self_normalised_weights_have_mean_one_over_kept_tokens():
   config = MismatchConfig(
       weight_level="token", weight_cap=None, self_normalise=True,

@@ -187,6 +187,12 @@ def test_gae_trains_values_where_they_are_read(pack, data, index_set):
   count = SEQUENCES * trained.sum()
   expected_gradient = 2.0 * (values[0] - targets) * trained / count
   np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+  poisoned = pack.pack(np.where(trained, values, np.nan), fill=np.nan)
+  result, _ = prepared(batch_of(pack, data), config, values=poisoned)
+  np.testing.assert_allclose(pack.unpack(result.advantages)[0], expected, atol=1e-6)
+  np.testing.assert_allclose(
+      pack.unpack(jax.jit(jax.grad(loss))(poisoned))[0], expected_gradient, atol=1e-6
+  )
   with pytest.raises(ValueError, match="needs values"):
     prepare(batch_of(pack, data), config)
 

@@ -82,7 +82,7 @@ def grpo_direction():
   return direction("grpo")
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo", "adpo"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo"}))
 def test_a_preset_moves_parameters_another_way_than_grpo(name, grpo_direction):
   """Compared after normalising: a method is more than another learning rate."""
   ours = direction(name)

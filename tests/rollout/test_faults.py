@@ -203,7 +203,7 @@ def test_a_tool_that_hangs_is_an_observation_and_the_episode_goes_on(run):
 
 def test_a_tool_that_fails_by_its_own_fault_masks_the_episode(run):
   (trajectory,) = run(
-    asker(), [make_task(1)], make_environment=tool_environment(raises, timeout=0.05)
+    asker(), [make_task(1)], make_environment=tool_environment(raises, timeout=10.0)
   )
   assert trajectory.status is Status.ENV_ERROR and not trajectory.reward.valid
   assert [r.status for r in trajectory.tools] == ["infra_error"]
@@ -216,12 +216,12 @@ def test_an_episode_that_runs_out_of_time_in_a_tool_call_is_truncated(run):
     asker(),
     [make_task(1)],
     make_environment=tool_environment(hangs, timeout=10.0),
-    episode_timeout=0.1,
+    episode_timeout=0.5,
     environment_timeout=10.0,
   )
-  assert time.monotonic() - start < 2.0
+  assert time.monotonic() - start < 6.0
   assert trajectory.status is Status.TRUNCATED
-  assert "rollout.episode_timeout=0.1 s ran out in step()" in trajectory.metadata["reason"]
+  assert "rollout.episode_timeout=0.5 s ran out in step()" in trajectory.metadata["reason"]
   assert len(trajectory.segments) == 3 and trajectory.reward == Reward(0.0)
 
 

@@ -111,7 +111,7 @@ def test_a_prefill_outlives_the_episode_that_started_it():
 
   async def main():
     prefixes = SharedPrefixes(scripted)
-    first, second = (asyncio.ensure_future(prefixes.get([1, 2, 3])) for _ in range(2))
+    first, second = (asyncio.ensure_future(prefixes.get([1, 2, 3], (0, 0, 0))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).ids == [1, 2, 3]

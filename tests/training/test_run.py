@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.training import Extensions, Run
+from agentjax.objectives import AdvantageConfig
+from agentjax.training import Extensions, Run, TrainingError
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics, without_times
@@ -196,3 +198,56 @@ def test_the_saved_config_runs_again(finished_run):
   directory, *_ = finished_run
   assert load_experiment(str(directory / "config.json")) == smoke_experiment()
   assert json.loads((directory / "config.json").read_text())["rl"]["steps"] == 3
+
+
+def test_a_prompt_longer_than_the_context_is_refused_before_anything_starts(tmp_path):
+  experiment = smoke_experiment()
+  experiment.rollout.max_total_tokens = 40
+  with pytest.raises(ConfigError, match=r"prompt of task \d+ of 'word_problems' has \d+ tokens"):
+    Run(experiment, tmp_path / "run", console=quiet()).train()
+  assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_gradients_that_stay_non_finite_stop_the_run_and_change_nothing(tmp_path, finished_run):
+  straight, *_ = finished_run
+  experiment = smoke_experiment()
+  experiment.rl.optimizer.max_bad_steps = 2
+
+  def broken(inputs):
+    return jnp.sum(inputs.coefficients * inputs.log_probs) * jnp.nan, {}
+
+  with pytest.raises(TrainingError, match=r"step 4: 2 updates in a row had non-finite gradients"):
+    Run(experiment, tmp_path / "run", objective=broken, console=quiet()).train()
+  fingerprints = _fingerprints(tmp_path / "run")
+  assert fingerprints[2] == _fingerprints(straight)[2] == fingerprints[3]
+
+
+def test_a_run_can_start_from_the_networks_of_another(finished_run, tmp_path):
+  directory, *_ = finished_run
+  experiment = smoke_experiment(start_from=str(directory))
+  experiment.supervised.steps = 0
+  experiment.rl.steps = 1
+  # The byte tokenizer is the same for both runs; a trained one would have to be given by path.
+  report = Run(experiment, tmp_path / "run", console=quiet()).train()
+  before = finished_run[1].after
+  assert report.before["greedy/rollout/sampled_tokens"] == before["greedy/rollout/sampled_tokens"]
+  replayed = Run(experiment, tmp_path / "run", console=quiet()).replay(1)
+  assert replayed.identical
+
+
+def test_ppo_with_a_value_head_minibatches_and_a_reference_trains_and_replays(tmp_path):
+  experiment = smoke_experiment()
+  experiment.supervised.steps = 0
+  experiment.rl.steps = 2
+  experiment.rl.minibatches = 2
+  experiment.rl.epochs = 2
+  experiment.rl.old_log_probs = "recomputed"
+  experiment.rl.objective.advantage = AdvantageConfig(centre="none", scale="none", credit="gae")
+  experiment.rl.objective.policy_loss.kl_coefficient = 0.01
+  experiment.evaluation.tasks = 0
+  directory = tmp_path / "run"
+  Run(experiment, directory, console=quiet()).train()
+  rows = _rows(directory)
+  assert all(np.isfinite(r["policy/value_loss"]) for r in rows)
+  assert rows[0]["policy/kl_reference"] >= 0 and rows[1]["policy/kl_reference"] > 0
+  assert Run(experiment, directory, console=quiet()).replay(2).identical
