@@ -135,14 +135,14 @@ def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:
     CheckpointError: it is neither.
   """
   path = path.absolute()
-  if path.is_dir() and ocp.is_orbax_checkpoint(path):
-    return path
   steps = CheckpointStore(path / "checkpoints", keep=1, identity={}).steps()
-  if not steps:
-    raise CheckpointError(
-      f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run's directory."
-    )
-  return path / "checkpoints" / str(steps[-1])
+  if steps:
+    return path / "checkpoints" / str(steps[-1])
+  if path.name.isdigit() and path.is_dir() and ocp.is_orbax_checkpoint(path):
+    return path
+  raise CheckpointError(
+    f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run's directory."
+  )
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:

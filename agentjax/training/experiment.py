@@ -208,6 +208,18 @@ class Experiment(Config):
       self.rl.minibatches,
       f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
     )
+    objective = f"{path}.rl.objective"
+    check(
+      self.rl.objective.advantage.centre != "baseline",
+      f"{objective}.advantage.centre",
+      "baseline",
+      "any other centre: a run computes no baselines; call objectives.prepare yourself for that",
+    )
+    if self.rl.objective.needs_old_log_probs and self.rl.old_log_probs == "behaviour":
+      raise ConfigError(
+        f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
+        f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
+      )
     loss, updates = self.rl.objective.policy_loss, self.rl.minibatches * self.rl.epochs
     if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
       raise ConfigError(

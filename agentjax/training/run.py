@@ -290,8 +290,9 @@ class _Session:
       values |= self._rollout_metrics(trajectories, rollout_seconds)
       values["time/update"] = time.monotonic() - started - rollout_seconds
       done = step - self.experiment.supervised.steps
-      every = self.experiment.evaluation.every
-      if every and done % every == 0 and step != self.last_step:
+      held_out = self.experiment.evaluation
+      due = held_out.tasks and held_out.every and done % held_out.every == 0
+      if due and step != self.last_step:
         report = self._evaluate(state, step, samples=0)
         values |= {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
     if step == self.experiment.supervised.steps and self.experiment.rl.steps:

@@ -145,13 +145,15 @@ def make_update(
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
     if settings.router_bias_rate:
-      moved = update_router_bias(networks.policy, load, settings.router_bias_rate)
+      # A skipped update changes nothing at all.
+      rate = jnp.where(bad_steps(opt_state) == 0, settings.router_bias_rate, 0.0)
+      moved = update_router_bias(networks.policy, load, rate)
       networks = dataclasses.replace(networks, policy=moved)
     metrics = {
       **sums,
       "mismatch/max": largest,
-      "grad_norm": optax.global_norm(grads),
-      "update_norm": optax.global_norm(changes),
+      "grad_norm": optax.tree.norm(grads),
+      "update_norm": optax.tree.norm(changes),
       "bad_steps": bad_steps(opt_state).astype(jnp.float32),
     }
     if load.size:

@@ -83,6 +83,8 @@ def causal_conv1d(
     resets = segments.starts(segment_ids)
   elif lengths is not None:
     real = place < lengths[:, None]
+  if real is not None:
+    x = jnp.where(real[..., None], x, 0)  # padding before a row's first sequence is in its taps
 
   dtype = jnp.result_type(jnp.float32, x, w)
   offset = jnp.zeros((channels,), dtype) if bias is None else bias.astype(dtype)

@@ -18,12 +18,16 @@ def tiny() -> models.ModelConfig:
 @pytest.fixture(scope="session")
 def tiny_params(tiny) -> models.Params:
   """Parameters off their symmetric start: norms, biases and the router bias are not constant."""
-  params = models.init(tiny, jax.random.key(0))
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(1), len(leaves))
-  return tree.unflatten(
-      [w + 0.1 * jax.random.normal(k, w.shape) for w, k in zip(leaves, keys, strict=True)]
-  )
+
+  @jax.jit
+  def draw(key):
+    leaves, tree = jax.tree.flatten(models.init(tiny, key))
+    keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
+    return tree.unflatten(
+        [w + 0.1 * jax.random.normal(k, w.shape) for w, k in zip(leaves, keys, strict=True)]
+    )
+
+  return draw(jax.random.key(0))
 
 
 @pytest.fixture(scope="session")

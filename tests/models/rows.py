@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,12 @@ TINY = models.ModelConfig(
 )
 
 
-@dataclasses.dataclass
-class Rows:
-  """Token rows as ``forward`` takes them."""
+class Rows(NamedTuple):
+  """Token rows as ``forward`` takes them, int32 [B, T]."""
 
   token_ids: jax.Array
   segment_ids: jax.Array
   positions: jax.Array
-
-  def __iter__(self):
-    return iter((self.token_ids, self.segment_ids, self.positions))
 
 
 def pack(sequences: list[np.ndarray], layout: list[list[int | None]], length: int) -> Rows:
@@ -76,3 +72,8 @@ def by_sequence(values: jax.Array, rows: Rows) -> dict[int, np.ndarray]:
   ids = np.asarray(rows.segment_ids)
   values = np.asarray(values)
   return {int(i): values[ids == i] for i in np.unique(ids) if i}
+
+
+forward = jax.jit(models.forward, static_argnums=1)
+score_tokens = jax.jit(models.score_tokens, static_argnums=1)
+init = jax.jit(models.init, static_argnums=0)

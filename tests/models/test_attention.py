@@ -52,9 +52,9 @@ def test_blocks_of_queries_equal_one_square_product(tiny, block, changes):
   def theirs(params, x):
     return plain(params, x, config, segments, positions)
 
-  np.testing.assert_allclose(ours(params, x), theirs(params, x), atol=2e-6)
+  np.testing.assert_allclose(jax.jit(ours)(params, x), jax.jit(theirs)(params, x), atol=2e-6)
   got, want = (
-      jax.grad(lambda p, x, f=f: jnp.sum(jnp.sin(3 * f(p, x))), (0, 1))(params, x)
+      jax.jit(jax.grad(lambda p, x, f=f: jnp.sum(jnp.sin(3 * f(p, x))), (0, 1)))(params, x)
       for f in (ours, theirs)
   )
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=3e-5), got, want)

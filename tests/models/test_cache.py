@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from tests.models.rows import pack
+from tests.models.rows import init, pack, score_tokens
 
 SLOTS, LENGTH, ROWS, CHUNK = 8, 32, 4, 8
 
@@ -25,7 +25,7 @@ class Decoder:
 
   def __init__(self, params, config):
     self.extend, self.decode = compiled(config)
-    self.params = models.prepare_decode_params(params, config)
+    self.params = jax.jit(models.prepare_decode_params, static_argnums=1)(params, config)
     self.cache = models.init_cache(config, SLOTS, LENGTH)
 
   def feed(self, pieces, order=None):
@@ -73,7 +73,7 @@ def test_decoding_scores_tokens_as_training_does(tiny, tiny_params, seed):
   """At any split of the turns into extends and steps, over chunk and convolution seams."""
   rng = np.random.default_rng(seed)
   tokens = rng.integers(0, tiny.vocab_size, 29)
-  scores = models.score_tokens(tiny_params, tiny, *pack([tokens], [[0]], 29))
+  scores = score_tokens(tiny_params, tiny, *pack([tokens], [[0]], 29))
   decoder, splits = Decoder(tiny_params, tiny), random_splits(rng, 28)
   logits = run_alone(decoder, int(rng.integers(SLOTS)), tokens, splits)
   for end, row in zip(np.cumsum(splits), logits, strict=True):
@@ -86,10 +86,10 @@ def test_decoding_scores_tokens_as_training_does(tiny, tiny_params, seed):
 @pytest.mark.parametrize("pattern", ["M", "*", "E", "M*EM*-"])
 def test_every_kind_of_block_decodes_as_it_trains(tiny, pattern):
   config = dataclasses.replace(tiny, pattern=pattern, tie_embeddings=True, rope_theta=None)
-  params = models.init(config, jax.random.key(2))
+  params = init(config, jax.random.key(2))
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, config.vocab_size, 29)
-  scores = models.score_tokens(params, config, *pack([tokens], [[0]], 29))
+  scores = score_tokens(params, config, *pack([tokens], [[0]], 29))
   splits = random_splits(rng, 28)
   logits = run_alone(Decoder(params, config), 3, tokens, splits)
   for end, row in zip(np.cumsum(splits), logits, strict=True):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from tests.models.rows import pack
+from tests.models.rows import forward, init, pack, score_tokens
 
 
 def plain_scores(params, config, rows, temperature):
-  hidden = models.forward(params, config, *rows).hidden
+  hidden = forward(params, config, *rows).hidden
   logits = models.compute_logits(params, hidden)[:, :-1] / temperature
   log_probs = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(log_probs, rows.token_ids[:, 1:, None], -1)[..., 0]
@@ -25,20 +25,20 @@ def plain_scores(params, config, rows, temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_scores_equal_those_of_the_whole_logits(tiny, sequences, tied, temperature):
   config = dataclasses.replace(tiny, tie_embeddings=tied)
-  params = models.init(config, jax.random.key(0))
+  params = init(config, jax.random.key(0))
   rows = pack(sequences, [[0, 2, None], [1, 4]], 30)
   mix = jax.random.normal(jax.random.key(3), (2, *rows.token_ids.shape))
 
   def ours(params):
-    scores = models.score_tokens(params, config, *rows, temperature=temperature)
+    scores = score_tokens(params, config, *rows, temperature=temperature)
     return jnp.sum(mix[0] * scores.log_probs + mix[1] * scores.entropies), scores
 
   def theirs(params):
     log_probs, entropies = plain_scores(params, config, rows, temperature)
     return jnp.sum(mix[0] * log_probs + mix[1] * entropies), (log_probs, entropies)
 
-  (_, scores), grads = jax.value_and_grad(ours, has_aux=True)(params)
-  (_, (log_probs, entropies)), want = jax.value_and_grad(theirs, has_aux=True)(params)
+  (_, scores), grads = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+  (_, (log_probs, entropies)), want = jax.jit(jax.value_and_grad(theirs, has_aux=True))(params)
   np.testing.assert_allclose(scores.log_probs, log_probs, atol=2e-6)
   np.testing.assert_allclose(scores.entropies, entropies, atol=2e-6)
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=2e-5), grads, want)
@@ -46,7 +46,7 @@ def test_chunked_scores_equal_those_of_the_whole_logits(tiny, sequences, tied, t
 
 def test_first_tokens_and_padding_score_zero(tiny, tiny_params, sequences):
   rows = pack(sequences, [[0, 2, None], [3, None, 4]], 24)
-  scores = models.score_tokens(tiny_params, tiny, *rows)
+  scores = score_tokens(tiny_params, tiny, *rows)
   silent = (rows.positions == 0) | (rows.segment_ids == 0)
   for values in (scores.log_probs, scores.entropies):
     np.testing.assert_array_equal(values[silent], 0.0)
@@ -54,20 +54,20 @@ def test_first_tokens_and_padding_score_zero(tiny, tiny_params, sequences):
 
 
 def test_scores_stay_finite_at_extreme_logits(tiny):
-  params = models.init(tiny, jax.random.key(0))
+  params = init(tiny, jax.random.key(0))
   params = params.replace(lm_head=1e3 * params.lm_head)
   rows = pack([np.arange(20)], [[0]], 20)
 
   def loss(params):
-    scores = models.score_tokens(params, tiny, *rows)
+    scores = score_tokens(params, tiny, *rows)
     return jnp.sum(scores.log_probs + scores.entropies)
 
-  value, grads = jax.value_and_grad(loss)(params)
+  value, grads = jax.jit(jax.value_and_grad(loss))(params)
   assert jnp.isfinite(value) and all(jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads))
 
 
 def test_a_row_of_one_token_has_nothing_to_score(tiny, tiny_params):
-  scores = models.score_tokens(tiny_params, tiny, *pack([np.arange(1)], [[0]], 1))
+  scores = score_tokens(tiny_params, tiny, *pack([np.arange(1)], [[0]], 1))
   np.testing.assert_array_equal(scores.log_probs, jnp.zeros((1, 1)))
 
 

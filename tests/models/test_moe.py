@@ -7,7 +7,9 @@ import pytest
 
 from agentjax import models
 from agentjax.models import moe as moe_module
-from agentjax.models.moe import moe, moe_spec
+from agentjax.models.moe import moe_spec
+
+moe = jax.jit(moe_module.moe, static_argnums=2)
 
 
 def drawn(config, seed=0):
@@ -79,7 +81,7 @@ def test_sorting_by_expert_drops_no_token(tiny, experts, block, crowded):
         out = moe_module._all_experts(params, x, routes)
       return jnp.sum(jnp.sin(out)), out
 
-    return jax.value_and_grad(total, (0, 1), has_aux=True)(params, x)
+    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
 
   (_, plain), plain_grads = run(False)
   (_, ours), grads = run(True)

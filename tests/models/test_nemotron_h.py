@@ -58,8 +58,7 @@ def mapped(config, arrays, prefix):
   def get(name):
     return jnp.asarray(arrays[f"{prefix}/{name}"])
 
-  specs = unstack(models.param_specs(config), config_without_stack := config)
-  del config_without_stack
+  specs = unstack(jax.eval_shape(lambda: models.init(config, jax.random.key(0))), config)
   inner = config.mamba_heads * config.mamba_head_dim
   state = config.mamba_groups * config.mamba_state
   blocks = []
@@ -118,3 +117,58 @@ def mapped(config, arrays, prefix):
       final_norm=get("model.norm_f.weight"),
       lm_head=get("lm_head.weight").T,
   )
+
+
+def test_logits_loss_and_gradients_are_those_of_transformers():
+  config, arrays = golden()
+  params = mapped(config, arrays, "param")
+  token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
+  segment_ids = jnp.ones_like(token_ids)
+  positions = jnp.broadcast_to(jnp.arange(token_ids.shape[1]), token_ids.shape)
+
+  def loss(params):
+    scores = models.score_tokens(params, config, token_ids, segment_ids, positions)
+    return -jnp.mean(scores.log_probs[:, 1:]), scores
+
+  (value, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+  logits = models.compute_logits(params, scores.hidden)
+  np.testing.assert_allclose(logits, arrays["logits"], atol=1e-5)
+  np.testing.assert_allclose(scores.log_probs[:, 1:], arrays["token_logprobs"], atol=1e-5)
+  np.testing.assert_allclose(value, arrays["loss"], atol=1e-6)
+  want = mapped(config, arrays, "grad")
+  for (path, got), expected in zip(
+      jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(want), strict=True
+  ):
+    if "router_bias" not in jax.tree_util.keystr(path):
+      np.testing.assert_allclose(got, expected, atol=3e-6, err_msg=jax.tree_util.keystr(path))
+
+
+def test_the_experts_chosen_are_those_of_transformers():
+  config, arrays = golden()
+  token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
+  positions = jnp.broadcast_to(jnp.arange(token_ids.shape[1]), token_ids.shape)
+  out = jax.jit(models.forward, static_argnums=1)(
+      mapped(config, arrays, "param"), config, token_ids, jnp.ones_like(token_ids), positions
+  )
+  for row, layer in zip(out.router_load, (1, 4), strict=True):
+    chosen = arrays[f"act/layer{layer}_router2"]
+    np.testing.assert_array_equal(row, np.bincount(chosen.ravel(), minlength=config.num_experts))
+
+
+def test_cached_decoding_continues_as_transformers_does():
+  config, arrays = golden()
+  params = models.prepare_decode_params(mapped(config, arrays, "param"), config)
+  token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
+  cache = models.init_cache(config, 2, token_ids.shape[1])
+  start = token_ids.shape[1] - arrays["decode_logits_from_pos12"].shape[1]
+  extend = jax.jit(models.extend, static_argnums=1)
+  step = jax.jit(models.decode_step, static_argnums=1)
+  rows = jnp.arange(2)
+  _, cache = extend(
+      params, config, cache, rows, token_ids[:, :start], jnp.full((2,), start, jnp.int32)
+  )
+  for t in range(start, token_ids.shape[1]):
+    logits, cache = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
+    np.testing.assert_allclose(
+        logits, arrays["decode_logits_from_pos12"][:, t - start], atol=1e-5
+    )

@@ -1,15 +1,14 @@
 import dataclasses
+import functools
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import serialization
 
 from agentjax import models
 from agentjax.models.stack import unstack
-from tests.models.rows import by_sequence, pack
+from tests.models.rows import by_sequence, forward, init, pack, score_tokens
 
 ALONE = [[0], [1], [2], [3], [4]]
 PACKED = [[0, 2, None], [None, 1], [3, None, 4]]
@@ -43,7 +42,7 @@ def test_a_deep_hybrid_compiles_a_few_blocks_only():
 
 def test_scanning_over_repeats_equals_running_each_block(tiny):
   config = dataclasses.replace(tiny, pattern="M*EM*EM*E-")
-  params = models.init(config, jax.random.key(0))
+  params = init(config, jax.random.key(0))
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
   blocks = unstack(params, config)
   # One group per block: the same weights without a scan.
@@ -61,8 +60,9 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
     real = (rows.segment_ids > 0)[..., None]
     return jnp.sum(jnp.where(real, jnp.sin(out.hidden), 0.0)), out
 
-  (_, scanned), scanned_grads = jax.value_and_grad(loss, has_aux=True)(params, False)
-  (_, single), single_grads = jax.value_and_grad(loss, has_aux=True)(flat, True)
+  run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+  (_, scanned), scanned_grads = run(params, False)
+  (_, single), single_grads = run(flat, True)
   np.testing.assert_allclose(scanned.hidden, single.hidden, atol=1e-5)
   np.testing.assert_array_equal(scanned.router_load, single.router_load)
   want = [jax.tree.map(lambda w: w[0], group[0]) for group in single_grads.groups]
@@ -74,23 +74,24 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
 @pytest.mark.parametrize("changes", [{"remat": "block"}, {"scan_unroll": 2}])
 def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
   config = dataclasses.replace(tiny, pattern="M*EM*E")
-  params = models.init(config, jax.random.key(0))
+  params = init(config, jax.random.key(0))
   rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
 
   def loss(params, config):
-    out = models.forward(params, config, *rows)
+    out = forward(params, config, *rows)
     return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
 
-  plain = jax.grad(loss)(params, config)
-  other = jax.grad(loss)(params, dataclasses.replace(config, **changes))
+  run = jax.jit(jax.grad(loss), static_argnums=1)
+  plain, other = run(params, config), run(params, dataclasses.replace(config, **changes))
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), other, plain)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def scored(params, config, rows):
   """Summed score of every sequence, its gradient and everything per token."""
 
   def loss(params):
-    scores = models.score_tokens(params, config, *rows)
+    scores = score_tokens(params, config, *rows)
     return jnp.sum(scores.log_probs + 0.3 * scores.entropies), scores
 
   return jax.value_and_grad(loss, has_aux=True)(params)
@@ -101,10 +102,9 @@ def test_packing_and_padding_change_neither_values_nor_gradients(
     tiny, tiny_params, sequences, layout
 ):
   """Nothing leaks through attention, convolution, state or router statistics."""
-  run = jax.jit(scored, static_argnums=1)
   alone, packed = pack(sequences, ALONE, 21), pack(sequences, layout, 28)
-  (_, want), want_grads = run(tiny_params, tiny, alone)
-  (_, got), grads = run(tiny_params, tiny, packed)
+  (_, want), want_grads = scored(tiny_params, tiny, alone)
+  (_, got), grads = scored(tiny_params, tiny, packed)
   for field in ("log_probs", "entropies", "hidden"):
     expected = by_sequence(getattr(want, field), alone)
     for index, values in by_sequence(getattr(got, field), packed).items():
@@ -115,87 +115,67 @@ def test_packing_and_padding_change_neither_values_nor_gradients(
 
 
 def test_what_stands_in_padding_does_not_matter(tiny, tiny_params, sequences):
-  run = jax.jit(scored, static_argnums=1)
   rows = pack(sequences, PACKED, 28)
-  other = dataclasses.replace(
-      rows, token_ids=jnp.where(rows.segment_ids > 0, rows.token_ids, tiny.vocab_size - 1)
-  )
+  real = rows.segment_ids > 0
+  other = rows._replace(token_ids=jnp.where(real, rows.token_ids, tiny.vocab_size - 1))
   assert not np.array_equal(rows.token_ids, other.token_ids)
-  for got, want in zip(
-      jax.tree.leaves(run(tiny_params, tiny, rows)[1]),
-      jax.tree.leaves(run(tiny_params, tiny, other)[1]),
-      strict=True,
-  ):
-    np.testing.assert_array_equal(got, want)
+  (_, scores), grads = scored(tiny_params, tiny, rows)
+  (_, other_scores), other_grads = scored(tiny_params, tiny, other)
+  np.testing.assert_array_equal(scores.hidden[real], other_scores.hidden[real])
+  np.testing.assert_array_equal(scores.log_probs, other_scores.log_probs)
+  np.testing.assert_array_equal(scores.router_load, other_scores.router_load)
+  jax.tree.map(np.testing.assert_array_equal, grads, other_grads)
 
 
 def test_the_router_counts_every_real_token_once_per_choice(tiny, tiny_params, sequences):
-  out = models.forward(tiny_params, tiny, *pack(sequences, PACKED, 28))
+  out = forward(tiny_params, tiny, *pack(sequences, PACKED, 28))
   assert out.router_load.shape == (1, tiny.num_experts)
   assert jnp.sum(out.router_load) == tiny.experts_per_token * sum(map(len, sequences))
 
 
 def test_a_token_sees_its_past_only(tiny, tiny_params):
   rows = pack([np.arange(20)], [[0]], 20)
-  changed = dataclasses.replace(rows, token_ids=rows.token_ids.at[0, 12].set(40))
-  before = models.forward(tiny_params, tiny, *rows).hidden
-  after = models.forward(tiny_params, tiny, *changed).hidden
+  changed = rows._replace(token_ids=rows.token_ids.at[0, 12].set(40))
+  before = forward(tiny_params, tiny, *rows).hidden
+  after = forward(tiny_params, tiny, *changed).hidden
   np.testing.assert_allclose(before[:, :12], after[:, :12], atol=1e-6)
   assert jnp.all(jnp.max(jnp.abs(before - after)[:, 12:], axis=-1) > 1e-5)
 
 
 def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
-  with jax.enable_x64(True):
-    params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), tiny_params)
-    rows = pack(sequences, PACKED, 28)
+  """In each array the entry with the largest gradient, by a central difference."""
+  rows = pack(sequences, PACKED, 28)
 
-    @jax.jit
-    def loss(params):
-      out = models.forward(params, dataclasses.replace(tiny), *rows)
-      return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
+  @jax.jit
+  def loss(params):
+    out = models.forward(params, tiny, *rows)
+    return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
 
-    grads = jax.jit(jax.grad(loss))(params)
-    flat = flax.traverse_util.flatten_dict(serialization.to_state_dict(grads))
-    leaves, tree = jax.tree.flatten(params)
-    assert len(flat) == len(leaves)
-    rng = np.random.default_rng(0)
-    for index, grad in enumerate(jax.tree.leaves(grads)):
-      # The entry that matters most in each array, by a central difference.
-      at = np.unravel_index(np.argmax(np.abs(grad)), grad.shape)
-      step = 1e-2 * rng.uniform(0.5, 1.0)
-      sides = []
-      for sign in (1, -1):
-        moved = leaves.copy()
-        moved[index] = leaves[index].at[at].add(sign * step)
-        sides.append(loss(tree.unflatten(moved)))
-      slope = (sides[0] - sides[1]) / (2 * step)
-      np.testing.assert_allclose(grad[at], slope, rtol=2e-2, atol=1e-2)
+  grads = jax.jit(jax.grad(loss))(tiny_params)
+  leaves, tree = jax.tree.flatten(tiny_params)
+  for index, grad in enumerate(jax.tree.leaves(grads)):
+    at = np.unravel_index(np.argmax(np.abs(grad)), grad.shape)
+    sides = []
+    for step in (4e-3, -4e-3):
+      moved = leaves.copy()
+      moved[index] = leaves[index].at[at].add(step)
+      sides.append(float(loss(tree.unflatten(moved))))
+    # Float32 rounding of the loss, about 1e-4, over the width of the difference.
+    np.testing.assert_allclose((sides[0] - sides[1]) / 8e-3, grad[at], rtol=2e-2, atol=5e-2)
 
 
 def test_the_router_bias_moves_towards_balance_and_only_the_choice(tiny, tiny_params, sequences):
   rows = pack(sequences, PACKED, 28)
-  load = models.forward(tiny_params, tiny, *rows).router_load
+  load = forward(tiny_params, tiny, *rows).router_load
   moved = models.update_router_bias(tiny_params, load, 0.25)
   change = moved.groups[0][1].mixer.router_bias - tiny_params.groups[0][1].mixer.router_bias
   np.testing.assert_allclose(change, 0.25 * np.sign(load.mean() - load), atol=1e-6)
-  same = moved.groups[0][1].mixer.replace(
-      router_bias=tiny_params.groups[0][1].mixer.router_bias
-  )
-  assert same == tiny_params.groups[0][1].mixer or all(
-      np.array_equal(a, b)
-      for a, b in zip(
-          jax.tree.leaves(same), jax.tree.leaves(tiny_params.groups[0][1].mixer), strict=True
-      )
-  )
-  # A bias on one side attracts tokens; one and the same bias everywhere changes nothing at all.
-  level = models.update_router_bias(tiny_params, -jnp.arange(4.0)[None] * 0 + 1.0, 0.25)
-  np.testing.assert_array_equal(
-      models.forward(level, tiny, *rows).hidden, models.forward(tiny_params, tiny, *rows).hidden
-  )
+  level = models.update_router_bias(tiny_params, jnp.ones((1, 4)), 0.25)
+  jax.tree.map(np.testing.assert_array_equal, level, tiny_params)
   for _ in range(60):
-    load = models.forward(moved, tiny, *rows).router_load
+    load = forward(moved, tiny, *rows).router_load
     moved = models.update_router_bias(moved, load, 0.02)
-  first = models.forward(tiny_params, tiny, *rows).router_load
+  first = forward(tiny_params, tiny, *rows).router_load
   assert jnp.max(jnp.abs(load - load.mean())) < 0.5 * jnp.max(jnp.abs(first - first.mean()))
 
 
@@ -207,7 +187,7 @@ def test_the_router_bias_has_no_gradient(tiny, tiny_params, sequences):
 
 def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
   config = dataclasses.replace(tiny, pattern="MEEMEE*E")
-  params = models.init(config, jax.random.key(0))
+  params = init(config, jax.random.key(0))
   load = jnp.zeros((5, config.num_experts)).at[jnp.arange(5), jnp.array([0, 1, 2, 3, 0])].set(8.0)
   moved = models.update_router_bias(params, load, 1.0)
   biases = [b.mixer.router_bias for b in unstack(moved, config) if hasattr(b.mixer, "router_bias")]
@@ -217,15 +197,15 @@ def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
 def test_bfloat16_is_near_float32(tiny, tiny_params, sequences):
   rows = pack(sequences, PACKED, 28)
   narrow = dataclasses.replace(tiny, compute_dtype="bfloat16")
-  wide = models.score_tokens(tiny_params, tiny, *rows)
-  scores = models.score_tokens(tiny_params, narrow, *rows)
+  wide = score_tokens(tiny_params, tiny, *rows)
+  scores = score_tokens(tiny_params, narrow, *rows)
   assert scores.hidden.dtype == jnp.bfloat16 and scores.log_probs.dtype == jnp.float32
   assert jnp.mean(jnp.abs(scores.log_probs - wide.log_probs)) < 0.05
 
 
 def test_a_pattern_without_mixtures_reports_none(tiny):
   config = dataclasses.replace(tiny, pattern="M-")
-  out = models.forward(
-      models.init(config, jax.random.key(0)), config, *pack([np.arange(5)], [[0]], 6)
+  out = forward(
+      init(config, jax.random.key(0)), config, *pack([np.arange(5)], [[0]], 6)
   )
   assert out.router_load.shape == (0, config.num_experts) and out.balance_loss == 0.0
