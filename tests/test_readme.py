@@ -1,5 +1,6 @@
 """The README's promises: every snippet runs as printed."""
 
+import functools
 import pathlib
 import re
 import shlex
@@ -50,6 +51,17 @@ def test_snippet_runs(title, tmp_path):
   assert (run / "report.json").exists()
 
 
+@functools.cache
+def _help_text(module: str) -> str:
+  return subprocess.run(
+    [sys.executable, "-m", module, "--help"],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  ).stdout
+
+
 @pytest.mark.parametrize("command", _COMMANDS, ids=lambda c: " ".join(c.split()[:3]))
 def test_commands_name_flags_and_files_that_exist(command):
   words = shlex.split(command)
@@ -60,13 +72,7 @@ def test_commands_name_flags_and_files_that_exist(command):
     assert done.returncode == 0 and "--worker=all" in done.stdout, done.stderr
     return
   assert words[:2] == ["python", "-m"]
-  help_text = subprocess.run(
-    [sys.executable, "-m", words[2], "--help"],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  ).stdout
+  help_text = _help_text(words[2])
   for word in words[3:]:
     name = word.split("=")[0].split(".")[0]
     assert f"{name}:" in help_text or f"{name}=" in help_text or f"--[no]{name[2:]}" in help_text, (

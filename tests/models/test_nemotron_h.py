@@ -58,7 +58,8 @@ def mapped(config, arrays, prefix):
   def get(name):
     return jnp.asarray(arrays[f"{prefix}/{name}"])
 
-  specs = unstack(jax.eval_shape(lambda: models.init(config, jax.random.key(0))), config)
+  zeros = jax.tree.map(lambda s: jnp.zeros(s.shape), models.abstract(models.param_specs(config)))
+  specs = unstack(zeros, config)
   inner = config.mamba_heads * config.mamba_head_dim
   state = config.mamba_groups * config.mamba_state
   blocks = []

@@ -41,7 +41,7 @@ def test_a_deep_hybrid_compiles_a_few_blocks_only():
 
 
 def test_scanning_over_repeats_equals_running_each_block(tiny):
-  config = dataclasses.replace(tiny, pattern="M*EM*EM*E-")
+  config = dataclasses.replace(tiny, pattern="MEMEME-")
   params = init(config, jax.random.key(0))
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
   blocks = unstack(params, config)
@@ -73,7 +73,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
 
 @pytest.mark.parametrize("changes", [{"remat": "block"}, {"scan_unroll": 2}])
 def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
-  config = dataclasses.replace(tiny, pattern="M*EM*E")
+  config = dataclasses.replace(tiny, pattern="MEME")
   params = init(config, jax.random.key(0))
   rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
 
@@ -143,12 +143,16 @@ def test_a_token_sees_its_past_only(tiny, tiny_params):
 
 
 def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
-  """In each array the entry with the largest gradient, by a central difference."""
+  """In each array the entry with the largest gradient, by a central difference.
+
+  Every expert is chosen here: where the choice changes the loss jumps.
+  """
+  config = dataclasses.replace(tiny, experts_per_token=tiny.num_experts)
   rows = pack(sequences, PACKED, 28)
 
   @jax.jit
   def loss(params):
-    out = models.forward(params, tiny, *rows)
+    out = models.forward(params, config, *rows)
     return jnp.sum(jnp.where((rows.segment_ids > 0)[..., None], out.hidden, 0.0) ** 3)
 
   grads = jax.jit(jax.grad(loss))(tiny_params)
@@ -186,8 +190,9 @@ def test_the_router_bias_has_no_gradient(tiny, tiny_params, sequences):
 
 
 def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
-  config = dataclasses.replace(tiny, pattern="MEEMEE*E")
-  params = init(config, jax.random.key(0))
+  config = dataclasses.replace(tiny, pattern="-EE-EE*E")
+  specs = models.abstract(models.param_specs(config))
+  params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs)
   load = jnp.zeros((5, config.num_experts)).at[jnp.arange(5), jnp.array([0, 1, 2, 3, 0])].set(8.0)
   moved = models.update_router_bias(params, load, 1.0)
   biases = [b.mixer.router_bias for b in unstack(moved, config) if hasattr(b.mixer, "router_bias")]
