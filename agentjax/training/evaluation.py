@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import pathlib
@@ -19,6 +18,7 @@ from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
 from agentjax.training.checkpoint import latest_checkpoint, load_networks
 from agentjax.training.experiment import Experiment
+from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.state import network_specs
 
@@ -92,18 +92,17 @@ def evaluate_checkpoint(
   networks = load_networks(path, target, parts.identity)
   engine = build_engine(parts)
 
-  async def work() -> EvaluationReport:
-    try:
-      return await evaluate_policy(
+  runner = LoopThread()
+  try:
+    report = runner.run(
+      evaluate_policy(
         parts, engine, networks.policy, int(path.name), settings.plan(settings.samples)
       )
-    finally:
-      await parts.registry.close()
-
-  try:
-    report = asyncio.run(work())
+    )
   finally:
+    runner.run(parts.registry.close())
     engine.close()
+    runner.close()
   if samples_file is not None:
     write_trajectories(
       samples_file,

@@ -32,6 +32,7 @@ from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
+from agentjax.training.loop_thread import LoopThread
 from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
@@ -184,7 +185,7 @@ class _Session:
       logging.warning("dropped the torn end of the journal: %s", self.writer.torn.reason)
     processes.wait("journal")
     self.journal = self.writer or JournalReader(journal)
-    self.runner = asyncio.Runner()
+    self.runner = LoopThread()
     self.engine = build_engine(self.parts)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}

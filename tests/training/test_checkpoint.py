@@ -14,20 +14,26 @@ from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
   abstract_like,
-  load_params,
+  load_networks,
 )
 from agentjax.training.fingerprint import fingerprint
+from agentjax.training.state import Networks, TrainState
 
 
 def _state(seed: int):
   params = {"w": jax.random.normal(jax.random.key(seed), (4, 3)), "b": [jnp.ones(3, jnp.bfloat16)]}
   optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
-  return {
-    "params": params,
-    "opt": optimizer.init(params),
-    "key": jax.random.key(seed),
-    "none": None,
-  }
+  return TrainState(
+    step=jnp.full((), seed),
+    networks=Networks(policy=params, value=None),
+    opt_state=(optimizer.init(params), jax.random.key(seed)),
+    reference=None,
+  )
+
+
+def _small(values) -> TrainState:
+  networks = Networks(policy={"x": jnp.asarray(values)}, value=None)
+  return TrainState(step=jnp.zeros(()), networks=networks, opt_state=(), reference=None)
 
 
 def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
@@ -43,49 +49,55 @@ def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
 def test_keeps_the_first_and_the_newest(tmp_path):
   store = CheckpointStore(tmp_path, keep=2, identity={})
   for step in (0, 5, 10, 15):
-    store.save(step, {"x": jnp.arange(3)}, {})
+    store.save(step, _small([1.0]), {})
   assert store.steps() == [0, 10, 15]
 
 
 def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 8}}).save(
-    1, {"x": jnp.ones(2)}, {}
+    1, _small([1.0, 1.0]), {}
   )
   other = CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 16}})
   with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 here and 8 there"):
-    other.restore(1, abstract_like({"x": jnp.ones(2)}))
+    other.restore(1, abstract_like(_small([1.0, 1.0])))
   with pytest.raises(ConfigError, match="d_model"):
-    load_params(tmp_path / "1", abstract_like({"x": jnp.ones(2)}), {"model": {"d_model": 16}})
+    load_networks(
+      tmp_path / "1", abstract_like(_small([1.0, 1.0]).networks), {"model": {"d_model": 16}}
+    )
 
 
 def test_missing_step_lists_what_there_is(tmp_path):
   store = CheckpointStore(tmp_path, keep=1, identity={})
-  store.save(4, {"x": jnp.ones(2)}, {})
+  store.save(4, _small([1.0, 1.0]), {})
   with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .*available: \[4\]"):
-    store.restore(5, abstract_like({"x": jnp.ones(2)}))
+    store.restore(5, abstract_like(_small([1.0, 1.0])))
   with pytest.raises(CheckpointError, match="is not a checkpoint"):
-    load_params(tmp_path / "nowhere", abstract_like({"x": jnp.ones(2)}), {})
+    load_networks(tmp_path / "nowhere", abstract_like(_small([1.0, 1.0]).networks), {})
 
 
 _FULL_DISK = """
 import resource, signal, sys
 import jax.numpy as jnp
 from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like
+from agentjax.training.state import Networks, TrainState
+def state(values):
+  return TrainState(step=jnp.zeros(()), networks=Networks(policy=values, value=None), opt_state=(),
+                    reference=None)
 store = CheckpointStore(sys.argv[1], keep=3, identity={})
-store.save(1, {"x": jnp.arange(1000.0)}, {"n": 1})
+store.save(1, state(jnp.arange(1000.0)), {"n": 1})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing past the limit fails like a full disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 import numpy as np
 big = jnp.asarray(np.random.default_rng(0).normal(size=200_000))
 try:
-  store.save(2, {"x": big}, {"n": 2})
+  store.save(2, state(big), {"n": 2})
 except CheckpointError as error:
   assert "still load: [1]" in str(error), error
 else:
   raise SystemExit("the save should have failed")
 assert store.steps() == [1]
-state, host, _ = store.restore(1, abstract_like({"x": jnp.arange(1000.0)}))
-assert float(state["x"][999]) == 999.0 and host == {"n": 1}
+read, host, _ = store.restore(1, abstract_like(state(jnp.arange(1000.0))))
+assert float(read.networks.policy[999]) == 999.0 and host == {"n": 1}
 print("survived")
 """
 
