@@ -1,4 +1,4 @@
-"""Grouped-query attention: over packed rows, and over caches [slots, kv_heads, length, head_dim]."""
+"""Grouped-query attention over packed rows, and over the keys and values of slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.products import linear, precision
-from agentjax.models.spec import ParamSpec
+from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
 
@@ -24,12 +24,12 @@ _MASKED = -1e30
 class Attention:
   """Projections; the norms are None without ``qk_norm``."""
 
-  query: Array  # [embed, heads, head_dim]
-  key: Array  # [embed, kv_heads, head_dim]
-  value: Array  # [embed, kv_heads, head_dim]
-  out: Array  # [heads, head_dim, embed]
-  query_norm: Array | None  # [head_dim]
-  key_norm: Array | None  # [head_dim]
+  query: Weight  # [embed, heads, head_dim]
+  key: Weight  # [embed, kv_heads, head_dim]
+  value: Weight  # [embed, kv_heads, head_dim]
+  out: Weight  # [heads, head_dim, embed]
+  query_norm: Weight | None  # [head_dim]
+  key_norm: Weight | None  # [head_dim]
 
 
 @flax.struct.dataclass

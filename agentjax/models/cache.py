@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -58,10 +60,12 @@ def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
     mixer = block.mixer
     narrow = jax.tree.map(lambda w: w.astype(config.dtype), mixer)
     if isinstance(mixer, Moe):
-      narrow = narrow.replace(router=mixer.router, router_bias=mixer.router_bias)
+      narrow = dataclasses.replace(
+          narrow, router=mixer.router, router_bias=mixer.router_bias
+      )
     if isinstance(mixer, Mamba2):
-      narrow = narrow.replace(
-          step_bias=mixer.step_bias, decay_rate=mixer.decay_rate, skip=mixer.skip
+      narrow = dataclasses.replace(
+          narrow, step_bias=mixer.step_bias, decay_rate=mixer.decay_rate, skip=mixer.skip
       )
     return Block(norm=block.norm, mixer=narrow)
 
@@ -74,7 +78,12 @@ def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
 
 
 def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
-  """Empty slots that hold up to ``max_length`` tokens each."""
+  """Empty slots that hold up to ``max_length`` tokens each.
+
+  A power of two is the number of slots to take: on CPU, XLA may round exponentials differently in
+  the remainder of a vector loop, so that in an odd number of slots the last ones can differ from
+  the others in the last bit. The same holds for rows times time in ``extend``.
+  """
 
   def entry(kind: str) -> KVCache | MambaCache | None:
     if kind == "*":
@@ -109,7 +118,8 @@ def extend(
     counts: tokens of each row that are not padding; a row with 0 leaves its slot as it was.
 
   Returns:
-    Float32 logits after the last token of each row (of no meaning where the count is 0), and the cache.
+    Float32 logits [R, vocab] after the last token of each row, of no meaning where the count is 0,
+    and the cache.
   """
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
   rows = jnp.where(used, rows, cache.slots)
@@ -201,7 +211,7 @@ def copy_slot(cache: Cache, source: int | Array, targets: Int[Array, " targets"]
 
 
 def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-  """Empties some slots: length, tail and state to zero. Old keys and values are never seen again."""
+  """Empties some slots: length, tail and state become 0, old keys and values are never seen."""
 
   def clear(v: Array) -> Array:
     return v.at[rows].set(0, mode="drop")

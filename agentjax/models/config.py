@@ -16,8 +16,9 @@ KINDS = {"M": "Mamba-2", "*": "attention", "-": "MLP", "E": "mixture of experts"
 class ModelConfig(Config):
   """A stack of pre-norm residual blocks, one character of ``pattern`` each.
 
-  ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` mixture of experts, as in Nemotron-H (2504.03624);
-  a Llama or Qwen layer is ``*-``. The defaults are a small hybrid of ours that trains on a CPU.
+  ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` mixture of experts, as in Nemotron-H
+  (2504.03624); a Llama or Qwen layer is ``*-``. The defaults are a small hybrid of ours that trains
+  on a CPU.
 
   Attributes:
     vocab_size: rows of the embedding; at least the tokenizer's vocabulary.
@@ -83,7 +84,7 @@ class ModelConfig(Config):
   mamba_state: int = 32
   mamba_groups: int = 1
   conv_kernel: int = 4
-  chunk_size: int = 64
+  chunk_size: int = 32
   dt_min: float = 1e-3
   dt_max: float = 1e-1
   dt_floor: float = 1e-4
@@ -117,9 +118,9 @@ class ModelConfig(Config):
         "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items()),
     )
     positive = (
-        "vocab_size d_model scan_unroll logits_chunk num_heads num_kv_heads head_dim attention_block "
-        "d_mlp mamba_heads mamba_head_dim mamba_state mamba_groups chunk_size num_experts d_expert "
-        "experts_per_token expert_block"
+        "vocab_size d_model scan_unroll logits_chunk num_heads num_kv_heads head_dim "
+        "attention_block d_mlp mamba_heads mamba_head_dim mamba_state mamba_groups chunk_size "
+        "num_experts experts_per_token d_expert expert_block"
     )
     for name in positive.split():
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
@@ -150,8 +151,9 @@ class ModelConfig(Config):
         self.dt_min,
         f"above 0 and at most dt_max={self.dt_max}",
     )
+    high = float("inf") if self.dt_limit_high is None else self.dt_limit_high
     check(
-        0 <= self.dt_limit_low < (float("inf") if self.dt_limit_high is None else self.dt_limit_high),
+        0 <= self.dt_limit_low < high,
         f"{path}.dt_limit_low",
         self.dt_limit_low,
         f"from 0 to below dt_limit_high={self.dt_limit_high}",

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.products import precision
-from agentjax.models.spec import ParamSpec
+from agentjax.models.spec import ParamSpec, Weight
 from agentjax.models.stack import DecodeParams, Params, forward
 
 Array = jax.Array
@@ -38,8 +38,8 @@ class TokenScores:
 class ValueHead:
   """Linear read-out of an expected return."""
 
-  weight: Array  # [embed] float32
-  bias: Array  # [] float32
+  weight: Weight  # [embed] float32
+  bias: Weight  # [] float32
 
 
 def compute_logits(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.norm import gated_rms_norm
 from agentjax.models.products import linear
-from agentjax.models.spec import ParamSpec
+from agentjax.models.spec import ParamSpec, Weight
 from pallas_kernels.causal_conv1d.api import causal_conv1d
 from pallas_kernels.ssd.api import ssd, ssd_step
 
@@ -23,22 +23,22 @@ Array = jax.Array
 class Mamba2:
   """Weights. The projections and the convolution over x, B and C are kept apart."""
 
-  gate: Array  # z: [embed, heads, width]
-  x: Array  # [embed, heads, width]
-  b: Array  # [embed, groups, state]
-  c: Array  # [embed, groups, state]
-  step: Array  # dt: [embed, heads]
-  conv_x: Array  # [kernel, heads, width]
-  conv_b: Array  # [kernel, groups, state]
-  conv_c: Array  # [kernel, groups, state]
-  conv_x_bias: Array  # [heads, width]
-  conv_b_bias: Array  # [groups, state]
-  conv_c_bias: Array  # [groups, state]
-  step_bias: Array  # dt_bias: [heads] float32
-  decay_rate: Array  # A_log: [heads] float32
-  skip: Array  # D: [heads] float32
-  norm: Array  # [heads, width]
-  out: Array  # [heads, width, embed]
+  gate: Weight  # z: [embed, heads, width]
+  x: Weight  # [embed, heads, width]
+  b: Weight  # [embed, groups, state]
+  c: Weight  # [embed, groups, state]
+  step: Weight  # dt: [embed, heads]
+  conv_x: Weight  # [kernel, heads, width]
+  conv_b: Weight  # [kernel, groups, state]
+  conv_c: Weight  # [kernel, groups, state]
+  conv_x_bias: Weight  # [heads, width]
+  conv_b_bias: Weight  # [groups, state]
+  conv_c_bias: Weight  # [groups, state]
+  step_bias: Weight  # dt_bias: [heads] float32
+  decay_rate: Weight  # A_log: [heads] float32
+  skip: Weight  # D: [heads] float32
+  norm: Weight  # [heads, width]
+  out: Weight  # [heads, width, embed]
 
 
 @flax.struct.dataclass
@@ -131,8 +131,8 @@ def mamba2(
 ) -> Float[Array, "batch time embed"]:
   """Convolution, state space scan, gated norm; state and taps restart with every segment.
 
-  ``S_t = exp(dt_t A) S_{t-1} + dt_t x_t B_tᵀ``, ``y_t = S_t C_t + D x_t`` with x, B, C after a causal
-  convolution and SiLU, ``dt = softplus(step + bias)``, ``A = -exp(A_log)``; the output is
+  ``S_t = exp(dt_t A) S_{t-1} + dt_t x_t B_tᵀ``, ``y_t = S_t C_t + D x_t`` with x, B, C after a
+  causal convolution and SiLU, ``dt = softplus(step + bias)``, ``A = -exp(A_log)``; the output is
   ``out norm(y silu(z))``. Padding (segment 0) reaches neither taps nor state.
 
   References: Dao and Gu, 2405.21060; Nemotron-H, 2504.03624.

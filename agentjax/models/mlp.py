@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.products import linear
-from agentjax.models.spec import ParamSpec
+from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
 
@@ -18,9 +18,9 @@ Array = jax.Array
 class Mlp:
   """Weights of one feed-forward block; ``gate`` is None for squared ReLU."""
 
-  up: Array  # [embed, mlp]
-  gate: Array | None  # [embed, mlp]
-  down: Array  # [mlp, embed]
+  up: Weight  # [embed, mlp]
+  gate: Weight | None  # [embed, mlp]
+  down: Weight  # [mlp, embed]
 
 
 def mlp_spec(config: ModelConfig, width: int) -> Mlp:

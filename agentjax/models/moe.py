@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from agentjax.models.config import ModelConfig
 from agentjax.models.mlp import Mlp, activate, mlp, mlp_spec
 from agentjax.models.products import matmul, precision
-from agentjax.models.spec import ParamSpec
+from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
 
@@ -22,11 +22,11 @@ Array = jax.Array
 class Moe:
   """Weights; ``expert_gate`` is None for squared ReLU, ``shared`` without a shared expert."""
 
-  router: Array  # [embed, experts] float32
-  router_bias: Array  # [experts] float32; moves the choice only, and only ``update_router_bias``
-  expert_up: Array  # [experts, embed, expert_mlp]
-  expert_gate: Array | None  # [experts, embed, expert_mlp]
-  expert_down: Array  # [experts, expert_mlp, embed]
+  router: Weight  # [embed, experts] float32
+  router_bias: Weight  # [experts] float32; moves the choice only, and only ``update_router_bias``
+  expert_up: Weight  # [experts, embed, expert_mlp]
+  expert_gate: Weight | None  # [experts, embed, expert_mlp]
+  expert_down: Weight  # [experts, expert_mlp, embed]
   shared: Mlp | None
 
 
@@ -36,8 +36,8 @@ class RouterStats:
 
   Attributes:
     load: float32 [experts], tokens sent to each expert.
-    balance_loss: float32 scalar ``E sum_e f_e p_e``: f_e the share of the choices that fell on e, p_e
-      the mean of its score among all scores of a token; 1 at balance. Gradients reach p only.
+    balance_loss: float32 scalar ``E sum_e f_e p_e``: f_e the share of the choices that fell on e,
+      p_e the mean of its score among all scores of a token; 1 at balance. Gradients reach p only.
   """
 
   load: Array
@@ -81,15 +81,16 @@ def moe(
 ) -> tuple[Float[Array, "*lead embed"], RouterStats]:
   """``routed_scaling * sum_{e in top k} g_e f_e(x) + shared(x)``.
 
-  Scores ``s = sigmoid(router x)`` in float32; the k experts with the largest ``s + bias`` are chosen;
-  gates g are their scores, divided by their sum where ``norm_topk``. A token's result depends on
-  no other token: there is no capacity to overflow.
+  Scores ``s = sigmoid(router x)`` in float32; the k experts with the largest ``s + bias`` are
+  chosen; gates g are their scores, divided by their sum where ``norm_topk``. A token's result
+  depends on no other token: there is no capacity to overflow.
 
   Args:
     x: any leading axes.
     real: False at padding, which is left out of the statistics.
 
-  References: DeepSeek-V3, 2412.19437 (sigmoid scores); 2408.15664 (the bias); Nemotron 3, 2512.20856.
+  References: DeepSeek-V3, 2412.19437 (sigmoid scores); Wang et al., 2408.15664 (the bias);
+  Nemotron 3, 2512.20856.
   """
   tokens = x.reshape(-1, x.shape[-1])
   routes = _route(params, tokens, config)
@@ -128,9 +129,10 @@ def _stats(routes: _Routes, real: Array) -> RouterStats:
 
 
 def _every_expert_is_cheaper(tokens: int, config: ModelConfig) -> bool:
-  """Whether sorting would fill fewer rows than all experts on all tokens by less than half."""
-  sorted_rows = _num_blocks(tokens * config.experts_per_token, config.num_experts, config.expert_block)
-  return 2 * sorted_rows * config.expert_block > tokens * config.num_experts
+  """Whether sorting saves less than half of the rows that all experts on all tokens take."""
+  choices = tokens * config.experts_per_token
+  blocks = _num_blocks(choices, config.num_experts, config.expert_block)
+  return 2 * blocks * config.expert_block > tokens * config.num_experts
 
 
 def _all_experts(params: Moe, tokens: Array, routes: _Routes) -> Array:
@@ -185,7 +187,7 @@ def _sorted_experts(params: Moe, tokens: Array, routes: _Routes, block: int) -> 
 
 @jax.custom_vjp
 def _permute(x: Array, source: Array, place: Array) -> Array:
-  """``x[source]``, zeros where source is out of range; ``place`` is its inverse, for the gradient."""
+  """``x[source]``, zeros where it is out of range; ``place`` is its inverse, for the gradient."""
   del place
   return x.at[source].get(mode="fill", fill_value=0)
 

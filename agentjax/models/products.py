@@ -16,7 +16,7 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision:
 
 
 def linear(x: Float[Array, "*lead in"], weight: Array) -> Float[Array, "*lead out"]:
-  """``x @ weight`` in the dtype of x; axes of ``weight`` [in, *out] after the first are flattened."""
+  """``x @ weight`` in the dtype of x; the axes of ``weight`` [in, *out] but the first as one."""
   flat = weight.astype(x.dtype).reshape(weight.shape[0], -1)
   return matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 Init = Literal["normal", "zeros", "ones", "decay_rate", "step_bias"]
+Weight = Any  # a field of a parameter container: an Array, or the ParamSpec it is made from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +24,8 @@ class ParamSpec:
     axes: a logical name per dimension (see ``agentjax.sharding``), None where it is never sharded.
     dtype: storage dtype.
     init: "normal" draws N(0, scale²); "zeros"; "ones"; "decay_rate" is log(1), log(2), … along the
-      last axis (Mamba-2's A_log); "step_bias" is the inverse softplus of a step drawn log-uniform in
-      [low, high], at least ``floor`` (Mamba-2's dt_bias).
+      last axis (Mamba-2's A_log); "step_bias" is the inverse softplus of a step drawn log-uniform
+      in [low, high], at least ``floor`` (Mamba-2's dt_bias).
     scale: standard deviation of "normal".
     low, high, floor: of "step_bias".
     trained: False for arrays that no gradient moves (the router's bias).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -17,7 +17,7 @@ from agentjax.models.mamba2 import Mamba2, mamba2, mamba2_spec
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.moe import Moe, RouterStats, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.spec import ParamSpec, init_params, is_spec
+from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 
 Array = jax.Array
 Mixer = Mamba2 | Attention | Mlp | Moe
@@ -27,7 +27,7 @@ Mixer = Mamba2 | Attention | Mlp | Moe
 class Block:
   """``x + mixer(norm x)``."""
 
-  norm: Array  # [embed]
+  norm: Weight  # [embed]
   mixer: Mixer
 
 
@@ -43,20 +43,20 @@ class Params:
     lm_head: [embed, vocab]; None where embeddings are tied.
   """
 
-  embedding: Array
+  embedding: Weight
   groups: tuple[tuple[Block, ...], ...]
-  final_norm: Array
-  lm_head: Array | None
+  final_norm: Weight
+  lm_head: Weight | None
 
 
 @flax.struct.dataclass
 class DecodeParams:
   """Weights for decoding: one entry a block, in the compute dtype, nothing stacked."""
 
-  embedding: Array  # [vocab, embed]
+  embedding: Weight  # [vocab, embed]
   blocks: tuple[Block, ...]
-  final_norm: Array  # [embed]
-  lm_head: Array | None  # [embed, vocab]
+  final_norm: Weight  # [embed]
+  lm_head: Weight | None  # [embed, vocab]
 
 
 @flax.struct.dataclass
@@ -201,9 +201,11 @@ def update_router_bias(
       mixer = blocks[i].mixer
       assert isinstance(mixer, Moe)
       bias = mixer.router_bias + here[:, index]
-      blocks[i] = blocks[i].replace(mixer=mixer.replace(router_bias=bias))
+      blocks[i] = dataclasses.replace(
+          blocks[i], mixer=dataclasses.replace(mixer, router_bias=bias)
+      )
     groups.append(tuple(blocks))
-  return params.replace(groups=tuple(groups))
+  return dataclasses.replace(params, groups=tuple(groups))
 
 
 def unstack(params: Params, config: ModelConfig) -> list[Block]:
@@ -238,7 +240,9 @@ def _run_unit(
     positions: Array,
 ) -> tuple[Array, tuple[RouterStats, ...]]:
   """Applies the blocks of one unit; the statistics are those of its mixture blocks."""
-  run = functools.partial(_run_block, config=config, segment_ids=segment_ids, positions=positions)
+  run: Callable[..., tuple[Array, RouterStats | None]] = functools.partial(
+      _run_block, config=config, segment_ids=segment_ids, positions=positions
+  )
   if config.remat == "block":
     run = jax.checkpoint(run)
   stats = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,13 +36,13 @@ def ssd(
     resets: Array | None,
     chunk_size: int,
 ) -> tuple[Array, Array]:
-  """One ``lax.scan`` step a chunk of Q tokens; the carry is the state, the only thing saved.
+  """One ``lax.scan`` step a chunk of Q tokens, forwards and, for the gradient, backwards.
 
   With ``s`` the running sum of ``dt a`` inside the chunk and S the incoming state,
   ``y_i = sum_{j<=i} (c_i b_j) exp(s_i - s_j) dt_j x_j + exp(s_i) S c_i`` and
   ``S <- exp(s_Q) S + sum_j exp(s_Q - s_j) dt_j x_j b_jᵀ``. Terms across a reset are masked in the
-  exponent, before ``exp``. The chunk is recomputed in the backward pass (``jax.checkpoint``), so
-  that the Q x Q matrices of one chunk at a time are alive. Time is padded with ``dt = 0``.
+  exponent, before ``exp``. Kept for the gradient are y and the incoming states; the Q x Q matrices
+  of one chunk at a time are alive. Time is padded with ``dt = 0``. Reverse mode only.
   """
   batch, time, heads, width = x.shape
   groups, size = b.shape[2:]
@@ -61,48 +62,155 @@ def ssd(
       c=split(c, 1, 0, 3, 2, 4),
       run=None if resets is None else jnp.cumsum(split(resets, 1, 0, 2), axis=2, dtype=jnp.int32),
   )
-  body = functools.partial(
-      _scan_chunk,
-      a=a.reshape(groups, per_group),
-      # Products of float32 inputs stay float32 on accelerators too.
-      precision=None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST,
-  )
-  state, y = jax.lax.scan(
-      jax.checkpoint(body), initial_state.reshape(batch, groups, per_group, width, size), chunks
-  )
+  state = initial_state.reshape(batch, groups, per_group, width, size)
+  y, state = _scan(state, chunks, a.reshape(groups, per_group))
   y = jnp.transpose(y, (1, 0, 4, 2, 3, 5)).reshape(batch, -1, heads, width)[:, :time]
   if d is not None:
     y = y + d[:, None] * x
   return y, state.reshape(initial_state.shape)
 
 
-def _scan_chunk(
-    state: Array, chunk: _Chunk, *, a: Array, precision: jax.lax.Precision | None
-) -> tuple[Array, Array]:
-  """One chunk. Axes: z batch, g group, h head in group, i j token, p width, n state size."""
-  x, dt, b, c = (v.astype(state.dtype) for v in chunk[:4])
-  product = functools.partial(jnp.einsum, precision=precision)
-  seen = jnp.tril(jnp.ones((x.shape[-2], x.shape[-2]), bool))[None]
-  if chunk.run is not None:
-    seen = seen & (chunk.run[:, :, None] == chunk.run[:, None, :])
-  # As a product the sum starts anew at a reset, so no rounding of one sequence reaches the next.
-  total = jnp.einsum(
-      "zij,zghj->zghi",
-      jnp.broadcast_to(seen, (x.shape[0], *seen.shape[1:])).astype(state.dtype),
-      dt * a[..., None],
-      precision=jax.lax.Precision.HIGHEST,
-  )
-  entering, leaving, kept = total, total[..., -1:] - total, total[..., -1]
-  if chunk.run is not None:
-    run = chunk.run[:, None, None]
-    entering = jnp.where(run == 0, entering, _MASKED)
-    leaving = jnp.where(run == run[..., -1:], leaving, _MASKED)
-    kept = jnp.where(run[..., -1] == 0, kept, _MASKED)
-  pair = jnp.where(seen[:, None, None], total[..., :, None] - total[..., None, :], _MASKED)
+_Kept = tuple[_Chunk, Array, Array, Array, Array]  # chunks, a, y, incoming states, last state
 
+
+class _Decays(NamedTuple):
+  """How much of what is left where, from the running sums of one chunk."""
+
+  pair: Array  # [B, G, H/G, Q, Q] of the input of token j in the output of token i
+  entering: Array  # [B, G, H/G, Q] of the incoming state at each token
+  leaving: Array  # [B, G, H/G, Q] of each token in the outgoing state
+  kept: Array  # [B, G, H/G] of the incoming state in the outgoing one
+  seen: Array  # [B or 1, Q, Q] whether token i sees token j
+
+
+@jax.custom_vjp
+def _scan(state: Array, chunks: _Chunk, a: Array) -> tuple[Array, Array]:
+  """Outputs of all chunks [chunks, B, G, H/G, Q, P] without the skip, and the last state."""
+  (y, state), _ = _scan_forward(state, chunks, a)
+  return y, state
+
+
+def _scan_forward(
+    state: Array, chunks: _Chunk, a: Array
+) -> tuple[tuple[Array, Array], _Kept]:
+  def body(state: Array, chunk: _Chunk) -> tuple[Array, tuple[Array, Array]]:
+    y, new = _chunk_forward(state, chunk, a)
+    return new, (y, state)
+
+  last, (y, states) = jax.lax.scan(body, state, chunks)
+  return (y, last), (chunks, a, y, states, last)
+
+
+def _scan_backward(
+    kept: _Kept, gradients: tuple[Array, Array]
+) -> tuple[Array, _Chunk, Array]:
+  chunks, a, y, states, last = kept
+  left = jnp.concatenate([states[1:], last[None]])
+
+  def body(
+      carry: tuple[Array, Array], step: tuple[_Chunk, Array, Array, Array, Array]
+  ) -> tuple[tuple[Array, Array], _Chunk]:
+    to_state, to_a = carry
+    to_state, to_chunk, more = _chunk_backward(to_state, a, *step)
+    return (to_state, to_a + more), to_chunk
+
+  to_y, to_last = gradients
+  (to_state, to_a), to_chunks = jax.lax.scan(
+      body, (to_last, jnp.zeros_like(a)), (chunks, states, left, y, to_y), reverse=True
+  )
+  return to_state, to_chunks, to_a
+
+
+_scan.defvjp(_scan_forward, _scan_backward)
+
+
+# Below, axes are: z batch, g group, h head in group, i j token, p width, n state size.
+
+
+def _chunk_forward(state: Array, chunk: _Chunk, a: Array) -> tuple[Array, Array]:
+  product = _product(chunk)
+  x, dt, b, c = (v.astype(state.dtype) for v in chunk[:4])
+  decays = _decays(dt * a[..., None], chunk.run)
   inputs = dt[..., None] * x
-  mixing = product("zgin,zgjn->zgij", c, b)[:, :, None] * jnp.exp(pair)
+  mixing = product("zgin,zgjn->zgij", c, b)[:, :, None] * decays.pair
   y = product("zghij,zghjp->zghip", mixing, inputs)
-  y = y + jnp.exp(entering)[..., None] * product("zgin,zghpn->zghip", c, state)
-  gathered = product("zghjp,zgjn->zghpn", jnp.exp(leaving)[..., None] * inputs, b)
-  return jnp.exp(kept)[..., None, None] * state + gathered, y
+  y = y + decays.entering[..., None] * product("zgin,zghpn->zghip", c, state)
+  gathered = product("zghjp,zgjn->zghpn", decays.leaving[..., None] * inputs, b)
+  return y, decays.kept[..., None, None] * state + gathered
+
+
+def _chunk_backward(
+    to_left: Array, a: Array, chunk: _Chunk, entered: Array, left: Array, y: Array, to_y: Array
+) -> tuple[Array, _Chunk, Array]:
+  """Gradients of the incoming state, of the chunk and of a.
+
+  The gradient of the running sum needs no Q x Q sums: its i-th entry is
+  ``<to_y_i, y_i> - <to_input_i, input_i>``, and the last one gains ``<to_left, left>``.
+
+  Args:
+    to_left: gradient of the outgoing state. entered, left: the incoming and the outgoing state.
+    y, to_y: outputs of the chunk and their gradient.
+  """
+  product = _product(chunk)
+  x, dt, b, c = (v.astype(entered.dtype) for v in chunk[:4])
+  decays = _decays(dt * a[..., None], chunk.run)
+  inputs = dt[..., None] * x
+  mixing = product("zgin,zgjn->zgij", c, b)[:, :, None] * decays.pair
+
+  # The small operand first, and heads added one by one: XLA:CPU is slow at the direct forms.
+  to_input = jnp.swapaxes(product("zghip,zghij->zghpj", to_y, mixing), -1, -2)
+  to_input += decays.leaving[..., None] * product("zgjn,zghpn->zghjp", b, to_left)
+  to_pair = product("zghip,zghjp->zghij", to_y, inputs) * decays.pair
+  to_product = functools.reduce(jnp.add, [to_pair[:, :, h] for h in range(a.shape[1])])
+  to_entered = decays.entering[..., None] * to_y
+  to_b = jnp.swapaxes(product("zgin,zgij->zgnj", c, to_product), -1, -2)
+  to_b += product("zghjp,zghpn->zgjn", decays.leaving[..., None] * inputs, to_left)
+  to_c = product("zgij,zgjn->zgin", to_product, b)
+  to_c += product("zghip,zghpn->zgin", to_entered, entered)
+
+  to_scale = jnp.sum(to_input * x, axis=-1)
+  to_total = jnp.sum(to_y * y, axis=-1) - dt * to_scale
+  to_total = to_total.at[..., -1].add(jnp.sum(to_left * left, axis=(-1, -2)))
+  to_rate = _sum_over_runs("zij,zghi->zghj", decays.seen, to_total)
+  to_dt = to_rate * a[..., None] + to_scale
+  to_entered = product("zghip,zgin->zghpn", to_entered, c)
+  to_entered += decays.kept[..., None, None] * to_left
+  to_chunk = _Chunk(
+      x=(dt[..., None] * to_input).astype(chunk.x.dtype),
+      dt=to_dt.astype(chunk.dt.dtype),
+      b=to_b.astype(chunk.b.dtype),
+      c=to_c.astype(chunk.c.dtype),
+      run=None,
+  )
+  return to_entered, to_chunk, jnp.sum(to_rate * dt, axis=(0, -1))
+
+
+def _decays(rate: Array, run: Array | None) -> _Decays:
+  """From ``rate = dt a`` [z, g, h, i]; everything across a reset is exactly 0."""
+  time = rate.shape[-1]
+  seen = jnp.tril(jnp.ones((time, time), bool))[None]
+  if run is not None:
+    seen = seen & (run[:, :, None] == run[:, None, :])
+  # As a product the sum starts anew at a reset, so no rounding of one sequence reaches the next.
+  total = _sum_over_runs("zij,zghj->zghi", seen, rate)
+  entering, leaving, kept = total, total[..., -1:] - total, total[..., -1]
+  if run is not None:
+    ends = run[:, None, None]
+    entering = jnp.where(ends == 0, entering, _MASKED)
+    leaving = jnp.where(ends == ends[..., -1:], leaving, _MASKED)
+    kept = jnp.where(ends[..., -1] == 0, kept, _MASKED)
+  pair = jnp.where(seen[:, None, None], total[..., :, None] - total[..., None, :], _MASKED)
+  return _Decays(jnp.exp(pair), jnp.exp(entering), jnp.exp(leaving), jnp.exp(kept), seen)
+
+
+def _sum_over_runs(equation: str, seen: Array, values: Array) -> Array:
+  weights = jnp.broadcast_to(seen, (values.shape[0], *seen.shape[1:])).astype(values.dtype)
+  return jnp.einsum(equation, weights, values, precision=jax.lax.Precision.HIGHEST)
+
+
+def _product(chunk: _Chunk) -> Callable[..., Array]:
+  """einsum in which products of float32 inputs stay float32 on accelerators too."""
+  narrow = chunk.x.dtype == jnp.bfloat16
+  return functools.partial(
+      jnp.einsum, precision=None if narrow else jax.lax.Precision.HIGHEST
+  )
