@@ -30,23 +30,23 @@ def get_config() -> Experiment:
   return Experiment(
     name="gsm8k_calculator",
     model=ModelConfig(
-      d_model=192,
-      pattern="M*-M*EM*-",
-      num_heads=6,
+      d_model=128,
+      pattern="M*-M*E",
+      num_heads=4,
       num_kv_heads=2,
       head_dim=32,
-      d_mlp=512,
-      mamba_heads=6,
+      d_mlp=256,
+      mamba_heads=4,
       mamba_head_dim=32,
       mamba_state=16,
       num_experts=4,
       experts_per_token=2,
-      d_expert=256,
-      d_shared_expert=256,
+      d_expert=128,
+      d_shared_expert=128,
       chunk_size=32,
       tie_embeddings=True,
     ),
-    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=4096),
+    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=2048),
     data=DataConfig(source="gsm8k", train_size=None, test_size=None),
     tools=ToolsConfig(names=("calculator",)),
     engine=EngineConfig(
@@ -56,17 +56,17 @@ def get_config() -> Experiment:
       group_size=8, max_turns=12, max_tokens_per_turn=96, max_total_tokens=640, concurrency=128
     ),
     supervised=SupervisedStage(
-      steps=400,
-      tasks_per_step=32,
+      steps=250,
+      tasks_per_step=16,
       row_length=1024,
       microbatch_rows=4,
       balance_coefficient=1e-4,
       optimizer=OptimizerConfig(
-        learning_rate=2e-3, schedule="cosine", warmup_steps=40, weight_decay=0.01
+        learning_rate=3e-3, schedule="cosine", warmup_steps=25, weight_decay=0.01
       ),
     ),
     rl=RLStage(
-      steps=30,
+      steps=20,
       tasks_per_step=16,
       row_length=1024,
       microbatch_rows=4,

@@ -56,7 +56,7 @@ def get_config() -> Experiment:
       group_size=8, max_turns=6, max_tokens_per_turn=48, max_total_tokens=192, concurrency=128
     ),
     supervised=SupervisedStage(
-      steps=400,
+      steps=320,
       tasks_per_step=64,
       row_length=256,
       microbatch_rows=16,

@@ -107,7 +107,8 @@ def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, ti
     label="entropy (right)",
   )
   entropy.set_ylabel("entropy, nats a token")
-  axes.legend(handles=[*axes.get_lines(), *entropy.get_lines()], loc="lower right")
+  handles = [*axes.get_lines(), *entropy.get_lines()]
+  figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
   axes.set_title(title)
   path = pathlib.Path(path)
   temporary = path.with_suffix(".tmp.png")
