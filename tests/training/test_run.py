@@ -251,3 +251,25 @@ def test_ppo_with_a_value_head_minibatches_and_a_reference_trains_and_replays(tm
   assert all(np.isfinite(r["policy/value_loss"]) for r in rows)
   assert rows[0]["policy/kl_reference"] >= 0 and rows[1]["policy/kl_reference"] > 0
   assert Run(experiment, directory, console=quiet()).replay(2).identical
+
+
+def test_the_command_line_evaluates_and_replays(finished_run, tmp_path):
+  directory, report, _ = finished_run
+  config = f"--config={directory / 'config.json'}"
+
+  def command(module, *flags):
+    return subprocess.run(
+      [sys.executable, "-m", f"agentjax.{module}", config, *flags],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=600,
+    )
+
+  output = tmp_path / "report.json"
+  evaluated = command("evaluate", f"--checkpoint={directory}", f"--output={output}")
+  assert evaluated.returncode == 0 and "pass@2" in evaluated.stdout, evaluated.stderr
+  assert "tool calls" in evaluated.stdout
+  assert json.loads(output.read_text())["overall"]["greedy"]["mean"] == report.after["greedy"]
+  replayed = command("train", f"--workdir={directory}", "--replay_step=4")
+  assert replayed.returncode == 0 and "identical" in replayed.stdout, replayed.stderr
