@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
 from agentjax import models
-from tests.models.rows import TINY
+from tests.models.rows import TINY, draw
 
 
 @pytest.fixture(scope="session")
@@ -17,17 +16,7 @@ def tiny() -> models.ModelConfig:
 
 @pytest.fixture(scope="session")
 def tiny_params(tiny) -> models.Params:
-  """Parameters off their symmetric start: norms, biases and the router bias are not constant."""
-
-  @jax.jit
-  def draw(key):
-    leaves, tree = jax.tree.flatten(models.init(tiny, key))
-    keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
-    return tree.unflatten(
-        [w + 0.1 * jax.random.normal(k, w.shape) for w, k in zip(leaves, keys, strict=True)]
-    )
-
-  return draw(jax.random.key(0))
+  return draw(tiny, seed=0)
 
 
 @pytest.fixture(scope="session")

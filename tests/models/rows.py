@@ -74,6 +74,22 @@ def by_sequence(values: jax.Array, rows: Rows) -> dict[int, np.ndarray]:
   return {int(i): values[ids == i] for i in np.unique(ids) if i}
 
 
+def draw(config: models.ModelConfig, seed: int) -> models.Params:
+  """Parameters off their symmetric start: norms, biases and the router bias are not constant.
+
+  Drawn by numpy, which spares every test module the compilation of ``init``.
+  """
+  rng = np.random.default_rng(seed)
+  middle = {"normal": 0.0, "zeros": 0.0, "ones": 1.0, "decay_rate": 0.5, "step_bias": -3.0}
+
+  def leaf(spec: models.ParamSpec) -> jax.Array:
+    width = spec.scale if spec.init == "normal" else 0.1
+    values = middle[spec.init] + width * rng.standard_normal(spec.shape)
+    return jnp.asarray(values, spec.dtype)
+
+  specs = models.param_specs(config)
+  return jax.tree.map(leaf, specs, is_leaf=lambda s: isinstance(s, models.ParamSpec))
+
+
 forward = jax.jit(models.forward, static_argnums=1)
 score_tokens = jax.jit(models.score_tokens, static_argnums=1)
-init = jax.jit(models.init, static_argnums=0)

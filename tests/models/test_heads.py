@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from tests.models.rows import forward, init, pack, score_tokens
+from tests.models.rows import draw, forward, pack, score_tokens
 
 
 def plain_scores(params, config, rows, temperature):
@@ -24,7 +24,7 @@ def plain_scores(params, config, rows, temperature):
 @pytest.mark.parametrize(("tied", "temperature"), [(False, 1.0), (True, 0.7)])
 def test_chunked_scores_equal_those_of_the_whole_logits(tiny, sequences, tied, temperature):
   config = dataclasses.replace(tiny, pattern="*", tie_embeddings=tied)
-  params = init(config, jax.random.key(0))
+  params = draw(config, seed=0)
   rows = pack(sequences, [[0, 2, None], [1, 4]], 30)
   mix = jax.random.normal(jax.random.key(3), (2, *rows.token_ids.shape))
 
@@ -54,7 +54,7 @@ def test_first_tokens_and_padding_score_zero(tiny, tiny_params, sequences):
 
 def test_scores_stay_finite_at_extreme_logits(tiny):
   config = dataclasses.replace(tiny, pattern="-")
-  params = init(config, jax.random.key(0))
+  params = draw(config, seed=0)
   params = params.replace(lm_head=1e3 * params.lm_head)
   rows = pack([np.arange(20)], [[0]], 20)
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentjax import models
 from agentjax.models.stack import unstack
-from tests.models.rows import by_sequence, forward, init, pack, score_tokens
+from tests.models.rows import by_sequence, draw, forward, pack, score_tokens
 
 ALONE = [[0], [1], [2], [3], [4]]
 PACKED = [[0, 2, None], [None, 1], [3, None, 4]]
@@ -42,7 +42,7 @@ def test_a_deep_hybrid_compiles_a_few_blocks_only():
 
 def test_scanning_over_repeats_equals_running_each_block(tiny):
   config = dataclasses.replace(tiny, pattern="MEMEME-")
-  params = init(config, jax.random.key(0))
+  params = draw(config, seed=0)
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
   blocks = unstack(params, config)
   # One group per block: the same weights without a scan.
@@ -74,7 +74,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
 @pytest.mark.parametrize("changes", [{"remat": "block"}, {"scan_unroll": 2}])
 def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
   config = dataclasses.replace(tiny, pattern="MEME")
-  params = init(config, jax.random.key(0))
+  params = draw(config, seed=0)
   rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
 
   def loss(params, config):
@@ -211,6 +211,6 @@ def test_bfloat16_is_near_float32(tiny, tiny_params, sequences):
 def test_a_pattern_without_mixtures_reports_none(tiny):
   config = dataclasses.replace(tiny, pattern="M-")
   out = forward(
-      init(config, jax.random.key(0)), config, *pack([np.arange(5)], [[0]], 6)
+      draw(config, seed=0), config, *pack([np.arange(5)], [[0]], 6)
   )
   assert out.router_load.shape == (0, config.num_experts) and out.balance_loss == 0.0
