@@ -38,8 +38,8 @@ class EngineConfig(Config):
   """Sizes of the engine. All compiled shapes follow from them; none depends on the requests.
 
   Attributes:
-    slots: live contexts on the device, over all lanes. Take a power of two for slots / lanes and for
-      each of extend_buckets * extend_rows: XLA on CPU may round exponentials differently in the
+    slots: live contexts on the device, over all lanes. Take a power of two for slots / lanes and
+      for each of extend_buckets * extend_rows: XLA on CPU may round exponentials differently in the
       remainder of a vector loop, and a context's last bits would then depend on its slot.
     lanes: blocks of ``slots / lanes`` slots. Lanes run side by side, each in a thread of its own,
       spread over the engine's devices; two lanes use two CPU cores, where a single small decode
