@@ -37,6 +37,7 @@ test-slow: $(VENV)/.ready
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -13,7 +13,7 @@ def choose(kernel: str, name: str | None, available: Mapping[str, T], *, default
   chosen = default if name is None else name
   if chosen not in available:
     raise ValueError(
-        f"{kernel} has no implementation={name!r} in this version; available: "
-        f"{', '.join(repr(n) for n in available)}, or None for the fastest measured."
+      f"{kernel} has no implementation={name!r} in this version; available: "
+      f"{', '.join(repr(n) for n in available)}, or None for the fastest measured."
     )
   return available[chosen]

@@ -82,19 +82,19 @@ def explodes(inputs):
 
 
 @pytest.mark.parametrize(
-    "loss, named",
-    [
-        (mean_over_the_array, "padding:"),
-        (trains_on_padding, "padding:"),
-        (trains_on_prompts, "sibling exclusion:"),
-        (reads_prompts, "sibling exclusion:"),
-        (numbered, "permutation:"),
-        (own_denominator, "mask linearity:"),
-        (squares_the_coefficients, "mask linearity:"),
-        (centres_on_the_rows, "mask linearity:|micro-batch equality:"),
-        (averages_a_metric, "micro-batch equality: metric 'mean_log_prob'"),
-        (explodes, "finite:"),
-    ],
+  "loss, named",
+  [
+    (mean_over_the_array, "padding:"),
+    (trains_on_padding, "padding:"),
+    (trains_on_prompts, "sibling exclusion:"),
+    (reads_prompts, "sibling exclusion:"),
+    (numbered, "permutation:"),
+    (own_denominator, "mask linearity:"),
+    (squares_the_coefficients, "mask linearity:"),
+    (centres_on_the_rows, "mask linearity:|micro-batch equality:"),
+    (averages_a_metric, "micro-batch equality: metric 'mean_log_prob'"),
+    (explodes, "finite:"),
+  ],
 )
 def test_a_broken_loss_is_told_which_promise_it_breaks(loss, named):
   with pytest.raises(AssertionError, match=f"^({named})"):

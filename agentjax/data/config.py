@@ -35,8 +35,10 @@ class JsonlConfig(Config):
       value = getattr(self, field.name)
       check(bool(value), f"{path}.{field.name}", value, "a name")
     check(
-        self.train_file != self.test_file, f"{path}.test_file", self.test_file,
-        "another file than train_file",
+      self.train_file != self.test_file,
+      f"{path}.test_file",
+      self.test_file,
+      "another file than train_file",
     )
 
 
@@ -50,24 +52,30 @@ class MixtureConfig(Config):
   """
 
   sources: tuple[Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds"], ...] = (
-      "word_problems",
-      "reasoning_gym",
+    "word_problems",
+    "reasoning_gym",
   )
   weights: tuple[float, ...] = (1.0, 1.0)
 
   def validate(self, path: str = "config.data.mixture") -> None:
     super().validate(path)
     check(
-        len(self.sources) >= 2 and len(set(self.sources)) == len(self.sources),
-        f"{path}.sources", self.sources, "two or more different sources",
+      len(self.sources) >= 2 and len(set(self.sources)) == len(self.sources),
+      f"{path}.sources",
+      self.sources,
+      "two or more different sources",
     )
     check(
-        sum(s in _FROM_PATH for s in self.sources) <= 1, f"{path}.sources", self.sources,
-        f"at most one of {', '.join(_FROM_PATH)}, since there is one config.data.path",
+      sum(s in _FROM_PATH for s in self.sources) <= 1,
+      f"{path}.sources",
+      self.sources,
+      f"at most one of {', '.join(_FROM_PATH)}, since there is one config.data.path",
     )
     check(
-        len(self.weights) == len(self.sources) and all(w > 0 for w in self.weights),
-        f"{path}.weights", self.weights, f"{len(self.sources)} positive numbers",
+      len(self.weights) == len(self.sources) and all(w > 0 for w in self.weights),
+      f"{path}.weights",
+      self.weights,
+      f"{len(self.sources)} positive numbers",
     )
 
 
@@ -84,7 +92,7 @@ class DataConfig(Config):
   """
 
   source: Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds", "mixture"] = (
-      "word_problems"
+    "word_problems"
   )
   path: str | None = None
   train_size: int | None = 10_000
@@ -101,8 +109,10 @@ class DataConfig(Config):
     sources = self.mixture.sources if self.source == "mixture" else (self.source,)
     if any(s in _FROM_PATH for s in sources):
       check(
-          bool(self.path), f"{path}.path", self.path,
-          f"the folder that source {self.source!r} reads; set --{path}.path=DIR",
+        bool(self.path),
+        f"{path}.path",
+        self.path,
+        f"the folder that source {self.source!r} reads; set --{path}.path=DIR",
       )
     for name, least in (("train_size", 1), ("test_size", 0)):
       size = getattr(self, name)
@@ -128,9 +138,10 @@ def load_tasks(config: DataConfig) -> TaskSplits:
   weights = config.mixture.weights
   assert config.train_size is not None and config.test_size is not None
   return TaskSplits(
-      train=mix([p.train for p in parts], weights, size=config.train_size, first_id=0),
-      test=mix([p.test for p in parts], weights, size=config.test_size, first_id=FIRST_TEST_ID)
-      if config.test_size else [],
+    train=mix([p.train for p in parts], weights, size=config.train_size, first_id=0),
+    test=mix([p.test for p in parts], weights, size=config.test_size, first_id=FIRST_TEST_ID)
+    if config.test_size
+    else [],
   )
 
 
@@ -140,10 +151,10 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
     assert train_size is not None and test_size is not None
     if source == "word_problems":
       return word_problems(
-          config.word_problems, train_size=train_size, test_size=test_size, seed=config.seed
+        config.word_problems, train_size=train_size, test_size=test_size, seed=config.seed
       )
     return load_reasoning_gym(
-        config.reasoning_gym, train_size=train_size, test_size=test_size, seed=config.seed
+      config.reasoning_gym, train_size=train_size, test_size=test_size, seed=config.seed
     )
   assert config.path is not None
   if source == "gsm8k":
@@ -151,12 +162,19 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
   if source == "tfds":
     return load_tfds(config.tfds, config.path, train_limit=train_size, test_limit=test_size)
   files = config.jsonl
-  return TaskSplits(*(
+  return TaskSplits(
+    *(
       load_jsonl(
-          os.path.join(config.path, name), source=files.name, first_id=first_id, limit=limit,
-          question_field=files.question_field, answer_field=files.answer_field,
+        os.path.join(config.path, name),
+        source=files.name,
+        first_id=first_id,
+        limit=limit,
+        question_field=files.question_field,
+        answer_field=files.answer_field,
       )
       for name, first_id, limit in (
-          (files.train_file, 0, train_size), (files.test_file, FIRST_TEST_ID, test_size)
+        (files.train_file, 0, train_size),
+        (files.test_file, FIRST_TEST_ID, test_size),
       )
-  ))
+    )
+  )

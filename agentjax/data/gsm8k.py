@@ -24,23 +24,21 @@ _ANSWER = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+(?:\.\d+)?")
 
 
 def load_gsm8k(
-    directory: str | os.PathLike[str],
-    *,
-    train_limit: int | None = None,
-    test_limit: int | None = None,
+  directory: str | os.PathLike[str],
+  *,
+  train_limit: int | None = None,
+  test_limit: int | None = None,
 ) -> TaskSplits:
   """``train.jsonl`` and ``test.jsonl`` of a folder; limits count rows from the start."""
   folder = os.fspath(directory)
   return TaskSplits(
-      train=read_gsm8k(os.path.join(folder, "train.jsonl"), limit=train_limit),
-      test=read_gsm8k(
-          os.path.join(folder, "test.jsonl"), first_id=FIRST_TEST_ID, limit=test_limit
-      ),
+    train=read_gsm8k(os.path.join(folder, "train.jsonl"), limit=train_limit),
+    test=read_gsm8k(os.path.join(folder, "test.jsonl"), first_id=FIRST_TEST_ID, limit=test_limit),
   )
 
 
 def read_gsm8k(
-    path: str | os.PathLike[str], *, first_id: int = 0, limit: int | None = None
+  path: str | os.PathLike[str], *, first_id: int = 0, limit: int | None = None
 ) -> list[Task]:
   """Tasks of one GSM8K file; the id of a task is ``first_id`` plus its line number less one.
 
@@ -60,20 +58,22 @@ def read_gsm8k(
     marked = read_marked_answer(solution)
     if marked is None or _ANSWER.fullmatch(marked) is None:
       raise DataError(
-          f"the solution must end in '#### N' with N a number, got {solution[-40:]!r}", path, line
+        f"the solution must end in '#### N' with N a number, got {solution[-40:]!r}", path, line
       )
     try:
       demonstration = _demonstrate(solution)
     except CalculatorError as error:
       raise DataError(str(error), path, line) from error
-    tasks.append(Task(
+    tasks.append(
+      Task(
         id=first_id + line - 1,
         prompt=(Message("user", question),),
         answer=marked.replace(",", ""),
         source=SOURCE,
         demonstration=demonstration,
         metadata={"level": len(demonstration) // 2},
-    ))
+      )
+    )
   return tasks
 
 
@@ -88,10 +88,10 @@ def _demonstrate(solution: str) -> tuple[Message, ...]:
     value = evaluate(expression)
     if not _states(stated, value):
       raise CalculatorError(
-          f"annotation {annotation.group()} is wrong: the calculator gives {format_value(value)}"
+        f"annotation {annotation.group()} is wrong: the calculator gives {format_value(value)}"
       )
     call = ToolCall("calculator", {"expression": expression})
-    messages.append(Message("assistant", solution[start:annotation.start()], (call,)))
+    messages.append(Message("assistant", solution[start : annotation.start()], (call,)))
     messages.append(Message("tool", format_value(value)))
     start = annotation.end()
   messages.append(Message("assistant", solution[start:]))

@@ -45,13 +45,13 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
 
 
 def load_jsonl(
-    path: str | os.PathLike[str],
-    *,
-    source: str,
-    question_field: str = "question",
-    answer_field: str = "answer",
-    first_id: int = 0,
-    limit: int | None = None,
+  path: str | os.PathLike[str],
+  *,
+  source: str,
+  question_field: str = "question",
+  answer_field: str = "answer",
+  first_id: int = 0,
+  limit: int | None = None,
 ) -> list[Task]:
   """Tasks of a JSONL file whose rows hold a question and a final answer, without demonstrations.
 
@@ -71,14 +71,12 @@ def load_jsonl(
       break
     question = require_text(row, question_field, path, line)
     answer = require_text(row, answer_field, path, line)
-    tasks.append(
-        Task(first_id + line - 1, (Message("user", question),), answer.strip(), source)
-    )
+    tasks.append(Task(first_id + line - 1, (Message("user", question),), answer.strip(), source))
   return tasks
 
 
 def require_text(
-    row: Mapping[str, Any], field: str, path: str | os.PathLike[str], line: int
+  row: Mapping[str, Any], field: str, path: str | os.PathLike[str], line: int
 ) -> str:
   """The text of a field; a number stands for its decimal text. DataError where it is missing."""
   if field not in row:

@@ -9,7 +9,7 @@ from agentjax.trajectory.record import Task
 
 
 def mix(
-    sources: Sequence[Sequence[Task]], weights: Sequence[float], *, size: int, first_id: int
+  sources: Sequence[Sequence[Task]], weights: Sequence[float], *, size: int, first_id: int
 ) -> list[Task]:
   """``size`` tasks drawn from the sources in proportion to the weights, evenly spread.
 
@@ -35,7 +35,9 @@ def mix(
     chosen = behind.index(max(behind))
     task = sources[chosen][taken[chosen] % len(sources[chosen])]
     taken[chosen] += 1
-    tasks.append(dataclasses.replace(
+    tasks.append(
+      dataclasses.replace(
         task, id=first_id + position, metadata={**task.metadata, "source_id": task.id}
-    ))
+      )
+    )
   return tasks

@@ -21,13 +21,11 @@ class TaskIterator(Iterator[list[Task]]):
     shuffle: False keeps the order of ``tasks`` in every epoch.
   """
 
-  def __init__(
-      self, tasks: Sequence[Task], *, batch_size: int, seed: int, shuffle: bool = True
-  ):
+  def __init__(self, tasks: Sequence[Task], *, batch_size: int, seed: int, shuffle: bool = True):
     if not 1 <= batch_size <= len(tasks):
       raise ValueError(
-          f"batch_size={batch_size} with {len(tasks)} tasks; allowed: 1..{len(tasks)}. Lower "
-          "config.rl.tasks_per_step or config.supervised.tasks_per_step, or load more tasks."
+        f"batch_size={batch_size} with {len(tasks)} tasks; allowed: 1..{len(tasks)}. Lower "
+        "config.rl.tasks_per_step or config.supervised.tasks_per_step, or load more tasks."
       )
     if not 0 <= seed < 2**32:
       raise ValueError(f"seed={seed}; allowed: 0 <= seed < 2**32")
@@ -36,7 +34,10 @@ class TaskIterator(Iterator[list[Task]]):
 
     self._tasks = tasks
     self._identity = {
-        "tasks": len(tasks), "batch_size": batch_size, "seed": seed, "shuffle": shuffle
+      "tasks": len(tasks),
+      "batch_size": batch_size,
+      "seed": seed,
+      "shuffle": shuffle,
     }
     order = grain.MapDataset.source(range(len(tasks))).seed(seed)
     if shuffle:
@@ -62,7 +63,7 @@ class TaskIterator(Iterator[list[Task]]):
     for name, value in self._identity.items():
       if state.get(name) != value:
         raise ValueError(
-            f"the saved data position has {name}={state.get(name)!r}, this run {value!r}; resume "
-            "with the configuration the run was started with"
+          f"the saved data position has {name}={state.get(name)!r}, this run {value!r}; resume "
+          "with the configuration the run was started with"
         )
     self._indices.set_state(state["position"])

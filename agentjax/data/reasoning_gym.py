@@ -38,13 +38,15 @@ class ReasoningGymConfig(Config):
     check(isinstance(parsed, dict), f"{path}.parameters", self.parameters, "a JSON object")
     for name in ("seed", "size"):
       check(
-          name not in parsed, f"{path}.parameters", self.parameters,
-          f"settings other than {name!r}, which follows from config.data",
+        name not in parsed,
+        f"{path}.parameters",
+        self.parameters,
+        f"settings other than {name!r}, which follows from config.data",
       )
 
 
 def load_reasoning_gym(
-    config: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
+  config: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
 ) -> TaskSplits:
   """Train and test tasks of one data set; a question of the train tasks is never a test task.
 
@@ -66,30 +68,30 @@ def load_reasoning_gym(
       test.append(entry)
   if len(test) < test_size:
     raise DataError(
-        f"only {len(test)} test questions are not among {train_size} train questions; lower "
-        "config.data.train_size or test_size, or make the questions harder",
-        f"reasoning_gym/{config.name}",
+      f"only {len(test)} test questions are not among {train_size} train questions; lower "
+      "config.data.train_size or test_size, or make the questions harder",
+      f"reasoning_gym/{config.name}",
     )
   return TaskSplits(
-      train=[_task(config, i, entry) for i, entry in enumerate(train)],
-      test=[_task(config, FIRST_TEST_ID + i, entry) for i, entry in enumerate(test)],
+    train=[_task(config, i, entry) for i, entry in enumerate(train)],
+    test=[_task(config, FIRST_TEST_ID + i, entry) for i, entry in enumerate(test)],
   )
 
 
-def _generate(
-    config: ReasoningGymConfig, size: int, seed: int, split: str
-) -> list[dict[str, Any]]:
+def _generate(config: ReasoningGymConfig, size: int, seed: int, split: str) -> list[dict[str, Any]]:
   try:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
   except ImportError as error:
     raise ConfigError(
-        "config.data.source='reasoning_gym' needs reasoning-gym; install the extra: "
-        "pip install 'agentjax[envs]'"
+      "config.data.source='reasoning_gym' needs reasoning-gym; install the extra: "
+      "pip install 'agentjax[envs]'"
     ) from error
   check(
-      config.name in DATASETS, "config.data.reasoning_gym.name", config.name,
-      ", ".join(sorted(DATASETS)),
+    config.name in DATASETS,
+    "config.data.reasoning_gym.name",
+    config.name,
+    ", ".join(sorted(DATASETS)),
   )
   if size == 0:
     return []
@@ -97,12 +99,12 @@ def _generate(
   first_seed = random.Random(f"{config.name}/{split}/{seed}").randrange(2**31)
   try:
     dataset = reasoning_gym.create_dataset(
-        config.name, seed=first_seed, size=size, **json.loads(config.parameters)
+      config.name, seed=first_seed, size=size, **json.loads(config.parameters)
     )
   except (TypeError, ValueError, AssertionError) as error:
     raise ConfigError(
-        f"config.data.reasoning_gym.parameters={config.parameters!r}: {config.name} refuses them: "
-        f"{error}"
+      f"config.data.reasoning_gym.parameters={config.parameters!r}: {config.name} refuses them: "
+      f"{error}"
     ) from error
   return [dataset[i] for i in range(size)]
 
@@ -114,10 +116,10 @@ def _task(config: ReasoningGymConfig, task_id: int, entry: dict[str, Any]) -> Ta
   # There are no worked solutions; the bare answer shows a warm start the form to answer in.
   shown = (Message("assistant", mark_answer(answer)),) if answer else ()
   return Task(
-      id=task_id,
-      prompt=(Message("user", prompt),),
-      answer=answer,
-      source=f"reasoning_gym/{config.name}",
-      demonstration=shown,
-      metadata={"entry": entry},
+    id=task_id,
+    prompt=(Message("user", prompt),),
+    answer=answer,
+    source=f"reasoning_gym/{config.name}",
+    demonstration=shown,
+    metadata={"entry": entry},
   )

@@ -40,8 +40,10 @@ class TfdsConfig(Config):
         value = getattr(self, field.name)
         check(bool(value), f"{path}.{field.name}", value, "a name")
     check(
-        self.train_split != self.test_split, f"{path}.test_split", self.test_split,
-        "another split than train_split",
+      self.train_split != self.test_split,
+      f"{path}.test_split",
+      self.test_split,
+      "another split than train_split",
     )
 
 
@@ -62,13 +64,13 @@ class TfdsTasks(Sequence[Task]):
   """
 
   def __init__(
-      self,
-      config: TfdsConfig,
-      *,
-      data_dir: str | os.PathLike[str],
-      split: str,
-      first_id: int = 0,
-      limit: int | None = None,
+    self,
+    config: TfdsConfig,
+    *,
+    data_dir: str | os.PathLike[str],
+    split: str,
+    first_id: int = 0,
+    limit: int | None = None,
   ):
     self._config = config
     self._data_dir = os.fspath(data_dir)
@@ -97,34 +99,36 @@ class TfdsTasks(Sequence[Task]):
     index %= self._size
     example = self._source[index]
     return Task(
-        id=self._first_id + index,
-        prompt=(Message("user", self._text(example, self._config.question_field, index)),),
-        answer=self._text(example, self._config.answer_field, index).strip(),
-        source=f"tfds/{self._config.name}",
+      id=self._first_id + index,
+      prompt=(Message("user", self._text(example, self._config.question_field, index)),),
+      answer=self._text(example, self._config.answer_field, index).strip(),
+      source=f"tfds/{self._config.name}",
     )
 
   def _text(self, example: dict[str, Any], field: str, index: int) -> str:
     value = example[field]
     text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
     if not text.strip():
-      raise DataError(f"example {index} of split {self._split!r}: {field!r} is empty",
-                      self._data_dir)
+      raise DataError(
+        f"example {index} of split {self._split!r}: {field!r} is empty", self._data_dir
+      )
     return text
 
 
 def load_tfds(
-    config: TfdsConfig,
-    data_dir: str | os.PathLike[str],
-    *,
-    train_limit: int | None = None,
-    test_limit: int | None = None,
+  config: TfdsConfig,
+  data_dir: str | os.PathLike[str],
+  *,
+  train_limit: int | None = None,
+  test_limit: int | None = None,
 ) -> TaskSplits:
   """The two splits of the config."""
   check(bool(config.name), "config.data.tfds.name", config.name, "the name of a TFDS data set")
   return TaskSplits(
-      train=TfdsTasks(config, data_dir=data_dir, split=config.train_split, limit=train_limit),
-      test=TfdsTasks(config, data_dir=data_dir, split=config.test_split, first_id=FIRST_TEST_ID,
-                     limit=test_limit),
+    train=TfdsTasks(config, data_dir=data_dir, split=config.train_split, limit=train_limit),
+    test=TfdsTasks(
+      config, data_dir=data_dir, split=config.test_split, first_id=FIRST_TEST_ID, limit=test_limit
+    ),
   )
 
 
@@ -133,8 +137,8 @@ def _open(config: TfdsConfig, data_dir: str, split: str) -> Sequence[dict[str, A
     import tensorflow_datasets as tfds
   except ImportError as error:
     raise ConfigError(
-        "config.data.source='tfds' needs tensorflow_datasets and array_record; install the extra: "
-        "pip install 'agentjax[tfds]'"
+      "config.data.source='tfds' needs tensorflow_datasets and array_record; install the extra: "
+      "pip install 'agentjax[tfds]'"
     ) from error
   try:
     builder = tfds.builder(config.name, data_dir=data_dir, try_gcs=False)
@@ -146,17 +150,22 @@ def _open(config: TfdsConfig, data_dir: str, split: str) -> Sequence[dict[str, A
     raise DataError(f"the TFDS data set {config.name!r} is not prepared there", data_dir)
   for name in (config.question_field, config.answer_field):
     features = builder.info.features
-    check(features is not None and name in features, "config.data.tfds field", name,
-          ", ".join(features or ()))
+    check(
+      features is not None and name in features,
+      "config.data.tfds field",
+      name,
+      ", ".join(features or ()),
+    )
   try:
     return builder.as_data_source(split=split)
   except NotImplementedError as error:
     raise DataError(
-        f"the TFDS data set {config.name!r} is stored as {builder.info.file_format}, which cannot "
-        "be read at random; prepare it with file_format=array_record", data_dir,
+      f"the TFDS data set {config.name!r} is stored as {builder.info.file_format}, which cannot "
+      "be read at random; prepare it with file_format=array_record",
+      data_dir,
     ) from error
   except (ValueError, KeyError) as error:
     raise ConfigError(
-        f"config.data.tfds split {split!r}; allowed: {', '.join(builder.info.splits)} or a slice "
-        f"of one ({error})"
+      f"config.data.tfds split {split!r}; allowed: {', '.join(builder.info.splits)} or a slice "
+      f"of one ({error})"
     ) from error

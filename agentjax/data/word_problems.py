@@ -41,89 +41,85 @@ _COMPARISON_SHARE = 0.3  # of the last steps of stories
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Max", "Mia", "Sam", "Zoe")
 _OBJECTS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
 _OPENINGS = (
-    "{name} has {start} {objects}.",
-    "{name} starts with {start} {objects}.",
-    "{name} collects {start} {objects}.",
+  "{name} has {start} {objects}.",
+  "{name} starts with {start} {objects}.",
+  "{name} collects {start} {objects}.",
 )
 _STORY_STEPS: Mapping[str, tuple[str, ...]] = {
-    "+": (
-        "{name} buys {x} more.",
-        "{name} finds {x} more.",
-        "{friend} gives {name} {x}.",
-        "Then {name} gets {x} from {friend}.",
-    ),
-    "-": (
-        "{name} loses {x}.",
-        "{name} sells {x}.",
-        "{name} gives {friend} {x}.",
-        "Then {friend} gets {x} from {name}.",
-    ),
-    "*": (
-        "Soon {name} has {x} times as many.",
-        "The number is multiplied by {x}.",
-        "{name} fills {x} such bags.",
-    ),
-    "/": (
-        "{name} keeps one of {x} equal parts.",
-        "The number is divided by {x}.",
-        "One of {x} equal parts is left.",
-    ),
+  "+": (
+    "{name} buys {x} more.",
+    "{name} finds {x} more.",
+    "{friend} gives {name} {x}.",
+    "Then {name} gets {x} from {friend}.",
+  ),
+  "-": (
+    "{name} loses {x}.",
+    "{name} sells {x}.",
+    "{name} gives {friend} {x}.",
+    "Then {friend} gets {x} from {name}.",
+  ),
+  "*": (
+    "Soon {name} has {x} times as many.",
+    "The number is multiplied by {x}.",
+    "{name} fills {x} such bags.",
+  ),
+  "/": (
+    "{name} keeps one of {x} equal parts.",
+    "The number is divided by {x}.",
+    "One of {x} equal parts is left.",
+  ),
 }
 _STORY_QUESTIONS = (
-    "How many {objects} does {name} have now?",
-    "What is the number of {objects} now?",
+  "How many {objects} does {name} have now?",
+  "What is the number of {objects} now?",
 )
 # Comparisons end a story: the sentence and its own question.
 _COMPARISONS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "+": (
-        ("{friend} has {x} more than {name}.", "How many {objects} does {friend} have?"),
-        ("{name} has {x} fewer than {friend}.", "How many {objects} does {friend} have?"),
-    ),
-    "-": (
-        ("{friend} has {x} fewer than {name}.", "How many {objects} does {friend} have?"),
-        ("{friend} has {x}.", "How many more {objects} does {name} have than {friend}?"),
-    ),
-    "*": (
-        ("{friend} has {x} times as many as {name}.", "How many {objects} does {friend} have?"),
-    ),
-    "/": (
-        ("{name} has {x} times as many as {friend}.", "How many {objects} does {friend} have?"),
-    ),
+  "+": (
+    ("{friend} has {x} more than {name}.", "How many {objects} does {friend} have?"),
+    ("{name} has {x} fewer than {friend}.", "How many {objects} does {friend} have?"),
+  ),
+  "-": (
+    ("{friend} has {x} fewer than {name}.", "How many {objects} does {friend} have?"),
+    ("{friend} has {x}.", "How many more {objects} does {name} have than {friend}?"),
+  ),
+  "*": (("{friend} has {x} times as many as {name}.", "How many {objects} does {friend} have?"),),
+  "/": (("{name} has {x} times as many as {friend}.", "How many {objects} does {friend} have?"),),
 }
 _DISTRACTORS = (
-    "{name} is {noise} years old.",
-    "{other} owns {noise} {others}.",
-    "It rains for {noise} days.",
-    "The shop is {noise} steps away.",
+  "{name} is {noise} years old.",
+  "{other} owns {noise} {others}.",
+  "It rains for {noise} days.",
+  "The shop is {noise} steps away.",
 )
 _PROGRAM_OPENINGS: Mapping[str, tuple[str, ...]] = {
-    "multiples": (
-        "Take the sum of all multiples of {a} below {b}.",
-        "Add up the multiples of {a} that are below {b}.",
-    ),
-    "consecutive": (
-        "Take the sum of all numbers from {a} to {b}.",
-        "Add up the numbers from {a} to {b}.",
-    ),
-    "squares": (
-        "Take the sum of all squares from {a} times {a} to {b} times {b}.",
-        "Add up the squares of the numbers from {a} to {b}.",
-    ),
-    "saving": (
-        "{name} saves {a} coins on day one, each next day {b} more than before, for {c} days.",
-    ),
+  "multiples": (
+    "Take the sum of all multiples of {a} below {b}.",
+    "Add up the multiples of {a} that are below {b}.",
+  ),
+  "consecutive": (
+    "Take the sum of all numbers from {a} to {b}.",
+    "Add up the numbers from {a} to {b}.",
+  ),
+  "squares": (
+    "Take the sum of all squares from {a} times {a} to {b} times {b}.",
+    "Add up the squares of the numbers from {a} to {b}.",
+  ),
+  "saving": (
+    "{name} saves {a} coins on day one, each next day {b} more than before, for {c} days.",
+  ),
 }
 _PROGRAM_CODE: Mapping[str, str] = {
-    "multiples": "print(sum(range({a},{b},{a})))",
-    "consecutive": "print(sum(range({a},{b}+1)))",
-    "squares": "print(sum(i*i for i in range({a},{b}+1)))",
-    "saving": "print(sum(range({a},{a}+{b}*{c},{b})))",
+  "multiples": "print(sum(range({a},{b},{a})))",
+  "consecutive": "print(sum(range({a},{b}+1)))",
+  "squares": "print(sum(i*i for i in range({a},{b}+1)))",
+  "saving": "print(sum(range({a},{a}+{b}*{c},{b})))",
 }
 _PROGRAM_STEPS: Mapping[str, tuple[str, ...]] = {
-    "+": ("Then add {x}.", "Increase the result by {x}."),
-    "-": ("Then subtract {x}.", "Lower the result by {x}."),
-    "*": ("Then multiply by {x}.", "Take the result {x} times."),
-    "/": ("Then divide by {x}.", "Take one of {x} equal parts."),
+  "+": ("Then add {x}.", "Increase the result by {x}."),
+  "-": ("Then subtract {x}.", "Lower the result by {x}."),
+  "*": ("Then multiply by {x}.", "Take the result {x} times."),
+  "/": ("Then divide by {x}.", "Take one of {x} equal parts."),
 }
 _PROGRAM_QUESTION = "What is the result?"
 _WRONG_OPERATOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # keeps every value an integer
@@ -161,13 +157,17 @@ class WordProblemConfig(Config):
       levels = getattr(self, name)
       if levels is not None:
         check(
-            all(1 <= level <= MAX_LEVEL for level in levels), f"{path}.{name}", levels,
-            f"levels 1..{MAX_LEVEL}",
+          all(1 <= level <= MAX_LEVEL for level in levels),
+          f"{path}.{name}",
+          levels,
+          f"levels 1..{MAX_LEVEL}",
         )
     check(len(self.levels) > 0, f"{path}.levels", self.levels, "at least one level")
     check(
-        self.distractors_from_level >= 1, f"{path}.distractors_from_level",
-        self.distractors_from_level, f">= 1; above {MAX_LEVEL} switches distractors off",
+      self.distractors_from_level >= 1,
+      f"{path}.distractors_from_level",
+      self.distractors_from_level,
+      f">= 1; above {MAX_LEVEL} switches distractors off",
     )
     for name in ("program_share", "demonstration_noise", "direct_share"):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
@@ -260,7 +260,7 @@ class Problem:
 
 
 def word_problems(
-    config: WordProblemConfig, *, train_size: int, test_size: int, seed: int
+  config: WordProblemConfig, *, train_size: int, test_size: int, seed: int
 ) -> TaskSplits:
   """Train and test tasks. Task i depends on the config, the seed and i, not on the sizes.
 
@@ -273,16 +273,20 @@ def word_problems(
   """
   config.validate()
   return TaskSplits(
-      train=[_train_task(config, seed, index) for index in range(train_size)],
-      test=_test_tasks(config, seed, test_size),
+    train=[_train_task(config, seed, index) for index in range(train_size)],
+    test=_test_tasks(config, seed, test_size),
   )
 
 
 def vocabulary() -> frozenset[str]:
   """Every word of every prompt, without numbers and punctuation."""
-  return frozenset(
+  return (
+    frozenset(
       word for template in _templates() for word in re.findall(r"[A-Za-z]+", _bare(template))
-  ) | frozenset(_NAMES) | frozenset(_OBJECTS)
+    )
+    | frozenset(_NAMES)
+    | frozenset(_OBJECTS)
+  )
 
 
 def _train_task(config: WordProblemConfig, seed: int, index: int) -> Task:
@@ -312,8 +316,9 @@ def _test_tasks(config: WordProblemConfig, seed: int, size: int) -> list[Task]:
         break
     else:
       raise DataError(
-          f"no {size} different test problems at levels {config.levels}; lower "
-          "config.data.test_size or allow higher levels", SOURCE,
+        f"no {size} different test problems at levels {config.levels}; lower "
+        "config.data.test_size or allow higher levels",
+        SOURCE,
       )
     seen.add(problem.content)
     prompt = _tell(config, problem, random_source)
@@ -323,20 +328,20 @@ def _test_tasks(config: WordProblemConfig, seed: int, size: int) -> list[Task]:
 
 
 def _task(
-    task_id: int, problem: Problem, prompt: str, demonstration: tuple[Message, ...], kind: str
+  task_id: int, problem: Problem, prompt: str, demonstration: tuple[Message, ...], kind: str
 ) -> Task:
   return Task(
-      id=task_id,
-      prompt=(Message("user", prompt),),
-      answer=str(problem.values[-1]),
-      source=SOURCE,
-      demonstration=demonstration,
-      metadata={
-          "level": problem.level,
-          "family": problem.family,
-          "operators": "".join(s.operator for s in problem.steps),
-          "demonstration": kind,
-      },
+    id=task_id,
+    prompt=(Message("user", prompt),),
+    answer=str(problem.values[-1]),
+    source=SOURCE,
+    demonstration=demonstration,
+    metadata={
+      "level": problem.level,
+      "family": problem.family,
+      "operators": "".join(s.operator for s in problem.steps),
+      "demonstration": kind,
+    },
   )
 
 
@@ -345,7 +350,7 @@ def _random(seed: int, split: str, index: int) -> random.Random:
 
 
 def _draw_problem(
-    config: WordProblemConfig, random_source: random.Random, index: int, split: str
+  config: WordProblemConfig, random_source: random.Random, index: int, split: str
 ) -> Problem:
   level = config.levels[index % len(config.levels)]
   is_program = random_source.random() < config.program_share
@@ -381,8 +386,11 @@ def _draw_program(random_source: random.Random, level: int) -> Problem | None:
 
 
 def _draw_steps(
-    random_source: random.Random, start: int | Program, value: int, operators: list[str],
-    largest: int,
+  random_source: random.Random,
+  start: int | Program,
+  value: int,
+  operators: list[str],
+  largest: int,
 ) -> Problem | None:
   """The chain, or None where a step finds no operand that keeps the value within bounds."""
   steps: list[Step] = []
@@ -424,7 +432,7 @@ def _tell(config: WordProblemConfig, problem: Problem, random_source: random.Ran
   else:
     sentences = [pick(_OPENINGS).format(**words, start=problem.start)]
     sentences += [
-        pick(_STORY_STEPS[s.operator]).format(**words, x=s.operand) for s in problem.steps
+      pick(_STORY_STEPS[s.operator]).format(**words, x=s.operand) for s in problem.steps
     ]
     question = pick(_STORY_QUESTIONS)
     if random_source.random() < _COMPARISON_SHARE:
@@ -437,9 +445,7 @@ def _tell(config: WordProblemConfig, problem: Problem, random_source: random.Ran
   return " ".join([*sentences, question.format(**words)])
 
 
-def _demonstrate(
-    problem: Problem, kind: str, random_source: random.Random
-) -> tuple[Message, ...]:
+def _demonstrate(problem: Problem, kind: str, random_source: random.Random) -> tuple[Message, ...]:
   """Calls, results and the answer; ``kind`` as in the metadata."""
   steps = list(problem.steps)
   match kind:

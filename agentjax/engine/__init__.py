@@ -2,28 +2,28 @@
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
 from agentjax.engine.request import (
-    ContextLengthError,
-    EngineError,
-    Finish,
-    Sample,
-    SampleRequest,
+  ContextLengthError,
+  EngineError,
+  Finish,
+  Sample,
+  SampleRequest,
 )
 from agentjax.engine.sampling import address_key
 from agentjax.engine.scheduler import Context, Engine, EngineStats, Prefix
 from agentjax.engine.slots import SlotEngine
 
 __all__ = [
-    "Context",
-    "ContextLengthError",
-    "Engine",
-    "EngineConfig",
-    "EngineError",
-    "EngineStats",
-    "Finish",
-    "Prefix",
-    "Sample",
-    "SampleRequest",
-    "SamplingConfig",
-    "SlotEngine",
-    "address_key",
+  "Context",
+  "ContextLengthError",
+  "Engine",
+  "EngineConfig",
+  "EngineError",
+  "EngineStats",
+  "Finish",
+  "Prefix",
+  "Sample",
+  "SampleRequest",
+  "SamplingConfig",
+  "SlotEngine",
+  "address_key",
 ]

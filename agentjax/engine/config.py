@@ -77,21 +77,21 @@ class EngineConfig(Config):
     for name in ("host_turns", "max_parked"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
     check(
-        self.slots % self.lanes == 0,
-        f"{path}.lanes",
-        self.lanes,
-        f"a divisor of {path}.slots={self.slots}",
+      self.slots % self.lanes == 0,
+      f"{path}.lanes",
+      self.lanes,
+      f"a divisor of {path}.slots={self.slots}",
     )
     buckets = self.extend_buckets
     check(
-        bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
-        f"{path}.extend_buckets",
-        buckets,
-        "one or more rising positive integers",
+      bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
+      f"{path}.extend_buckets",
+      buckets,
+      "one or more rising positive integers",
     )
     check(
-        len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
-        f"{path}.extend_rows",
-        self.extend_rows,
-        f"one positive integer for each of {path}.extend_buckets={buckets}",
+      len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
+      f"{path}.extend_rows",
+      self.extend_rows,
+      f"one positive integer for each of {path}.extend_buckets={buckets}",
     )

@@ -53,7 +53,7 @@ class Programs:
   """
 
   def __init__(
-      self, model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+    self, model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
   ) -> None:
     self.slots = config.slots
     self.place_width = min(self.slots, 16)
@@ -65,8 +65,8 @@ class Programs:
     self.place = self._jit("place", self._place, donate=True)
     self.read = self._jit("read", self._read)
     self.extend = {
-        tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, donate=True)
-        for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
+      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, donate=True)
+      for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
     }
 
   def _jit(self, name: str, function: Callable[..., Any], *, donate: bool = False) -> Any:
@@ -79,8 +79,8 @@ class Programs:
 
   def _initial(self) -> DeviceState:
     return DeviceState(
-        cache=models.init_cache(self._model, self.slots, self._config.max_length),
-        logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
+      cache=models.init_cache(self._model, self.slots, self._config.max_length),
+      logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
     )
 
   def _prepare(self, params: Any) -> Any:
@@ -88,29 +88,27 @@ class Programs:
     return jax.tree.map(jnp.copy, models.prepare_decode_params(params, self._model))
 
   def _extend(
-      self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
+    self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
   ) -> DeviceState:
     """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot."""
     logits, cache = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     return DeviceState(cache=cache, logits=device.logits.at[rows].set(logits, mode="drop"))
 
-  def _place(
-      self, device: DeviceState, state: Cache, logits: Array, rows: Array
-  ) -> DeviceState:
+  def _place(self, device: DeviceState, state: Cache, logits: Array, rows: Array) -> DeviceState:
     """One context into every slot of ``rows``; places that are not used name no slot."""
     spread = jax.tree.map(
-        lambda v: jnp.broadcast_to(v, (self.place_width, *v.shape[1:])), (state, logits)
+      lambda v: jnp.broadcast_to(v, (self.place_width, *v.shape[1:])), (state, logits)
     )
     return DeviceState(
-        cache=models.write_slots(device.cache, rows, spread[0]),
-        logits=device.logits.at[rows].set(spread[1], mode="drop"),
+      cache=models.write_slots(device.cache, rows, spread[0]),
+      logits=device.logits.at[rows].set(spread[1], mode="drop"),
     )
 
   def _read(self, device: DeviceState, rows: Array) -> tuple[Cache, Array]:
     return models.read_slots(device.cache, rows), device.logits[rows]
 
   def _decode(
-      self, device: DeviceState, params: Any, plan: DecodePlan
+    self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
     """Draws, feeds and records a token for every live slot until none is live."""
     filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
@@ -123,34 +121,34 @@ class Programs:
     def advance(carry: tuple) -> tuple:
       step, live, device, chunk = carry
       drawn = sampling.draw(
-          device.logits,
-          plan.key_data,
-          plan.token_index + step,
-          filters,
-          jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
-          vocab_limit=self._vocab_limit,
+        device.logits,
+        plan.key_data,
+        plan.token_index + step,
+        filters,
+        jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
+        vocab_limit=self._vocab_limit,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
       logits, cache = models.decode_step(params, self._model, device.cache, token_ids, live)
       stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
       chunk = Chunk(
-          token_ids=chunk.token_ids.at[step].set(token_ids),
-          log_probs=chunk.log_probs.at[step].set(drawn.log_probs),
-          entropies=chunk.entropies.at[step].set(drawn.entropies),
-          sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
-          counts=chunk.counts + live,
-          stopped=chunk.stopped | stopped,
+        token_ids=chunk.token_ids.at[step].set(token_ids),
+        log_probs=chunk.log_probs.at[step].set(drawn.log_probs),
+        entropies=chunk.entropies.at[step].set(drawn.entropies),
+        sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
+        counts=chunk.counts + live,
+        stopped=chunk.stopped | stopped,
       )
       device = DeviceState(cache=cache, logits=jnp.where(live[:, None], logits, device.logits))
       return step + 1, live & ~stopped & (step + 1 < plan.budget), device, chunk
 
     chunk = Chunk(
-        token_ids=jnp.zeros(shape, jnp.int32),
-        log_probs=jnp.zeros(shape, jnp.float32),
-        entropies=jnp.zeros(shape, jnp.float32),
-        sampling_log_probs=jnp.zeros(shape, jnp.float32),
-        counts=jnp.zeros(shape[1:], jnp.int32),
-        stopped=jnp.zeros(shape[1:], bool),
+      token_ids=jnp.zeros(shape, jnp.int32),
+      log_probs=jnp.zeros(shape, jnp.float32),
+      entropies=jnp.zeros(shape, jnp.float32),
+      sampling_log_probs=jnp.zeros(shape, jnp.float32),
+      counts=jnp.zeros(shape[1:], jnp.int32),
+      stopped=jnp.zeros(shape[1:], bool),
     )
     start = (jnp.int32(0), plan.budget > 0, device, chunk)
     _, _, device, chunk = jax.lax.while_loop(unfinished, advance, start)
@@ -159,22 +157,20 @@ class Programs:
 
 
 def programs_of_lane(
-    model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+  model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
 ) -> Programs:
   """Programs for one lane of ``config``: one set for all lanes and engines of the same shapes."""
   lane = EngineConfig(
-      slots=config.slots // config.lanes,
-      max_length=config.max_length,
-      chunk_tokens=config.chunk_tokens,
-      extend_buckets=config.extend_buckets,
-      extend_rows=config.extend_rows,
-      max_stop_ids=config.max_stop_ids,
+    slots=config.slots // config.lanes,
+    max_length=config.max_length,
+    chunk_tokens=config.chunk_tokens,
+    extend_buckets=config.extend_buckets,
+    extend_rows=config.extend_rows,
+    max_stop_ids=config.max_stop_ids,
   )
   return _programs(model_config, lane.freeze(), vocab_limit)
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(
-    model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
-) -> Programs:
+def _programs(model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None) -> Programs:
   return Programs(model_config, config, vocab_limit)

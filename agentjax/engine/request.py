@@ -59,13 +59,13 @@ class SampleRequest:
   def __post_init__(self) -> None:
     if np.shape(self.key_data) != (2,):
       raise ValueError(
-          f"key_data must be two uint32, got shape {np.shape(self.key_data)}; see address_key."
+        f"key_data must be two uint32, got shape {np.shape(self.key_data)}; see address_key."
       )
     if self.max_tokens < 1:
       raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
     if len(self.forced_ids) > self.max_tokens:
       raise ValueError(
-          f"{len(self.forced_ids)} forced_ids do not fit in max_tokens={self.max_tokens}."
+        f"{len(self.forced_ids)} forced_ids do not fit in max_tokens={self.max_tokens}."
       )
     if "" in self.stop_strings:
       raise ValueError(f"a stop string must not be empty, got stop_strings={self.stop_strings!r}.")
@@ -109,15 +109,15 @@ class DecodePlan(NamedTuple):
   def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int) -> DecodePlan:
     """A plan in which no slot does anything."""
     return cls(
-        key_data=np.zeros((slots, 2), np.uint32),
-        token_index=np.zeros(slots, np.int32),
-        budget=np.zeros(slots, np.int32),
-        temperature=np.zeros(slots, np.float32),
-        top_k=np.zeros(slots, np.int32),
-        top_p=np.ones(slots, np.float32),
-        min_p=np.zeros(slots, np.float32),
-        stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
-        forced=np.full((slots, chunk_tokens), -1, np.int32),
+      key_data=np.zeros((slots, 2), np.uint32),
+      token_index=np.zeros(slots, np.int32),
+      budget=np.zeros(slots, np.int32),
+      temperature=np.zeros(slots, np.float32),
+      top_k=np.zeros(slots, np.int32),
+      top_p=np.ones(slots, np.float32),
+      min_p=np.zeros(slots, np.float32),
+      stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
+      forced=np.full((slots, chunk_tokens), -1, np.int32),
     )
 
 
@@ -136,15 +136,15 @@ class Generation:
   """A model call under way: writes its row of a plan, reads its row of a chunk."""
 
   def __init__(
-      self, request: SampleRequest, *, max_stop_ids: int, decode: Decode | None = None
+    self, request: SampleRequest, *, max_stop_ids: int, decode: Decode | None = None
   ) -> None:
     if request.stop_strings and decode is None:
       raise ValueError(
-          "stop_strings need text: give the engine decode=tokenizer.decode, or use stop_ids."
+        "stop_strings need text: give the engine decode=tokenizer.decode, or use stop_ids."
       )
     if len(request.stop_ids) > max_stop_ids:
       raise ValueError(
-          f"{len(request.stop_ids)} stop_ids; allowed: engine.max_stop_ids={max_stop_ids}."
+        f"{len(request.stop_ids)} stop_ids; allowed: engine.max_stop_ids={max_stop_ids}."
       )
     self.request = request
     self.finish: Finish | None = None
@@ -172,13 +172,13 @@ class Generation:
     """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk."""
     count = int(chunk.counts[slot])
     self._parts.append(
-        (
-            chunk.token_ids[slot, :count],
-            chunk.log_probs[slot, :count],
-            chunk.entropies[slot, :count],
-            chunk.sampling_log_probs[slot, :count],
-            np.full(count, version, np.int32),
-        )
+      (
+        chunk.token_ids[slot, :count],
+        chunk.log_probs[slot, :count],
+        chunk.entropies[slot, :count],
+        chunk.sampling_log_probs[slot, :count],
+        np.full(count, version, np.int32),
+      )
     )
     before, self.sampled = self.sampled, self.sampled + count
     self.kept = self.sampled

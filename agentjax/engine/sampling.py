@@ -40,13 +40,13 @@ def address_key(seed: int, *address: int) -> np.ndarray:
 
 
 def draw(
-    logits: Float[Array, "slots vocab"],
-    key_data: UInt32[Array, "slots 2"],
-    token_index: Int[Array, " slots"],
-    filters: Filters,
-    forced: Int[Array, " slots"],
-    *,
-    vocab_limit: int | None = None,
+  logits: Float[Array, "slots vocab"],
+  key_data: UInt32[Array, "slots 2"],
+  token_index: Int[Array, " slots"],
+  filters: Filters,
+  forced: Int[Array, " slots"],
+  *,
+  vocab_limit: int | None = None,
 ) -> Draws:
   """``argmax(z + Gumbel noise)`` over the tokens kept, with ``z = logits / temperature``.
 
@@ -79,19 +79,17 @@ def draw(
   def narrow() -> tuple[Array, Array]:
     keep = kept_tokens(choices, filters) | ~filtered[:, None]
     narrowed = jnp.where(keep, choices, -jnp.inf)
-    return narrowed, jnp.where(
-        filtered, jax.nn.logsumexp(narrowed, axis=-1), kept_normaliser
-    )
+    return narrowed, jnp.where(filtered, jax.nn.logsumexp(narrowed, axis=-1), kept_normaliser)
 
   choices, kept_normaliser = jax.lax.cond(
-      jnp.any(filtered & ~greedy), narrow, lambda: (choices, kept_normaliser)
+    jnp.any(filtered & ~greedy), narrow, lambda: (choices, kept_normaliser)
   )
   noisy = jax.lax.cond(
-      jnp.all(greedy),
-      lambda: choices,
-      lambda: jnp.where(
-          greedy[:, None], choices, choices + _noise(key_data, token_index, logits.shape[-1])
-      ),
+    jnp.all(greedy),
+    lambda: choices,
+    lambda: jnp.where(
+      greedy[:, None], choices, choices + _noise(key_data, token_index, logits.shape[-1])
+    ),
   )
   token_ids = jnp.where(forced >= 0, forced, jnp.argmax(noisy, axis=-1).astype(jnp.int32))
 
@@ -99,15 +97,15 @@ def draw(
     return jnp.take_along_axis(values, token_ids[:, None], axis=-1)[:, 0]
 
   return Draws(
-      token_ids=token_ids,
-      log_probs=at_token(scaled) - normaliser,
-      entropies=entropies,
-      sampling_log_probs=jnp.where(greedy, 0.0, at_token(choices) - kept_normaliser),
+    token_ids=token_ids,
+    log_probs=at_token(scaled) - normaliser,
+    entropies=entropies,
+    sampling_log_probs=jnp.where(greedy, 0.0, at_token(choices) - kept_normaliser),
   )
 
 
 def kept_tokens(
-    scaled: Float[Array, "slots vocab"], filters: Filters
+  scaled: Float[Array, "slots vocab"], filters: Filters
 ) -> Bool[Array, "slots vocab"]:
   """What top-k, then top-p of the renormalised rest, then min-p leave. Ties at a border stay."""
   vocab = scaled.shape[-1]

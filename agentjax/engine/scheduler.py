@@ -23,14 +23,14 @@ import numpy as np
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.programs import Snapshot
 from agentjax.engine.request import (
-    Chunk,
-    ContextLengthError,
-    Decode,
-    DecodePlan,
-    EngineError,
-    Generation,
-    Sample,
-    SampleRequest,
+  Chunk,
+  ContextLengthError,
+  Decode,
+  DecodePlan,
+  EngineError,
+  Generation,
+  Sample,
+  SampleRequest,
 )
 from agentjax.engine.slots import SlotEngine, Weights, token_array
 from agentjax.models import ModelConfig, Params
@@ -116,8 +116,8 @@ class Context:
     ids = token_array(token_ids, self._engine.model_config.vocab_size)
     if len(ids) > self.room:
       raise ContextLengthError(
-          f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
-          f"engine.max_length={self._engine.config.max_length} tokens in all."
+        f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
+        f"engine.max_length={self._engine.config.max_length} tokens in all."
       )
     self._pending.append(_Run("extend", ids))
 
@@ -128,9 +128,9 @@ class Context:
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
     request.sampling.validate()
     generation = Generation(
-        request,
-        max_stop_ids=self._engine.config.max_stop_ids,
-        decode=self._engine.decode,
+      request,
+      max_stop_ids=self._engine.config.max_stop_ids,
+      decode=self._engine.decode,
     )
     await self._engine._run(_Job(self, generation))
     return generation.result()
@@ -178,9 +178,7 @@ class _Job:
     """A stop string may cut the call behind the device's back: remember where it began."""
     generation = self.generation
     return (
-        generation is not None
-        and bool(generation.request.stop_strings)
-        and self.turn_base is None
+      generation is not None and bool(generation.request.stop_strings) and self.turn_base is None
     )
 
 
@@ -358,30 +356,30 @@ class Engine:
   """
 
   def __init__(
-      self,
-      model_config: ModelConfig,
-      config: EngineConfig,
-      *,
-      decode: Decode | None = None,
-      vocab_limit: int | None = None,
-      devices: Sequence[jax.Device] | None = None,
+    self,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    *,
+    decode: Decode | None = None,
+    vocab_limit: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
   ) -> None:
     config.validate("engine")
     self.decode = decode
     self.stats = EngineStats()
     places = list(devices or jax.local_devices())
     self._lanes = [
-        _Lane(
-            SlotEngine(
-                model_config,
-                config,
-                device=places[i % len(places)],
-                vocab_limit=vocab_limit,
-                decode=decode,
-            ),
-            i,
-        )
-        for i in range(config.lanes)
+      _Lane(
+        SlotEngine(
+          model_config,
+          config,
+          device=places[i % len(places)],
+          vocab_limit=vocab_limit,
+          decode=decode,
+        ),
+        i,
+      )
+      for i in range(config.lanes)
     ]
     self.model_config = self._lanes[0].slots.model_config
     self.config = self._lanes[0].slots.config
@@ -413,7 +411,7 @@ class Engine:
           lane.slots.warmup()
 
   async def prefill(
-      self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
+    self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
   ) -> Prefix:
     """Runs a prompt once, for any number of contexts.
 
@@ -440,7 +438,7 @@ class Engine:
     return context
 
   async def open_ids(
-      self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
+    self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
   ) -> Context:
     """A context that begins with ``token_ids``; they run with its first ``generate``."""
     context = Context(self, priority)

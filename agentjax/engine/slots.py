@@ -12,14 +12,14 @@ import numpy as np
 from agentjax.engine.config import EngineConfig, SamplingConfig
 from agentjax.engine.programs import Snapshot, programs_of_lane
 from agentjax.engine.request import (
-    Chunk,
-    ContextLengthError,
-    Decode,
-    DecodePlan,
-    EngineError,
-    Generation,
-    Sample,
-    SampleRequest,
+  Chunk,
+  ContextLengthError,
+  Decode,
+  DecodePlan,
+  EngineError,
+  Generation,
+  Sample,
+  SampleRequest,
 )
 from agentjax.engine.sampling import address_key
 from agentjax.models import DecodeParams, ModelConfig, Params
@@ -53,13 +53,13 @@ class SlotEngine:
   """
 
   def __init__(
-      self,
-      model_config: ModelConfig,
-      config: EngineConfig,
-      *,
-      device: jax.Device | None = None,
-      vocab_limit: int | None = None,
-      decode: Decode | None = None,
+    self,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    *,
+    device: jax.Device | None = None,
+    vocab_limit: int | None = None,
+    decode: Decode | None = None,
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
@@ -171,8 +171,8 @@ class SlotEngine:
     full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
     if full.size:
       raise ContextLengthError(
-          f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
-          f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
+        f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
+        f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
       )
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
@@ -181,15 +181,15 @@ class SlotEngine:
     return chunk
 
   def generate(
-      self,
-      prompts: Sequence[Sequence[int]],
-      *,
-      seed: int,
-      max_tokens: int,
-      samples: int = 1,
-      sampling: SamplingConfig | None = None,
-      stop_ids: tuple[int, ...] = (),
-      stop_strings: tuple[str, ...] = (),
+    self,
+    prompts: Sequence[Sequence[int]],
+    *,
+    seed: int,
+    max_tokens: int,
+    samples: int = 1,
+    sampling: SamplingConfig | None = None,
+    stop_ids: tuple[int, ...] = (),
+    stop_strings: tuple[str, ...] = (),
   ) -> list[list[Sample]]:
     """Samples every prompt ``samples`` times and waits: the engine without asyncio.
 
@@ -200,7 +200,7 @@ class SlotEngine:
       ``result[i][j]``, sample j of prompt i.
     """
     request = SampleRequest(
-        (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
+      (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
     )
     request.sampling.validate()
     results: dict[tuple[int, int], Sample] = {}
@@ -233,9 +233,7 @@ class SlotEngine:
     return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
 
   def _generation(self, request: SampleRequest) -> Generation:
-    return Generation(
-        request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text
-    )
+    return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
 
   def _room(self, slot: int) -> int:
     return self.config.max_length - int(self.lengths[slot])
@@ -243,12 +241,12 @@ class SlotEngine:
   def _check_room(self, slot: int, tokens: int) -> None:
     if tokens > self._room(slot):
       raise ContextLengthError(
-          f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
-          f"engine.max_length={self.config.max_length} tokens in all."
+        f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
+        f"engine.max_length={self.config.max_length} tokens in all."
       )
 
   def _rows(
-      self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
+    self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Slots [rows], right-padded ids [rows, tokens] and counts [rows] of one dispatch."""
     slots = np.full(rows, self.slots, np.int32)
@@ -291,7 +289,7 @@ def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.nd
     raise ValueError(f"token ids must be a non-empty flat sequence, got shape {ids.shape}.")
   if ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
-        f"token ids must be in 0..{vocab_size - 1} (model.vocab_size={vocab_size}), got "
-        f"{ids.min()}..{ids.max()}."
+      f"token ids must be in 0..{vocab_size - 1} (model.vocab_size={vocab_size}), got "
+      f"{ids.min()}..{ids.max()}."
     )
   return ids

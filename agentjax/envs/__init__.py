@@ -5,11 +5,11 @@ from agentjax.envs.number_game import GuessNumber, guess_number_tasks
 from agentjax.envs.question import QuestionEnvironment
 
 __all__ = [
-    "Action",
-    "Environment",
-    "GuessNumber",
-    "Observation",
-    "QuestionEnvironment",
-    "Step",
-    "guess_number_tasks",
+  "Action",
+  "Environment",
+  "GuessNumber",
+  "Observation",
+  "QuestionEnvironment",
+  "Step",
+  "guess_number_tasks",
 ]

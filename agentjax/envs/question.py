@@ -35,12 +35,12 @@ class QuestionEnvironment(Environment):
   """
 
   def __init__(
-      self,
-      registry: ToolRegistry,
-      *,
-      max_turns: int = 16,
-      tool_timeout: float = 10.0,
-      read_answer: Callable[[str], str | None] = read_marked_answer,
+    self,
+    registry: ToolRegistry,
+    *,
+    max_turns: int = 16,
+    tool_timeout: float = 10.0,
+    read_answer: Callable[[str], str | None] = read_marked_answer,
   ):
     if max_turns < 1:
       raise ValueError(f"max_turns={max_turns}; allowed: >= 1")
@@ -82,13 +82,14 @@ class QuestionEnvironment(Environment):
       return self._end(Step(Observation(()), terminated=True, answer=answer))
     results = await self._call_tools(action.tool_calls, turn)
     records = tuple(
-        ToolRecord(turn, call.name, call.arguments, result.status.value, result.output,
-                   result.seconds)
-        for call, result in zip(action.tool_calls, results, strict=True)
+      ToolRecord(
+        turn, call.name, call.arguments, result.status.value, result.output, result.seconds
+      )
+      for call, result in zip(action.tool_calls, results, strict=True)
     )
     if any(result.status is ToolStatus.INFRA_ERROR for result in results):
       return self._end(
-          Step(Observation(()), terminated=True, status=Status.ENV_ERROR, tools=records)
+        Step(Observation(()), terminated=True, status=Status.ENV_ERROR, tools=records)
       )
     messages = tuple(Message("tool", result.output) for result in results)
     self._conversation.extend(messages)
@@ -98,13 +99,13 @@ class QuestionEnvironment(Environment):
     if self._task is None:
       raise RuntimeError("snapshot() before reset(task, key)")
     state = {
-        "format": _SNAPSHOT_FORMAT,
-        "task": self._task.id,
-        "source": self._task.source,
-        "key": self._key,
-        "turn": self._turn,
-        "ended": self._ended,
-        "conversation": [_message_to_json(m) for m in self._conversation],
+      "format": _SNAPSHOT_FORMAT,
+      "task": self._task.id,
+      "source": self._task.source,
+      "key": self._key,
+      "turn": self._turn,
+      "ended": self._ended,
+      "conversation": [_message_to_json(m) for m in self._conversation],
     }
     return json.dumps(state, sort_keys=True).encode()
 
@@ -116,8 +117,8 @@ class QuestionEnvironment(Environment):
       raise ValueError(f"snapshot format {values['format']!r}; this one reads {_SNAPSHOT_FORMAT}")
     if (values["source"], values["task"]) != (self._task.source, self._task.id):
       raise ValueError(
-          f"the snapshot is of task {values['task']} of {values['source']!r}, the environment was "
-          f"reset with task {self._task.id} of {self._task.source!r}; reset with the same task"
+        f"the snapshot is of task {values['task']} of {values['source']!r}, the environment was "
+        f"reset with task {self._task.id} of {self._task.source!r}; reset with the same task"
       )
     self._key, self._turn, self._ended = values["key"], values["turn"], values["ended"]
     self._conversation = [_message_from_json(m) for m in values["conversation"]]
@@ -131,10 +132,15 @@ class QuestionEnvironment(Environment):
     episode = f"{self._task.source}/{self._task.id}/{self._key}"
     async with asyncio.TaskGroup() as group:
       running = [
-          group.create_task(self._registry.call(call, ToolContext(
+        group.create_task(
+          self._registry.call(
+            call,
+            ToolContext(
               episode=episode, seed=_call_seed(self._key, turn, index), timeout=self._tool_timeout
-          )))
-          for index, call in enumerate(calls)
+            ),
+          )
+        )
+        for index, call in enumerate(calls)
       ]
     return [task.result() for task in running]
 
@@ -145,8 +151,9 @@ def _call_seed(key: int, turn: int, index: int) -> int:
 
 
 def _message_to_json(message: Message) -> dict[str, Any]:
-  calls = [{"name": c.name, "arguments": dict(c.arguments), "error": c.error}
-           for c in message.tool_calls]
+  calls = [
+    {"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in message.tool_calls
+  ]
   return {"role": message.role, "content": message.content, "tool_calls": calls}
 
 

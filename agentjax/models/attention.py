@@ -46,26 +46,26 @@ def attention_spec(config: ModelConfig) -> Attention:
 
   def projection(heads: int, name: str) -> ParamSpec:
     return ParamSpec(
-        (config.d_model, heads, config.head_dim),
-        ("embed", name, "head_dim"),
-        config.param_dtype,
-        scale=into,
+      (config.d_model, heads, config.head_dim),
+      ("embed", name, "head_dim"),
+      config.param_dtype,
+      scale=into,
     )
 
   width = config.num_heads * config.head_dim
   norm = norm_spec(config.head_dim, config) if config.qk_norm else None
   return Attention(
-      query=projection(config.num_heads, "heads"),
-      key=projection(config.num_kv_heads, "kv_heads"),
-      value=projection(config.num_kv_heads, "kv_heads"),
-      out=ParamSpec(
-          (config.num_heads, config.head_dim, config.d_model),
-          ("heads", "head_dim", "embed"),
-          config.param_dtype,
-          scale=config.init_scale * config.residual_scale * width**-0.5,
-      ),
-      query_norm=norm,
-      key_norm=norm,
+    query=projection(config.num_heads, "heads"),
+    key=projection(config.num_kv_heads, "kv_heads"),
+    value=projection(config.num_kv_heads, "kv_heads"),
+    out=ParamSpec(
+      (config.num_heads, config.head_dim, config.d_model),
+      ("heads", "head_dim", "embed"),
+      config.param_dtype,
+      scale=config.init_scale * config.residual_scale * width**-0.5,
+    ),
+    query_norm=norm,
+    key_norm=norm,
   )
 
 
@@ -76,12 +76,12 @@ def init_kv_cache(config: ModelConfig, slots: int, length: int) -> KVCache:
 
 
 def attention(
-    params: Attention,
-    x: Float[Array, "batch time embed"],
-    config: ModelConfig,
-    *,
-    segment_ids: Int[Array, "batch time"],
-    positions: Int[Array, "batch time"],
+  params: Attention,
+  x: Float[Array, "batch time embed"],
+  config: ModelConfig,
+  *,
+  segment_ids: Int[Array, "batch time"],
+  positions: Int[Array, "batch time"],
 ) -> Float[Array, "batch time embed"]:
   """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment.
 
@@ -102,14 +102,14 @@ def attention(
 
 
 def attention_extend(
-    params: Attention,
-    x: Float[Array, "rows time embed"],
-    cache: KVCache,
-    config: ModelConfig,
-    *,
-    rows: Int[Array, " rows"],
-    positions: Int[Array, "rows time"],
-    counts: Int[Array, " rows"],
+  params: Attention,
+  x: Float[Array, "rows time embed"],
+  cache: KVCache,
+  config: ModelConfig,
+  *,
+  rows: Int[Array, " rows"],
+  positions: Int[Array, "rows time"],
+  counts: Int[Array, " rows"],
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -123,8 +123,8 @@ def attention_extend(
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, length)
   cache = KVCache(
-      keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
-      values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
+    keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
+    values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
   )
   seen = jnp.arange(length) <= positions[..., None]
   keys = cache.keys.at[rows].get(mode="clip")
@@ -133,13 +133,13 @@ def attention_extend(
 
 
 def attention_step(
-    params: Attention,
-    x: Float[Array, "slots embed"],
-    cache: KVCache,
-    config: ModelConfig,
-    *,
-    lengths: Int[Array, " slots"],
-    active: Bool[Array, " slots"],
+  params: Attention,
+  x: Float[Array, "slots embed"],
+  cache: KVCache,
+  config: ModelConfig,
+  *,
+  lengths: Int[Array, " slots"],
+  active: Bool[Array, " slots"],
 ) -> tuple[Float[Array, "slots embed"], KVCache]:
   """One token for every active slot, written at ``lengths``."""
   query, key, value = _project(params, x[:, None], config, lengths[:, None])
@@ -147,8 +147,8 @@ def attention_step(
   slots = jnp.arange(x.shape[0])
   place = jnp.where(active, lengths, length)
   cache = KVCache(
-      keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
-      values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
+    keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
+    values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
   )
   seen = jnp.arange(length) <= lengths[:, None, None]
   out = _attend(jnp.moveaxis(query, 1, 2), cache.keys, cache.values, seen)
@@ -156,12 +156,12 @@ def attention_step(
 
 
 def _project(
-    params: Attention, x: Array, config: ModelConfig, positions: Array
+  params: Attention, x: Array, config: ModelConfig, positions: Array
 ) -> tuple[Array, Array, Array]:
   """Query [B, T, heads, head_dim], key and value [B, T, kv_heads, head_dim]."""
   query, key, value = (
-      linear(x, w).reshape(*x.shape[:2], *w.shape[1:])
-      for w in (params.query, params.key, params.value)
+    linear(x, w).reshape(*x.shape[:2], *w.shape[1:])
+    for w in (params.query, params.key, params.value)
   )
   if params.query_norm is not None and params.key_norm is not None:
     query = rms_norm(query, params.query_norm, config.norm_eps)
@@ -199,7 +199,7 @@ def _attend(query: Array, key: Array, value: Array, seen: Array) -> Array:
 
 
 def _attend_forward(
-    query: Array, key: Array, value: Array, seen: Array
+  query: Array, key: Array, value: Array, seen: Array
 ) -> tuple[Array, tuple[Array, ...]]:
   scores = _scores(query, key, seen)
   top = jnp.max(scores, axis=-1, keepdims=True)
@@ -207,7 +207,7 @@ def _attend_forward(
   total = jnp.sum(weights, axis=-1, keepdims=True)
   exact = precision(value.dtype)
   out = jnp.matmul(
-      weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
+    weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
   )
   out = (out / total).astype(query.dtype).reshape(query.shape)
   return out, (query, key, value, seen, out, top + jnp.log(total))
@@ -225,10 +225,10 @@ def _attend_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | 
   slope = (weights * (slope - delta) * query.shape[-1] ** -0.5).astype(dtype)
   # The small operand first: XLA:CPU transposes the left one.
   return (
-      jnp.matmul(slope, key, precision=exact).reshape(query.shape),
-      jnp.swapaxes(product("bcqd,bcqk->bcdk", _group(query, key), slope), 2, 3),
-      jnp.swapaxes(product("bcqd,bcqk->bcdk", gradient, weights.astype(dtype)), 2, 3),
-      None,
+    jnp.matmul(slope, key, precision=exact).reshape(query.shape),
+    jnp.swapaxes(product("bcqd,bcqk->bcdk", _group(query, key), slope), 2, 3),
+    jnp.swapaxes(product("bcqd,bcqk->bcdk", gradient, weights.astype(dtype)), 2, 3),
+    None,
   )
 
 
@@ -244,11 +244,11 @@ def _scores(query: Array, key: Array, seen: Array) -> Array:
   """Masked float32 scores [B, kv_heads, heads / kv_heads * Q, K]."""
   grouped = _group(query, key)
   scores = jnp.einsum(
-      "bcqd,bckd->bcqk",
-      grouped,
-      key,
-      precision=precision(query.dtype),
-      preferred_element_type=jnp.float32,
+    "bcqd,bckd->bcqk",
+    grouped,
+    key,
+    precision=precision(query.dtype),
+    preferred_element_type=jnp.float32,
   )
   shared = scores.shape[2] // seen.shape[1]
   mask = jnp.tile(seen, (1, shared, 1))[:, None]

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attention import (
-    Attention,
-    KVCache,
-    attention_extend,
-    attention_step,
-    init_kv_cache,
+  Attention,
+  KVCache,
+  attention_extend,
+  attention_step,
+  init_kv_cache,
 )
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits
 from agentjax.models.mamba2 import (
-    Mamba2,
-    MambaCache,
-    init_mamba_cache,
-    mamba2_extend,
-    mamba2_step,
+  Mamba2,
+  MambaCache,
+  init_mamba_cache,
+  mamba2_extend,
+  mamba2_step,
 )
 from agentjax.models.mlp import Mlp, mlp
 from agentjax.models.moe import Moe, moe
@@ -60,20 +60,18 @@ def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
     mixer = block.mixer
     narrow = jax.tree.map(lambda w: w.astype(config.dtype), mixer)
     if isinstance(mixer, Moe):
-      narrow = dataclasses.replace(
-          narrow, router=mixer.router, router_bias=mixer.router_bias
-      )
+      narrow = dataclasses.replace(narrow, router=mixer.router, router_bias=mixer.router_bias)
     if isinstance(mixer, Mamba2):
       narrow = dataclasses.replace(
-          narrow, step_bias=mixer.step_bias, decay_rate=mixer.decay_rate, skip=mixer.skip
+        narrow, step_bias=mixer.step_bias, decay_rate=mixer.decay_rate, skip=mixer.skip
       )
     return Block(norm=block.norm, mixer=narrow)
 
   return DecodeParams(
-      embedding=params.embedding.astype(config.dtype),
-      blocks=tuple(cast(block) for block in unstack(params, config)),
-      final_norm=params.final_norm,
-      lm_head=None if params.lm_head is None else params.lm_head.astype(config.dtype),
+    embedding=params.embedding.astype(config.dtype),
+    blocks=tuple(cast(block) for block in unstack(params, config)),
+    final_norm=params.final_norm,
+    lm_head=None if params.lm_head is None else params.lm_head.astype(config.dtype),
   )
 
 
@@ -91,18 +89,18 @@ def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
     return init_mamba_cache(config, slots) if kind == "M" else None
 
   return Cache(
-      blocks=tuple(entry(kind) for kind in config.pattern),
-      lengths=jnp.zeros((slots,), jnp.int32),
+    blocks=tuple(entry(kind) for kind in config.pattern),
+    lengths=jnp.zeros((slots,), jnp.int32),
   )
 
 
 def extend(
-    params: DecodeParams,
-    config: ModelConfig,
-    cache: Cache,
-    rows: Int[Array, " rows"],
-    token_ids: Int[Array, "rows time"],
-    counts: Int[Array, " rows"],
+  params: DecodeParams,
+  config: ModelConfig,
+  cache: Cache,
+  rows: Int[Array, " rows"],
+  token_ids: Int[Array, "rows time"],
+  counts: Int[Array, " rows"],
 ) -> tuple[Float[Array, "rows vocab"], Cache]:
   """Appends tokens to some slots; prefill is the same thing on an empty slot.
 
@@ -132,7 +130,7 @@ def extend(
     match block.mixer, entry:
       case Attention() as mixer, KVCache():
         out, entry = attention_extend(
-            mixer, inputs, entry, config, rows=rows, positions=positions, counts=counts
+          mixer, inputs, entry, config, rows=rows, positions=positions, counts=counts
         )
       case Mamba2() as mixer, MambaCache():
         out, entry = mamba2_extend(mixer, inputs, entry, config, rows=rows, counts=counts)
@@ -148,11 +146,11 @@ def extend(
 
 
 def decode_step(
-    params: DecodeParams,
-    config: ModelConfig,
-    cache: Cache,
-    token_ids: Int[Array, " slots"],
-    active: Bool[Array, " slots"],
+  params: DecodeParams,
+  config: ModelConfig,
+  cache: Cache,
+  token_ids: Int[Array, " slots"],
+  active: Bool[Array, " slots"],
 ) -> tuple[Float[Array, "slots vocab"], Cache]:
   """Appends one token to every active slot and returns the logits of the next.
 
@@ -177,7 +175,7 @@ def decode_step(
     match block.mixer, entry:
       case Attention() as mixer, KVCache():
         out, entry = attention_step(
-            mixer, inputs, entry, config, lengths=cache.lengths, active=active
+          mixer, inputs, entry, config, lengths=cache.lengths, active=active
         )
       case Mamba2() as mixer, MambaCache():
         out, entry = mamba2_step(mixer, inputs, entry, config, active=active)
@@ -203,10 +201,10 @@ def write_slots(cache: Cache, rows: Int[Array, " rows"], states: Cache) -> Cache
 def copy_slot(cache: Cache, source: int | Array, targets: Int[Array, " targets"]) -> Cache:
   """Forks one slot into others; a target at or past the number of slots is dropped."""
   return jax.tree.map(
-      lambda v: v.at[targets].set(
-          jnp.broadcast_to(v[source], (targets.shape[0], *v.shape[1:])), mode="drop"
-      ),
-      cache,
+    lambda v: v.at[targets].set(
+      jnp.broadcast_to(v[source], (targets.shape[0], *v.shape[1:])), mode="drop"
+    ),
+    cache,
   )
 
 
@@ -217,8 +215,7 @@ def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
     return v.at[rows].set(0, mode="drop")
 
   blocks = tuple(
-      jax.tree.map(clear, entry) if isinstance(entry, MambaCache) else entry
-      for entry in cache.blocks
+    jax.tree.map(clear, entry) if isinstance(entry, MambaCache) else entry for entry in cache.blocks
   )
   return Cache(blocks=blocks, lengths=clear(cache.lengths))
 

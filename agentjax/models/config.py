@@ -112,56 +112,56 @@ class ModelConfig(Config):
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(
-        bool(self.pattern) and set(self.pattern) <= set(KINDS),
-        f"{path}.pattern",
-        self.pattern,
-        "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items()),
+      bool(self.pattern) and set(self.pattern) <= set(KINDS),
+      f"{path}.pattern",
+      self.pattern,
+      "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items()),
     )
     positive = (
-        "vocab_size d_model scan_unroll logits_chunk num_heads num_kv_heads head_dim "
-        "attention_block d_mlp mamba_heads mamba_head_dim mamba_state mamba_groups chunk_size "
-        "num_experts experts_per_token d_expert expert_block"
+      "vocab_size d_model scan_unroll logits_chunk num_heads num_kv_heads head_dim "
+      "attention_block d_mlp mamba_heads mamba_head_dim mamba_state mamba_groups chunk_size "
+      "num_experts experts_per_token d_expert expert_block"
     )
     for name in positive.split():
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
     for name in ("norm_eps", "init_scale", "dt_floor", "routed_scaling"):
       check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "above 0")
     check(
-        self.num_heads % self.num_kv_heads == 0,
-        f"{path}.num_kv_heads",
-        self.num_kv_heads,
-        f"a divisor of num_heads={self.num_heads}",
+      self.num_heads % self.num_kv_heads == 0,
+      f"{path}.num_kv_heads",
+      self.num_kv_heads,
+      f"a divisor of num_heads={self.num_heads}",
     )
     check(
-        self.rope_theta is None or (self.rope_theta > 1 and self.head_dim % 2 == 0),
-        f"{path}.rope_theta",
-        self.rope_theta,
-        f"None, or above 1 with an even head_dim (head_dim={self.head_dim})",
+      self.rope_theta is None or (self.rope_theta > 1 and self.head_dim % 2 == 0),
+      f"{path}.rope_theta",
+      self.rope_theta,
+      f"None, or above 1 with an even head_dim (head_dim={self.head_dim})",
     )
     check(
-        self.mamba_heads % self.mamba_groups == 0,
-        f"{path}.mamba_groups",
-        self.mamba_groups,
-        f"a divisor of mamba_heads={self.mamba_heads}",
+      self.mamba_heads % self.mamba_groups == 0,
+      f"{path}.mamba_groups",
+      self.mamba_groups,
+      f"a divisor of mamba_heads={self.mamba_heads}",
     )
     check(self.conv_kernel >= 2, f"{path}.conv_kernel", self.conv_kernel, "at least 2")
     check(
-        0 < self.dt_min <= self.dt_max,
-        f"{path}.dt_min",
-        self.dt_min,
-        f"above 0 and at most dt_max={self.dt_max}",
+      0 < self.dt_min <= self.dt_max,
+      f"{path}.dt_min",
+      self.dt_min,
+      f"above 0 and at most dt_max={self.dt_max}",
     )
     high = float("inf") if self.dt_limit_high is None else self.dt_limit_high
     check(
-        0 <= self.dt_limit_low < high,
-        f"{path}.dt_limit_low",
-        self.dt_limit_low,
-        f"from 0 to below dt_limit_high={self.dt_limit_high}",
+      0 <= self.dt_limit_low < high,
+      f"{path}.dt_limit_low",
+      self.dt_limit_low,
+      f"from 0 to below dt_limit_high={self.dt_limit_high}",
     )
     check(
-        self.experts_per_token <= self.num_experts,
-        f"{path}.experts_per_token",
-        self.experts_per_token,
-        f"at most num_experts={self.num_experts}",
+      self.experts_per_token <= self.num_experts,
+      f"{path}.experts_per_token",
+      self.experts_per_token,
+      f"at most num_experts={self.num_experts}",
     )
     check(self.d_shared_expert >= 0, f"{path}.d_shared_expert", self.d_shared_expert, "0 or more")

@@ -43,20 +43,20 @@ class ValueHead:
 
 
 def compute_logits(
-    params: Params | DecodeParams, hidden: Float[Array, "*lead embed"]
+  params: Params | DecodeParams, hidden: Float[Array, "*lead embed"]
 ) -> Float[Array, "*lead vocab"]:
   """Float32 logits of the next token."""
   return _logits(hidden, _output_weight(params).astype(hidden.dtype))
 
 
 def score_tokens(
-    params: Params,
-    config: ModelConfig,
-    token_ids: Int[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    positions: Int[Array, "batch time"],
-    *,
-    temperature: float | Array = 1.0,
+  params: Params,
+  config: ModelConfig,
+  token_ids: Int[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  positions: Int[Array, "batch time"],
+  *,
+  temperature: float | Array = 1.0,
 ) -> TokenScores:
   """Log-prob and entropy of every token given its past, at ``temperature``.
 
@@ -74,8 +74,8 @@ def score_tokens(
   divisor = jnp.asarray(temperature, jnp.float32)
   size = config.logits_chunk
   parts = [
-      _score(hidden[:, start : start + size], weight, targets[:, start : start + size], divisor)
-      for start in range(0, targets.shape[1], size)
+    _score(hidden[:, start : start + size], weight, targets[:, start : start + size], divisor)
+    for start in range(0, targets.shape[1], size)
   ]
   follows = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
 
@@ -85,19 +85,19 @@ def score_tokens(
     return jnp.pad(jnp.where(follows, joined, 0.0), ((0, 0), (1, 0)))
 
   return TokenScores(
-      log_probs=join(0),
-      entropies=join(1),
-      hidden=out.hidden,
-      router_load=out.router_load,
-      balance_loss=out.balance_loss,
+    log_probs=join(0),
+    entropies=join(1),
+    hidden=out.hidden,
+    router_load=out.router_load,
+    balance_loss=out.balance_loss,
   )
 
 
 def value_specs(config: ModelConfig) -> ValueHead:
   """Abstract parameters of the value head; it starts at zero."""
   return ValueHead(
-      weight=ParamSpec((config.d_model,), (None,), init="zeros"),
-      bias=ParamSpec((), (), init="zeros", decayed=False),
+    weight=ParamSpec((config.d_model,), (None,), init="zeros"),
+    bias=ParamSpec((), (), init="zeros", decayed=False),
   )
 
 
@@ -107,9 +107,7 @@ def values(params: ValueHead, hidden: Float[Array, "*lead embed"]) -> Float[Arra
 
 
 @jax.custom_vjp
-def _score(
-    hidden: Array, weight: Array, targets: Array, temperature: Array
-) -> tuple[Array, Array]:
+def _score(hidden: Array, weight: Array, targets: Array, temperature: Array) -> tuple[Array, Array]:
   """Log-prob of the targets and entropy, keeping no logits for the gradient.
 
   Args:
@@ -125,7 +123,7 @@ def _score(
 
 
 def _score_forward(
-    hidden: Array, weight: Array, targets: Array, temperature: Array
+  hidden: Array, weight: Array, targets: Array, temperature: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
   logits = _logits(hidden, weight) / temperature
   top = jnp.max(logits, axis=-1)
@@ -141,7 +139,7 @@ def _score_forward(
 
 
 def _score_backward(
-    kept: tuple[Array, ...], gradients: tuple[Array, Array]
+  kept: tuple[Array, ...], gradients: tuple[Array, Array]
 ) -> tuple[Array, Array, None, Array]:
   """``d log p(y) / d logit_j = [j = y] - p_j`` and ``d H / d logit_j = -p_j (log p_j + H)``."""
   hidden, weight, targets, temperature, log_total, entropies = kept
@@ -153,10 +151,10 @@ def _score_backward(
   slope = (slope / temperature).astype(hidden.dtype).reshape(-1, weight.shape[1])
   exact = precision(hidden.dtype)
   return (
-      jnp.matmul(slope, weight.T, precision=exact).reshape(hidden.shape),
-      jnp.matmul(hidden.reshape(-1, hidden.shape[-1]).T, slope, precision=exact),
-      None,
-      jnp.zeros_like(temperature),
+    jnp.matmul(slope, weight.T, precision=exact).reshape(hidden.shape),
+    jnp.matmul(hidden.reshape(-1, hidden.shape[-1]).T, slope, precision=exact),
+    None,
+    jnp.zeros_like(temperature),
   )
 
 
@@ -169,5 +167,5 @@ def _output_weight(params: Params | DecodeParams) -> Array:
 
 def _logits(hidden: Array, weight: Array) -> Array:
   return jnp.matmul(
-      hidden, weight, precision=precision(hidden.dtype), preferred_element_type=jnp.float32
+    hidden, weight, precision=precision(hidden.dtype), preferred_element_type=jnp.float32
   )

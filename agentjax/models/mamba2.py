@@ -70,43 +70,41 @@ def mamba2_spec(config: ModelConfig) -> Mamba2:
     return ParamSpec((config.d_model, *shape), ("embed", *axes), dtype, scale=into)
 
   def taps(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
-    return ParamSpec(
-        (config.conv_kernel, *shape), (None, *axes), dtype, scale=tap, decayed=False
-    )
+    return ParamSpec((config.conv_kernel, *shape), (None, *axes), dtype, scale=tap, decayed=False)
 
   def bias(shape: tuple[int, ...], axes: tuple[str, ...]) -> ParamSpec:
     return ParamSpec(shape, axes, dtype, "zeros", decayed=False)
 
   return Mamba2(
-      gate=projection(heads, head_axes),
-      x=projection(heads, head_axes),
-      b=projection(groups, group_axes),
-      c=projection(groups, group_axes),
-      step=projection(heads[:1], head_axes[:1]),
-      conv_x=taps(heads, head_axes),
-      conv_b=taps(groups, group_axes),
-      conv_c=taps(groups, group_axes),
-      conv_x_bias=bias(heads, head_axes),
-      conv_b_bias=bias(groups, group_axes),
-      conv_c_bias=bias(groups, group_axes),
-      step_bias=ParamSpec(
-          heads[:1],
-          head_axes[:1],
-          init="step_bias",
-          low=config.dt_min,
-          high=config.dt_max,
-          floor=config.dt_floor,
-          decayed=False,
-      ),
-      decay_rate=ParamSpec(heads[:1], head_axes[:1], init="decay_rate", decayed=False),
-      skip=ParamSpec(heads[:1], head_axes[:1], init="ones", decayed=False),
-      norm=ParamSpec(heads, head_axes, dtype, "ones", decayed=False),
-      out=ParamSpec(
-          (*heads, config.d_model),
-          (*head_axes, "embed"),
-          dtype,
-          scale=config.init_scale * config.residual_scale * (heads[0] * heads[1]) ** -0.5,
-      ),
+    gate=projection(heads, head_axes),
+    x=projection(heads, head_axes),
+    b=projection(groups, group_axes),
+    c=projection(groups, group_axes),
+    step=projection(heads[:1], head_axes[:1]),
+    conv_x=taps(heads, head_axes),
+    conv_b=taps(groups, group_axes),
+    conv_c=taps(groups, group_axes),
+    conv_x_bias=bias(heads, head_axes),
+    conv_b_bias=bias(groups, group_axes),
+    conv_c_bias=bias(groups, group_axes),
+    step_bias=ParamSpec(
+      heads[:1],
+      head_axes[:1],
+      init="step_bias",
+      low=config.dt_min,
+      high=config.dt_max,
+      floor=config.dt_floor,
+      decayed=False,
+    ),
+    decay_rate=ParamSpec(heads[:1], head_axes[:1], init="decay_rate", decayed=False),
+    skip=ParamSpec(heads[:1], head_axes[:1], init="ones", decayed=False),
+    norm=ParamSpec(heads, head_axes, dtype, "ones", decayed=False),
+    out=ParamSpec(
+      (*heads, config.d_model),
+      (*head_axes, "embed"),
+      dtype,
+      scale=config.init_scale * config.residual_scale * (heads[0] * heads[1]) ** -0.5,
+    ),
   )
 
 
@@ -115,19 +113,19 @@ def init_mamba_cache(config: ModelConfig, slots: int) -> MambaCache:
   inner = config.mamba_heads * config.mamba_head_dim
   channels = inner + 2 * config.mamba_groups * config.mamba_state
   return MambaCache(
-      tail=jnp.zeros((slots, config.conv_kernel - 1, channels), config.dtype),
-      state=jnp.zeros(
-          (slots, config.mamba_heads, config.mamba_head_dim, config.mamba_state), jnp.float32
-      ),
+    tail=jnp.zeros((slots, config.conv_kernel - 1, channels), config.dtype),
+    state=jnp.zeros(
+      (slots, config.mamba_heads, config.mamba_head_dim, config.mamba_state), jnp.float32
+    ),
   )
 
 
 def mamba2(
-    params: Mamba2,
-    x: Float[Array, "batch time embed"],
-    config: ModelConfig,
-    *,
-    segment_ids: Int[Array, "batch time"],
+  params: Mamba2,
+  x: Float[Array, "batch time embed"],
+  config: ModelConfig,
+  *,
+  segment_ids: Int[Array, "batch time"],
 ) -> Float[Array, "batch time embed"]:
   """Convolution, state space scan, gated norm; state and taps restart with every segment.
 
@@ -139,32 +137,32 @@ def mamba2(
   """
   projected = _project(params, x)
   convolved = [
-      causal_conv1d(v, w, bias, segment_ids=segment_ids, implementation=config.kernels)[0]
-      for v, (w, bias) in zip(projected[1:4], _filters(params, x.dtype), strict=True)
+    causal_conv1d(v, w, bias, segment_ids=segment_ids, implementation=config.kernels)[0]
+    for v, (w, bias) in zip(projected[1:4], _filters(params, x.dtype), strict=True)
   ]
   inputs, b, c = _activate(params, *convolved)
   y, _ = ssd(
-      inputs,
-      _step_size(params, projected.step, config),
-      _decay(params),
-      b,
-      c,
-      params.skip,
-      segment_ids=segment_ids,
-      chunk_size=config.chunk_size,
-      implementation=config.kernels,
+    inputs,
+    _step_size(params, projected.step, config),
+    _decay(params),
+    b,
+    c,
+    params.skip,
+    segment_ids=segment_ids,
+    chunk_size=config.chunk_size,
+    implementation=config.kernels,
   )
   return _output(params, y, projected.gate, config)
 
 
 def mamba2_extend(
-    params: Mamba2,
-    x: Float[Array, "rows time embed"],
-    cache: MambaCache,
-    config: ModelConfig,
-    *,
-    rows: Int[Array, " rows"],
-    counts: Int[Array, " rows"],
+  params: Mamba2,
+  x: Float[Array, "rows time embed"],
+  cache: MambaCache,
+  config: ModelConfig,
+  *,
+  rows: Int[Array, " rows"],
+  counts: Int[Array, " rows"],
 ) -> tuple[Float[Array, "rows time embed"], MambaCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]``; right padding changes nothing.
 
@@ -174,43 +172,39 @@ def mamba2_extend(
   sizes = [v.shape[-1] for v in projected[1:4]]
   tails = _split(cache.tail.at[rows].get(mode="clip"), sizes)
   convolved, new_tails = zip(
-      *(
-          causal_conv1d(
-              v, w, bias, initial_tail=tail, lengths=counts, implementation=config.kernels
-          )
-          for v, (w, bias), tail in zip(
-              projected[1:4], _filters(params, x.dtype), tails, strict=True
-          )
-      ),
-      strict=True,
+    *(
+      causal_conv1d(v, w, bias, initial_tail=tail, lengths=counts, implementation=config.kernels)
+      for v, (w, bias), tail in zip(projected[1:4], _filters(params, x.dtype), tails, strict=True)
+    ),
+    strict=True,
   )
   inputs, b, c = _activate(params, *convolved)
   real = jnp.arange(x.shape[1]) < counts[:, None]
   y, state = ssd(
-      inputs,
-      jnp.where(real[..., None], _step_size(params, projected.step, config), 0.0),
-      _decay(params),
-      b,
-      c,
-      params.skip,
-      initial_state=cache.state.at[rows].get(mode="clip"),
-      chunk_size=config.chunk_size,
-      implementation=config.kernels,
+    inputs,
+    jnp.where(real[..., None], _step_size(params, projected.step, config), 0.0),
+    _decay(params),
+    b,
+    c,
+    params.skip,
+    initial_state=cache.state.at[rows].get(mode="clip"),
+    chunk_size=config.chunk_size,
+    implementation=config.kernels,
   )
   cache = MambaCache(
-      tail=cache.tail.at[rows].set(jnp.concatenate(new_tails, axis=-1), mode="drop"),
-      state=cache.state.at[rows].set(state, mode="drop"),
+    tail=cache.tail.at[rows].set(jnp.concatenate(new_tails, axis=-1), mode="drop"),
+    state=cache.state.at[rows].set(state, mode="drop"),
   )
   return _output(params, y, projected.gate, config), cache
 
 
 def mamba2_step(
-    params: Mamba2,
-    x: Float[Array, "slots embed"],
-    cache: MambaCache,
-    config: ModelConfig,
-    *,
-    active: Bool[Array, " slots"],
+  params: Mamba2,
+  x: Float[Array, "slots embed"],
+  cache: MambaCache,
+  config: ModelConfig,
+  *,
+  active: Bool[Array, " slots"],
 ) -> tuple[Float[Array, "slots embed"], MambaCache]:
   """One token for every active slot; the others keep tail and state bit for bit."""
   projected = _project(params, x)
@@ -223,37 +217,37 @@ def mamba2_step(
   sizes = [v.shape[-1] for v in projected[1:4]]
   inputs, b, c = _activate(params, *_split(convolved.astype(x.dtype), sizes))
   y, state = ssd_step(
-      inputs,
-      _step_size(params, projected.step, config),
-      _decay(params),
-      b,
-      c,
-      params.skip,
-      cache.state,
+    inputs,
+    _step_size(params, projected.step, config),
+    _decay(params),
+    b,
+    c,
+    params.skip,
+    cache.state,
   )
   cache = MambaCache(
-      tail=jnp.where(active[:, None, None], window[:, 1:], cache.tail),
-      state=jnp.where(active[:, None, None, None], state, cache.state),
+    tail=jnp.where(active[:, None, None], window[:, 1:], cache.tail),
+    state=jnp.where(active[:, None, None, None], state, cache.state),
   )
   return _output(params, y, projected.gate, config), cache
 
 
 def _project(params: Mamba2, x: Array) -> _Projected:
   return _Projected(
-      gate=linear(x, params.gate),
-      x=linear(x, params.x),
-      b=linear(x, params.b),
-      c=linear(x, params.c),
-      step=linear(x, params.step).astype(jnp.float32),
+    gate=linear(x, params.gate),
+    x=linear(x, params.x),
+    b=linear(x, params.b),
+    c=linear(x, params.c),
+    step=linear(x, params.step).astype(jnp.float32),
   )
 
 
 def _filters(params: Mamba2, dtype: jnp.dtype) -> list[tuple[Array, Array]]:
   """Taps [kernel, channels] and bias [channels] of x, B and C."""
   pairs = (
-      (params.conv_x, params.conv_x_bias),
-      (params.conv_b, params.conv_b_bias),
-      (params.conv_c, params.conv_c_bias),
+    (params.conv_x, params.conv_x_bias),
+    (params.conv_b, params.conv_b_bias),
+    (params.conv_c, params.conv_c_bias),
   )
   return [(w.reshape(w.shape[0], -1).astype(dtype), v.reshape(-1).astype(dtype)) for w, v in pairs]
 
@@ -263,9 +257,9 @@ def _activate(params: Mamba2, x: Array, b: Array, c: Array) -> tuple[Array, Arra
   x, b, c = (jax.nn.silu(v) for v in (x, b, c))
   lead = x.shape[:-1]
   return (
-      x.reshape(*lead, *params.x.shape[1:]),
-      b.reshape(*lead, *params.b.shape[1:]),
-      c.reshape(*lead, *params.c.shape[1:]),
+    x.reshape(*lead, *params.x.shape[1:]),
+    b.reshape(*lead, *params.b.shape[1:]),
+    c.reshape(*lead, *params.c.shape[1:]),
   )
 
 
@@ -282,7 +276,7 @@ def _decay(params: Mamba2) -> Array:
 
 def _output(params: Mamba2, y: Array, gate: Array, config: ModelConfig) -> Array:
   flat = gated_rms_norm(
-      y.reshape(gate.shape), gate, params.norm.reshape(-1), config.mamba_groups, config.norm_eps
+    y.reshape(gate.shape), gate, params.norm.reshape(-1), config.mamba_groups, config.norm_eps
   )
   return linear(flat, params.out.reshape(-1, params.out.shape[-1]))
 

@@ -26,20 +26,20 @@ class Mlp:
 def mlp_spec(config: ModelConfig, width: int) -> Mlp:
   """Abstract parameters of a block of hidden width ``width``."""
   into = ParamSpec(
-      (config.d_model, width),
-      ("embed", "mlp"),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
+    (config.d_model, width),
+    ("embed", "mlp"),
+    config.param_dtype,
+    scale=config.init_scale * config.d_model**-0.5,
   )
   return Mlp(
-      up=into,
-      gate=into if config.mlp_activation == "swiglu" else None,
-      down=ParamSpec(
-          (width, config.d_model),
-          ("mlp", "embed"),
-          config.param_dtype,
-          scale=config.init_scale * config.residual_scale * width**-0.5,
-      ),
+    up=into,
+    gate=into if config.mlp_activation == "swiglu" else None,
+    down=ParamSpec(
+      (width, config.d_model),
+      ("mlp", "embed"),
+      config.param_dtype,
+      scale=config.init_scale * config.residual_scale * width**-0.5,
+    ),
   )
 
 

@@ -54,30 +54,30 @@ def moe_spec(config: ModelConfig) -> Moe:
   """Abstract parameters of one mixture block."""
   experts, width = config.num_experts, config.d_expert
   into = ParamSpec(
-      (experts, config.d_model, width),
-      ("experts", "embed", "expert_mlp"),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
+    (experts, config.d_model, width),
+    ("experts", "embed", "expert_mlp"),
+    config.param_dtype,
+    scale=config.init_scale * config.d_model**-0.5,
   )
   return Moe(
-      router=ParamSpec(
-          (config.d_model, experts), ("embed", None), scale=config.init_scale * config.d_model**-0.5
-      ),
-      router_bias=ParamSpec((experts,), (None,), init="zeros", trained=False, decayed=False),
-      expert_up=into,
-      expert_gate=into if config.mlp_activation == "swiglu" else None,
-      expert_down=ParamSpec(
-          (experts, width, config.d_model),
-          ("experts", "expert_mlp", "embed"),
-          config.param_dtype,
-          scale=config.init_scale * config.residual_scale * width**-0.5,
-      ),
-      shared=mlp_spec(config, config.d_shared_expert) if config.d_shared_expert else None,
+    router=ParamSpec(
+      (config.d_model, experts), ("embed", None), scale=config.init_scale * config.d_model**-0.5
+    ),
+    router_bias=ParamSpec((experts,), (None,), init="zeros", trained=False, decayed=False),
+    expert_up=into,
+    expert_gate=into if config.mlp_activation == "swiglu" else None,
+    expert_down=ParamSpec(
+      (experts, width, config.d_model),
+      ("experts", "expert_mlp", "embed"),
+      config.param_dtype,
+      scale=config.init_scale * config.residual_scale * width**-0.5,
+    ),
+    shared=mlp_spec(config, config.d_shared_expert) if config.d_shared_expert else None,
   )
 
 
 def moe(
-    params: Moe, x: Float[Array, "*lead embed"], config: ModelConfig, *, real: Bool[Array, "*lead"]
+  params: Moe, x: Float[Array, "*lead embed"], config: ModelConfig, *, real: Bool[Array, "*lead"]
 ) -> tuple[Float[Array, "*lead embed"], RouterStats]:
   """``routed_scaling * sum_{e in top k} g_e f_e(x) + shared(x)``.
 
@@ -106,7 +106,7 @@ def moe(
 
 def _route(params: Moe, tokens: Array, config: ModelConfig) -> _Routes:
   logits = jnp.matmul(
-      tokens.astype(jnp.float32), params.router, precision=jax.lax.Precision.HIGHEST
+    tokens.astype(jnp.float32), params.router, precision=jax.lax.Precision.HIGHEST
   )
   scores = jax.nn.sigmoid(logits)
   _, experts = jax.lax.top_k(scores + params.router_bias, config.experts_per_token)
@@ -170,7 +170,7 @@ def _sorted_experts(params: Moe, tokens: Array, routes: _Routes, block: int) -> 
   source = jnp.full((blocks * block,), choices.size, jnp.int32)  # pair of each row
   source = source.at[place].set(jnp.arange(choices.size, dtype=jnp.int32))
   expert = jnp.minimum(
-      jnp.searchsorted(last_block, jnp.arange(blocks), side="right"), num_experts - 1
+    jnp.searchsorted(last_block, jnp.arange(blocks), side="right"), num_experts - 1
   )
 
   pairs = jnp.repeat(tokens, routes.experts.shape[1], axis=0)

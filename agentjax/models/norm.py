@@ -18,7 +18,7 @@ def norm_spec(size: int, config: ModelConfig) -> ParamSpec:
 
 
 def rms_norm(
-    x: Float[Array, "... channels"], weight: Float[Array, " channels"], eps: float
+  x: Float[Array, "... channels"], weight: Float[Array, " channels"], eps: float
 ) -> Float[Array, "... channels"]:
   """``x / sqrt(mean x² + eps) * weight`` in float32, in the dtype of x."""
   wide = x.astype(jnp.float32)
@@ -27,11 +27,11 @@ def rms_norm(
 
 
 def gated_rms_norm(
-    x: Float[Array, "... channels"],
-    gate: Float[Array, "... channels"],
-    weight: Float[Array, " channels"],
-    groups: int,
-    eps: float,
+  x: Float[Array, "... channels"],
+  gate: Float[Array, "... channels"],
+  weight: Float[Array, " channels"],
+  groups: int,
+  eps: float,
 ) -> Float[Array, "... channels"]:
   """Gate first, then RMSNorm over each of ``groups`` runs of channels (Mamba-2 in Nemotron-H).
 

@@ -23,7 +23,7 @@ def linear(x: Float[Array, "*lead in"], weight: Array) -> Float[Array, "*lead ou
 
 @jax.custom_vjp
 def matmul(
-    x: Float[Array, "*batch rows in"], weight: Float[Array, "*batch in out"]
+  x: Float[Array, "*batch rows in"], weight: Float[Array, "*batch in out"]
 ) -> Float[Array, "*batch rows out"]:
   """``x @ weight`` with one set of leading axes and one dtype.
 
@@ -40,8 +40,8 @@ def _matmul_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]
 def _matmul_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
   x, weight = kept
   return (
-      matmul(gradient, jnp.swapaxes(weight, -1, -2)),
-      matmul(jnp.swapaxes(x, -1, -2), gradient),
+    matmul(gradient, jnp.swapaxes(weight, -1, -2)),
+    matmul(jnp.swapaxes(x, -1, -2), gradient),
   )
 
 

@@ -49,9 +49,7 @@ class ParamSpec:
 
   def stacked(self, repeats: int) -> ParamSpec:
     """The same array for ``repeats`` layers, along a new leading axis "layers"."""
-    return dataclasses.replace(
-        self, shape=(repeats, *self.shape), axes=("layers", *self.axes)
-    )
+    return dataclasses.replace(self, shape=(repeats, *self.shape), axes=("layers", *self.axes))
 
 
 def is_spec(value: Any) -> bool:
@@ -65,16 +63,16 @@ def init_params(specs: Any, key: Array) -> Any:
   The key of an array is folded from its path, so that adding one never changes another.
   """
   return jax.tree_util.tree_map_with_path(
-      lambda path, spec: _draw(spec, jax.random.fold_in(key, _address(path))),
-      specs,
-      is_leaf=is_spec,
+    lambda path, spec: _draw(spec, jax.random.fold_in(key, _address(path))),
+    specs,
+    is_leaf=is_spec,
   )
 
 
 def abstract(specs: Any) -> Any:
   """``jax.ShapeDtypeStruct`` per spec: restore targets and ahead-of-time compilation."""
   return jax.tree.map(
-      lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)), specs, is_leaf=is_spec
+    lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)), specs, is_leaf=is_spec
   )
 
 

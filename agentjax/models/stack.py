@@ -108,20 +108,20 @@ def param_specs(config: ModelConfig) -> Params:
     return jax.tree.map(lambda s: s.stacked(repeats), spec, is_leaf=is_spec)
 
   table = ParamSpec(
-      (config.vocab_size, config.d_model),
-      ("vocab", "embed"),
-      config.param_dtype,
-      scale=config.init_scale * config.d_model**-0.5,
+    (config.vocab_size, config.d_model),
+    ("vocab", "embed"),
+    config.param_dtype,
+    scale=config.init_scale * config.d_model**-0.5,
   )
   head = dataclasses.replace(table, shape=table.shape[::-1], axes=table.axes[::-1])
   return Params(
-      embedding=table,
-      groups=tuple(
-          tuple(block(kind, repeats) for kind in unit)
-          for unit, repeats in factor_pattern(config.pattern)
-      ),
-      final_norm=norm_spec(config.d_model, config),
-      lm_head=None if config.tie_embeddings else head,
+    embedding=table,
+    groups=tuple(
+      tuple(block(kind, repeats) for kind in unit)
+      for unit, repeats in factor_pattern(config.pattern)
+    ),
+    final_norm=norm_spec(config.d_model, config),
+    lm_head=None if config.tie_embeddings else head,
   )
 
 
@@ -131,11 +131,11 @@ def init(config: ModelConfig, key: Array) -> Params:
 
 
 def forward(
-    params: Params,
-    config: ModelConfig,
-    token_ids: Int[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    positions: Int[Array, "batch time"],
+  params: Params,
+  config: ModelConfig,
+  token_ids: Int[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  positions: Int[Array, "batch time"],
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -148,9 +148,7 @@ def forward(
     positions: [B, T], place of the token in its sequence.
   """
   x = params.embedding[token_ids].astype(config.dtype)
-  run = functools.partial(
-      _run_unit, config=config, segment_ids=segment_ids, positions=positions
-  )
+  run = functools.partial(_run_unit, config=config, segment_ids=segment_ids, positions=positions)
   stats: list[RouterStats] = []
   for (unit, repeats), group in zip(factor_pattern(config.pattern), params.groups, strict=True):
     body = functools.partial(run, unit=unit)
@@ -159,25 +157,23 @@ def forward(
       routed = jax.tree.map(lambda s: s[None], routed)
     else:
       x, routed = jax.lax.scan(body, x, group, unroll=min(config.scan_unroll, repeats))
-    stats += [
-        jax.tree.map(lambda s, i=i: s[i], one) for i in range(repeats) for one in routed
-    ]
+    stats += [jax.tree.map(lambda s, i=i: s[i], one) for i in range(repeats) for one in routed]
   hidden = rms_norm(x, params.final_norm, config.norm_eps)
   if not stats:
     return ForwardOutput(
-        hidden=hidden,
-        router_load=jnp.zeros((0, config.num_experts), jnp.float32),
-        balance_loss=jnp.zeros((), jnp.float32),
+      hidden=hidden,
+      router_load=jnp.zeros((0, config.num_experts), jnp.float32),
+      balance_loss=jnp.zeros((), jnp.float32),
     )
   return ForwardOutput(
-      hidden=hidden,
-      router_load=jnp.stack([s.load for s in stats]),
-      balance_loss=jnp.mean(jnp.stack([s.balance_loss for s in stats])),
+    hidden=hidden,
+    router_load=jnp.stack([s.load for s in stats]),
+    balance_loss=jnp.mean(jnp.stack([s.balance_loss for s in stats])),
   )
 
 
 def update_router_bias(
-    params: Params, router_load: Float[Array, "blocks experts"], rate: float | Array
+  params: Params, router_load: Float[Array, "blocks experts"], rate: float | Array
 ) -> Params:
   """Balances experts without a loss: ``bias_e += rate * sign(mean load - load_e)``.
 
@@ -201,9 +197,7 @@ def update_router_bias(
       mixer = blocks[i].mixer
       assert isinstance(mixer, Moe)
       bias = mixer.router_bias + here[:, index]
-      blocks[i] = dataclasses.replace(
-          blocks[i], mixer=dataclasses.replace(mixer, router_bias=bias)
-      )
+      blocks[i] = dataclasses.replace(blocks[i], mixer=dataclasses.replace(mixer, router_bias=bias))
     groups.append(tuple(blocks))
   return dataclasses.replace(params, groups=tuple(groups))
 
@@ -231,17 +225,17 @@ def _mixer_spec(kind: str, config: ModelConfig) -> Mixer:
 
 
 def _run_unit(
-    x: Array,
-    blocks: tuple[Block, ...],
-    *,
-    unit: str,
-    config: ModelConfig,
-    segment_ids: Array,
-    positions: Array,
+  x: Array,
+  blocks: tuple[Block, ...],
+  *,
+  unit: str,
+  config: ModelConfig,
+  segment_ids: Array,
+  positions: Array,
 ) -> tuple[Array, tuple[RouterStats, ...]]:
   """Applies the blocks of one unit; the statistics are those of its mixture blocks."""
   run: Callable[..., tuple[Array, RouterStats | None]] = functools.partial(
-      _run_block, config=config, segment_ids=segment_ids, positions=positions
+    _run_block, config=config, segment_ids=segment_ids, positions=positions
   )
   if config.remat == "block":
     run = jax.checkpoint(run)
@@ -254,7 +248,7 @@ def _run_unit(
 
 
 def _run_block(
-    x: Array, block: Block, *, config: ModelConfig, segment_ids: Array, positions: Array
+  x: Array, block: Block, *, config: ModelConfig, segment_ids: Array, positions: Array
 ) -> tuple[Array, RouterStats | None]:
   inputs = rms_norm(x, block.norm, config.norm_eps)
   stats = None

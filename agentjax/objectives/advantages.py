@@ -19,14 +19,25 @@ from jaxtyping import Array, Bool, Float, Int
 from agentjax.config import Config, ConfigError, check
 
 Centre = Literal[
-    "none", "group_mean", "group_median", "group_unique_mean", "leave_one_out", "length_weighted",
-    "runner_up", "batch_mean", "baseline",
+  "none",
+  "group_mean",
+  "group_median",
+  "group_unique_mean",
+  "leave_one_out",
+  "length_weighted",
+  "runner_up",
+  "batch_mean",
+  "baseline",
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
 
 _GROUP_CENTRES = (
-    "group_mean", "group_median", "group_unique_mean", "leave_one_out", "length_weighted",
-    "runner_up",
+  "group_mean",
+  "group_median",
+  "group_unique_mean",
+  "leave_one_out",
+  "length_weighted",
+  "runner_up",
 )
 
 
@@ -102,19 +113,19 @@ class AdvantageConfig(Config):
     check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
     if self.scale == "group_std" and self.centre in ("none", "baseline", "batch_mean"):
       raise ConfigError(
-          f"{path}.scale='group_std' with {path}.centre={self.centre!r} divides by the spread of a "
-          "group that is not centred on itself; use a group centre, or scale='batch_std' | 'none'."
+        f"{path}.scale='group_std' with {path}.centre={self.centre!r} divides by the spread of a "
+        "group that is not centred on itself; use a group centre, or scale='batch_std' | 'none'."
       )
     if self.scale == "nonzero_advantages" and self.centre == "none":
       raise ConfigError(
-          f"{path}.scale='nonzero_advantages' needs a centre; got {path}.centre='none'. Use "
-          "scale='nonzero_rewards'."
+        f"{path}.scale='nonzero_advantages' needs a centre; got {path}.centre='none'. Use "
+        "scale='nonzero_rewards'."
       )
     if self.credit == "gae" and (self.centre != "none" or self.scale != "none"):
       raise ConfigError(
-          f"{path}.credit='gae' takes its baseline from the value head; got {path}.centre="
-          f"{self.centre!r} and {path}.scale={self.scale!r}. Set both to 'none' (whiten=True "
-          "standardises the result)."
+        f"{path}.credit='gae' takes its baseline from the value head; got {path}.centre="
+        f"{self.centre!r} and {path}.scale={self.scale!r}. Set both to 'none' (whiten=True "
+        "standardises the result)."
       )
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
@@ -122,16 +133,16 @@ class AdvantageConfig(Config):
       self._only_with("reward_to_go' | 'gae", path, gamma=1.0, index_set="token", kl_in_reward=0.0)
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
-          f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
-          "set gae_lambda=1.0 or length_adaptive_lambda=None."
+        f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
+        "set gae_lambda=1.0 or length_adaptive_lambda=None."
       )
 
   def _only_with(self, credit: str, path: str, **defaults: object) -> None:
     for name, default in defaults.items():
       if getattr(self, name) != default:
         raise ConfigError(
-            f"{path}.{name}={getattr(self, name)!r} has no effect with {path}.credit="
-            f"{self.credit!r}; set credit='{credit}' or {name}={default!r}."
+          f"{path}.{name}={getattr(self, name)!r} has no effect with {path}.credit="
+          f"{self.credit!r}; set credit='{credit}' or {name}={default!r}."
         )
 
 
@@ -139,8 +150,8 @@ def check_group_size(config: AdvantageConfig, group_size: int, size_path: str, p
   """Raises ConfigError where groups of ``group_size`` cannot give this config an advantage."""
   if group_size < 2 and config.needs_group:
     raise ConfigError(
-        f"{size_path}={group_size} with {path}.centre={config.centre!r} gives zero advantage "
-        f"everywhere. Use {size_path} >= 2, or {path}.centre='none' | 'batch_mean' | 'baseline'."
+      f"{size_path}={group_size} with {path}.centre={config.centre!r} gives zero advantage "
+      f"everywhere. Use {size_path} >= 2, or {path}.centre='none' | 'batch_mean' | 'baseline'."
     )
 
 
@@ -159,27 +170,27 @@ def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) ->
   bad = np.flatnonzero(valid & ~np.isfinite(rewards))
   if bad.size:
     raise ValueError(
-        f"rewards of valid sequences must be finite, got {rewards[bad[:5]].tolist()} at "
-        f"{bad[:5].tolist()} ({bad.size} in all); mark them invalid with a reason "
-        "(trajectory.record.Reward.invalid)."
+      f"rewards of valid sequences must be finite, got {rewards[bad[:5]].tolist()} at "
+      f"{bad[:5].tolist()} ({bad.size} in all); mark them invalid with a reason "
+      "(trajectory.record.Reward.invalid)."
     )
   lost = np.flatnonzero(valid & ((groups < 0) | (groups >= len(rewards))))
   if lost.size:
     raise ValueError(
-        f"groups of valid sequences must lie in 0..{len(rewards) - 1}, got "
-        f"{groups[lost[:5]].tolist()} at {lost[:5].tolist()}; number the groups of a batch densely."
+      f"groups of valid sequences must lie in 0..{len(rewards) - 1}, got "
+      f"{groups[lost[:5]].tolist()} at {lost[:5].tolist()}; number the groups of a batch densely."
     )
 
 
 def sequence_advantages(
-    rewards: Float[Array, "sequences"],
-    valid: Bool[Array, "sequences"],
-    groups: Int[Array, "sequences"],
-    config: AdvantageConfig,
-    *,
-    lengths: Float[Array, "sequences"] | None = None,
-    baselines: Float[Array, "sequences"] | None = None,
-    counts: Float[Array, "sequences"] | None = None,
+  rewards: Float[Array, "sequences"],
+  valid: Bool[Array, "sequences"],
+  groups: Int[Array, "sequences"],
+  config: AdvantageConfig,
+  *,
+  lengths: Float[Array, "sequences"] | None = None,
+  baselines: Float[Array, "sequences"] | None = None,
+  counts: Float[Array, "sequences"] | None = None,
 ) -> Float[Array, "sequences"]:
   r"""``A_i = (R_i - centre_i) / scale_i`` of every sequence; the first two steps of the pipeline.
 
@@ -229,21 +240,21 @@ def sequence_advantages(
 
 
 def multi_reward_advantages(
-    rewards: Float[Array, "sequences parts"],
-    part_weights: Float[Array, "parts"],
-    valid: Bool[Array, "sequences"],
-    groups: Int[Array, "sequences"],
-    config: AdvantageConfig,
+  rewards: Float[Array, "sequences parts"],
+  part_weights: Float[Array, "parts"],
+  valid: Bool[Array, "sequences"],
+  groups: Int[Array, "sequences"],
+  config: AdvantageConfig,
 ) -> Float[Array, "sequences"]:
   """Advantages a reward part, then their weighted sum, so that no part drowns another (GDPO)."""
   parts = jax.vmap(
-      lambda part: sequence_advantages(part, valid, groups, config), in_axes=1, out_axes=1
+    lambda part: sequence_advantages(part, valid, groups, config), in_axes=1, out_axes=1
   )(rewards)
   return parts @ part_weights
 
 
 def ambiguity_terms(
-    scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
+  scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
 ) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
   """ADPO's factor on the advantage and its bonus on the upper clip bound, from self-consistency.
 
@@ -255,12 +266,12 @@ def ambiguity_terms(
 
 
 def _centre(
-    rewards: Array,
-    counts: Array,
-    groups: Array,
-    centre: Centre,
-    lengths: Array | None,
-    baselines: Array | None,
+  rewards: Array,
+  counts: Array,
+  groups: Array,
+  centre: Centre,
+  lengths: Array | None,
+  baselines: Array | None,
 ) -> Array:
   if centre == "none":
     return jnp.zeros_like(rewards)

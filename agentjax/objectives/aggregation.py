@@ -14,17 +14,17 @@ from jaxtyping import Array, Float, Int
 from agentjax.objectives.segments import broadcast_to_tokens, sequence_sum
 
 Aggregation = Literal[
-    "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
+  "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
 ]
 
 
 def token_coefficients(
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    num_sequences: int,
-    *,
-    mode: Aggregation,
-    constant: float | None = None,
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  num_sequences: int,
+  *,
+  mode: Aggregation,
+  constant: float | None = None,
 ) -> Float[Array, "batch time"]:
   r"""Coefficient of every token of the whole batch.
 
@@ -46,8 +46,8 @@ def token_coefficients(
   """
   if (mode == "constant") != (constant is not None):
     raise ValueError(
-        f'mode={mode!r} with constant={constant!r}: "constant" needs a number of tokens and the '
-        "other modes take none."
+      f'mode={mode!r} with constant={constant!r}: "constant" needs a number of tokens and the '
+      "other modes take none."
     )
   if mode == "token_mean":
     return _divide(weights, jnp.sum(weights))
@@ -60,8 +60,8 @@ def token_coefficients(
   if constant is not None:
     return _divide(weights, live * constant)
   raise ValueError(
-      f'mode={mode!r}; allowed: "token_mean", "sequence_mean_token_mean", '
-      '"sequence_mean_token_sum", "constant".'
+    f'mode={mode!r}; allowed: "token_mean", "sequence_mean_token_mean", '
+    '"sequence_mean_token_sum", "constant".'
   )
 
 

@@ -30,9 +30,9 @@ KL_LIMIT = 10.0  # k3 of one token beyond this is noise of a stale sampler, nats
 
 
 def kl_estimate(
-    log_probs: Float[Array, "*shape"],
-    reference_log_probs: Float[Array, "*shape"],
-    estimator: KlEstimator,
+  log_probs: Float[Array, "*shape"],
+  reference_log_probs: Float[Array, "*shape"],
+  estimator: KlEstimator,
 ) -> Float[Array, "*shape"]:
   """Per-token estimate in nats, differentiable in ``log_probs``; see the table of this module.
 
@@ -52,6 +52,4 @@ def kl_estimate(
   if estimator == "k3_plus":
     squared = 0.5 * jnp.square(difference)
     return squared + jax.lax.stop_gradient(low_variance - squared)
-  raise ValueError(
-      f'estimator={estimator!r}; allowed: "k1", "k2", "k3", "k3_plus", "absolute".'
-  )
+  raise ValueError(f'estimator={estimator!r}; allowed: "k1", "k2", "k3", "k3_plus", "absolute".')

@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int
 from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
 from agentjax.objectives.segments import (
-    sequence_units,
-    unit_mean,
-    unit_min,
-    unit_sum,
-    units_of,
+  sequence_units,
+  unit_mean,
+  unit_min,
+  unit_sum,
+  units_of,
 )
 
 
@@ -61,9 +61,7 @@ class MismatchConfig(Config):
   @property
   def active(self) -> bool:
     """Whether old log-probs must be known apart from the behaviour's."""
-    return (
-        self.weight_level != "none" or self.filter_level != "none" or self.veto_below is not None
-    )
+    return self.weight_level != "none" or self.filter_level != "none" or self.veto_below is not None
 
   def validate(self, path: str = "mismatch") -> None:
     super().validate(path)
@@ -73,23 +71,22 @@ class MismatchConfig(Config):
     low, high = self.filter_low, self.filter_high
     if self.filter_level == "none" and (low is not None or high is not None):
       raise ConfigError(
-          f"{path}.filter_low={self.filter_low} and {path}.filter_high={self.filter_high} have no "
-          f"effect with {path}.filter_level='none'; set filter_level='token' | 'turn' | 'sequence'."
+        f"{path}.filter_low={self.filter_low} and {path}.filter_high={self.filter_high} have no "
+        f"effect with {path}.filter_level='none'; set filter_level='token' | 'turn' | 'sequence'."
       )
     if self.filter_level != "none" and low is None and high is None:
       raise ConfigError(
-          f"{path}.filter_level={self.filter_level!r} needs {path}.filter_low or "
-          f"{path}.filter_high; both are None."
+        f"{path}.filter_level={self.filter_level!r} needs {path}.filter_low or "
+        f"{path}.filter_high; both are None."
       )
     if low is not None and high is not None and low >= high:
       raise ConfigError(
-          f"{path}.filter_low={self.filter_low} must be below {path}.filter_high="
-          f"{self.filter_high}."
+        f"{path}.filter_low={self.filter_low} must be below {path}.filter_high={self.filter_high}."
       )
     if self.self_normalise and self.weight_level == "none":
       raise ConfigError(
-          f"{path}.self_normalise=True has no effect with {path}.weight_level='none'; set "
-          "weight_level or self_normalise=False."
+        f"{path}.self_normalise=True has no effect with {path}.weight_level='none'; set "
+        "weight_level or self_normalise=False."
       )
 
 
@@ -101,13 +98,13 @@ class Mismatch(NamedTuple):
 
 
 def mismatch_correction(
-    old_log_probs: Float[Array, "batch time"],
-    behaviour_log_probs: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    config: MismatchConfig,
-    *,
-    turns: Int[Array, "batch time"] | None = None,
+  old_log_probs: Float[Array, "batch time"],
+  behaviour_log_probs: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  config: MismatchConfig,
+  *,
+  turns: Int[Array, "batch time"] | None = None,
 ) -> Mismatch:
   """Applies a ``MismatchConfig``; ratios of tokens without weight are never looked at."""
   log_rho = jnp.where(weights > 0, old_log_probs - behaviour_log_probs, 0)
@@ -136,7 +133,7 @@ def mismatch_correction(
 
 
 def _statistic(
-    log_rho: Array, weights: Array, units: Array, statistic: Literal["geometric", "product", "k3"]
+  log_rho: Array, weights: Array, units: Array, statistic: Literal["geometric", "product", "k3"]
 ) -> Array:
   counted = (weights > 0).astype(log_rho.dtype)  # a ratio is no more likely for its loss weight
   if statistic == "k3":
@@ -150,9 +147,9 @@ def _statistic(
 
 
 def mismatch_metrics(
-    old_log_probs: Float[Array, "batch time"],
-    behaviour_log_probs: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
+  old_log_probs: Float[Array, "batch time"],
+  behaviour_log_probs: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
 ) -> dict[str, Float[Array, ""]]:
   """How far sampler and trainer are apart over the weighted tokens of the batch.
 
@@ -167,8 +164,8 @@ def mismatch_metrics(
     return jnp.sum(jnp.where(inside, values, 0)) / jnp.maximum(jnp.sum(inside), 1)
 
   return {
-      "mismatch/mean_abs": mean(jnp.abs(log_rho)),
-      "mismatch/max_abs": jnp.max(jnp.abs(log_rho)),
-      "mismatch/multiplicative_error": mean(jnp.exp(jnp.abs(limited))),
-      "mismatch/kl": mean(jnp.expm1(limited) - limited),
+    "mismatch/mean_abs": mean(jnp.abs(log_rho)),
+    "mismatch/max_abs": jnp.max(jnp.abs(log_rho)),
+    "mismatch/multiplicative_error": mean(jnp.exp(jnp.abs(limited))),
+    "mismatch/kl": mean(jnp.expm1(limited) - limited),
   }

@@ -32,12 +32,12 @@ from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
 from agentjax.objectives.returns import gae, length_adaptive_lambda, reward_to_go, whiten
 from agentjax.objectives.segments import (
-    broadcast_to_tokens,
-    first_of_unit,
-    last_of_unit,
-    sequence_sum,
-    sequence_units,
-    turn_units,
+  broadcast_to_tokens,
+  first_of_unit,
+  last_of_unit,
+  sequence_sum,
+  sequence_units,
+  turn_units,
 )
 from agentjax.objectives.value_loss import ValueLossConfig, squared_value_loss
 from agentjax.trajectory.batch import Batch
@@ -101,10 +101,10 @@ class Prepared:
   value_coefficients: Float[Array, "batch time"] | None = None
 
   def with_scores(
-      self,
-      log_probs: Float[Array, "batch time"],
-      entropies: Float[Array, "batch time"],
-      values: Float[Array, "batch time"] | None = None,
+    self,
+    log_probs: Float[Array, "batch time"],
+    entropies: Float[Array, "batch time"],
+    values: Float[Array, "batch time"] | None = None,
   ) -> LossInputs:
     """Joins the outputs of the current parameters, which a gradient may flow into."""
     fixed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -137,8 +137,14 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
   def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
     bonus = 0.0 if inputs.clip_high_bonus is None else inputs.clip_high_bonus
     loss = policy_loss(
-        inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.weights,
-        inputs.segment_ids, settings, turns=inputs.turns, clip_high_bonus=bonus,
+      inputs.log_probs,
+      inputs.old_log_probs,
+      inputs.advantages,
+      inputs.weights,
+      inputs.segment_ids,
+      settings,
+      turns=inputs.turns,
+      clip_high_bonus=bonus,
     )
     inside = inputs.weights > 0
     log_probs = jnp.where(inside, inputs.log_probs, 0)
@@ -146,10 +152,10 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
     entropies = jnp.where(inside, inputs.entropies, 0)
     total = loss.per_token
     metrics = {
-        "ratio": loss.ratio,
-        "clip_fraction": loss.clipped,
-        "kl_old": old_log_probs - log_probs,
-        "entropy": entropies,
+      "ratio": loss.ratio,
+      "clip_fraction": loss.clipped,
+      "kl_old": old_log_probs - log_probs,
+      "entropy": entropies,
     }
     if settings.covariance == "clip":
       total = jnp.where(_need(inputs.covariance_selected, "covariance_selected"), 0, total)
@@ -172,9 +178,10 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
     if config.needs_values:
       coefficients = _need(inputs.value_coefficients, "value_coefficients")
       errors = squared_value_loss(
-          jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),
-          _need(inputs.returns, "returns"),
-          old_values=inputs.old_values, clip=config.value_loss.clip,
+        jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),
+        _need(inputs.returns, "returns"),
+        old_values=inputs.old_values,
+        clip=config.value_loss.clip,
       )
       sums["value_loss"] = jnp.sum(coefficients * errors)
       result += config.value_loss.coefficient * sums["value_loss"]
@@ -184,17 +191,17 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
 
 
 def prepare(
-    batch: Batch,
-    config: ObjectiveConfig,
-    *,
-    old_log_probs: Float[Array, "batch time"] | None = None,
-    reference_log_probs: Float[Array, "batch time"] | None = None,
-    values: Float[Array, "batch time"] | None = None,
-    token_rewards: Float[Array, "batch time"] | None = None,
-    baselines: Float[Array, "sequences"] | None = None,
-    counts: Float[Array, "sequences"] | None = None,
-    advantage_scale: Float[Array, "sequences"] | None = None,
-    clip_high_bonus: Float[Array, "sequences"] | None = None,
+  batch: Batch,
+  config: ObjectiveConfig,
+  *,
+  old_log_probs: Float[Array, "batch time"] | None = None,
+  reference_log_probs: Float[Array, "batch time"] | None = None,
+  values: Float[Array, "batch time"] | None = None,
+  token_rewards: Float[Array, "batch time"] | None = None,
+  baselines: Float[Array, "sequences"] | None = None,
+  counts: Float[Array, "sequences"] | None = None,
+  advantage_scale: Float[Array, "sequences"] | None = None,
+  clip_high_bonus: Float[Array, "sequences"] | None = None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
 
@@ -224,26 +231,30 @@ def prepare(
   else:
     if config.needs_old_log_probs:
       raise ValueError(
-          "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
-          "or set weight_level='none', filter_level='none', veto_below=None."
+        "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
+        "or set weight_level='none', filter_level='none', veto_below=None."
       )
     old_log_probs = batch.log_probs
   kept, importance = weights, jnp.ones_like(weights)
   if loss.mismatch.active:
     importance, keep = mismatch_correction(
-        old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
+      old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
     )
     kept = jnp.where(keep, weights, 0)
 
   outcome = sequence_advantages(
-      batch.rewards, batch.valid, batch.groups, settings,
-      lengths=sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
-      baselines=baselines, counts=counts,
+    batch.rewards,
+    batch.valid,
+    batch.groups,
+    settings,
+    lengths=sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
+    baselines=baselines,
+    counts=counts,
   )
   if advantage_scale is not None:
     outcome *= advantage_scale
   credit = _credit(
-      outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
+    outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
   )
   advantages = credit.advantages
   if settings.whiten:
@@ -258,34 +269,37 @@ def prepare(
     selected = covariance_selection(old_log_probs, advantages, kept, loss.covariance_fraction)
   bonus = None if clip_high_bonus is None else broadcast_to_tokens(clip_high_bonus, segment_ids)
   prepared = Prepared(
-      advantages=advantages * importance,
-      coefficients=token_coefficients(
-          kept, segment_ids, batch.num_sequences,
-          mode=loss.aggregation, constant=loss.aggregation_constant,
-      ),
-      shares=shares,
-      weights=kept,
-      segment_ids=segment_ids,
-      turns=batch.turns,
-      old_log_probs=old_log_probs,
-      behaviour_log_probs=batch.log_probs,
-      reference_log_probs=reference_log_probs,
-      clip_high_bonus=bonus,
-      covariance_selected=selected,
-      old_values=values,
-      returns=credit.returns,
-      value_coefficients=credit.value_coefficients,
+    advantages=advantages * importance,
+    coefficients=token_coefficients(
+      kept,
+      segment_ids,
+      batch.num_sequences,
+      mode=loss.aggregation,
+      constant=loss.aggregation_constant,
+    ),
+    shares=shares,
+    weights=kept,
+    segment_ids=segment_ids,
+    turns=batch.turns,
+    old_log_probs=old_log_probs,
+    behaviour_log_probs=batch.log_probs,
+    reference_log_probs=reference_log_probs,
+    clip_high_bonus=bonus,
+    covariance_selected=selected,
+    old_values=values,
+    returns=credit.returns,
+    value_coefficients=credit.value_coefficients,
   )
   learning = jnp.where(batch.valid, outcome != 0, False)
   metrics |= {
-      "advantage/mean_abs": jnp.sum(shares * jnp.abs(advantages)),
-      "advantage/learning_share": jnp.sum(learning) / jnp.maximum(jnp.sum(batch.valid), 1),
-      "tokens/weighted": jnp.sum(kept > 0).astype(kept.dtype),
+    "advantage/mean_abs": jnp.sum(shares * jnp.abs(advantages)),
+    "advantage/learning_share": jnp.sum(learning) / jnp.maximum(jnp.sum(batch.valid), 1),
+    "tokens/weighted": jnp.sum(kept > 0).astype(kept.dtype),
   }
   if loss.mismatch.active:
     metrics |= {
-        "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
-        "mismatch/importance": jnp.sum(shares * importance),
+      "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
+      "mismatch/importance": jnp.sum(shares * importance),
     }
   return jax.lax.stop_gradient((prepared, metrics))
 
@@ -293,19 +307,19 @@ def prepare(
 def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") -> Prepared:
   """``Prepared`` for a likelihood loss: advantages 1, no rewards looked at, validity ignored."""
   coefficients = token_coefficients(
-      batch.weights, batch.segment_ids, batch.num_sequences, mode=aggregation
+    batch.weights, batch.segment_ids, batch.num_sequences, mode=aggregation
   )
   return Prepared(
-      advantages=jnp.where(batch.weights > 0, jnp.ones_like(batch.weights), 0),
-      coefficients=coefficients,
-      shares=token_coefficients(
-          batch.weights, batch.segment_ids, batch.num_sequences, mode="token_mean"
-      ),
-      weights=batch.weights,
-      segment_ids=batch.segment_ids,
-      turns=batch.turns,
-      old_log_probs=batch.log_probs,
-      behaviour_log_probs=batch.log_probs,
+    advantages=jnp.where(batch.weights > 0, jnp.ones_like(batch.weights), 0),
+    coefficients=coefficients,
+    shares=token_coefficients(
+      batch.weights, batch.segment_ids, batch.num_sequences, mode="token_mean"
+    ),
+    weights=batch.weights,
+    segment_ids=batch.segment_ids,
+    turns=batch.turns,
+    old_log_probs=batch.log_probs,
+    behaviour_log_probs=batch.log_probs,
   )
 
 
@@ -317,22 +331,22 @@ class _Credit:
 
 
 def _credit(
-    outcome: Array,
-    weights: Array,
-    batch: Batch,
-    config: AdvantageConfig,
-    old_log_probs: Array,
-    reference_log_probs: Array | None,
-    values: Array | None,
-    token_rewards: Array | None,
+  outcome: Array,
+  weights: Array,
+  batch: Batch,
+  config: AdvantageConfig,
+  old_log_probs: Array,
+  reference_log_probs: Array | None,
+  values: Array | None,
+  token_rewards: Array | None,
 ) -> _Credit:
   """From one advantage a sequence to one a token."""
   segment_ids = batch.segment_ids
   if config.credit == "broadcast":
     if token_rewards is not None:
       raise ValueError(
-          "advantage.credit='broadcast' has no place for token_rewards; set "
-          "credit='reward_to_go' or 'gae'."
+        "advantage.credit='broadcast' has no place for token_rewards; set "
+        "credit='reward_to_go' or 'gae'."
       )
     return _Credit(broadcast_to_tokens(outcome, segment_ids))
 
@@ -354,7 +368,7 @@ def _credit(
     counted = (weights > 0).astype(weights.dtype)
     lengths = sequence_sum(counted, segment_ids, batch.num_sequences)
     lam = length_adaptive_lambda(
-        broadcast_to_tokens(lengths, segment_ids), config.length_adaptive_lambda
+      broadcast_to_tokens(lengths, segment_ids), config.length_adaptive_lambda
     )
 
   def advantages(lam: float | Array) -> Array:
@@ -362,11 +376,11 @@ def _credit(
 
   valued = weights > 0 if units is None else first_of_unit(weights, units)
   return _Credit(
-      advantages=advantages(lam),
-      returns=jnp.where(valued, advantages(config.value_lambda) + values, 0),
-      value_coefficients=token_coefficients(
-          valued.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
-      ),
+    advantages=advantages(lam),
+    returns=jnp.where(valued, advantages(config.value_lambda) + values, 0),
+    value_coefficients=token_coefficients(
+      valued.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+    ),
   )
 
 

@@ -76,8 +76,11 @@ class PolicyLossConfig(Config):
   def validate(self, path: str = "policy_loss") -> None:
     super().validate(path)
     for name in (
-        "clip_low", "clip_high", "kl_coefficient", "positive_nll_coefficient",
-        "covariance_kl_coefficient",
+      "clip_low",
+      "clip_high",
+      "kl_coefficient",
+      "positive_nll_coefficient",
+      "covariance_kl_coefficient",
     ):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     if self.clip != "gmpo":
@@ -105,22 +108,24 @@ class PolicyLossConfig(Config):
       check(self.dual_clip > 1 + self.clip_high, f"{path}.dual_clip", self.dual_clip, floor)
     if self.kl_coefficient > 0 and self.kl_estimator == "k1":
       raise ConfigError(
-          f"{path}.kl_estimator='k1' as a loss has zero expected gradient ({path}.kl_coefficient="
-          f"{self.kl_coefficient}); use 'k2' or 'k3_plus', or put k1 into the reward "
-          "(advantage.kl_in_reward)."
+        f"{path}.kl_estimator='k1' as a loss has zero expected gradient ({path}.kl_coefficient="
+        f"{self.kl_coefficient}); use 'k2' or 'k3_plus', or put k1 into the reward "
+        "(advantage.kl_in_reward)."
       )
     if (self.aggregation == "constant") != (self.aggregation_constant is not None):
       self._conflict(
-          path, "aggregation", "aggregation_constant",
-          "'constant' needs a number of tokens, the others None",
+        path,
+        "aggregation",
+        "aggregation_constant",
+        "'constant' needs a number of tokens, the others None",
       )
     constant = self.aggregation_constant
     check(constant is None or constant > 0, f"{path}.aggregation_constant", constant, "> 0 or None")
 
   def _conflict(self, path: str, name: str, other: str, remedy: str) -> None:
     raise ConfigError(
-        f"{path}.{name}={getattr(self, name)!r} does not go with {path}.{other}="
-        f"{getattr(self, other)!r}; {remedy}."
+      f"{path}.{name}={getattr(self, name)!r} does not go with {path}.{other}="
+      f"{getattr(self, other)!r}; {remedy}."
     )
 
 
@@ -133,15 +138,15 @@ class PolicyLoss(NamedTuple):
 
 
 def policy_loss(
-    log_probs: Float[Array, "batch time"],
-    old_log_probs: Float[Array, "batch time"],
-    advantages: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    config: PolicyLossConfig,
-    *,
-    turns: Int[Array, "batch time"] | None = None,
-    clip_high_bonus: Float[Array, "batch time"] | float = 0.0,
+  log_probs: Float[Array, "batch time"],
+  old_log_probs: Float[Array, "batch time"],
+  advantages: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  config: PolicyLossConfig,
+  *,
+  turns: Int[Array, "batch time"] | None = None,
+  clip_high_bonus: Float[Array, "batch time"] | float = 0.0,
 ) -> PolicyLoss:
   """The surrogate that ``config`` names, of every token, without its added terms.
 
@@ -173,13 +178,20 @@ def policy_loss(
 
   if config.gradient_form == "score":
     loss = score_function(
-        log_probs, log_ratio, advantages, low, high,
-        clip=config.clip, positive_weight_one=config.positive_weight_one,
+      log_probs,
+      log_ratio,
+      advantages,
+      low,
+      high,
+      clip=config.clip,
+      positive_weight_one=config.positive_weight_one,
     )
   elif config.clip == "sapo":
     loss = soft_gate(
-        log_ratio, advantages,
-        config.sapo_temperature_positive, config.sapo_temperature_negative,
+      log_ratio,
+      advantages,
+      config.sapo_temperature_positive,
+      config.sapo_temperature_negative,
     )
   elif config.clip == "none":
     ratio = _ratio(log_ratio)
@@ -194,10 +206,10 @@ def policy_loss(
 
 
 def unit_log_ratio(
-    log_ratio: Float[Array, "batch time"],
-    log_probs: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    units: Int[Array, "batch time"],
+  log_ratio: Float[Array, "batch time"],
+  log_probs: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  units: Int[Array, "batch time"],
 ) -> Float[Array, "batch time"]:
   """Mean log-ratio of the unit in value, the token's own log-prob in gradient.
 
@@ -210,12 +222,12 @@ def unit_log_ratio(
 
 
 def clipped_surrogate(
-    log_ratio: Float[Array, "*shape"],
-    advantages: Float[Array, "*shape"],
-    clip_low: float,
-    clip_high: Float[Array, "*shape"] | float,
-    *,
-    dual_clip: float | None = None,
+  log_ratio: Float[Array, "*shape"],
+  advantages: Float[Array, "*shape"],
+  clip_low: float,
+  clip_high: Float[Array, "*shape"] | float,
+  *,
+  dual_clip: float | None = None,
 ) -> PolicyLoss:
   """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``; for A < 0 at most ``-dual_clip A``.
 
@@ -233,10 +245,10 @@ def clipped_surrogate(
 
 
 def soft_gate(
-    log_ratio: Float[Array, "*shape"],
-    advantages: Float[Array, "*shape"],
-    temperature_positive: float,
-    temperature_negative: float,
+  log_ratio: Float[Array, "*shape"],
+  advantages: Float[Array, "*shape"],
+  temperature_positive: float,
+  temperature_negative: float,
 ) -> PolicyLoss:
   """``-(4 / tau) sigmoid(tau (r - 1)) A``: the update fades out; SAPO 2511.20347."""
   ratio = _ratio(log_ratio)
@@ -246,12 +258,12 @@ def soft_gate(
 
 
 def geometric_mean_surrogate(
-    log_ratio: Float[Array, "batch time"],
-    advantages: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    units: Int[Array, "batch time"],
-    log_clip_low: float,
-    log_clip_high: Float[Array, "batch time"] | float,
+  log_ratio: Float[Array, "batch time"],
+  advantages: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  units: Int[Array, "batch time"],
+  log_clip_low: float,
+  log_clip_high: Float[Array, "batch time"] | float,
 ) -> PolicyLoss:
   """``-exp(mean_unit(clipped log r)) A``, each token clipped in the direction of its advantage.
 
@@ -266,14 +278,14 @@ def geometric_mean_surrogate(
 
 
 def score_function(
-    log_probs: Float[Array, "*shape"],
-    log_ratio: Float[Array, "*shape"],
-    advantages: Float[Array, "*shape"],
-    clip_low: float,
-    clip_high: Float[Array, "*shape"] | float,
-    *,
-    clip: str,
-    positive_weight_one: bool,
+  log_probs: Float[Array, "*shape"],
+  log_ratio: Float[Array, "*shape"],
+  advantages: Float[Array, "*shape"],
+  clip_low: float,
+  clip_high: Float[Array, "*shape"] | float,
+  *,
+  clip: str,
+  positive_weight_one: bool,
 ) -> PolicyLoss:
   """``-sg(w(r)) A log pi``: every token keeps a gradient, the weight bounds its size.
 
@@ -298,10 +310,10 @@ def score_function(
 
 
 def covariance_selection(
-    log_probs: Float[Array, "batch time"],
-    advantages: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    fraction: float,
+  log_probs: Float[Array, "batch time"],
+  advantages: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  fraction: float,
 ) -> Bool[Array, "batch time"]:
   """The ``fraction`` (at least one) of weighted tokens with the largest covariance term.
 
@@ -331,5 +343,5 @@ def _out_of_bounds(ratio: Array, advantages: Array, low: float, high: Array | fl
 
 def _masked(loss: PolicyLoss, inside: Array) -> PolicyLoss:
   return PolicyLoss(
-      jnp.where(inside, loss.per_token, 0), jnp.where(inside, loss.ratio, 1), loss.clipped & inside
+    jnp.where(inside, loss.per_token, 0), jnp.where(inside, loss.ratio, 1), loss.clipped & inside
   )

@@ -17,134 +17,144 @@ from agentjax.objectives.value_loss import ValueLossConfig
 
 # DeepSeekMath, 2402.03300: z-score a group, a mean a sequence, k3 at .04.
 GRPO = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(kl_coefficient=0.04, aggregation="sequence_mean_token_mean"),
+  AdvantageConfig(),
+  PolicyLossConfig(kl_coefficient=0.04, aggregation="sequence_mean_token_mean"),
 )
 # 2503.20783: no division by deviation or length. 4096 tokens is our default of their L_max.
 DR_GRPO = ObjectiveConfig(
-    AdvantageConfig(scale="none"),
-    PolicyLossConfig(aggregation="constant", aggregation_constant=4096.0),
+  AdvantageConfig(scale="none"),
+  PolicyLossConfig(aggregation="constant", aggregation_constant=4096.0),
 )
 # 2503.14476: clip-higher, token mean, no KL; dual clip 10 as in its scripts.
 DAPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip_high=0.28, dual_clip=10.0))
 # 2507.18071: sequence ratios, tight bounds.
 GSPO = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(
-        ratio_level="sequence", clip_low=3e-4, clip_high=4e-4,
-        aggregation="sequence_mean_token_mean",
-    ),
+  AdvantageConfig(),
+  PolicyLossConfig(
+    ratio_level="sequence",
+    clip_low=3e-4,
+    clip_high=4e-4,
+    aggregation="sequence_mean_token_mean",
+  ),
 )
 # 2506.13585 (MiniMax-M1): truncated weight on the score function, upper bound only. The paper gives
 # no bound; 1.28 is ours, after clip-higher.
 CISPO = ObjectiveConfig(
-    AdvantageConfig(), PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.28)
+  AdvantageConfig(), PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.28)
 )
 # 2507.20673: geometric mean of clipped ratios, log bounds .4.
 GMPO = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(
-        ratio_level="sequence", clip="gmpo", clip_low=0.4, clip_high=0.4,
-        aggregation="sequence_mean_token_mean",
-    ),
+  AdvantageConfig(),
+  PolicyLossConfig(
+    ratio_level="sequence",
+    clip="gmpo",
+    clip_low=0.4,
+    clip_high=0.4,
+    aggregation="sequence_mean_token_mean",
+  ),
 )
 # 2511.20347: soft gate, temperatures 1.0 and 1.05.
 SAPO = ObjectiveConfig(
-    AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
+  AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
 )
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
-    AdvantageConfig(centre="leave_one_out", scale="none"),
-    PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
+  AdvantageConfig(centre="leave_one_out", scale="none"),
+  PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
 )
 # 2501.03262: discounted reward with k1 inside, whitened over the batch. beta .01 is ours.
 REINFORCE_PP = ObjectiveConfig(
-    AdvantageConfig(
-        centre="none", scale="none", credit="reward_to_go", kl_in_reward=0.01, whiten=True
-    ),
-    PolicyLossConfig(),
+  AdvantageConfig(
+    centre="none", scale="none", credit="reward_to_go", kl_in_reward=0.01, whiten=True
+  ),
+  PolicyLossConfig(),
 )
 # 2501.03262, baseline variant: group mean, then whitened over the batch.
 REINFORCE_PP_BASELINE = ObjectiveConfig(
-    AdvantageConfig(scale="none", whiten=True), PolicyLossConfig()
+  AdvantageConfig(scale="none", whiten=True), PolicyLossConfig()
 )
 # 2310.10505: the greedy rollout's reward is the baseline.
 REMAX = ObjectiveConfig(
-    AdvantageConfig(centre="baseline", scale="none"),
-    PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
+  AdvantageConfig(centre="baseline", scale="none"),
+  PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
 )
 # 2505.23585: length-weighted baseline, exactly on policy.
 OPO = ObjectiveConfig(
-    AdvantageConfig(centre="length_weighted", scale="none"), PolicyLossConfig(clip="none")
+  AdvantageConfig(centre="length_weighted", scale="none"), PolicyLossConfig(clip="none")
 )
 # 2504.02546: score function, rescaled by the fraction of sequences that carry a gradient.
 GPG = ObjectiveConfig(
-    AdvantageConfig(scale="nonzero_advantages"),
-    PolicyLossConfig(gradient_form="score", clip="unit"),
+  AdvantageConfig(scale="nonzero_advantages"),
+  PolicyLossConfig(gradient_form="score", clip="unit"),
 )
 # 1707.06347 with the usual language-model settings (gamma 1, lambda .95).
 PPO = ObjectiveConfig(
-    AdvantageConfig(centre="none", scale="none", credit="gae", gae_lambda=0.95, whiten=True),
-    PolicyLossConfig(),
-    ValueLossConfig(clip=0.2),
+  AdvantageConfig(centre="none", scale="none", credit="gae", gae_lambda=0.95, whiten=True),
+  PolicyLossConfig(),
+  ValueLossConfig(clip=0.2),
 )
 # 2504.05118: length-adaptive lambda, value targets at lambda 1, clip-higher, mu .1 on positives.
 VAPO = ObjectiveConfig(
-    AdvantageConfig(centre="none", scale="none", credit="gae", length_adaptive_lambda=0.05),
-    PolicyLossConfig(clip_high=0.28, positive_nll_coefficient=0.1),
+  AdvantageConfig(centre="none", scale="none", credit="gae", length_adaptive_lambda=0.05),
+  PolicyLossConfig(clip_high=0.28, positive_nll_coefficient=0.1),
 )
 # 2604.08865: one rollout, prompt value as baseline.
 SPPO = ObjectiveConfig(AdvantageConfig(centre="baseline", scale="none"), PolicyLossConfig())
 # Truncated importance weights on the score function, [0, 1] (ROLL).
 TIS = ObjectiveConfig(
-    AdvantageConfig(), PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0)
+  AdvantageConfig(), PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0)
 )
 # 2503.14286: as TIS, positives at weight 1.
 TOPR = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(
-        gradient_form="score", clip="truncate", clip_high=0.0, positive_weight_one=True
-    ),
+  AdvantageConfig(),
+  PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0, positive_weight_one=True),
 )
 # AgentCPM-Explore, 2602.06485: masked score function, sum over tokens, advantages times 2.
 MINIRL = ObjectiveConfig(
-    AdvantageConfig(multiplier=2.0),
-    PolicyLossConfig(
-        gradient_form="score", clip="mask", clip_high=0.28, aggregation="sequence_mean_token_sum"
-    ),
+  AdvantageConfig(multiplier=2.0),
+  PolicyLossConfig(
+    gradient_form="score", clip="mask", clip_high=0.28, aggregation="sequence_mean_token_sum"
+  ),
 )
 # LongCat-Flash-Thinking, 2509.18883: dual clip (for A < 0), weight min(rho, C), constant T_max. The
 # bounds, C and T_max are not published; these are ours.
 LONGCAT = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(
-        clip_high=0.28, dual_clip=3.0, mismatch=MismatchConfig(weight_level="token"),
-        aggregation="constant", aggregation_constant=4096.0,
-    ),
+  AdvantageConfig(),
+  PolicyLossConfig(
+    clip_high=0.28,
+    dual_clip=3.0,
+    mismatch=MismatchConfig(weight_level="token"),
+    aggregation="constant",
+    aggregation_constant=4096.0,
+  ),
 )
 # Agent0, 2511.16043: prepare() also takes advantages.ambiguity_terms of the self-consistency.
 ADPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01))
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
 # are not published; these are ours.
 IPA = ObjectiveConfig(
-    AdvantageConfig(
-        centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.95
-    ),
-    PolicyLossConfig(
-        ratio_level="turn", gradient_form="score", clip="truncate", clip_high=0.0,
-        positive_weight_one=True,
-        mismatch=MismatchConfig(filter_level="turn", filter_high=1.2),
-    ),
+  AdvantageConfig(centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.95),
+  PolicyLossConfig(
+    ratio_level="turn",
+    gradient_form="score",
+    clip="truncate",
+    clip_high=0.0,
+    positive_weight_one=True,
+    mismatch=MismatchConfig(filter_level="turn", filter_high=1.2),
+  ),
 )
 # Ling Team 2025: token weights inside [.5, 5], tokens outside dropped.
 ICEPOP = ObjectiveConfig(
-    AdvantageConfig(),
-    PolicyLossConfig(
-        mismatch=MismatchConfig(
-            weight_level="token", weight_cap=None,
-            filter_level="token", filter_low=0.5, filter_high=5.0,
-        )
-    ),
+  AdvantageConfig(),
+  PolicyLossConfig(
+    mismatch=MismatchConfig(
+      weight_level="token",
+      weight_cap=None,
+      filter_level="token",
+      filter_low=0.5,
+      filter_high=5.0,
+    )
+  ),
 )
 # 2505.22617: |log r| on the tokens that cost most entropy.
 KL_COV = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip="none", covariance="kl"))
@@ -153,9 +163,9 @@ CLIP_COV = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(covariance="clip"
 PASS_AT_K = ObjectiveConfig(AdvantageConfig(centre="runner_up"), PolicyLossConfig())
 
 PRESETS: dict[str, ObjectiveConfig] = {
-    name.lower(): value.freeze()
-    for name, value in list(globals().items())
-    if isinstance(value, ObjectiveConfig)
+  name.lower(): value.freeze()
+  for name, value in list(globals().items())
+  if isinstance(value, ObjectiveConfig)
 }
 
 

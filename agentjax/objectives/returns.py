@@ -20,12 +20,12 @@ from agentjax.objectives.segments import first_of_unit, last_of_unit, sequence_u
 
 
 def reward_to_go(
-    rewards: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    *,
-    gamma: float,
-    units: Int[Array, "batch time"] | None = None,
+  rewards: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  *,
+  gamma: float,
+  units: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, "batch time"]:
   """``G_k = r_k + gamma G_{k+1}`` over the steps of each sequence, on every token of step k.
 
@@ -43,15 +43,15 @@ def reward_to_go(
 
 
 def gae(
-    rewards: Float[Array, "batch time"],
-    values: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    *,
-    gamma: float,
-    lam: float | Float[Array, "batch time"],
-    units: Int[Array, "batch time"] | None = None,
-    value_at: Literal["first", "last"] = "first",
+  rewards: Float[Array, "batch time"],
+  values: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  *,
+  gamma: float,
+  lam: float | Float[Array, "batch time"],
+  units: Int[Array, "batch time"] | None = None,
+  value_at: Literal["first", "last"] = "first",
 ) -> Float[Array, "batch time"]:
   """``delta_k = r_k + gamma V_{k+1} - V_k``; ``A_k = delta_k + gamma lam A_{k+1}``.
 
@@ -74,15 +74,15 @@ def gae(
 
 
 def bilevel_gae(
-    rewards: Float[Array, "batch time"],
-    values: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    units: Int[Array, "batch time"],
-    *,
-    gamma: float,
-    lam: float,
-    unit_gamma: float,
+  rewards: Float[Array, "batch time"],
+  values: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  units: Int[Array, "batch time"],
+  *,
+  gamma: float,
+  lam: float,
+  unit_gamma: float,
 ) -> Float[Array, "batch time"]:
   """GAE over turn ends, then over the tokens of each turn, whose last reward is the turn's return.
 
@@ -92,26 +92,22 @@ def bilevel_gae(
   References: RAGEN, 2504.20073 and 2604.06268.
   """
   ends = last_of_unit(weights, units)
-  across = gae(
-      rewards, values, ends.astype(values.dtype), segment_ids, gamma=unit_gamma, lam=lam
-  )
+  across = gae(rewards, values, ends.astype(values.dtype), segment_ids, gamma=unit_gamma, lam=lam)
   inner_rewards = jnp.where(ends, across + values, rewards)
   return gae(inner_rewards, values, weights, units, gamma=gamma, lam=lam)
 
 
-def length_adaptive_lambda(
-    lengths: Float[Array, "*shape"], alpha: float
-) -> Float[Array, "*shape"]:
+def length_adaptive_lambda(lengths: Float[Array, "*shape"], alpha: float) -> Float[Array, "*shape"]:
   """VAPO's ``lambda = 1 - 1 / (alpha length)``, at least 0; 2504.05118, alpha .05."""
   return jnp.maximum(0.0, 1.0 - 1.0 / (alpha * jnp.maximum(lengths, 1)))
 
 
 def whiten(
-    values: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    *,
-    ddof: int = 1,
-    epsilon: float = 1e-8,
+  values: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  *,
+  ddof: int = 1,
+  epsilon: float = 1e-8,
 ) -> Float[Array, "batch time"]:
   """``(x - mean) / sqrt(var + epsilon)`` over the weighted tokens of the batch; 0 elsewhere.
 
@@ -128,14 +124,14 @@ def whiten(
 
 
 def optimal_token_baseline(
-    returns: Float[Array, "batch time"],
-    log_probs: Float[Array, "batch time"],
-    sum_squared_probs: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    groups: Int[Array, "sequences"],
-    *,
-    minimum_members: int = 1,
+  returns: Float[Array, "batch time"],
+  log_probs: Float[Array, "batch time"],
+  sum_squared_probs: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  groups: Int[Array, "sequences"],
+  *,
+  minimum_members: int = 1,
 ) -> Float[Array, "batch time"]:
   r"""``A_{i,k} = G_{i,k} - B_k``, the baseline of least variance at the k-th sampled token.
 
@@ -193,7 +189,7 @@ class _Steps(NamedTuple):
 
   @classmethod
   def create(
-      cls, weights: Array, segment_ids: Array, units: Array | None, *, at: Literal["first", "last"]
+    cls, weights: Array, segment_ids: Array, units: Array | None, *, at: Literal["first", "last"]
   ) -> _Steps:
     inside = (weights > 0) & (segment_ids > 0)
     if units is None:
@@ -216,7 +212,7 @@ class _Steps(NamedTuple):
   def next(self, values: Array) -> Array:
     """Value at the next chosen token of the sequence, 0 after the last."""
     carried = _affine_scan(
-        self.linked & ~self.chosen, jnp.where(self.chosen, values, 0), reverse=True
+      self.linked & ~self.chosen, jnp.where(self.chosen, values, 0), reverse=True
     )
     shifted = jnp.concatenate([carried[:, 1:], jnp.zeros_like(carried[:, :1])], axis=1)
     return jnp.where(self.linked, shifted, 0)

@@ -27,9 +27,7 @@ def runs(*keys: Int[Array, "batch time"], inside: Bool[Array, "batch time"]) -> 
   Returns:
     int32 [B, T], 1, 2, ... from left to right in every row; 0 outside.
   """
-  starts = inside & jnp.concatenate(
-      [jnp.ones_like(inside[:, :1]), ~inside[:, :-1]], axis=1
-  )
+  starts = inside & jnp.concatenate([jnp.ones_like(inside[:, :1]), ~inside[:, :-1]], axis=1)
   for key in keys:
     changes = jnp.concatenate([jnp.ones_like(inside[:, :1]), key[:, 1:] != key[:, :-1]], axis=1)
     starts = starts | (inside & changes)
@@ -42,7 +40,7 @@ def sequence_units(segment_ids: Int[Array, "batch time"]) -> Int[Array, "batch t
 
 
 def turn_units(
-    segment_ids: Int[Array, "batch time"], turns: Int[Array, "batch time"]
+  segment_ids: Int[Array, "batch time"], turns: Int[Array, "batch time"]
 ) -> Int[Array, "batch time"]:
   """One unit a turn: the tokens of one model call with the observation that follows it.
 
@@ -53,9 +51,9 @@ def turn_units(
 
 
 def units_of(
-    level: Level,
-    segment_ids: Int[Array, "batch time"],
-    turns: Int[Array, "batch time"] | None,
+  level: Level,
+  segment_ids: Int[Array, "batch time"],
+  turns: Int[Array, "batch time"] | None,
 ) -> Int[Array, "batch time"]:
   """The index set of a named level; ``turns`` is needed by "turn" only."""
   if level == "sequence":
@@ -72,7 +70,7 @@ def units_of(
 
 
 def unit_sum(
-    values: Float[Array, "batch time"], units: Int[Array, "batch time"]
+  values: Float[Array, "batch time"], units: Int[Array, "batch time"]
 ) -> Float[Array, "batch time"]:
   """Sum over the unit of every token; 0 outside units. Differentiable in ``values``."""
   places = units.shape[1] + 1
@@ -84,9 +82,9 @@ def unit_sum(
 
 
 def unit_mean(
-    values: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    units: Int[Array, "batch time"],
+  values: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  units: Int[Array, "batch time"],
 ) -> Float[Array, "batch time"]:
   """``sum(w x) / sum(w)`` over the unit of every token; 0 where the unit has no weight."""
   # Values of weight 0 may be anything, also inf or NaN: they must not reach the sum.
@@ -96,9 +94,9 @@ def unit_mean(
 
 
 def unit_min(
-    values: Float[Array, "batch time"],
-    weights: Float[Array, "batch time"],
-    units: Int[Array, "batch time"],
+  values: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  units: Int[Array, "batch time"],
 ) -> Float[Array, "batch time"]:
   """Minimum over the weighted tokens of the unit; +inf where it has none."""
   places = units.shape[1] + 1
@@ -112,14 +110,14 @@ def unit_min(
 
 
 def first_of_unit(
-    weights: Float[Array, "batch time"], units: Int[Array, "batch time"]
+  weights: Float[Array, "batch time"], units: Int[Array, "batch time"]
 ) -> Bool[Array, "batch time"]:
   """True at the first weighted token of every unit."""
   return _edge(weights, units, reverse=False)
 
 
 def last_of_unit(
-    weights: Float[Array, "batch time"], units: Int[Array, "batch time"]
+  weights: Float[Array, "batch time"], units: Int[Array, "batch time"]
 ) -> Bool[Array, "batch time"]:
   """True at the last weighted token of every unit."""
   return _edge(weights, units, reverse=True)
@@ -133,9 +131,9 @@ def _edge(weights: Array, units: Array, *, reverse: bool) -> Array:
 
 
 def sequence_sum(
-    values: Float[Array, "batch time"],
-    segment_ids: Int[Array, "batch time"],
-    num_sequences: int,
+  values: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+  num_sequences: int,
 ) -> Float[Array, "sequences"]:
   """Sum a sequence over the whole batch, [N]; place i is the sequence with segment id i + 1."""
   sums = jax.ops.segment_sum(values.ravel(), segment_ids.ravel(), num_sequences + 1)
@@ -143,7 +141,7 @@ def sequence_sum(
 
 
 def broadcast_to_tokens(
-    values: Float[Array, "sequences"], segment_ids: Int[Array, "batch time"]
+  values: Float[Array, "sequences"], segment_ids: Int[Array, "batch time"]
 ) -> Float[Array, "batch time"]:
   """Gives every token the value of its sequence; 0 on padding."""
   return jnp.where(segment_ids > 0, values[jnp.maximum(segment_ids - 1, 0)], 0)

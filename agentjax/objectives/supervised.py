@@ -9,7 +9,7 @@ from agentjax.objectives.objective import LossInputs
 
 
 def negative_log_likelihood(
-    log_probs: Float[Array, "*shape"], weights: Float[Array, "*shape"]
+  log_probs: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
   """``-log pi`` where the weight is positive, else 0; nats a token, unreduced and unweighted."""
   return jnp.where(weights > 0, -log_probs, 0)
@@ -20,6 +20,6 @@ def supervised_objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
   per_token = negative_log_likelihood(inputs.log_probs, inputs.weights)
   entropies = jnp.where(inputs.weights > 0, inputs.entropies, 0)
   return jnp.sum(inputs.coefficients * per_token), {
-      "nll": jnp.sum(inputs.shares * per_token),
-      "entropy": jnp.sum(inputs.shares * entropies),
+    "nll": jnp.sum(inputs.shares * per_token),
+    "entropy": jnp.sum(inputs.shares * entropies),
   }

@@ -14,8 +14,8 @@ from agentjax.config import Config, check
 @dataclasses.dataclass(unsafe_hash=True)
 class ValueLossConfig(Config):
   """Attributes:
-    coefficient: factor on the value loss in the total.
-    clip: bound on the move of a value from where it stood at the start of the update; None = off.
+  coefficient: factor on the value loss in the total.
+  clip: bound on the move of a value from where it stood at the start of the update; None = off.
   """
 
   coefficient: float = 0.5
@@ -28,11 +28,11 @@ class ValueLossConfig(Config):
 
 
 def squared_value_loss(
-    values: Float[Array, "*shape"],
-    returns: Float[Array, "*shape"],
-    *,
-    old_values: Float[Array, "*shape"] | None = None,
-    clip: float | None = None,
+  values: Float[Array, "*shape"],
+  returns: Float[Array, "*shape"],
+  *,
+  old_values: Float[Array, "*shape"] | None = None,
+  clip: float | None = None,
 ) -> Float[Array, "*shape"]:
   """``1/2 max((V - G)^2, (clip(V, V_old - clip, V_old + clip) - G)^2)``; PPO, 1707.06347.
 
@@ -53,7 +53,7 @@ def squared_value_loss(
 
 
 def bernoulli_value_loss(
-    logits: Float[Array, "*shape"], outcomes: Float[Array, "*shape"]
+  logits: Float[Array, "*shape"], outcomes: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
   """``-(R log s(z) + (1 - R) log(1 - s(z)))``, R in 0..1; sequence-level PPO 2604.08865."""
   return jax.nn.softplus(logits) - jax.lax.stop_gradient(outcomes) * logits

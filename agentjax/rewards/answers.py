@@ -11,9 +11,9 @@ _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?\s*(?P<answer>[^\n]+)", re.IGNORECASE)
 _ANY = re.compile(rf"(?:(?<!\w)[-−+])?(?:{_UNSIGNED})", re.ASCII)
 _WRAPPED = re.compile(
-    rf"(?P<sign>[-−+]?)\s*[$€£]?\s*(?P<number>{_UNSIGNED})(?P<percent>\s*%)?"
-    rf"(?:\s*/\s*(?P<denominator>\d+))?",
-    re.ASCII,
+  rf"(?P<sign>[-−+]?)\s*[$€£]?\s*(?P<number>{_UNSIGNED})(?P<percent>\s*%)?"
+  rf"(?:\s*/\s*(?P<denominator>\d+))?",
+  re.ASCII,
 )
 # Python refuses to read integers of more than 4300 digits; no task's answer comes near.
 _MAX_CHARACTERS = 1000
@@ -68,7 +68,7 @@ def answers_equal(answer: str, reference: str) -> bool:
 
 
 def numbers_equal(
-    left: Fraction | None, right: Fraction | None, *, relative_tolerance: float = 1e-9
+  left: Fraction | None, right: Fraction | None, *, relative_tolerance: float = 1e-9
 ) -> bool:
   """Whether two numbers agree to a relative tolerance; None (no number) equals nothing.
 

@@ -31,12 +31,12 @@ class RewardConfig(Config):
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
     check(len(self.parts) > 0, f"{path}.parts", self.parts, "at least one scorer")
+    check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
     check(
-        len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names"
-    )
-    check(
-        len(self.weights) == len(self.parts), f"{path}.weights", self.weights,
-        f"one weight for each of the {len(self.parts)} parts",
+      len(self.weights) == len(self.parts),
+      f"{path}.weights",
+      self.weights,
+      f"one weight for each of the {len(self.parts)} parts",
     )
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
     if self.gate is not None:
@@ -45,8 +45,10 @@ class RewardConfig(Config):
       check(self.gate is not None, f"{path}.gated", self.gated, "() where gate is None")
     for name in self.gated:
       check(
-          name in self.parts and name != self.gate, f"{path}.gated", self.gated,
-          f"names of parts {self.parts} other than the gate",
+        name in self.parts and name != self.gate,
+        f"{path}.gated",
+        self.gated,
+        f"names of parts {self.parts} other than the gate",
       )
 
 

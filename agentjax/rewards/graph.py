@@ -19,9 +19,7 @@ _log = logging.getLogger(__name__)
 
 Score = Reward | float
 Scorer = Callable[[Trajectory, Task], Score | Awaitable[Score]]
-GroupScorer = Callable[
-    [Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]
-]
+GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
 
 
 class Node(Protocol):
@@ -151,10 +149,10 @@ class RewardGraph:
   """
 
   def __init__(
-      self,
-      scorers: Mapping[str, Scorer],
-      formula: Node,
-      group_scorers: Mapping[str, GroupScorer] | None = None,
+    self,
+    scorers: Mapping[str, Scorer],
+    formula: Node,
+    group_scorers: Mapping[str, GroupScorer] | None = None,
   ):
     self._scorers = dict(scorers)
     self._group_scorers = dict(group_scorers or {})
@@ -166,8 +164,8 @@ class RewardGraph:
       raise ValueError(f"parts scored twice: {', '.join(twice)}; give each part one scorer")
     if missing := sorted(formula.names() - known):
       raise ValueError(
-          f"the formula reads {', '.join(missing)}, which no scorer makes; parts: "
-          f"{', '.join(sorted(known))}"
+        f"the formula reads {', '.join(missing)}, which no scorer makes; parts: "
+        f"{', '.join(sorted(known))}"
       )
 
   @property
@@ -191,9 +189,7 @@ class RewardGraph:
       ValueError: the graph has group scorers; use ``score_group``.
     """
     if self.needs_groups:
-      raise ValueError(
-          f"parts {', '.join(self._group_scorers)} compare a group; use score_group"
-      )
+      raise ValueError(f"parts {', '.join(self._group_scorers)} compare a group; use score_group")
     await self._score_parts(trajectory, task)
     self._finish(trajectory)
 
@@ -209,7 +205,7 @@ class RewardGraph:
       if not members:
         break
       for member, reward in zip(
-          members, await _run_group(name, scorer, members, task), strict=True
+        members, await _run_group(name, scorer, members, task), strict=True
       ):
         member.reward_parts[name] = reward
     for trajectory in trajectories:
@@ -246,7 +242,7 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
 
 
 async def _run_group(
-    name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
+  name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
 ) -> list[Reward]:
   try:
     scores = scorer(trajectories, task)
@@ -272,7 +268,7 @@ def _names(nodes: Iterable[Node]) -> frozenset[str]:
 
 
 def _extreme(
-    nodes: Sequence[Node], parts: Mapping[str, Reward], choose: Callable[[list[float]], float]
+  nodes: Sequence[Node], parts: Mapping[str, Reward], choose: Callable[[list[float]], float]
 ) -> Reward:
   values = []
   for node in nodes:

@@ -81,12 +81,12 @@ def reasoning_gym(trajectory: Trajectory, task: Task) -> float:
 
 
 SCORERS: Mapping[str, Scorer] = {
-    "exact_match": exact_match,
-    "format": format_followed,
-    "tool_used": tool_used,
-    "tool_errors": tool_errors,
-    "turns": turns,
-    "sampled_tokens": sampled_tokens,
-    "environment": environment,
-    "reasoning_gym": reasoning_gym,
+  "exact_match": exact_match,
+  "format": format_followed,
+  "tool_used": tool_used,
+  "tool_errors": tool_errors,
+  "turns": turns,
+  "sampled_tokens": sampled_tokens,
+  "environment": environment,
+  "reasoning_gym": reasoning_gym,
 }

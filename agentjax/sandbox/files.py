@@ -28,7 +28,7 @@ def write_file(root: str, path: str, content: bytes, owner: int | None) -> None:
       with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
       handle = os.open(
-          name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
       )
     except OSError as error:
       raise SandboxError(f"cannot write {path!r} in the sandbox: {error.strerror}") from error
@@ -57,8 +57,8 @@ def read_file(root: str, path: str, max_bytes: int) -> bytes:
       content = file.read(max_bytes + 1)
       if len(content) > max_bytes:
         raise SandboxError(
-            f"{path!r} in the sandbox has {status.st_size} bytes, at most {max_bytes} are read; "
-            "raise max_bytes"
+          f"{path!r} in the sandbox has {status.st_size} bytes, at most {max_bytes} are read; "
+          "raise max_bytes"
         )
       return content
 
@@ -135,14 +135,14 @@ def _parts(path: str) -> list[str]:
   parts = [part for part in path.split("/") if part not in ("", ".")]
   if not parts or ".." in parts or path.startswith("/") or "\0" in path:
     raise SandboxError(
-        f"{path!r} is not a path inside the sandbox; give a relative path without '..'"
+      f"{path!r} is not a path inside the sandbox; give a relative path without '..'"
     )
   return parts
 
 
 @contextlib.contextmanager
 def _opened(
-    root: str, path: str, parents: list[str], *, create: bool, owner: int | None
+  root: str, path: str, parents: list[str], *, create: bool, owner: int | None
 ) -> Iterator[int]:
   handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
   try:
@@ -156,7 +156,7 @@ def _opened(
         inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
       except OSError as error:
         raise SandboxError(
-            f"{path!r} in the sandbox: {part!r} is not a directory ({error.strerror})"
+          f"{path!r} in the sandbox: {part!r} is not a directory ({error.strerror})"
         ) from error
       os.close(handle)
       handle = inner

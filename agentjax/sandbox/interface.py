@@ -84,10 +84,10 @@ class SandboxLimits(Config):
     check(self.processes >= 1, f"{path}.processes", self.processes, ">= 1")
     check(self.output_bytes >= 2, f"{path}.output_bytes", self.output_bytes, ">= 2")
     check(
-        self.output_kill_bytes >= self.output_bytes,
-        f"{path}.output_kill_bytes",
-        self.output_kill_bytes,
-        f">= output_bytes ({self.output_bytes})",
+      self.output_kill_bytes >= self.output_bytes,
+      f"{path}.output_kill_bytes",
+      self.output_kill_bytes,
+      f">= output_bytes ({self.output_bytes})",
     )
     check(self.file_bytes >= 0, f"{path}.file_bytes", self.file_bytes, ">= 0")
     check(self.open_files >= 16, f"{path}.open_files", self.open_files, ">= 16")
@@ -146,12 +146,12 @@ class Box(Protocol):
   """One work directory and the programs run in it, one at a time. Close it in a ``finally``."""
 
   async def exec(
-      self,
-      program: Program,
-      *,
-      stdin: bytes = b"",
-      files: Mapping[str, bytes] | None = None,
-      limits: SandboxLimits | None = None,
+    self,
+    program: Program,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     """Writes ``files`` (relative path -> content), runs ``program``, waits until all of it is dead.
 
@@ -209,12 +209,12 @@ class Sandbox(Protocol):
 
 
 async def run_once(
-    sandbox: Sandbox,
-    program: Program,
-    *,
-    stdin: bytes = b"",
-    files: Mapping[str, bytes] | None = None,
-    limits: SandboxLimits | None = None,
+  sandbox: Sandbox,
+  program: Program,
+  *,
+  stdin: bytes = b"",
+  files: Mapping[str, bytes] | None = None,
+  limits: SandboxLimits | None = None,
 ) -> SandboxResult:
   """Runs one program in a box of its own, wiped afterwards."""
   box = await sandbox.create()

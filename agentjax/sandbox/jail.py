@@ -99,7 +99,9 @@ def unshare_as_user(flags: int) -> None:
   uid, gid = os.getuid(), os.getgid()
   unshare(CLONE_NEWUSER | flags)
   for name, text in (
-      ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")
+    ("setgroups", "deny"),
+    ("uid_map", f"{uid} {uid} 1"),
+    ("gid_map", f"{gid} {gid} 1"),
   ):
     with open(f"/proc/self/{name}", "w") as file:
       file.write(text)
@@ -107,11 +109,14 @@ def unshare_as_user(flags: int) -> None:
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
   _checked(
-      _libc.mount(
-          source.encode(), os.fsencode(target), kind.encode() if kind else None,
-          ctypes.c_ulong(flags), data.encode() if data else None,
-      ),
-      f"mount {target}",
+    _libc.mount(
+      source.encode(),
+      os.fsencode(target),
+      kind.encode() if kind else None,
+      ctypes.c_ulong(flags),
+      data.encode() if data else None,
+    ),
+    f"mount {target}",
   )
 
 
@@ -193,14 +198,14 @@ def limit(limits: Mapping[str, float], *, address_space: int, processes: int) ->
   """Applies the rlimits of one run; ``limits`` is a ``SandboxLimits`` as a dict."""
   cpu = math.ceil(limits["cpu_seconds"])
   for kind, soft, hard in (
-      (resource.RLIMIT_CPU, cpu, cpu + 1),
-      (resource.RLIMIT_AS, address_space, address_space),
-      (resource.RLIMIT_FSIZE, int(limits["file_bytes"]), int(limits["file_bytes"])),
-      (resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"])),
-      (resource.RLIMIT_NPROC, processes, processes),
-      (resource.RLIMIT_CORE, 0, 0),
-      (resource.RLIMIT_MEMLOCK, 0, 0),
-      (resource.RLIMIT_MSGQUEUE, 0, 0),
+    (resource.RLIMIT_CPU, cpu, cpu + 1),
+    (resource.RLIMIT_AS, address_space, address_space),
+    (resource.RLIMIT_FSIZE, int(limits["file_bytes"]), int(limits["file_bytes"])),
+    (resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"])),
+    (resource.RLIMIT_NPROC, processes, processes),
+    (resource.RLIMIT_CORE, 0, 0),
+    (resource.RLIMIT_MEMLOCK, 0, 0),
+    (resource.RLIMIT_MSGQUEUE, 0, 0),
   ):
     ceiling = resource.getrlimit(kind)[1]
     if ceiling != resource.RLIM_INFINITY:
@@ -262,109 +267,114 @@ def restrict_files(readable: Iterable[str], devices: Iterable[str], writable: st
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where there is none
-    "socket": (41, 198),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-    "prlimit64": (302, 261),
-    "fcntl": (72, 25),
-    "setpriority": (141, 140),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "fanotify_init": (300, 262),
-    "quotactl": (179, 60),
-    "acct": (163, 89),
-    "syslog": (103, 116),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "vhangup": (153, 58),
-    "truncate": (76, 45),
-    "chmod": (90, -1),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, -1),
-    "lchown": (94, -1),
-    "fchown": (93, 55),
-    "fchownat": (260, 54),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
+  "socket": (41, 198),
+  "clone": (56, 220),
+  "clone3": (435, 435),
+  "kill": (62, 129),
+  "tkill": (200, 130),
+  "tgkill": (234, 131),
+  "rt_sigqueueinfo": (129, 138),
+  "rt_tgsigqueueinfo": (297, 240),
+  "pidfd_send_signal": (424, 424),
+  "prlimit64": (302, 261),
+  "fcntl": (72, 25),
+  "setpriority": (141, 140),
+  "sched_setaffinity": (203, 122),
+  "sched_setscheduler": (144, 119),
+  "sched_setparam": (142, 118),
+  "sched_setattr": (314, 274),
+  "ioprio_set": (251, 30),
+  "ptrace": (101, 117),
+  "process_vm_readv": (310, 270),
+  "process_vm_writev": (311, 271),
+  "process_madvise": (440, 440),
+  "process_mrelease": (448, 448),
+  "pidfd_getfd": (438, 438),
+  "kcmp": (312, 272),
+  "migrate_pages": (256, 238),
+  "move_pages": (279, 239),
+  "unshare": (272, 97),
+  "setns": (308, 268),
+  "mount": (165, 40),
+  "umount2": (166, 39),
+  "pivot_root": (155, 41),
+  "chroot": (161, 51),
+  "open_tree": (428, 428),
+  "move_mount": (429, 429),
+  "fsopen": (430, 430),
+  "fsconfig": (431, 431),
+  "fsmount": (432, 432),
+  "fspick": (433, 433),
+  "mount_setattr": (442, 442),
+  "name_to_handle_at": (303, 264),
+  "open_by_handle_at": (304, 265),
+  "bpf": (321, 280),
+  "perf_event_open": (298, 241),
+  "userfaultfd": (323, 282),
+  "io_uring_setup": (425, 425),
+  "io_uring_enter": (426, 426),
+  "io_uring_register": (427, 427),
+  "add_key": (248, 217),
+  "request_key": (249, 218),
+  "keyctl": (250, 219),
+  "fanotify_init": (300, 262),
+  "quotactl": (179, 60),
+  "acct": (163, 89),
+  "syslog": (103, 116),
+  "reboot": (169, 142),
+  "swapon": (167, 224),
+  "swapoff": (168, 225),
+  "kexec_load": (246, 104),
+  "kexec_file_load": (320, 294),
+  "init_module": (175, 105),
+  "finit_module": (313, 273),
+  "delete_module": (176, 106),
+  "settimeofday": (164, 170),
+  "clock_settime": (227, 112),
+  "clock_adjtime": (305, 266),
+  "adjtimex": (159, 171),
+  "sethostname": (170, 161),
+  "setdomainname": (171, 162),
+  "vhangup": (153, 58),
+  "truncate": (76, 45),
+  "chmod": (90, -1),
+  "fchmod": (91, 52),
+  "fchmodat": (268, 53),
+  "fchmodat2": (452, 452),
+  "chown": (92, -1),
+  "lchown": (94, -1),
+  "fchown": (93, 55),
+  "fchownat": (260, 54),
+  "setxattr": (188, 5),
+  "lsetxattr": (189, 6),
+  "fsetxattr": (190, 7),
+  "removexattr": (197, 14),
+  "lremovexattr": (198, 15),
+  "fremovexattr": (199, 16),
 }
 _BY_ARGUMENT = frozenset(
-    "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl".split()
+  "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl".split()
 )
 _CHANGES_OF_FILES = frozenset(
-    "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat setxattr lsetxattr "
-    "fsetxattr removexattr lremovexattr fremovexattr".split()
+  "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat setxattr lsetxattr "
+  "fsetxattr removexattr lremovexattr fremovexattr".split()
 )
 _HARMLESS_IN_PID_NAMESPACE = frozenset(
-    "tkill pidfd_send_signal setpriority sched_setaffinity sched_setscheduler sched_setparam "
-    "sched_setattr ioprio_set".split()
+  "tkill pidfd_send_signal setpriority sched_setaffinity sched_setscheduler sched_setparam "
+  "sched_setattr ioprio_set".split()
 )
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NAMESPACE_FLAGS = (
-    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
-    | CLONE_NEWNET
+  CLONE_NEWNS
+  | CLONE_NEWCGROUP
+  | CLONE_NEWUTS
+  | CLONE_NEWIPC
+  | CLONE_NEWUSER
+  | CLONE_NEWPID
+  | CLONE_NEWNET
 )
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 
@@ -439,10 +449,8 @@ def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None
   filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
   zero = ctypes.c_ulong(0)
   _checked(
-      _libc.prctl(
-          _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero
-      ),
-      "prctl(PR_SET_SECCOMP)",
+    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
+    "prctl(PR_SET_SECCOMP)",
   )
 
 

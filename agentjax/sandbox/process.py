@@ -27,15 +27,15 @@ from typing import Any
 from agentjax.config import Config, check
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.interface import (
-    Capabilities,
-    Command,
-    Program,
-    Protection,
-    PythonScript,
-    RunStatus,
-    SandboxError,
-    SandboxLimits,
-    SandboxResult,
+  Capabilities,
+  Command,
+  Program,
+  Protection,
+  PythonScript,
+  RunStatus,
+  SandboxError,
+  SandboxLimits,
+  SandboxResult,
 )
 
 _log = logging.getLogger(__name__)
@@ -148,14 +148,15 @@ class ProcessSandbox:
       if missing:
         zygote.end()
         raise SandboxError(
-            f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
-            f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
-            f"allowed, or accept the risk and take the name out of ProcessSandboxConfig.require."
+          f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
+          f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
+          f"allowed, or accept the risk and take the name out of ProcessSandboxConfig.require."
         )
       if not again:
         _log.info(
-            "sandbox protections: %s (by %s)",
-            ", ".join(sorted(zygote.protections)), ", ".join(zygote.mechanisms),
+          "sandbox protections: %s (by %s)",
+          ", ".join(sorted(zygote.protections)),
+          ", ".join(zygote.mechanisms),
         )
         if absent := sorted(set(Protection) - zygote.protections - {Protection.USER}):
           _log.warning("sandbox protections this machine does not grant: %s", ", ".join(absent))
@@ -183,12 +184,12 @@ class ProcessBox:
     self._closed = False
 
   async def exec(
-      self,
-      program: Program,
-      *,
-      stdin: bytes = b"",
-      files: Mapping[str, bytes] | None = None,
-      limits: SandboxLimits | None = None,
+    self,
+    program: Program,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
     async with self._busy, contextlib.AsyncExitStack() as held:
@@ -199,20 +200,18 @@ class ProcessBox:
           await held.enter_async_context(self._sandbox._turn())
       except TimeoutError:
         return _infra_error(
-            f"no free place for the run within {seconds:g} s; raise the sandbox's concurrency "
-            f"({self._sandbox.config.concurrency})"
+          f"no free place for the run within {seconds:g} s; raise the sandbox's concurrency "
+          f"({self._sandbox.config.concurrency})"
         )
       for path, content in (files or {}).items():
-        await asyncio.to_thread(
-            sandbox_files.write_file, self.directory, path, content, self.uid
-        )
+        await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
       zygote = await self._sandbox._ready()
       request = {
-          "program": _as_request(program),
-          "limits": limits.to_dict(),
-          "directory": self.directory,
-          "uid": self.uid,
-          "tasks_of_user": zygote.tasks_of_user,
+        "program": _as_request(program),
+        "limits": limits.to_dict(),
+        "directory": self.directory,
+        "uid": self.uid,
+        "tasks_of_user": zygote.tasks_of_user,
       }
       connection = zygote.new_run()
       if connection is None:
@@ -237,9 +236,7 @@ class ProcessBox:
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
       self._check_open()
-      await asyncio.to_thread(
-          sandbox_files.write_file, self.directory, path, content, self.uid
-      )
+      await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     async with self._busy:
@@ -272,8 +269,8 @@ class _Zygote:
   def __init__(self, config: ProcessSandboxConfig):
     if sys.platform != "linux":
       raise SandboxError(
-          f"ProcessSandbox needs Linux, this is {sys.platform}; run in a Linux container, or use "
-          "tools that need no sandbox"
+        f"ProcessSandbox needs Linux, this is {sys.platform}; run in a Linux container, or use "
+        "tools that need no sandbox"
       )
     self.directory = tempfile.mkdtemp(prefix="agentjax-sandbox-", dir=config.directory)
     os.chmod(self.directory, 0o711)
@@ -284,11 +281,11 @@ class _Zygote:
     packages_path = site.getsitepackages() if config.packages else []
     packages_path = [p for p in packages_path if os.path.isdir(p)]
     settings = {
-        "directory": self.directory,
-        "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),
-        "packages": config.packages,
-        "spare": config.concurrency,
-        "packages_path": packages_path,
+      "directory": self.directory,
+      "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),
+      "packages": config.packages,
+      "spare": config.concurrency,
+      "packages_path": packages_path,
     }
     here = os.path.dirname(os.path.abspath(__file__))
     packages = {"agentjax": os.path.dirname(here), "agentjax.sandbox": here}
@@ -361,13 +358,13 @@ class _Zygote:
 def _environment(interpreter: str) -> dict[str, str]:
   """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
   return {
-      "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",
-      "LANG": "C.UTF-8",
-      "PYTHONHASHSEED": "0",  # the same program prints the same sets
-      "PYTHONDONTWRITEBYTECODE": "1",
-      "OPENBLAS_NUM_THREADS": "1",
-      "OMP_NUM_THREADS": "1",
-      "MALLOC_ARENA_MAX": "2",
+    "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same program prints the same sets
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
   }
 
 
@@ -396,7 +393,7 @@ def _as_request(program: Program) -> dict[str, Any]:
 
 
 async def _converse(
-    connection: socket.socket, request: dict[str, Any], stdin: bytes, seconds: float
+  connection: socket.socket, request: dict[str, Any], stdin: bytes, seconds: float
 ) -> bytes:
   """Sends the request and waits for the result's frame."""
   loop = asyncio.get_running_loop()

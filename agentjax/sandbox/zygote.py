@@ -39,12 +39,19 @@ from agentjax.sandbox import jail
 
 # What snippets import most; loaded once here, so that a run finds them ready.
 _COMMON = (
-    "atexit bisect collections copy csv dataclasses datetime decimal enum fractions functools "
-    "heapq io itertools json math operator random re statistics string textwrap threading time "
-    "typing"
+  "atexit bisect collections copy csv dataclasses datetime decimal enum fractions functools "
+  "heapq io itertools json math operator random re statistics string textwrap threading time "
+  "typing"
 ).split()
 _READABLE = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime"
+  "/usr",
+  "/bin",
+  "/sbin",
+  "/lib",
+  "/lib32",
+  "/lib64",
+  "/etc/ld.so.cache",
+  "/etc/localtime",
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _TICK = 0.02  # seconds between looks at memory and process counts of a run
@@ -84,7 +91,7 @@ class Walls:
       self.uids = 0
     # Another user's id and a user namespace of ours exclude each other; the id also guards files.
     self.user_namespace = (
-        not self.privileged and not self.uids and jail.holds(lambda: _enter_as_user(inner))
+      not self.privileged and not self.uids and jail.holds(lambda: _enter_as_user(inner))
     )
     if self.privileged:
       _enter_as_root(inner, settings if self.uids else None)
@@ -129,7 +136,7 @@ class Walls:
 
   def refuse_system_calls(self) -> None:
     jail.refuse_system_calls(
-        own_pid_namespace=self.pid_namespace, files_guarded=bool(self.frozen or self.uids)
+      own_pid_namespace=self.pid_namespace, files_guarded=bool(self.frozen or self.uids)
     )
 
   def protections(self) -> list[str]:
@@ -151,12 +158,12 @@ class Walls:
 
   def mechanisms(self) -> list[str]:
     found = {
-        "namespaces": self.privileged or self.user_namespace,
-        "read_only_mounts": self.frozen,
-        "pid_namespace": self.pid_namespace,
-        f"landlock_{self.landlock}": self.landlock,
-        "seccomp": self.seccomp,
-        "own_uid": self.uids,
+      "namespaces": self.privileged or self.user_namespace,
+      "read_only_mounts": self.frozen,
+      "pid_namespace": self.pid_namespace,
+      f"landlock_{self.landlock}": self.landlock,
+      "seccomp": self.seccomp,
+      "own_uid": self.uids,
     }
     return [name for name, present in found.items() if present]
 
@@ -252,13 +259,13 @@ class Watcher:
       connection.sendall(result)
 
   def _outcome(
-      self,
-      connection: socket.socket,
-      pid: int,
-      streams: tuple[int, int],
-      report: int,
-      request: dict[str, Any],
-      start: float,
+    self,
+    connection: socket.socket,
+    pid: int,
+    streams: tuple[int, int],
+    report: int,
+    request: dict[str, Any],
+    start: float,
   ) -> bytes:
     """Waits for the end, kills what is left; one frame: length of the header, header, outputs."""
     limits = request["limits"]
@@ -274,25 +281,25 @@ class Watcher:
       status, cpu = int(notes.split()[1]), float(notes.split()[2])
     parts = [bytes(part) for o in outputs.values() for part in (o.head, o.tail)]
     header = {
-        "reason": reason,
-        "detail": detail,
-        "exit_code": os.waitstatus_to_exitcode(status),
-        "cpu_seconds": cpu,
-        "seconds": time.monotonic() - start,
-        "totals": [o.total for o in outputs.values()],
-        "sizes": [len(part) for part in parts],
+      "reason": reason,
+      "detail": detail,
+      "exit_code": os.waitstatus_to_exitcode(status),
+      "cpu_seconds": cpu,
+      "seconds": time.monotonic() - start,
+      "totals": [o.total for o in outputs.values()],
+      "sizes": [len(part) for part in parts],
     }
     encoded = json.dumps(header).encode()
     body = struct.pack("<I", len(encoded)) + encoded + b"".join(parts)
     return struct.pack("<Q", len(body)) + body
 
   def _watch(
-      self,
-      connection: socket.socket,
-      pid: int,
-      outputs: dict[int, Output],
-      limits: dict[str, Any],
-      start: float,
+    self,
+    connection: socket.socket,
+    pid: int,
+    outputs: dict[int, Output],
+    limits: dict[str, Any],
+    start: float,
   ) -> tuple[str, str]:
     """Waits for the first reason to end the run: (reason, detail)."""
     poll = select.poll()
@@ -397,9 +404,7 @@ class _Program:
       processes += 2  # the watcher and pid 1 count too
     elif not walls.uids:
       processes += request["tasks_of_user"]  # the kernel counts all of this user's tasks
-    jail.limit(
-        limits, address_space=self._space + limits["memory_bytes"], processes=processes
-    )
+    jail.limit(limits, address_space=self._space + limits["memory_bytes"], processes=processes)
     if request["uid"] is not None:
       jail.become(request["uid"])
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it
@@ -636,9 +641,9 @@ def main(settings: dict[str, Any]) -> None:
     with open("/proc/self/statm") as file:
       space, resident = (int(v) * resource.getpagesize() for v in file.read().split()[:2])
     hello = {
-        "protections": walls.protections(),
-        "mechanisms": walls.mechanisms(),
-        "uids": [walls.first_uid, walls.uids],
+      "protections": walls.protections(),
+      "mechanisms": walls.mechanisms(),
+      "uids": [walls.first_uid, walls.uids],
     }
   except BaseException:
     control.sendall(json.dumps({"error": traceback.format_exc()}).encode())

@@ -13,36 +13,36 @@ Array = jax.Array
 
 # A name that is not split stays here too, so that a misspelt one is an error.
 LOGICAL_AXES: Mapping[str, tuple[str, ...]] = {
-    # Parameters.
-    "vocab": ("tensor",),
-    "embed": ("fsdp",),
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "mamba_heads": ("tensor",),
-    "mamba_head_dim": (),
-    "mamba_inner": ("tensor",),
-    # Every head of a group reads the group's B and C, and there may be one group only.
-    "mamba_groups": (),
-    "mamba_state": (),
-    "conv": (),
-    "experts": ("expert",),
-    "expert_mlp": ("tensor",),
-    "layers": (),
-    # Activations.
-    "batch": ("data", "fsdp"),
-    "time": ("context",),
-    "stream": (),
+  # Parameters.
+  "vocab": ("tensor",),
+  "embed": ("fsdp",),
+  "mlp": ("tensor",),
+  "heads": ("tensor",),
+  "kv_heads": ("tensor",),
+  "head_dim": (),
+  "mamba_heads": ("tensor",),
+  "mamba_head_dim": (),
+  "mamba_inner": ("tensor",),
+  # Every head of a group reads the group's B and C, and there may be one group only.
+  "mamba_groups": (),
+  "mamba_state": (),
+  "conv": (),
+  "experts": ("expert",),
+  "expert_mlp": ("tensor",),
+  "layers": (),
+  # Activations.
+  "batch": ("data", "fsdp"),
+  "time": ("context",),
+  "stream": (),
 }
 
 
 def partition_spec(
-    axes: Sequence[str | None],
-    shape: Sequence[int],
-    mesh: Mesh | AbstractMesh,
-    *,
-    name: str,
+  axes: Sequence[str | None],
+  shape: Sequence[int],
+  mesh: Mesh | AbstractMesh,
+  *,
+  name: str,
 ) -> PartitionSpec:
   """The mesh axes each dimension is split over; mesh axes of size 1 are left out.
 
@@ -58,29 +58,29 @@ def partition_spec(
   """
   if len(axes) != len(shape):
     raise ValueError(
-        f"{name} has shape {tuple(shape)} but axes {tuple(axes)}; give one name or None for each "
-        "dimension."
+      f"{name} has shape {tuple(shape)} but axes {tuple(axes)}; give one name or None for each "
+      "dimension."
     )
   used: dict[str, str] = {}
   entries: list[str | tuple[str, ...] | None] = []
   for axis, size in zip(axes, shape, strict=True):
     if axis is not None and axis not in LOGICAL_AXES:
       raise ValueError(
-          f"{name} has the unknown axis {axis!r}; allowed: {', '.join(LOGICAL_AXES)}, or None."
+        f"{name} has the unknown axis {axis!r}; allowed: {', '.join(LOGICAL_AXES)}, or None."
       )
     split = tuple(m for m in LOGICAL_AXES[axis] if mesh.shape[m] > 1) if axis else ()
     ways = math.prod(mesh.shape[m] for m in split)
     if size % ways:
       raise ValueError(
-          f"{name}: its axis {axis!r} of size {size} does not divide over the {ways} devices of "
-          f"mesh axes {', '.join(split)}. Make it a multiple of {ways}, or change "
-          f"{' or '.join(f'config.mesh.{m}' for m in split)}."
+        f"{name}: its axis {axis!r} of size {size} does not divide over the {ways} devices of "
+        f"mesh axes {', '.join(split)}. Make it a multiple of {ways}, or change "
+        f"{' or '.join(f'config.mesh.{m}' for m in split)}."
       )
     for m in split:
       if m in used:
         raise ValueError(
-            f"{name}: its axes {used[m]!r} and {axis!r} both want mesh axis {m!r}; name one of "
-            "them differently, or None."
+          f"{name}: its axes {used[m]!r} and {axis!r} both want mesh axis {m!r}; name one of "
+          "them differently, or None."
         )
       used[m] = str(axis)
     entries.append(split[0] if len(split) == 1 else split or None)

@@ -42,7 +42,7 @@ class MeshConfig(Config):
     free = [axis for axis in MESH_AXES if getattr(self, axis) == -1]
     if len(free) > 1:
       raise ConfigError(
-          f"{path} has -1 for {' and '.join(free)}; allowed: at most one axis takes the rest."
+        f"{path} has -1 for {' and '.join(free)}; allowed: at most one axis takes the rest."
       )
 
   def sizes(self, num_devices: int, path: str = "config.mesh") -> dict[str, int]:
@@ -59,8 +59,8 @@ class MeshConfig(Config):
       shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
       wanted = f"{fixed}" if free is None else f"a multiple of {fixed}"
       raise ConfigError(
-          f"{path} ({shown}) needs {wanted} devices, got {num_devices}. Change an axis, or set one "
-          "to -1 to take the rest."
+        f"{path} ({shown}) needs {wanted} devices, got {num_devices}. Change an axis, or set one "
+        "to -1 to take the rest."
       )
     if free is not None:
       sizes[free] = num_devices // fixed
@@ -80,8 +80,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
   devices = jax.devices() if devices is None else list(devices)
   sizes = config.sizes(len(devices))
   return jax.make_mesh(
-      tuple(sizes.values()),
-      tuple(sizes),
-      axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
-      devices=devices,
+    tuple(sizes.values()),
+    tuple(sizes),
+    axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
+    devices=devices,
   )

@@ -8,16 +8,16 @@ from agentjax.tools.python import PythonTool
 from agentjax.tools.registry import ToolRegistry, ToolSchemaError
 
 __all__ = [
-    "CalculatorTool",
-    "PythonTool",
-    "Tool",
-    "ToolContext",
-    "ToolError",
-    "ToolRegistry",
-    "ToolResult",
-    "ToolSchemaError",
-    "ToolStatus",
-    "ToolsConfig",
-    "build_tools",
-    "function_tool",
+  "CalculatorTool",
+  "PythonTool",
+  "Tool",
+  "ToolContext",
+  "ToolError",
+  "ToolRegistry",
+  "ToolResult",
+  "ToolSchemaError",
+  "ToolStatus",
+  "ToolsConfig",
+  "build_tools",
+  "function_tool",
 ]

@@ -38,22 +38,22 @@ class ToolsConfig(Config):
     super().validate(path)
     for name in self.names:
       check(
-          name in _BUNDLED or ":" in name,
-          f"{path}.names",
-          self.names,
-          f"{', '.join(_BUNDLED)}, package.module:attribute",
+        name in _BUNDLED or ":" in name,
+        f"{path}.names",
+        self.names,
+        f"{', '.join(_BUNDLED)}, package.module:attribute",
       )
     check(len(set(self.names)) == len(self.names), f"{path}.names", self.names, "distinct names")
     check(self.timeout > 0, f"{path}.timeout", self.timeout, "> 0")
     check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
     sandbox = self.python.sandbox
     check(
-        "python" not in self.names
-        or self.timeout > sandbox.limits.wall_seconds + sandbox.queue_seconds,
-        f"{path}.timeout",
-        self.timeout,
-        f"> python.sandbox.limits.wall_seconds + python.sandbox.queue_seconds "
-        f"({sandbox.limits.wall_seconds:g} + {sandbox.queue_seconds:g})",
+      "python" not in self.names
+      or self.timeout > sandbox.limits.wall_seconds + sandbox.queue_seconds,
+      f"{path}.timeout",
+      self.timeout,
+      f"> python.sandbox.limits.wall_seconds + python.sandbox.queue_seconds "
+      f"({sandbox.limits.wall_seconds:g} + {sandbox.queue_seconds:g})",
     )
 
 
@@ -74,7 +74,7 @@ def _build(name: str, config: ToolsConfig) -> Tool:
   if name == "python":
     settings = config.python
     return PythonTool(
-        ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
+      ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
     )
   module, _, attribute = name.partition(":")
   try:
@@ -86,6 +86,6 @@ def _build(name: str, config: ToolsConfig) -> Tool:
   if callable(found) and not isinstance(found, type):
     return FunctionTool(found)
   raise ConfigError(
-      f"tools.names: {name!r} is a {type(found).__name__}; allowed: a typed function, or an object "
-      "with name, description, parameters and an async call."
+    f"tools.names: {name!r} is a {type(found).__name__}; allowed: a typed function, or an object "
+    "with name, description, parameters and an async call."
   )

@@ -54,10 +54,10 @@ class CalculatorConfig(Config):
     check(1 <= self.max_depth <= 100, f"{path}.max_depth", self.max_depth, "1 .. 100")
     check(64 <= self.max_bits <= 14000, f"{path}.max_bits", self.max_bits, "64 .. 14000")
     check(
-        1 <= self.significant_digits <= 50,
-        f"{path}.significant_digits",
-        self.significant_digits,
-        "1 .. 50",
+      1 <= self.significant_digits <= 50,
+      f"{path}.significant_digits",
+      self.significant_digits,
+      "1 .. 50",
     )
 
 
@@ -97,15 +97,13 @@ class CalculatorTool:
 
   name = "calculator"
   description = (
-      "Evaluates one arithmetic expression exactly. Operators: + - * / // % ** and parentheses."
+    "Evaluates one arithmetic expression exactly. Operators: + - * / // % ** and parentheses."
   )
   parameters: Mapping[str, Any] = {
-      "type": "object",
-      "properties": {
-          "expression": {"type": "string", "description": "for example (12 + 3) * 4 / 5"}
-      },
-      "required": ["expression"],
-      "additionalProperties": False,
+    "type": "object",
+    "properties": {"expression": {"type": "string", "description": "for example (12 + 3) * 4 / 5"}},
+    "required": ["expression"],
+    "additionalProperties": False,
   }
 
   def __init__(self, config: CalculatorConfig | None = None):
@@ -127,8 +125,8 @@ class _Parser:
     self._config = config
     if len(expression) > config.max_characters:
       raise CalculatorError(
-          f"the expression has {len(expression)} characters; at most {config.max_characters} are "
-          "allowed"
+        f"the expression has {len(expression)} characters; at most {config.max_characters} are "
+        "allowed"
       )
     self._tokens = _tokenize(expression)
     self._at = 0
@@ -246,7 +244,7 @@ def _tokenize(expression: str) -> list[str]:
     if match is None:
       bad = text[position:].lstrip()[:1]
       raise CalculatorError(
-          f"{bad!r} is not part of an expression; allowed: numbers and + - * / // % ** ( )"
+        f"{bad!r} is not part of an expression; allowed: numbers and + - * / // % ** ( )"
       )
     if number := match.group("number"):
       tokens.append(number.replace(",", ""))

@@ -76,8 +76,8 @@ class FunctionTool:
   async def _call_in_thread(self, keywords: dict[str, Any]) -> Any:
     if self._abandoned >= _MAX_ABANDONED:
       raise RuntimeError(
-          f"{self._abandoned} calls of tool {self.name!r} timed out and never returned; make the "
-          "function return, or write it as async so that it can be cancelled"
+        f"{self._abandoned} calls of tool {self.name!r} timed out and never returned; make the "
+        "function return, or write it as async so that it can be cancelled"
       )
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -129,10 +129,10 @@ class FunctionTool:
       if parameter.default is parameter.empty:
         required.append(parameter.name)
     return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
+      "type": "object",
+      "properties": properties,
+      "required": required,
+      "additionalProperties": False,
     }
 
 
@@ -146,20 +146,20 @@ def _json_schema(hint: Any, where: str) -> dict[str, Any]:
     return {"enum": list(parts)}
   if origin in (typing.Union, types.UnionType):
     return {
-        "anyOf": [
-            {"type": "null"} if part is type(None) else _json_schema(part, where) for part in parts
-        ]
+      "anyOf": [
+        {"type": "null"} if part is type(None) else _json_schema(part, where) for part in parts
+      ]
     }
   if origin is list:
     return {"type": "array", "items": _json_schema(parts[0], where) if parts else {}}
   if origin is dict and (not parts or parts[0] is str):
     return {
-        "type": "object",
-        "additionalProperties": _json_schema(parts[1], where) if parts else True,
+      "type": "object",
+      "additionalProperties": _json_schema(parts[1], where) if parts else True,
     }
   raise TypeError(
-      f"{where} has annotation {hint!r}; supported: str, int, float, bool, list[T], dict[str, T], "
-      "Literal, T | None, Any"
+    f"{where} has annotation {hint!r}; supported: str, int, float, bool, list[T], dict[str, T], "
+    "Literal, T | None, Any"
   )
 
 

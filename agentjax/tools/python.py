@@ -44,14 +44,14 @@ class PythonTool:
 
   name = "python"
   description = (
-      "Runs Python code and returns what it prints, and the value of a final expression. "
-      "Every call starts afresh; there is no network."
+    "Runs Python code and returns what it prints, and the value of a final expression. "
+    "Every call starts afresh; there is no network."
   )
   parameters: Mapping[str, Any] = {
-      "type": "object",
-      "properties": {"code": {"type": "string", "description": "Python source code"}},
-      "required": ["code"],
-      "additionalProperties": False,
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "Python source code"}},
+    "required": ["code"],
+    "additionalProperties": False,
   }
 
   def __init__(self, sandbox: Sandbox, limits: SandboxLimits, max_characters: int = 2000):
@@ -61,7 +61,7 @@ class PythonTool:
 
   async def __call__(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
     limits = dataclasses.replace(
-        self._limits, wall_seconds=min(self._limits.wall_seconds, 0.9 * context.timeout)
+      self._limits, wall_seconds=min(self._limits.wall_seconds, 0.9 * context.timeout)
     )
     program = PythonCell(arguments["code"], seed=context.seed)
     result = await run_once(self._sandbox, program, limits=limits)

@@ -47,7 +47,7 @@ class ToolRegistry:
   """
 
   def __init__(
-      self, tools: Sequence[Tool], *, timeout: float = 60.0, retries: int = 1, grace: float = 1.0
+    self, tools: Sequence[Tool], *, timeout: float = 60.0, retries: int = 1, grace: float = 1.0
   ):
     self._tools: dict[str, Tool] = {}
     self._validators: dict[str, jsonschema.Draft202012Validator] = {}
@@ -58,8 +58,8 @@ class ToolRegistry:
     for tool in tools:
       if not _NAME.fullmatch(tool.name):
         raise ToolSchemaError(
-            f"tool name {tool.name!r} must be a letter or '_' followed by up to 63 letters, "
-            "digits, '_', '-' or '.'"
+          f"tool name {tool.name!r} must be a letter or '_' followed by up to 63 letters, "
+          "digits, '_', '-' or '.'"
         )
       if tool.name in self._tools:
         raise ToolSchemaError(f"two tools are named {tool.name!r}; names must be distinct")
@@ -79,11 +79,11 @@ class ToolRegistry:
   def describe(self) -> str:
     """One JSON line a tool: name, description, parameters; for a system prompt."""
     return "\n".join(
-        json.dumps(
-            {"name": t.name, "description": t.description, "parameters": t.parameters},
-            ensure_ascii=False,
-        )
-        for t in self._tools.values()
+      json.dumps(
+        {"name": t.name, "description": t.description, "parameters": t.parameters},
+        ensure_ascii=False,
+      )
+      for t in self._tools.values()
     )
 
   async def call(self, call: ToolCall, context: ToolContext) -> ToolResult:
@@ -116,15 +116,18 @@ class ToolRegistry:
       if result.status is not ToolStatus.INFRA_ERROR:
         return result
       _log.warning(
-          "tool %s failed (try %d of %d): %s",
-          call.name, attempt + 1, self._retries + 1, result.output,
+        "tool %s failed (try %d of %d): %s",
+        call.name,
+        attempt + 1,
+        self._retries + 1,
+        result.output,
       )
     return result
 
   def _invalid_arguments(self, call: ToolCall) -> str | None:
     try:
       errors = sorted(
-          self._validators[call.name].iter_errors(dict(call.arguments)), key=lambda e: e.json_path
+        self._validators[call.name].iter_errors(dict(call.arguments)), key=lambda e: e.json_path
       )
     except RecursionError:
       return f"arguments of {call.name} are nested too deeply"
@@ -153,13 +156,13 @@ class ToolRegistry:
     if error := task.exception():
       _log.warning("tool %s raised", call.name, exc_info=error)
       return ToolResult(
-          ToolStatus.INFRA_ERROR, _clip(f"tool {call.name} raised {type(error).__name__}: {error}")
+        ToolStatus.INFRA_ERROR, _clip(f"tool {call.name} raised {type(error).__name__}: {error}")
       )
     result = task.result()
     if not isinstance(result, ToolResult):
       return ToolResult(
-          ToolStatus.INFRA_ERROR,
-          f"tool {call.name} returned {type(result).__name__} instead of a ToolResult",
+        ToolStatus.INFRA_ERROR,
+        f"tool {call.name} returned {type(result).__name__} instead of a ToolResult",
       )
     return result
 
@@ -184,28 +187,28 @@ def _validator(tool: Tool) -> jsonschema.Draft202012Validator:
   schema = tool.parameters
   if not isinstance(schema, Mapping) or schema.get("type") != "object":
     raise ToolSchemaError(
-        f'{where} must be a JSON schema with "type": "object", got {_clip(repr(schema))}'
+      f'{where} must be a JSON schema with "type": "object", got {_clip(repr(schema))}'
     )
   try:
     json.dumps(schema)
     jsonschema.Draft202012Validator.check_schema(schema)
   except jsonschema.SchemaError as error:
     raise ToolSchemaError(
-        f"{where} are not a valid JSON schema at {error.json_path}: {_clip(error.message)}"
+      f"{where} are not a valid JSON schema at {error.json_path}: {_clip(error.message)}"
     ) from error
   except (TypeError, ValueError) as error:
     raise ToolSchemaError(f"{where} cannot be written as JSON: {error}") from error
   # An empty registry: references inside the schema resolve, nothing is ever fetched.
   registry: referencing.Registry[Any] = referencing.Registry()
   resolver = registry.resolver_with_root(
-      referencing.Resource.from_contents(schema, referencing.jsonschema.DRAFT202012)
+    referencing.Resource.from_contents(schema, referencing.jsonschema.DRAFT202012)
   )
   for reference in _references(schema):
     try:
       resolver.lookup(reference)
     except referencing.exceptions.Unresolvable as error:
       raise ToolSchemaError(
-          f"{where} refer to {reference!r}, which is not inside the schema"
+        f"{where} refer to {reference!r}, which is not inside the schema"
       ) from error
   return jsonschema.Draft202012Validator(schema, registry=registry)
 
@@ -225,7 +228,7 @@ def _error(message: str) -> ToolResult:
 
 def _timeout(call: ToolCall, context: ToolContext) -> ToolResult:
   return ToolResult(
-      ToolStatus.TIMEOUT, f"error: {call.name} did not finish within {context.timeout:g} s"
+    ToolStatus.TIMEOUT, f"error: {call.name} did not finish within {context.timeout:g} s"
   )
 
 

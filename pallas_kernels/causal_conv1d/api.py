@@ -14,20 +14,20 @@ from pallas_kernels.implementations import choose
 Array = jax.Array
 
 IMPLEMENTATIONS: Mapping[str, Callable[..., Array]] = {
-    "reference": reference.causal_conv1d,
-    "xla": xla.causal_conv1d,
+  "reference": reference.causal_conv1d,
+  "xla": xla.causal_conv1d,
 }
 
 
 def causal_conv1d(
-    x: Array,
-    w: Array,
-    bias: Array | None = None,
-    *,
-    initial_tail: Array | None = None,
-    segment_ids: Array | None = None,
-    lengths: Array | None = None,
-    implementation: str | None = None,
+  x: Array,
+  w: Array,
+  bias: Array | None = None,
+  *,
+  initial_tail: Array | None = None,
+  segment_ids: Array | None = None,
+  lengths: Array | None = None,
+  implementation: str | None = None,
 ) -> tuple[Array, Array]:
   """``y_t = bias + sum_{k<K} w[k] x_{t-K+1+k}`` channel by channel, and the tail to go on from.
 
@@ -95,7 +95,7 @@ def causal_conv1d(
 
 
 def _final_tail(
-    x: Array, initial_tail: Array, resets: Array | None, lengths: Array | None
+  x: Array, initial_tail: Array, resets: Array | None, lengths: Array | None
 ) -> Array:
   """The last K-1 columns before each row's end, zeros where they are of an earlier sequence."""
   time, kept = x.shape[1], initial_tail.shape[1]

@@ -9,7 +9,7 @@ Array = jax.Array
 
 
 def causal_conv1d(
-    x: Array, w: Array, bias: Array, initial_tail: Array, resets: Array | None
+  x: Array, w: Array, bias: Array, initial_tail: Array, resets: Array | None
 ) -> Array:
   """Slides a window of K columns; ``resets[b, t]`` empties the window before token t."""
   if resets is None:

@@ -9,7 +9,7 @@ Array = jax.Array
 
 
 def causal_conv1d(
-    x: Array, w: Array, bias: Array, initial_tail: Array, resets: Array | None
+  x: Array, w: Array, bias: Array, initial_tail: Array, resets: Array | None
 ) -> Array:
   """``sum_k w[k] x_{t-K+1+k} + bias``; taps that reach across a reset are dropped."""
   time, taps = x.shape[1], w.shape[0]

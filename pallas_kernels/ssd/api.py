@@ -14,23 +14,23 @@ from pallas_kernels.ssd import reference, xla
 Array = jax.Array
 
 IMPLEMENTATIONS: Mapping[str, Callable[..., tuple[Array, Array]]] = {
-    "reference": reference.ssd,
-    "xla": xla.ssd,
+  "reference": reference.ssd,
+  "xla": xla.ssd,
 }
 
 
 def ssd(
-    x: Array,
-    dt: Array,
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array | None = None,
-    *,
-    initial_state: Array | None = None,
-    segment_ids: Array | None = None,
-    chunk_size: int = 128,
-    implementation: str | None = None,
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None = None,
+  *,
+  initial_state: Array | None = None,
+  segment_ids: Array | None = None,
+  chunk_size: int = 128,
+  implementation: str | None = None,
 ) -> tuple[Array, Array]:
   r"""Scans ``S_t = exp(dt_t a) S_{t-1} + dt_t x_t b_tᵀ``, ``y_t = S_t c_t + d x_t`` over time.
 
@@ -70,7 +70,7 @@ def ssd(
   batch, time, heads, width = x.shape
   if b.ndim != 4 or b.shape[:2] != (batch, time) or heads % max(b.shape[2], 1):
     raise ValueError(
-        f"ssd: b must be [B={batch}, T={time}, G, N] with G dividing H={heads}, got {b.shape}."
+      f"ssd: b must be [B={batch}, T={time}, G, N] with G dividing H={heads}, got {b.shape}."
     )
   size = b.shape[3]
   if chunk_size < 1:
@@ -95,16 +95,14 @@ def ssd(
     dt = jnp.where(real[..., None], dt, 0.0)
     resets = segments.starts(segment_ids)
   d = None if d is None else d.astype(dtype)
-  y, state = run(
-      x, dt, a.astype(dtype), b, c, d, initial_state.astype(dtype), resets, chunk_size
-  )
+  y, state = run(x, dt, a.astype(dtype), b, c, d, initial_state.astype(dtype), resets, chunk_size)
   if segment_ids is not None:
     y = jnp.where(real[..., None, None], y, 0.0)
   return y.astype(x.dtype), state
 
 
 def ssd_step(
-    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
+  x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
 ) -> tuple[Array, Array]:
   """One token of ``ssd`` for every row: the decoding step.
 
@@ -123,8 +121,8 @@ def ssd_step(
   """
   if x.ndim != 3 or b.ndim != 3 or x.shape[1] % max(b.shape[1], 1):
     raise ValueError(
-        "ssd_step: x must be [B, H, P] and b [B, G, N] with G dividing H, got "
-        f"{x.shape} and {b.shape}."
+      "ssd_step: x must be [B, H, P] and b [B, G, N] with G dividing H, got "
+      f"{x.shape} and {b.shape}."
     )
   _check_shape("dt", dt, x.shape[:2])
   _check_shape("a", a, x.shape[1:2])

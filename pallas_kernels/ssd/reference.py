@@ -9,7 +9,7 @@ Array = jax.Array
 
 
 def step(
-    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
+  x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
 ) -> tuple[Array, Array]:
   """``S <- exp(dt a) S + (dt x) bᵀ``; ``y = S c + d x``, elementwise in the dtype of ``state``.
 
@@ -32,15 +32,15 @@ def step(
 
 
 def ssd(
-    x: Array,
-    dt: Array,
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array | None,
-    initial_state: Array,
-    resets: Array | None,
-    chunk_size: int,
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None,
+  initial_state: Array,
+  resets: Array | None,
+  chunk_size: int,
 ) -> tuple[Array, Array]:
   """``step`` scanned over time; ``resets[b, t]`` empties the state before token t."""
   del chunk_size

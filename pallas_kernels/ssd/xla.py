@@ -26,15 +26,15 @@ class _Chunk(NamedTuple):
 
 
 def ssd(
-    x: Array,
-    dt: Array,
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array | None,
-    initial_state: Array,
-    resets: Array | None,
-    chunk_size: int,
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None,
+  initial_state: Array,
+  resets: Array | None,
+  chunk_size: int,
 ) -> tuple[Array, Array]:
   """One ``lax.scan`` step a chunk of Q tokens, forwards and, for the gradient, backwards.
 
@@ -56,11 +56,11 @@ def ssd(
     return jnp.transpose(v.reshape(batch, count, chunk, *v.shape[2:]), order)
 
   chunks = _Chunk(
-      x=split(x.reshape(batch, time, groups, per_group, width), 1, 0, 3, 4, 2, 5),
-      dt=split(dt.reshape(batch, time, groups, per_group), 1, 0, 3, 4, 2),
-      b=split(b, 1, 0, 3, 2, 4),
-      c=split(c, 1, 0, 3, 2, 4),
-      run=None if resets is None else jnp.cumsum(split(resets, 1, 0, 2), axis=2, dtype=jnp.int32),
+    x=split(x.reshape(batch, time, groups, per_group, width), 1, 0, 3, 4, 2, 5),
+    dt=split(dt.reshape(batch, time, groups, per_group), 1, 0, 3, 4, 2),
+    b=split(b, 1, 0, 3, 2, 4),
+    c=split(c, 1, 0, 3, 2, 4),
+    run=None if resets is None else jnp.cumsum(split(resets, 1, 0, 2), axis=2, dtype=jnp.int32),
   )
   state = initial_state.reshape(batch, groups, per_group, width, size)
   y, state = _scan(state, chunks, a.reshape(groups, per_group))
@@ -90,9 +90,7 @@ def _scan(state: Array, chunks: _Chunk, a: Array) -> tuple[Array, Array]:
   return y, state
 
 
-def _scan_forward(
-    state: Array, chunks: _Chunk, a: Array
-) -> tuple[tuple[Array, Array], _Kept]:
+def _scan_forward(state: Array, chunks: _Chunk, a: Array) -> tuple[tuple[Array, Array], _Kept]:
   def body(state: Array, chunk: _Chunk) -> tuple[Array, tuple[Array, Array]]:
     y, new = _chunk_forward(state, chunk, a)
     return new, (y, state)
@@ -101,14 +99,12 @@ def _scan_forward(
   return (y, last), (chunks, a, y, states, last)
 
 
-def _scan_backward(
-    kept: _Kept, gradients: tuple[Array, Array]
-) -> tuple[Array, _Chunk, Array]:
+def _scan_backward(kept: _Kept, gradients: tuple[Array, Array]) -> tuple[Array, _Chunk, Array]:
   chunks, a, y, states, last = kept
   left = jnp.concatenate([states[1:], last[None]])
 
   def body(
-      carry: tuple[Array, Array], step: tuple[_Chunk, Array, Array, Array, Array]
+    carry: tuple[Array, Array], step: tuple[_Chunk, Array, Array, Array, Array]
   ) -> tuple[tuple[Array, Array], _Chunk]:
     to_state, to_a = carry
     to_state, to_chunk, more = _chunk_backward(to_state, a, *step)
@@ -116,7 +112,7 @@ def _scan_backward(
 
   to_y, to_last = gradients
   (to_state, to_a), to_chunks = jax.lax.scan(
-      body, (to_last, jnp.zeros_like(a)), (chunks, states, left, y, to_y), reverse=True
+    body, (to_last, jnp.zeros_like(a)), (chunks, states, left, y, to_y), reverse=True
   )
   return to_state, to_chunks, to_a
 
@@ -140,7 +136,7 @@ def _chunk_forward(state: Array, chunk: _Chunk, a: Array) -> tuple[Array, Array]
 
 
 def _chunk_backward(
-    to_left: Array, a: Array, chunk: _Chunk, entered: Array, left: Array, y: Array, to_y: Array
+  to_left: Array, a: Array, chunk: _Chunk, entered: Array, left: Array, y: Array, to_y: Array
 ) -> tuple[Array, _Chunk, Array]:
   """Gradients of the incoming state, of the chunk and of a.
 
@@ -176,11 +172,11 @@ def _chunk_backward(
   to_entered = product("zghip,zgin->zghpn", to_entered, c)
   to_entered += decays.kept[..., None, None] * to_left
   to_chunk = _Chunk(
-      x=(dt[..., None] * to_input).astype(chunk.x.dtype),
-      dt=to_dt.astype(chunk.dt.dtype),
-      b=to_b.astype(chunk.b.dtype),
-      c=to_c.astype(chunk.c.dtype),
-      run=None,
+    x=(dt[..., None] * to_input).astype(chunk.x.dtype),
+    dt=to_dt.astype(chunk.dt.dtype),
+    b=to_b.astype(chunk.b.dtype),
+    c=to_c.astype(chunk.c.dtype),
+    run=None,
   )
   return to_entered, to_chunk, jnp.sum(to_rate * dt, axis=(0, -1))
 
@@ -211,6 +207,4 @@ def _sum_over_runs(equation: str, seen: Array, values: Array) -> Array:
 def _product(chunk: _Chunk) -> Callable[..., Array]:
   """einsum in which products of float32 inputs stay float32 on accelerators too."""
   narrow = chunk.x.dtype == jnp.bfloat16
-  return functools.partial(
-      jnp.einsum, precision=None if narrow else jax.lax.Precision.HIGHEST
-  )
+  return functools.partial(jnp.einsum, precision=None if narrow else jax.lax.Precision.HIGHEST)

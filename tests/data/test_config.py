@@ -12,7 +12,9 @@ from agentjax.data.tfds_source import TfdsConfig
 from agentjax.data.word_problems import WordProblemConfig
 
 
-@pytest.mark.parametrize(("fields", "named"), [
+@pytest.mark.parametrize(
+  ("fields", "named"),
+  [
     ({"source": "gsm8k"}, "config.data.path"),
     ({"source": "jsonl"}, "--config.data.path=DIR"),
     ({"source": "gsm9k"}, "config.data.source"),
@@ -29,7 +31,8 @@ from agentjax.data.word_problems import WordProblemConfig
     ({"mixture": MixtureConfig(sources=("gsm8k", "jsonl"))}, "at most one of gsm8k, jsonl, tfds"),
     ({"mixture": MixtureConfig(weights=(1.0,))}, "config.data.mixture.weights"),
     ({"mixture": MixtureConfig(sources=("word_problems",), weights=(1.0,))}, "two or more"),
-])
+  ],
+)
 def test_an_impossible_setting_is_refused_by_field_name(fields, named):
   with pytest.raises(ConfigError, match=named):
     load_tasks(DataConfig(**fields))
@@ -48,8 +51,9 @@ def test_word_problems_come_in_the_sizes_asked_for():
 def test_jsonl_files_are_found_in_the_folder(tmp_path):
   for name, count in (("a.jsonl", 3), ("b.jsonl", 2)):
     (tmp_path / name).write_text('{"q": "?", "a": 1}\n' * count)
-  files = JsonlConfig(name="mine", train_file="a.jsonl", test_file="b.jsonl",
-                      question_field="q", answer_field="a")
+  files = JsonlConfig(
+    name="mine", train_file="a.jsonl", test_file="b.jsonl", question_field="q", answer_field="a"
+  )
   config = DataConfig(source="jsonl", path=str(tmp_path), train_size=None, jsonl=files)
   splits = load_tasks(config)
   assert [t.id for t in splits.train] == [0, 1, 2]
@@ -64,8 +68,9 @@ def test_a_missing_gsm8k_folder_names_the_file(tmp_path):
 
 def test_a_mixture_holds_each_source_with_fresh_ids():
   pytest.importorskip("reasoning_gym")
-  config = DataConfig(source="mixture", train_size=40, test_size=8,
-                      mixture=MixtureConfig(weights=(3.0, 1.0)))
+  config = DataConfig(
+    source="mixture", train_size=40, test_size=8, mixture=MixtureConfig(weights=(3.0, 1.0))
+  )
   splits = load_tasks(config)
   sources = [t.source for t in splits.train]
   assert (sources.count("word_problems"), sources.count("reasoning_gym/chain_sum")) == (30, 10)
@@ -116,10 +121,13 @@ def test_unknown_names_and_parameters_of_reasoning_gym_are_refused():
     gym("chain_sum", min_terms=5, max_terms=2)
 
 
-@pytest.mark.parametrize(("module", "extra", "config"), [
+@pytest.mark.parametrize(
+  ("module", "extra", "config"),
+  [
     ("reasoning_gym", "envs", DataConfig(source="reasoning_gym")),
     ("tensorflow_datasets", "tfds", DataConfig(source="tfds", path=".", tfds=TfdsConfig("tiny"))),
-])
+  ],
+)
 def test_a_missing_extra_is_named(monkeypatch, module, extra, config):
   monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
   with pytest.raises(ConfigError, match=rf"pip install 'agentjax\[{extra}\]'"):

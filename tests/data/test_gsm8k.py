@@ -34,11 +34,11 @@ def test_annotations_become_calls_and_the_text_goes_on_behind_them(tmp_path):
   path = write(tmp_path, row("He has 2*3=<<2*3=6>>6.\nHalf is $<<6/4=1.50>>1.50 each\n#### 1,006"))
   [task] = read_gsm8k(path)
   assert task.demonstration == (
-      Message("assistant", "He has 2*3=", calculator("2*3")),
-      Message("tool", "6"),
-      Message("assistant", "6.\nHalf is $", calculator("6/4")),
-      Message("tool", "1.5"),  # as our calculator writes it
-      Message("assistant", "1.50 each\n#### 1,006"),
+    Message("assistant", "He has 2*3=", calculator("2*3")),
+    Message("tool", "6"),
+    Message("assistant", "6.\nHalf is $", calculator("6/4")),
+    Message("tool", "1.5"),  # as our calculator writes it
+    Message("assistant", "1.50 each\n#### 1,006"),
   )
   assert task.answer == "1006"
   assert task.prompt == (Message("user", "How many?"),)
@@ -51,7 +51,9 @@ def test_a_solution_without_annotations_is_one_message(tmp_path):
   assert task.answer == "-7"
 
 
-@pytest.mark.parametrize(("bad", "reason"), [
+@pytest.mark.parametrize(
+  ("bad", "reason"),
+  [
     (row("no answer"), "must end in '#### N'"),
     (row("#### many"), "must end in '#### N'"),
     (row("####"), "must end in '#### N'"),
@@ -62,7 +64,8 @@ def test_a_solution_without_annotations_is_one_message(tmp_path):
     (row("<<2*3>>6\n#### 6"), "has no '='"),
     (row("<<2*apples=6>>6\n#### 6"), "not part of an expression"),
     (row("<<1/3=0.5>>0.5\n#### 1"), "is wrong"),
-])
+  ],
+)
 def test_a_row_that_cannot_be_used_is_refused_with_its_line(tmp_path, bad, reason):
   path = write(tmp_path, row("#### 1"), row("#### 2"), bad)
   with pytest.raises(DataError, match=reason) as caught:
@@ -91,8 +94,10 @@ def test_both_files_are_read_with_limits_and_separate_ids(tmp_path):
 def test_all_of_gsm8k_reads_and_replays_through_the_calculator():
   splits = load_gsm8k(os.path.join(DATA, "gsm8k"))
   assert (len(splits.train), len(splits.test)) == (7473, 1319)
-  calls = [sum(len(m.tool_calls) for t in ts for m in t.demonstration)
-           for ts in (splits.train, splits.test)]
+  calls = [
+    sum(len(m.tool_calls) for t in ts for m in t.demonstration)
+    for ts in (splits.train, splits.test)
+  ]
   assert calls == [23716, 4282]
   registry = ToolRegistry([CalculatorTool()])
 

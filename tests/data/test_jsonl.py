@@ -28,7 +28,9 @@ def test_compressed_files_read_the_same(tmp_path):
   assert list(read_jsonl(path)) == [(1, {"a": 1}), (2, {"a": 2})]
 
 
-@pytest.mark.parametrize(("content", "line", "reason"), [
+@pytest.mark.parametrize(
+  ("content", "line", "reason"),
+  [
     (b"", None, "no rows"),
     (b"\n\n", None, "no rows"),
     (b'{"a": 1}\n{"a": ', 2, "not JSON"),
@@ -40,7 +42,8 @@ def test_compressed_files_read_the_same(tmp_path):
     (b'{"a": 1}\n' + b"[" * 100_000, 2, "not JSON"),
     (b'{"a": 1}\n{"a": ' + b"9" * 5000 + b"}", 2, "not JSON"),
     (b'{"a": 1}\n\x00\x00\x00\n', 2, "not JSON"),
-])
+  ],
+)
 def test_a_damaged_file_is_refused_with_path_line_and_reason(tmp_path, content, line, reason):
   path = write(tmp_path, content)
   with pytest.raises(DataError, match=reason) as caught:
@@ -74,22 +77,27 @@ def test_damaged_compression_is_refused(tmp_path, damage):
 def test_tasks_take_the_named_fields_and_the_line_as_id(tmp_path):
   path = write(tmp_path, b'{"input": "1+1?", "target": 2.0}\n{"input": "x?", "target": " y "}\n')
   first, second = load_jsonl(
-      path, source="made", question_field="input", answer_field="target", first_id=100
+    path, source="made", question_field="input", answer_field="target", first_id=100
   )
   assert (first.id, first.prompt, first.answer) == (100, (Message("user", "1+1?"),), "2")
   assert (second.id, second.answer, second.source) == (101, "y", "made")
-  assert len(load_jsonl(path, source="made", question_field="input", answer_field="target",
-                        limit=1)) == 1
+  assert (
+    len(load_jsonl(path, source="made", question_field="input", answer_field="target", limit=1))
+    == 1
+  )
 
 
-@pytest.mark.parametrize(("row", "reason"), [
+@pytest.mark.parametrize(
+  ("row", "reason"),
+  [
     ({"question": "?"}, "no 'answer'; its fields: question"),
     ({"question": "", "answer": "1"}, "'question' is empty"),
     ({"question": "?", "answer": "  "}, "'answer' is empty"),
     ({"question": "?", "answer": None}, "'answer' is a NoneType"),
     ({"question": "?", "answer": ["1"]}, "'answer' is a list"),
     ({"question": "?", "answer": True}, "'answer' is a bool"),
-])
+  ],
+)
 def test_a_row_without_question_or_answer_is_refused_with_its_line(tmp_path, row, reason):
   good = json.dumps({"question": "?", "answer": "1"})
   path = write(tmp_path, f"{good}\n{json.dumps(row)}\n".encode())
@@ -99,10 +107,15 @@ def test_a_row_without_question_or_answer_is_refused_with_its_line(tmp_path, row
 
 
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
-@pytest.mark.parametrize(("name", "rows"), [
-    ("mawps_multiarith", 600), ("mawps_singleeq", 508), ("mawps_addsub", 395),
+@pytest.mark.parametrize(
+  ("name", "rows"),
+  [
+    ("mawps_multiarith", 600),
+    ("mawps_singleeq", 508),
+    ("mawps_addsub", 395),
     ("mawps_singleop", 562),
-])
+  ],
+)
 def test_public_collections_of_word_problems_read_whole(name, rows):
   path = os.path.join(DATA, "math_words", f"{name}.jsonl")
   tasks = load_jsonl(path, source=name, question_field="input", answer_field="target")

@@ -57,10 +57,15 @@ def test_a_saved_position_goes_on_with_the_same_batches(before, after):
   assert fresh.get_state() == original.get_state()
 
 
-@pytest.mark.parametrize(("changed", "name"), [
-    ({"batch_size": 4}, "batch_size=3, this run 4"), ({"seed": 8}, "seed"),
-    ({"shuffle": False}, "shuffle"), ({"tasks": tasks(11)}, "tasks=10, this run 11"),
-])
+@pytest.mark.parametrize(
+  ("changed", "name"),
+  [
+    ({"batch_size": 4}, "batch_size=3, this run 4"),
+    ({"seed": 8}, "seed"),
+    ({"shuffle": False}, "shuffle"),
+    ({"tasks": tasks(11)}, "tasks=10, this run 11"),
+  ],
+)
 def test_a_position_in_other_data_is_refused_by_name(changed, name):
   settings_ = {"tasks": tasks(10), "batch_size": 3, "seed": 7}
 
@@ -103,10 +108,15 @@ def test_a_mixture_takes_each_source_in_order_and_starts_over():
   assert [i for s, i in taken if s == "b"] == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("sources", "weights", "reason"), [
-    ([], [], "0 sources"), ([tasks(1)], [1.0, 1.0], "1 sources with 2 weights"),
-    ([tasks(0)], [1.0], "no tasks"), ([tasks(1)], [0.0], "positive"),
-])
+@pytest.mark.parametrize(
+  ("sources", "weights", "reason"),
+  [
+    ([], [], "0 sources"),
+    ([tasks(1)], [1.0, 1.0], "1 sources with 2 weights"),
+    ([tasks(0)], [1.0], "no tasks"),
+    ([tasks(1)], [0.0], "positive"),
+  ],
+)
 def test_an_impossible_mixture_is_refused(sources, weights, reason):
   with pytest.raises(ValueError, match=reason):
     mix(sources, weights, size=1, first_id=0)

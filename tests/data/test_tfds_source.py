@@ -14,10 +14,11 @@ from agentjax.trajectory.record import Message
 tfds = pytest.importorskip("tensorflow_datasets")
 
 ROWS = {
-    "train": [{"question": f"What is {i}+{i}?", "answer": str(2 * i), "level": i}
-              for i in range(7)],
-    "test": [{"question": "What is 9+9?", "answer": "18", "level": 9},
-             {"question": "  ", "answer": "1", "level": 0}],
+  "train": [{"question": f"What is {i}+{i}?", "answer": str(2 * i), "level": i} for i in range(7)],
+  "test": [
+    {"question": "What is 9+9?", "answer": "18", "level": 9},
+    {"question": "  ", "answer": "1", "level": 0},
+  ],
 }
 
 
@@ -29,13 +30,15 @@ def folder(tmp_path_factory):
   root = tmp_path_factory.mktemp("tfds")
   data_dir = root / "tiny" / "1.0.0"
   data_dir.mkdir(parents=True)
-  features = tfds.features.FeaturesDict({
+  features = tfds.features.FeaturesDict(
+    {
       "question": tfds.features.Text(),
       "answer": tfds.features.Text(),
       "level": tfds.features.Scalar(dtype=np.int64),
-  })
+    }
+  )
   identity = tfds.core.dataset_info.DatasetIdentity(
-      name="tiny", version=tfds.core.Version("1.0.0"), data_dir=str(data_dir), module_name="tests"
+    name="tiny", version=tfds.core.Version("1.0.0"), data_dir=str(data_dir), module_name="tests"
   )
   info = tfds.core.DatasetInfo(builder=identity, features=features, description="made by a test")
   writer = SequentialWriter(info, max_examples_per_shard=3, file_format="array_record")
@@ -50,10 +53,16 @@ def tiny(**fields):
 
 
 def load(folder, tfds_config=None, **fields):
-  return load_tasks(DataConfig(
-      source="tfds", path=folder, train_size=None, test_size=None, tfds=tfds_config or tiny(),
-      **fields
-  ))
+  return load_tasks(
+    DataConfig(
+      source="tfds",
+      path=folder,
+      train_size=None,
+      test_size=None,
+      tfds=tfds_config or tiny(),
+      **fields,
+    )
+  )
 
 
 def test_every_example_becomes_the_task_it_tells(folder):
@@ -102,10 +111,13 @@ def test_an_empty_field_names_its_example(folder):
     load(folder).test[1]
 
 
-@pytest.mark.parametrize(("config", "named"), [
+@pytest.mark.parametrize(
+  ("config", "named"),
+  [
     (tiny(question_field="text"), "'text'; allowed: .*question"),
     (tiny(train_split="dev"), "split 'dev'; allowed: .*train"),
-])
+  ],
+)
 def test_a_field_or_split_that_is_not_there_is_refused_with_what_is(folder, config, named):
   with pytest.raises(ConfigError, match=named):
     load(folder, config)

@@ -12,13 +12,13 @@ from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.data.word_problems import (
-    MAX_LEVEL,
-    Problem,
-    Program,
-    Step,
-    WordProblemConfig,
-    vocabulary,
-    word_problems,
+  MAX_LEVEL,
+  Problem,
+  Program,
+  Step,
+  WordProblemConfig,
+  vocabulary,
+  word_problems,
 )
 from agentjax.envs.environment import Action
 from agentjax.envs.question import QuestionEnvironment
@@ -43,8 +43,12 @@ def content(task):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**31), st.integers(0, 2**31), st.sampled_from([(1,), (2,), (1, 2, 3, 4)]),
-       st.floats(0, 1))
+@given(
+  st.integers(0, 2**31),
+  st.integers(0, 2**31),
+  st.sampled_from([(1,), (2,), (1, 2, 3, 4)]),
+  st.floats(0, 1),
+)
 def test_no_train_problem_of_any_seed_is_a_test_problem_of_any_other(a, b, levels, share):
   config = WordProblemConfig(levels=levels, program_share=share)
   train = {content(t) for t in make(config, train=80, test=0, seed=a).train}
@@ -149,8 +153,12 @@ def test_prompts_use_no_word_outside_a_small_vocabulary():
 def test_every_number_of_the_arithmetic_stands_in_the_prompt():
   for task in make(train=500).train:
     numbers = re.findall(r"\d+", text(task))
-    operands = [re.split(r"[-+*/]", c.arguments["expression"])[-1] for m in task.demonstration
-                for c in m.tool_calls if c.name == "calculator"]
+    operands = [
+      re.split(r"[-+*/]", c.arguments["expression"])[-1]
+      for m in task.demonstration
+      for c in m.tool_calls
+      if c.name == "calculator"
+    ]
     assert not collections.Counter(operands) - collections.Counter(numbers)
 
 
@@ -228,12 +236,15 @@ def test_the_results_in_wrong_demonstrations_are_true():
       assert format_value(evaluate(call.arguments["expression"])) == result
 
 
-@pytest.mark.parametrize(("program", "value"), [
+@pytest.mark.parametrize(
+  ("program", "value"),
+  [
     (Program("multiples", 6, 60), 270),
     (Program("consecutive", 12, 14), 39),
     (Program("squares", 2, 4), 29),
     (Program("saving", 5, 3, 4), 5 + 8 + 11 + 14),
-])
+  ],
+)
 def test_a_programs_value_is_what_its_text_asks_for(program, value):
   assert program.value == value
 
@@ -249,11 +260,20 @@ def test_asking_for_more_test_problems_than_there_are_is_an_error():
     make(config, train=0, test=4000)
 
 
-@pytest.mark.parametrize("fields", [
-    {"levels": ()}, {"levels": (0,)}, {"levels": (5,)}, {"demonstration_levels": (9,)},
-    {"program_share": 1.5}, {"demonstration_noise": -0.1}, {"direct_share": 2.0},
-    {"distractors_from_level": 0}, {"levels": (1.5,)},
-])
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"levels": ()},
+    {"levels": (0,)},
+    {"levels": (5,)},
+    {"demonstration_levels": (9,)},
+    {"program_share": 1.5},
+    {"demonstration_noise": -0.1},
+    {"direct_share": 2.0},
+    {"distractors_from_level": 0},
+    {"levels": (1.5,)},
+  ],
+)
 def test_an_impossible_setting_is_refused_by_field_name(fields):
   with pytest.raises(ConfigError, match=next(iter(fields))):
     make(WordProblemConfig(**fields))

@@ -19,36 +19,36 @@ def text(token_ids: list[int]) -> str:
 def sizes(**changes) -> EngineConfig:
   """Four slots a lane in all tests: results are bit for bit equal where lanes are equal."""
   return EngineConfig(
-      **{
-          "slots": 4,
-          "max_length": 64,
-          "chunk_tokens": 8,
-          "extend_buckets": (4, 16),
-          "extend_rows": (4, 2),
-          "warmup": False,
-          **changes,
-      }
+    **{
+      "slots": 4,
+      "max_length": 64,
+      "chunk_tokens": 8,
+      "extend_buckets": (4, 16),
+      "extend_rows": (4, 2),
+      "warmup": False,
+      **changes,
+    }
   )
 
 
 @pytest.fixture(scope="session")
 def model_config() -> models.ModelConfig:
   return models.ModelConfig(
-      vocab_size=48,
-      d_model=32,
-      pattern="M*E-",
-      num_heads=2,
-      num_kv_heads=1,
-      head_dim=16,
-      rope_theta=100.0,
-      d_mlp=32,
-      mamba_heads=2,
-      mamba_head_dim=16,
-      mamba_state=8,
-      chunk_size=8,
-      num_experts=4,
-      d_expert=16,
-      d_shared_expert=16,
+    vocab_size=48,
+    d_model=32,
+    pattern="M*E-",
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    rope_theta=100.0,
+    d_mlp=32,
+    mamba_heads=2,
+    mamba_head_dim=16,
+    mamba_state=8,
+    chunk_size=8,
+    num_experts=4,
+    d_expert=16,
+    d_shared_expert=16,
   )
 
 
@@ -64,15 +64,13 @@ def other_params(model_config: models.ModelConfig) -> models.Params:
 
 @pytest.fixture
 def make_engine(
-    model_config: models.ModelConfig, params: models.Params
+  model_config: models.ModelConfig, params: models.Params
 ) -> Iterator[Callable[..., Engine]]:
   """Engines with weights of version 0; keywords change the sizes."""
   engines = []
 
   def make(**changes) -> Engine:
-    engine = Engine(
-        model_config, sizes(**changes), decode=text, devices=jax.local_devices()[:1]
-    )
+    engine = Engine(model_config, sizes(**changes), decode=text, devices=jax.local_devices()[:1])
     engine.publish(params, 0)
     engines.append(engine)
     return engine

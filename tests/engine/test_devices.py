@@ -43,7 +43,9 @@ def sampled(params, lanes):
   return values, len(used)
 """
 
-_DEVICES = _COMMON + """
+_DEVICES = (
+  _COMMON
+  + """
 from jax.sharding import NamedSharding, PartitionSpec
 params = models.init(config, jax.random.key(0))
 mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -55,8 +57,11 @@ two, used_by_two = sampled(sharded, 2)
 assert (used_by_one, used_by_two) == (1, 2)
 np.testing.assert_array_equal(one, two)
 """
+)
 
-_PROCESSES = _COMMON + """
+_PROCESSES = (
+  _COMMON
+  + """
 from jax.sharding import NamedSharding, PartitionSpec
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
@@ -71,23 +76,24 @@ values, _ = sampled(params, 1)
 expected, _ = sampled(jax.device_put(local, jax.local_devices()[0]), 1)
 np.testing.assert_array_equal(values, expected)
 """
+)
 
 
 def _environment(devices: int) -> dict[str, str]:
   return {
-      **os.environ,
-      "JAX_PLATFORMS": "cpu",
-      "PYTHONPATH": str(_ROOT),
-      "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    **os.environ,
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(_ROOT),
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
   }
 
 
 def _start(script: str, devices: int, *arguments: str) -> subprocess.Popen:
   return subprocess.Popen(
-      [sys.executable, "-c", script, *arguments],
-      env=_environment(devices),
-      stderr=subprocess.PIPE,
-      text=True,
+    [sys.executable, "-c", script, *arguments],
+    env=_environment(devices),
+    stderr=subprocess.PIPE,
+    text=True,
   )
 
 

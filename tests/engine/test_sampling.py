@@ -21,20 +21,20 @@ def draws(logits, *, keys=None, index=None, forced=None, vocab_limit=None, **set
   rows = logits.shape[0]
   config = SamplingConfig(**settings)
   filters = Filters(
-      jnp.full(rows, config.temperature, jnp.float32),
-      jnp.full(rows, config.top_k, jnp.int32),
-      jnp.full(rows, config.top_p, jnp.float32),
-      jnp.full(rows, config.min_p, jnp.float32),
+    jnp.full(rows, config.temperature, jnp.float32),
+    jnp.full(rows, config.top_k, jnp.int32),
+    jnp.full(rows, config.top_p, jnp.float32),
+    jnp.full(rows, config.min_p, jnp.float32),
   )
   return jax.device_get(
-      jax.jit(draw, static_argnames="vocab_limit")(
-          jnp.asarray(logits),
-          jnp.tile(address_key(7), (rows, 1)) if keys is None else keys,
-          jnp.arange(rows) if index is None else index,
-          filters,
-          jnp.full(rows, -1) if forced is None else forced,
-          vocab_limit=vocab_limit,
-      )
+    jax.jit(draw, static_argnames="vocab_limit")(
+      jnp.asarray(logits),
+      jnp.tile(address_key(7), (rows, 1)) if keys is None else keys,
+      jnp.arange(rows) if index is None else index,
+      filters,
+      jnp.full(rows, -1) if forced is None else forced,
+      vocab_limit=vocab_limit,
+    )
   )
 
 
@@ -54,24 +54,24 @@ def kept_by_sorting(logits: np.ndarray, top_k: int, top_p: float, min_p: float) 
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 1.7},
-        {"top_k": 4},
-        {"top_p": 0.6},
-        {"min_p": 0.2},
-        {"temperature": 1.5, "top_k": 8, "top_p": 0.8, "min_p": 0.15},
-    ],
-    ids=str,
+  "settings",
+  [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 1.7},
+    {"top_k": 4},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.8, "min_p": 0.15},
+  ],
+  ids=str,
 )
 def test_draws_follow_the_filtered_distribution(settings):
   count = 20_000
   found = draws(np.tile(LOGITS, (count, 1)), **settings)
   scaled = LOGITS / settings.get("temperature", 1.0)
   kept = kept_by_sorting(
-      scaled, settings.get("top_k", 0), settings.get("top_p", 1.0), settings.get("min_p", 0.0)
+    scaled, settings.get("top_k", 0), settings.get("top_p", 1.0), settings.get("min_p", 0.0)
   )
   expected = np.where([i in kept for i in range(VOCAB)], softmax(scaled), 0.0)
   expected /= expected.sum()
@@ -80,9 +80,7 @@ def test_draws_follow_the_filtered_distribution(settings):
   some = expected > 0
   # One fixed draw: an honest sampler fails at this level with probability 1e-4 a case.
   assert scipy.stats.chisquare(observed[some], count * expected[some]).pvalue > 1e-4
-  np.testing.assert_allclose(
-      found.sampling_log_probs, np.log(expected[found.token_ids]), atol=2e-6
-  )
+  np.testing.assert_allclose(found.sampling_log_probs, np.log(expected[found.token_ids]), atol=2e-6)
   # What the trainer recomputes knows nothing of the filters.
   probs = softmax(scaled)
   np.testing.assert_allclose(found.log_probs, np.log(probs[found.token_ids]), atol=2e-6)
@@ -93,13 +91,13 @@ def test_filters_keep_what_sorting_keeps():
   rng = np.random.default_rng(1)
   rows, vocab = 300, 200
   logits = (rng.normal(size=(rows, vocab)) * rng.choice([0.1, 1, 8], size=(rows, 1))).astype(
-      np.float32
+    np.float32
   )
   top_k = rng.integers(0, vocab + 3, rows)
   top_p = np.where(rng.random(rows) < 0.3, 1.0, rng.uniform(0.01, 0.999, rows)).astype(np.float32)
   min_p = np.where(rng.random(rows) < 0.5, 0.0, rng.random(rows)).astype(np.float32)
   kept = np.asarray(
-      jax.jit(kept_tokens)(logits, Filters(np.ones(rows, np.float32), top_k, top_p, min_p))
+    jax.jit(kept_tokens)(logits, Filters(np.ones(rows, np.float32), top_k, top_p, min_p))
   )
   for row in range(rows):
     wanted = kept_by_sorting(logits[row], int(top_k[row]), float(top_p[row]), float(min_p[row]))
@@ -138,9 +136,7 @@ def test_forced_tokens_are_scored_not_drawn():
   forced = np.arange(-1, VOCAB - 1)
   found = draws(np.tile(LOGITS, (VOCAB, 1)), forced=forced)
   np.testing.assert_array_equal(found.token_ids[1:], forced[1:])
-  np.testing.assert_allclose(
-      found.log_probs[1:], np.log(softmax(LOGITS))[forced[1:]], atol=2e-6
-  )
+  np.testing.assert_allclose(found.log_probs[1:], np.log(softmax(LOGITS))[forced[1:]], atol=2e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_p": 0.9}], ids=str)
@@ -149,16 +145,16 @@ def test_ids_past_the_limit_are_never_drawn_but_count_in_log_probs(settings):
   found = draws(logits, vocab_limit=5, **settings)
   assert found.token_ids.max() < 5
   np.testing.assert_allclose(
-      found.log_probs, np.log(softmax(logits[0]))[found.token_ids], atol=2e-6
+    found.log_probs, np.log(softmax(logits[0]))[found.token_ids], atol=2e-6
   )
 
 
 def test_address_keys_are_stable_and_distinct():
   np.testing.assert_array_equal(address_key(3, 1, 4, 1), address_key(3, 1, 4, 1))
   keys = {
-      tuple(address_key(seed, *address))
-      for seed in (0, 1)
-      for address in [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (2**40, 1)]
+    tuple(address_key(seed, *address))
+    for seed in (0, 1)
+    for address in [(), (0,), (0, 0), (1,), (0, 1), (1, 0), (2**40, 1)]
   }
   assert len(keys) == 14
   # A changed value would make every journal written before it unreadable.
@@ -166,7 +162,7 @@ def test_address_keys_are_stable_and_distinct():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"min_p": 1.5}], ids=str
+  "settings", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"min_p": 1.5}], ids=str
 )
 def test_impossible_sampling_settings_name_the_field(settings):
   with pytest.raises(ConfigError, match=f"sampling.{next(iter(settings))}"):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from agentjax.engine import (
-    ContextLengthError,
-    EngineError,
-    Finish,
-    Sample,
-    SampleRequest,
-    SamplingConfig,
-    address_key,
+  ContextLengthError,
+  EngineError,
+  Finish,
+  Sample,
+  SampleRequest,
+  SamplingConfig,
+  address_key,
 )
 
 PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1)), [3] * 17]
@@ -212,14 +212,14 @@ def test_stop_strings_without_a_decoder_are_refused(make_engine):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tokens": 0}, "max_tokens"),
-        ({"stop_strings": ("",)}, "stop string"),
-        ({"forced_ids": (1,) * 12}, "forced_ids"),
-        ({"stop_ids": tuple(range(5))}, "engine.max_stop_ids=4"),
-        ({"sampling": SamplingConfig(top_p=2.0)}, "sampling.top_p"),
-    ],
+  ("fields", "message"),
+  [
+    ({"tokens": 0}, "max_tokens"),
+    ({"stop_strings": ("",)}, "stop string"),
+    ({"forced_ids": (1,) * 12}, "forced_ids"),
+    ({"stop_ids": tuple(range(5))}, "engine.max_stop_ids=4"),
+    ({"sampling": SamplingConfig(top_p=2.0)}, "sampling.top_p"),
+  ],
 )
 def test_an_impossible_request_names_the_field_and_costs_nothing(make_engine, fields, message):
   engine = make_engine()

@@ -11,13 +11,13 @@ import pytest
 from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine import (
-    ContextLengthError,
-    EngineConfig,
-    EngineError,
-    Finish,
-    Sample,
-    SamplingConfig,
-    SlotEngine,
+  ContextLengthError,
+  EngineConfig,
+  EngineError,
+  Finish,
+  Sample,
+  SamplingConfig,
+  SlotEngine,
 )
 
 PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1))]
@@ -45,13 +45,13 @@ def assert_same_bits(a: Sample, b: Sample) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probs_and_entropies_are_those_of_the_trainer(
-    slot_engine, params, model_config, temperature
+  slot_engine, params, model_config, temperature
 ):
   results = slot_engine.generate(
-      PROMPTS,
-      seed=0,
-      max_tokens=20,
-      sampling=SamplingConfig(temperature=temperature, top_p=0.9),
+    PROMPTS,
+    seed=0,
+    max_tokens=20,
+    sampling=SamplingConfig(temperature=temperature, top_p=0.9),
   )
   for prompt, (sample,) in zip(PROMPTS, results, strict=True):
     scores = trainer_scores(params, model_config, [*prompt, *sample.token_ids], temperature)
@@ -63,7 +63,7 @@ def test_log_probs_and_entropies_are_those_of_the_trainer(
 
 def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
   [[sample]] = slot_engine.generate(
-      [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
+    [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
   )
   scores = trainer_scores(params, model_config, [*PROMPTS[0], *sample.token_ids])
   logits = models.compute_logits(params, scores.hidden[0])
@@ -71,9 +71,7 @@ def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 13, 21])
-def test_extending_a_live_context_equals_reading_it_at_once(
-    slot_engine, params, model_config, cut
-):
+def test_extending_a_live_context_equals_reading_it_at_once(slot_engine, params, model_config, cut):
   ids = np.random.default_rng(cut).integers(0, model_config.vocab_size, 22).astype(np.int32)
   tail = np.arange(11, dtype=np.int32)
   slot_engine.place(None, [2])
@@ -88,9 +86,7 @@ def test_extending_a_live_context_equals_reading_it_at_once(
   assert slot_engine.lengths[2] == 41
 
 
-def test_padding_at_the_end_of_a_full_context_overwrites_nothing(
-    slot_engine, params, model_config
-):
+def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, params, model_config):
   ids = (np.arange(64) * 7 % 48).astype(np.int32)
   slot_engine.place(None, [1])
   slot_engine.extend([(1, ids[:57])])
@@ -199,9 +195,7 @@ def test_weights_are_a_copy_that_the_trainer_may_donate(slot_engine, params):
   slot_engine.publish(mine, 1)
   expected = slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)
   jax.tree.map(lambda v: v.delete(), mine)
-  assert_same_bits(
-      expected[0][0], slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)[0][0]
-  )
+  assert_same_bits(expected[0][0], slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)[0][0])
 
 
 def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
@@ -215,27 +209,27 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
   for length in (1, 3, 4, 5, 16, 17, 31):
     prompts = [rng.integers(0, 48, length).tolist() for _ in range(rng.integers(1, 7))]
     engine.generate(
-        prompts,
-        seed=0,
-        max_tokens=int(rng.integers(1, 20)),
-        samples=int(rng.integers(1, 3)),
-        sampling=SamplingConfig(temperature=float(rng.random()), top_k=length),
-        stop_ids=tuple(range(length % 4)),
+      prompts,
+      seed=0,
+      max_tokens=int(rng.integers(1, 20)),
+      samples=int(rng.integers(1, 3)),
+      sampling=SamplingConfig(temperature=float(rng.random()), top_k=length),
+      stop_ids=tuple(range(length % 4)),
     )
   engine.publish(params, 1)
   assert dict(engine.programs.traces) == compiled
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"slots": 0}, "engine.slots"),
-        ({"slots": 6, "lanes": 4}, "engine.lanes"),
-        ({"extend_buckets": (16, 4)}, "engine.extend_buckets"),
-        ({"extend_buckets": (4, 16)}, "engine.extend_rows"),
-        ({"extend_rows": (4, 2, 0)}, "engine.extend_rows"),
-        ({"chunk_tokens": 2.5}, "engine.chunk_tokens"),
-    ],
+  ("changes", "field"),
+  [
+    ({"slots": 0}, "engine.slots"),
+    ({"slots": 6, "lanes": 4}, "engine.lanes"),
+    ({"extend_buckets": (16, 4)}, "engine.extend_buckets"),
+    ({"extend_buckets": (4, 16)}, "engine.extend_rows"),
+    ({"extend_rows": (4, 2, 0)}, "engine.extend_rows"),
+    ({"chunk_tokens": 2.5}, "engine.chunk_tokens"),
+  ],
 )
 def test_impossible_sizes_name_the_field(changes, field):
   with pytest.raises(ConfigError, match=field):

@@ -69,9 +69,7 @@ def test_reset_shows_the_prompt_of_the_task():
 
 
 def test_a_tool_call_is_answered_and_an_answer_ends_the_episode():
-  called, answered = play(
-      question(), Action("", (calculate("12+7"),)), Action("so\n#### 19")
-  )
+  called, answered = play(question(), Action("", (calculate("12+7"),)), Action("so\n#### 19"))
   assert called.observation.messages == (Message("tool", "19"),)
   assert (called.terminated, called.status) == (False, Status.OK)
   [record] = called.tools
@@ -95,12 +93,15 @@ def test_calls_of_one_turn_run_at_the_same_time_and_answer_in_order():
   assert [m.content for m in step.observation.messages] == ["did wait", "did release", "did x"]
 
 
-@pytest.mark.parametrize("bad", [
+@pytest.mark.parametrize(
+  "bad",
+  [
     ToolCall("oracle", {}),
     ToolCall("calculator", {"formula": "1+1"}),
     ToolCall("calculator", {"expression": "1/0"}),
     ToolCall("calculator", {}, error="no arguments"),
-])
+  ],
+)
 def test_a_wrong_call_is_an_observation_and_the_episode_goes_on(bad):
   wrong, right = play(question(), Action("", (bad,)), Action("", (calculate("1+1"),)))
   assert wrong.tools[0].status == "error"
@@ -160,10 +161,16 @@ def test_impossible_limits_are_refused_by_name(settings_):
 
 
 actions = st.one_of(
-    st.builds(Action, st.text(max_size=8), st.lists(
-        st.sampled_from([calculate("2*3"), calculate("1/0"), ToolCall("no", {"a": [1]})]),
-        min_size=1, max_size=2).map(tuple)),
-    st.builds(Action, st.sampled_from(["#### 4", "none"])),
+  st.builds(
+    Action,
+    st.text(max_size=8),
+    st.lists(
+      st.sampled_from([calculate("2*3"), calculate("1/0"), ToolCall("no", {"a": [1]})]),
+      min_size=1,
+      max_size=2,
+    ).map(tuple),
+  ),
+  st.builds(Action, st.sampled_from(["#### 4", "none"])),
 )
 
 
@@ -171,8 +178,14 @@ actions = st.one_of(
 @given(st.lists(actions, max_size=5), st.lists(actions, max_size=4))
 def test_a_restored_snapshot_goes_on_exactly_like_the_original(before, after):
   def strip(step):  # wall time is no part of the state
-    return [step.observation, step.terminated, step.truncated, step.status, step.answer,
-            [(r.turn, r.name, r.arguments, r.status, r.output) for r in step.tools]]
+    return [
+      step.observation,
+      step.terminated,
+      step.truncated,
+      step.status,
+      step.answer,
+      [(r.turn, r.name, r.arguments, r.status, r.output) for r in step.tools],
+    ]
 
   async def go_on(environment):
     steps = []

@@ -15,8 +15,8 @@ def plain(params, x, config, segment_ids, positions):
   query, key, value = heads
   if config.qk_norm:
     query, key = (
-        v / jnp.sqrt(jnp.mean(v**2, -1, keepdims=True) + config.norm_eps) * w
-        for v, w in ((query, params.query_norm), (key, params.key_norm))
+      v / jnp.sqrt(jnp.mean(v**2, -1, keepdims=True) + config.norm_eps) * w
+      for v, w in ((query, params.query_norm), (key, params.key_norm))
     )
   if config.rope_theta is not None:
     half = config.head_dim // 2
@@ -54,8 +54,8 @@ def test_blocks_of_queries_equal_one_square_product(tiny, block, changes):
 
   np.testing.assert_allclose(jax.jit(ours)(params, x), jax.jit(theirs)(params, x), atol=2e-6)
   got, want = (
-      jax.jit(jax.grad(lambda p, x, f=f: jnp.sum(jnp.sin(3 * f(p, x))), (0, 1)))(params, x)
-      for f in (ours, theirs)
+    jax.jit(jax.grad(lambda p, x, f=f: jnp.sum(jnp.sin(3 * f(p, x))), (0, 1)))(params, x)
+    for f in (ours, theirs)
   )
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=3e-5), got, want)
 
@@ -65,8 +65,8 @@ def test_rotary_attention_sees_only_distances(tiny):
   x = jax.random.normal(jax.random.key(1), (1, 9, tiny.d_model))
   segments = jnp.ones((1, 9), jnp.int32)
   here, there, stretched = (
-      attention(params, x, tiny, segment_ids=segments, positions=positions[None])
-      for positions in (jnp.arange(9), jnp.arange(9) + 50, 2 * jnp.arange(9))
+    attention(params, x, tiny, segment_ids=segments, positions=positions[None])
+    for positions in (jnp.arange(9), jnp.arange(9) + 50, 2 * jnp.arange(9))
   )
   np.testing.assert_allclose(here, there, atol=1e-5)
   assert jnp.max(jnp.abs(here - stretched)) > 1e-3

@@ -15,8 +15,8 @@ SLOTS, LENGTH, ROWS, CHUNK = 8, 32, 4, 8
 @functools.cache
 def compiled(config):
   return (
-      jax.jit(functools.partial(models.extend, config=config)),
-      jax.jit(functools.partial(models.decode_step, config=config)),
+    jax.jit(functools.partial(models.extend, config=config)),
+    jax.jit(functools.partial(models.decode_step, config=config)),
   )
 
 
@@ -37,7 +37,7 @@ class Decoder:
       rows[row], counts[row] = slot, len(piece)
       tokens[row, : len(piece)] = piece
     logits, self.cache = self.extend(
-        self.params, cache=self.cache, rows=rows, token_ids=tokens, counts=counts
+      self.params, cache=self.cache, rows=rows, token_ids=tokens, counts=counts
     )
     return {slot: np.asarray(logits[row]) for row, slot in zip(order, pieces, strict=True)}
 
@@ -45,9 +45,7 @@ class Decoder:
     ids, active = np.full(SLOTS, 5), np.zeros(SLOTS, bool)
     for slot, token in tokens.items():
       ids[slot], active[slot] = token, True
-    logits, self.cache = self.decode(
-        self.params, cache=self.cache, token_ids=ids, active=active
-    )
+    logits, self.cache = self.decode(self.params, cache=self.cache, token_ids=ids, active=active)
     return {slot: np.asarray(logits[slot]) for slot in tokens}
 
 
@@ -119,18 +117,18 @@ def test_a_slots_result_is_the_same_bits_wherever_and_beside_whatever_it_runs(ti
   prompts = [rng.integers(0, tiny.vocab_size, rng.integers(2, CHUNK + 1)) for _ in range(6)]
   replies = [rng.integers(0, tiny.vocab_size, 7) for _ in range(6)]
   first = run_schedule(
-      Decoder(tiny_params, tiny),
-      prompts,
-      replies,
-      {i: i for i in range(6)},
-      [[(0, 0), (1, 1), (2, 2), (3, 3)], [(4, 0), (5, 1)]],
+    Decoder(tiny_params, tiny),
+    prompts,
+    replies,
+    {i: i for i in range(6)},
+    [[(0, 0), (1, 1), (2, 2), (3, 3)], [(4, 0), (5, 1)]],
   )
   moved = run_schedule(
-      Decoder(tiny_params, tiny),
-      prompts,
-      replies,
-      {5: 0, 3: 1, 1: 7, 0: 4},
-      [[(3, 3)], [(0, 1), (1, 0)], [(5, 2)]],
+    Decoder(tiny_params, tiny),
+    prompts,
+    replies,
+    {5: 0, 3: 1, 1: 7, 0: 4},
+    [[(3, 3)], [(0, 1), (1, 0)], [(5, 2)]],
   )
   for i, rows in moved.items():
     for t in range(5):
@@ -155,11 +153,11 @@ def test_unused_rows_and_empty_rows_touch_nothing(tiny, tiny_params, unused):
   decoder.feed({slot: [slot + 1, 2, 3] for slot in range(4, 8)})
   before = jax.tree.map(np.asarray, decoder.cache)
   _, after = decoder.extend(
-      decoder.params,
-      cache=decoder.cache,
-      rows=np.array([unused, 2, 7, unused]),
-      token_ids=np.ones((ROWS, CHUNK), int),
-      counts=np.array([4, 0, 0, 0]),
+    decoder.params,
+    cache=decoder.cache,
+    rows=np.array([unused, 2, 7, unused]),
+    token_ids=np.ones((ROWS, CHUNK), int),
+    counts=np.array([4, 0, 0, 0]),
   )
   jax.tree.map(np.testing.assert_array_equal, after, before)
 

@@ -16,9 +16,7 @@ def plain_scores(params, config, rows, temperature):
   chosen = jnp.take_along_axis(log_probs, rows.token_ids[:, 1:, None], -1)[..., 0]
   entropies = -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
   inside = (rows.segment_ids[:, 1:] == rows.segment_ids[:, :-1]) & (rows.segment_ids[:, 1:] > 0)
-  return tuple(
-      jnp.pad(jnp.where(inside, v, 0.0), ((0, 0), (1, 0))) for v in (chosen, entropies)
-  )
+  return tuple(jnp.pad(jnp.where(inside, v, 0.0), ((0, 0), (1, 0))) for v in (chosen, entropies))
 
 
 @pytest.mark.parametrize(("tied", "temperature"), [(False, 1.0), (True, 0.7)])

@@ -45,12 +45,12 @@ def one_by_one(params, x, config):
 
 @pytest.mark.parametrize("tokens", [3, 96])
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"mlp_activation": "swiglu", "norm_topk": False, "routed_scaling": 2.5},
-        {"d_shared_expert": 0, "experts_per_token": 1},
-    ],
+  "changes",
+  [
+    {},
+    {"mlp_activation": "swiglu", "norm_topk": False, "routed_scaling": 2.5},
+    {"d_shared_expert": 0, "experts_per_token": 1},
+  ],
 )
 def test_a_mixture_is_the_sum_over_the_chosen_experts(tiny, tokens, changes):
   config = dataclasses.replace(tiny, **changes)

@@ -25,27 +25,27 @@ def golden():
   theirs = json.loads((folder / "nemotron_h_tiny.config.json").read_text())
   kinds = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
   config = models.ModelConfig(
-      vocab_size=theirs["vocab_size"],
-      d_model=theirs["hidden_size"],
-      pattern="".join(kinds[kind] for kind in theirs["layers_block_type"]),
-      norm_eps=theirs["layer_norm_epsilon"],
-      num_heads=theirs["num_attention_heads"],
-      num_kv_heads=theirs["num_key_value_heads"],
-      head_dim=theirs["head_dim"],
-      d_mlp=theirs["intermediate_size"],
-      mamba_heads=theirs["mamba_num_heads"],
-      mamba_head_dim=theirs["mamba_head_dim"],
-      mamba_state=theirs["ssm_state_size"],
-      mamba_groups=theirs["n_groups"],
-      conv_kernel=theirs["conv_kernel"],
-      chunk_size=theirs["chunk_size"],
-      # transformers clamps the step from below in its training path, whatever time_step_limit says.
-      dt_limit_low=theirs["time_step_min"],
-      num_experts=theirs["n_routed_experts"],
-      experts_per_token=theirs["num_experts_per_tok"],
-      d_expert=theirs["moe_intermediate_size"],
-      d_shared_expert=theirs["moe_shared_expert_intermediate_size"],
-      routed_scaling=theirs["routed_scaling_factor"],
+    vocab_size=theirs["vocab_size"],
+    d_model=theirs["hidden_size"],
+    pattern="".join(kinds[kind] for kind in theirs["layers_block_type"]),
+    norm_eps=theirs["layer_norm_epsilon"],
+    num_heads=theirs["num_attention_heads"],
+    num_kv_heads=theirs["num_key_value_heads"],
+    head_dim=theirs["head_dim"],
+    d_mlp=theirs["intermediate_size"],
+    mamba_heads=theirs["mamba_num_heads"],
+    mamba_head_dim=theirs["mamba_head_dim"],
+    mamba_state=theirs["ssm_state_size"],
+    mamba_groups=theirs["n_groups"],
+    conv_kernel=theirs["conv_kernel"],
+    chunk_size=theirs["chunk_size"],
+    # transformers clamps the step from below in its training path, whatever time_step_limit says.
+    dt_limit_low=theirs["time_step_min"],
+    num_experts=theirs["n_routed_experts"],
+    experts_per_token=theirs["num_experts_per_tok"],
+    d_expert=theirs["moe_intermediate_size"],
+    d_shared_expert=theirs["moe_shared_expert_intermediate_size"],
+    routed_scaling=theirs["routed_scaling_factor"],
   )
   config.validate()
   arrays = np.load(folder / "nemotron_h_tiny.npz")
@@ -68,11 +68,9 @@ def mapped(config, arrays, prefix):
     match kind:
       case "M":
         gate, x, b, c, step = jnp.split(
-            get(at + "in_proj.weight").T, np.cumsum([inner, inner, state, state]), axis=1
+          get(at + "in_proj.weight").T, np.cumsum([inner, inner, state, state]), axis=1
         )
-        taps = jnp.split(
-            get(at + "conv1d.weight")[:, 0].T, np.cumsum([inner, state]), axis=1
-        )
+        taps = jnp.split(get(at + "conv1d.weight")[:, 0].T, np.cumsum([inner, state]), axis=1)
         biases = jnp.split(get(at + "conv1d.bias"), np.cumsum([inner, state]))
         found = {
             "gate": gate, "x": x, "b": b, "c": c, "step": step,
@@ -92,20 +90,19 @@ def mapped(config, arrays, prefix):
       case "E":
         bias = at + "gate.e_score_correction_bias"
         found = {
-            "router": get(at + "gate.weight").T,
-            "router_bias": jnp.asarray(arrays[f"buffer/{bias}"]),
-            "expert_up": jnp.swapaxes(get(at + "experts.up_proj"), 1, 2),
-            "expert_down": jnp.swapaxes(get(at + "experts.down_proj"), 1, 2),
+          "router": get(at + "gate.weight").T,
+          "router_bias": jnp.asarray(arrays[f"buffer/{bias}"]),
+          "expert_up": jnp.swapaxes(get(at + "experts.up_proj"), 1, 2),
+          "expert_down": jnp.swapaxes(get(at + "experts.down_proj"), 1, 2),
         }
         found["shared"] = spec.mixer.shared.replace(
-            **{n: get(at + f"shared_experts.{n}_proj.weight").T for n in ("up", "down")}
+          **{n: get(at + f"shared_experts.{n}_proj.weight").T for n in ("up", "down")}
         )
     shaped = {
-        n: v if n == "shared" else v.reshape(getattr(spec.mixer, n).shape)
-        for n, v in found.items()
+      n: v if n == "shared" else v.reshape(getattr(spec.mixer, n).shape) for n, v in found.items()
     }
     blocks.append(
-        spec.replace(norm=get(f"model.layers.{i}.norm.weight"), mixer=spec.mixer.replace(**shaped))
+      spec.replace(norm=get(f"model.layers.{i}.norm.weight"), mixer=spec.mixer.replace(**shaped))
     )
   groups, at = [], 0
   for unit, repeats in models.factor_pattern(config.pattern):
@@ -113,10 +110,10 @@ def mapped(config, arrays, prefix):
     groups.append(tuple(jax.tree.map(lambda *w: jnp.stack(w), *m) for m in members))
     at += len(unit) * repeats
   return models.Params(
-      embedding=get("model.embeddings.weight"),
-      groups=tuple(groups),
-      final_norm=get("model.norm_f.weight"),
-      lm_head=get("lm_head.weight").T,
+    embedding=get("model.embeddings.weight"),
+    groups=tuple(groups),
+    final_norm=get("model.norm_f.weight"),
+    lm_head=get("lm_head.weight").T,
   )
 
 
@@ -138,7 +135,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers():
   np.testing.assert_allclose(value, arrays["loss"], atol=1e-6)
   want = mapped(config, arrays, "grad")
   for (path, got), expected in zip(
-      jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(want), strict=True
+    jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(want), strict=True
   ):
     if "router_bias" not in jax.tree_util.keystr(path):
       np.testing.assert_allclose(got, expected, atol=3e-6, err_msg=jax.tree_util.keystr(path))
@@ -149,7 +146,7 @@ def test_the_experts_chosen_are_those_of_transformers():
   token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
   positions = jnp.broadcast_to(jnp.arange(token_ids.shape[1]), token_ids.shape)
   out = jax.jit(models.forward, static_argnums=1)(
-      mapped(config, arrays, "param"), config, token_ids, jnp.ones_like(token_ids), positions
+    mapped(config, arrays, "param"), config, token_ids, jnp.ones_like(token_ids), positions
   )
   for row, layer in zip(out.router_load, (1, 4), strict=True):
     chosen = arrays[f"act/layer{layer}_router2"]
@@ -166,10 +163,8 @@ def test_cached_decoding_continues_as_transformers_does():
   step = jax.jit(models.decode_step, static_argnums=1)
   rows = jnp.arange(2)
   _, cache = extend(
-      params, config, cache, rows, token_ids[:, :start], jnp.full((2,), start, jnp.int32)
+    params, config, cache, rows, token_ids[:, :start], jnp.full((2,), start, jnp.int32)
   )
   for t in range(start, token_ids.shape[1]):
     logits, cache = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
-    np.testing.assert_allclose(
-        logits, arrays["decode_logits_from_pos12"][:, t - start], atol=1e-5
-    )
+    np.testing.assert_allclose(logits, arrays["decode_logits_from_pos12"][:, t - start], atol=1e-5)

@@ -21,7 +21,7 @@ def test_specs_say_what_init_makes(tiny):
   specs = models.param_specs(tiny)
   made = jax.eval_shape(lambda key: models.init(tiny, key), jax.random.key(0))
   for found, wanted in zip(
-      jax.tree.leaves(made), jax.tree.leaves(models.abstract(specs)), strict=True
+    jax.tree.leaves(made), jax.tree.leaves(models.abstract(specs)), strict=True
   ):
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
   assert models.count(specs) == sum(v.size for v in jax.tree.leaves(made))
@@ -31,20 +31,20 @@ def test_specs_say_what_init_makes(tiny):
 
 def test_nemotron_3_nano_has_its_published_number_of_parameters():
   config = models.ModelConfig(
-      vocab_size=131072,
-      d_model=2688,
-      pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-      num_heads=32,
-      num_kv_heads=2,
-      head_dim=128,
-      mamba_heads=64,
-      mamba_head_dim=64,
-      mamba_state=128,
-      mamba_groups=8,
-      num_experts=128,
-      experts_per_token=6,
-      d_expert=1856,
-      d_shared_expert=3712,
+    vocab_size=131072,
+    d_model=2688,
+    pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    num_heads=32,
+    num_kv_heads=2,
+    head_dim=128,
+    mamba_heads=64,
+    mamba_head_dim=64,
+    mamba_state=128,
+    mamba_groups=8,
+    num_experts=128,
+    experts_per_token=6,
+    d_expert=1856,
+    d_shared_expert=3712,
   )
   config.validate()
   # 31.578 billion without the 23 * 128 router biases, which the published count leaves out.

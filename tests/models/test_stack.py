@@ -16,14 +16,14 @@ SHUFFLED = [[4, 0], [3], [None, 2, 1], []]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "units"),
-    [
-        ("M*-M*-M", (("M*-", 2), ("M", 1))),
-        ("MMMM", (("M", 4),)),
-        ("M*E-", (("M*E-", 1),)),
-        ("*-" * 32, (("*-", 32),)),
-        ("M-M-M-MM-M-M*-", (("M-", 3), ("M", 1), ("M-", 2), ("M*-", 1))),
-    ],
+  ("pattern", "units"),
+  [
+    ("M*-M*-M", (("M*-", 2), ("M", 1))),
+    ("MMMM", (("M", 4),)),
+    ("M*E-", (("M*E-", 1),)),
+    ("*-" * 32, (("*-", 32),)),
+    ("M-M-M-MM-M-M*-", (("M-", 3), ("M", 1), ("M-", 2), ("M*-", 1))),
+  ],
 )
 def test_a_pattern_is_split_into_few_units(pattern, units):
   found = models.factor_pattern(pattern)
@@ -46,9 +46,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
   blocks = unstack(params, config)
   # One group per block: the same weights without a scan.
-  flat = params.replace(
-      groups=tuple((jax.tree.map(lambda w: w[None], block),) for block in blocks)
-  )
+  flat = params.replace(groups=tuple((jax.tree.map(lambda w: w[None], block),) for block in blocks))
   rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
 
   def loss(params, split):
@@ -67,7 +65,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   np.testing.assert_array_equal(scanned.router_load, single.router_load)
   want = [jax.tree.map(lambda w: w[0], group[0]) for group in single_grads.groups]
   jax.tree.map(
-      lambda g, w: np.testing.assert_allclose(g, w, atol=1e-4), unstack(scanned_grads, config), want
+    lambda g, w: np.testing.assert_allclose(g, w, atol=1e-4), unstack(scanned_grads, config), want
   )
 
 
@@ -99,7 +97,7 @@ def scored(params, config, rows):
 
 @pytest.mark.parametrize("layout", [PACKED, SHUFFLED], ids=["packed", "shuffled"])
 def test_packing_and_padding_change_neither_values_nor_gradients(
-    tiny, tiny_params, sequences, layout
+  tiny, tiny_params, sequences, layout
 ):
   """Nothing leaks through attention, convolution, state or router statistics."""
   alone, packed = pack(sequences, ALONE, 21), pack(sequences, layout, 28)
@@ -210,7 +208,5 @@ def test_bfloat16_is_near_float32(tiny, tiny_params, sequences):
 
 def test_a_pattern_without_mixtures_reports_none(tiny):
   config = dataclasses.replace(tiny, pattern="M-")
-  out = forward(
-      draw(config, seed=0), config, *pack([np.arange(5)], [[0]], 6)
-  )
+  out = forward(draw(config, seed=0), config, *pack([np.arange(5)], [[0]], 6))
   assert out.router_load.shape == (0, config.num_experts) and out.balance_loss == 0.0

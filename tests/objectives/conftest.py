@@ -44,12 +44,17 @@ class Packer:
     segment_ids = self.segment_ids
     zeros = jnp.zeros_like(segment_ids)
     return Batch(
-        token_ids=zeros, segment_ids=segment_ids, positions=zeros, weights=self.pack(weights),
-        log_probs=self.pack(behaviour), entropies=jnp.zeros(zeros.shape), versions=zeros,
-        turns=zeros if turns is None else self.pack(turns, fill=-1),
-        rewards=jnp.asarray(rewards),
-        valid=jnp.ones(self.count, bool) if valid is None else jnp.asarray(valid),
-        groups=jnp.zeros(self.count, jnp.int32) if groups is None else jnp.asarray(groups),
+      token_ids=zeros,
+      segment_ids=segment_ids,
+      positions=zeros,
+      weights=self.pack(weights),
+      log_probs=self.pack(behaviour),
+      entropies=jnp.zeros(zeros.shape),
+      versions=zeros,
+      turns=zeros if turns is None else self.pack(turns, fill=-1),
+      rewards=jnp.asarray(rewards),
+      valid=jnp.ones(self.count, bool) if valid is None else jnp.asarray(valid),
+      groups=jnp.zeros(self.count, jnp.int32) if groups is None else jnp.asarray(groups),
     )
 
 

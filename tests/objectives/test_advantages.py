@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import (
-    AdvantageConfig,
-    ambiguity_terms,
-    check_group_size,
-    check_rewards,
-    multi_reward_advantages,
-    sequence_advantages,
+  AdvantageConfig,
+  ambiguity_terms,
+  check_group_size,
+  check_rewards,
+  multi_reward_advantages,
+  sequence_advantages,
 )
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0])
@@ -24,8 +24,12 @@ ONE_GROUP = jnp.zeros(5, jnp.int32)
 ALL = jnp.ones(5, bool)
 
 GROUP_CENTRES = [
-    "group_mean", "group_median", "group_unique_mean", "leave_one_out", "length_weighted",
-    "runner_up",
+  "group_mean",
+  "group_median",
+  "group_unique_mean",
+  "leave_one_out",
+  "length_weighted",
+  "runner_up",
 ]
 
 
@@ -41,25 +45,25 @@ def run(rewards, groups, config, valid=None, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "config, expected",
-    [
-        (AdvantageConfig(), [1.095443, -0.730295, -0.730295, 1.095443, -0.730295]),
-        (AdvantageConfig(ddof=0), [1.224742, -0.816495, -0.816495, 1.224742, -0.816495]),
-        (AdvantageConfig(scale="none"), [0.6, -0.4, -0.4, 0.6, -0.4]),
-        (
-            AdvantageConfig(centre="leave_one_out", scale="none"),
-            [0.75, -0.5, -0.5, 0.75, -0.5],
-        ),
-        (
-            AdvantageConfig(centre="length_weighted", scale="none"),
-            [0.583333, -0.416667, -0.416667, 0.583333, -0.416667],
-        ),
-        (AdvantageConfig(centre="group_median", scale="none"), [1, 0, 0, 1, 0]),
-        (AdvantageConfig(centre="group_unique_mean", scale="none"), [0.5, -0.5, -0.5, 0.5, -0.5]),
-        (AdvantageConfig(centre="none", scale="none"), [1, 0, 0, 1, 0]),
-        (AdvantageConfig(scale="nonzero_advantages"), [0.6, -0.4, -0.4, 0.6, -0.4]),
-        (AdvantageConfig(scale="nonzero_rewards"), [1.5, -1.0, -1.0, 1.5, -1.0]),
-    ],
+  "config, expected",
+  [
+    (AdvantageConfig(), [1.095443, -0.730295, -0.730295, 1.095443, -0.730295]),
+    (AdvantageConfig(ddof=0), [1.224742, -0.816495, -0.816495, 1.224742, -0.816495]),
+    (AdvantageConfig(scale="none"), [0.6, -0.4, -0.4, 0.6, -0.4]),
+    (
+      AdvantageConfig(centre="leave_one_out", scale="none"),
+      [0.75, -0.5, -0.5, 0.75, -0.5],
+    ),
+    (
+      AdvantageConfig(centre="length_weighted", scale="none"),
+      [0.583333, -0.416667, -0.416667, 0.583333, -0.416667],
+    ),
+    (AdvantageConfig(centre="group_median", scale="none"), [1, 0, 0, 1, 0]),
+    (AdvantageConfig(centre="group_unique_mean", scale="none"), [0.5, -0.5, -0.5, 0.5, -0.5]),
+    (AdvantageConfig(centre="none", scale="none"), [1, 0, 0, 1, 0]),
+    (AdvantageConfig(scale="nonzero_advantages"), [0.6, -0.4, -0.4, 0.6, -0.4]),
+    (AdvantageConfig(scale="nonzero_rewards"), [1.5, -1.0, -1.0, 1.5, -1.0]),
+  ],
 )
 def test_golden_group_of_five(config, expected):
   config.validate()
@@ -92,9 +96,9 @@ def test_counts_make_every_trajectory_weigh_the_same():
   rewards, groups = [1.0] + [0.0] * 9, [0] * 10
   counts = jnp.array([1.0] + [1 / 9] * 9)
   for config, good in [
-      (AdvantageConfig(ddof=0), 1.0),
-      (AdvantageConfig(centre="leave_one_out", scale="none"), 1.0),
-      (AdvantageConfig(centre="group_median", scale="none"), 0.5),
+    (AdvantageConfig(ddof=0), 1.0),
+    (AdvantageConfig(centre="leave_one_out", scale="none"), 1.0),
+    (AdvantageConfig(centre="group_median", scale="none"), 0.5),
   ]:
     ours = run(rewards, groups, config, counts=counts)
     np.testing.assert_allclose(ours[[0, 1]], [good, good - 1 if good < 1 else -1.0], atol=1e-5)
@@ -102,13 +106,17 @@ def test_counts_make_every_trajectory_weigh_the_same():
   np.testing.assert_allclose(by_row[0], 3.0, atol=1e-4)
 
 
-groups_and_rewards = st.integers(2, 9).flatmap(
+groups_and_rewards = (
+  st.integers(2, 9)
+  .flatmap(
     lambda n: st.tuples(
-        st.lists(st.integers(0, 2), min_size=n, max_size=n),
-        st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.7, 1.0]), min_size=n, max_size=n),
-        st.lists(st.booleans(), min_size=n, max_size=n),
+      st.lists(st.integers(0, 2), min_size=n, max_size=n),
+      st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.7, 1.0]), min_size=n, max_size=n),
+      st.lists(st.booleans(), min_size=n, max_size=n),
     )
-).map(lambda case: tuple(np.asarray(x + x[:1] * (9 - len(x))) for x in case))
+  )
+  .map(lambda case: tuple(np.asarray(x + x[:1] * (9 - len(x))) for x in case))
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -166,7 +174,7 @@ def test_group_of_ids_in_any_order_gives_the_same_advantages():
 def test_multi_reward_advantages_keep_a_small_part_audible():
   rewards = jnp.array([[100.0, 0.0], [0.0, 0.1], [100.0, 0.1], [0.0, 0.0]])
   ours = multi_reward_advantages(
-      rewards, jnp.ones(2), jnp.ones(4, bool), jnp.zeros(4, jnp.int32), AdvantageConfig()
+    rewards, jnp.ones(2), jnp.ones(4, bool), jnp.zeros(4, jnp.int32), AdvantageConfig()
   )
   np.testing.assert_allclose(ours, [0, 0, 3**0.5, -(3**0.5)], atol=1e-3)
 
@@ -188,8 +196,9 @@ def test_advantages_are_one_compiled_function_of_arrays():
   for seed in range(3):
     random = np.random.default_rng(seed)
     function(
-        jnp.asarray(random.normal(size=6)), jnp.asarray(random.random(6) < 0.8),
-        jnp.asarray(random.integers(0, 3, 6)),
+      jnp.asarray(random.normal(size=6)),
+      jnp.asarray(random.random(6) < 0.8),
+      jnp.asarray(random.integers(0, 3, 6)),
     )
   assert len(traces) == 1
 
@@ -219,22 +228,22 @@ def test_a_group_of_one_is_refused_before_it_gives_zero_advantage():
 
 
 @pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"ddof": 2}, "ddof"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"clip": 0.0}, "clip"),
-        ({"gamma": 1.5, "credit": "reward_to_go"}, "gamma"),
-        ({"centre": "none"}, "scale='group_std'"),
-        ({"centre": "none", "scale": "nonzero_advantages"}, "nonzero_rewards"),
-        ({"credit": "gae"}, "value head"),
-        ({"gamma": 0.9}, "no effect"),
-        ({"index_set": "turn"}, "credit='reward_to_go' | 'gae'"),
-        ({"kl_in_reward": 0.1}, "kl_in_reward"),
-        ({"credit": "reward_to_go", "gae_lambda": 0.9}, "gae_lambda"),
-        ({"credit": "reward_to_go", "length_adaptive_lambda": 0.05}, "length_adaptive_lambda"),
-        ({"centre": "mean"}, "centre"),
-    ],
+  "changes, named",
+  [
+    ({"ddof": 2}, "ddof"),
+    ({"epsilon": -1.0}, "epsilon"),
+    ({"clip": 0.0}, "clip"),
+    ({"gamma": 1.5, "credit": "reward_to_go"}, "gamma"),
+    ({"centre": "none"}, "scale='group_std'"),
+    ({"centre": "none", "scale": "nonzero_advantages"}, "nonzero_rewards"),
+    ({"credit": "gae"}, "value head"),
+    ({"gamma": 0.9}, "no effect"),
+    ({"index_set": "turn"}, "credit='reward_to_go' | 'gae'"),
+    ({"kl_in_reward": 0.1}, "kl_in_reward"),
+    ({"credit": "reward_to_go", "gae_lambda": 0.9}, "gae_lambda"),
+    ({"credit": "reward_to_go", "length_adaptive_lambda": 0.05}, "length_adaptive_lambda"),
+    ({"centre": "mean"}, "centre"),
+  ],
 )
 def test_impossible_settings_name_their_field(changes, named):
   with pytest.raises(ConfigError) as error:
@@ -245,7 +254,7 @@ def test_impossible_settings_name_their_field(changes, named):
 
 def test_lambda_and_its_length_rule_exclude_each_other():
   config = AdvantageConfig(
-      centre="none", scale="none", credit="gae", gae_lambda=0.9, length_adaptive_lambda=0.05
+    centre="none", scale="none", credit="gae", gae_lambda=0.9, length_adaptive_lambda=0.05
   )
   with pytest.raises(ConfigError, match="replaces"):
     config.validate()
@@ -256,6 +265,8 @@ def test_missing_inputs_are_named():
   for centre, name in [("baseline", "baselines"), ("length_weighted", "lengths")]:
     with pytest.raises(ValueError, match=name):
       sequence_advantages(
-          rewards, jnp.ones(2, bool), jnp.zeros(2, jnp.int32),
-          AdvantageConfig(centre=centre, scale="none"),
+        rewards,
+        jnp.ones(2, bool),
+        jnp.zeros(2, jnp.int32),
+        AdvantageConfig(centre=centre, scale="none"),
       )

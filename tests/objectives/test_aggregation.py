@@ -17,13 +17,13 @@ ADVANTAGES = np.array([1.0, 1.0, 1.0, 0, -0.5, -0.5, 0])
 
 
 @pytest.mark.parametrize(
-    "mode, constant, expected",
-    [
-        ("token_mean", None, -0.32195),
-        ("sequence_mean_token_mean", None, -0.161894),
-        ("sequence_mean_token_sum", None, -0.804876),
-        ("constant", 3.0, -0.268292),
-    ],
+  "mode, constant, expected",
+  [
+    ("token_mean", None, -0.32195),
+    ("sequence_mean_token_mean", None, -0.161894),
+    ("sequence_mean_token_sum", None, -0.804876),
+    ("constant", 3.0, -0.268292),
+  ],
 )
 def test_golden_ppo_loss_of_every_mode(mode, constant, expected):
   ratio = np.exp(LOG_PROBS - OLD)
@@ -42,16 +42,16 @@ def test_a_sequence_without_weight_is_in_no_denominator():
 
 
 @pytest.mark.parametrize(
-    "mode, constant",
-    [
-        ("token_mean", None), ("sequence_mean_token_mean", None),
-        ("sequence_mean_token_sum", None), ("constant", 5.0),
-    ],
+  "mode, constant",
+  [
+    ("token_mean", None),
+    ("sequence_mean_token_mean", None),
+    ("sequence_mean_token_sum", None),
+    ("constant", 5.0),
+  ],
 )
 def test_a_batch_without_weight_gives_zeros(mode, constant):
-  empty = token_coefficients(
-      jnp.zeros_like(WEIGHTS), SEGMENTS, 2, mode=mode, constant=constant
-  )
+  empty = token_coefficients(jnp.zeros_like(WEIGHTS), SEGMENTS, 2, mode=mode, constant=constant)
   np.testing.assert_array_equal(empty, np.zeros_like(WEIGHTS))
 
 

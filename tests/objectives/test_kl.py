@@ -27,8 +27,8 @@ def forward_kl(logits):
 
 
 @pytest.mark.parametrize(
-    "estimator, target",
-    [("k2", reverse_kl), ("k3_plus", reverse_kl), ("k3", forward_kl), ("k1", None)],
+  "estimator, target",
+  [("k2", reverse_kl), ("k3_plus", reverse_kl), ("k3", forward_kl), ("k1", None)],
 )
 def test_expected_gradient_is_the_one_the_table_says(estimator, target):
   mean = expectation(lambda log_probs: kl_estimate(log_probs, REFERENCE, estimator))
@@ -47,7 +47,7 @@ def test_golden_values(estimator, expected):
   log_probs = jnp.array([-0.5, -1.0, -2.0, -0.3, -0.7])
   reference = jnp.array([-0.6, -1.1, -1.0, -0.3, -0.9])
   np.testing.assert_allclose(
-      kl_estimate(log_probs, reference, estimator).mean(), expected, atol=1e-6
+    kl_estimate(log_probs, reference, estimator).mean(), expected, atol=1e-6
   )
 
 

@@ -24,26 +24,26 @@ def run(config, weights=WEIGHTS):
 
 
 @pytest.mark.parametrize(
-    "config, expected",
-    [
-        (
-            dict(weight_level="token", weight_cap=None),
-            [1.349859, 0.904837, 1, 1, 148.413159],
-        ),
-        (dict(weight_level="token", weight_cap=2.0), [1.349859, 0.904837, 1, 1, 2.0]),
-        (
-            dict(weight_level="sequence", weight_cap=None, weight_statistic="product"),
-            [1.221403] * 3 + [148.413159] * 2,
-        ),
-        (
-            dict(weight_level="sequence", weight_cap=None),
-            [1.068939] * 3 + [12.182494] * 2,
-        ),
-        (
-            dict(weight_level="turn", weight_cap=None),
-            [np.exp(0.1)] * 2 + [1, 1, 148.413159],
-        ),
-    ],
+  "config, expected",
+  [
+    (
+      dict(weight_level="token", weight_cap=None),
+      [1.349859, 0.904837, 1, 1, 148.413159],
+    ),
+    (dict(weight_level="token", weight_cap=2.0), [1.349859, 0.904837, 1, 1, 2.0]),
+    (
+      dict(weight_level="sequence", weight_cap=None, weight_statistic="product"),
+      [1.221403] * 3 + [148.413159] * 2,
+    ),
+    (
+      dict(weight_level="sequence", weight_cap=None),
+      [1.068939] * 3 + [12.182494] * 2,
+    ),
+    (
+      dict(weight_level="turn", weight_cap=None),
+      [np.exp(0.1)] * 2 + [1, 1, 148.413159],
+    ),
+  ],
 )
 def test_golden_importance_weights(config, expected):
   importance, keep = run(MismatchConfig(**config))
@@ -52,27 +52,27 @@ def test_golden_importance_weights(config, expected):
 
 
 @pytest.mark.parametrize(
-    "config, kept",
-    [
-        (dict(filter_level="token", filter_low=0.5, filter_high=5.0), [1, 1, 1, 1, 0]),
-        (dict(filter_level="token", filter_low=0.95), [1, 0, 1, 1, 1]),
-        (dict(filter_level="turn", filter_high=1.05), [0, 0, 1, 1, 0]),
-        (dict(filter_level="sequence", filter_high=1.07), [1, 1, 1, 0, 0]),
-        (
-            dict(filter_level="sequence", filter_high=1.07, filter_statistic="product"),
-            [0, 0, 0, 0, 0],
-        ),
-        # mean(rho - log rho - 1) is .018232 and 71.2.
-        (
-            dict(filter_level="sequence", filter_high=0.0183, filter_statistic="k3"),
-            [1, 1, 1, 0, 0],
-        ),
-        (
-            dict(filter_level="sequence", filter_high=0.0182, filter_statistic="k3"),
-            [0, 0, 0, 0, 0],
-        ),
-        (dict(veto_below=0.95), [0, 0, 0, 1, 1]),
-    ],
+  "config, kept",
+  [
+    (dict(filter_level="token", filter_low=0.5, filter_high=5.0), [1, 1, 1, 1, 0]),
+    (dict(filter_level="token", filter_low=0.95), [1, 0, 1, 1, 1]),
+    (dict(filter_level="turn", filter_high=1.05), [0, 0, 1, 1, 0]),
+    (dict(filter_level="sequence", filter_high=1.07), [1, 1, 1, 0, 0]),
+    (
+      dict(filter_level="sequence", filter_high=1.07, filter_statistic="product"),
+      [0, 0, 0, 0, 0],
+    ),
+    # mean(rho - log rho - 1) is .018232 and 71.2.
+    (
+      dict(filter_level="sequence", filter_high=0.0183, filter_statistic="k3"),
+      [1, 1, 1, 0, 0],
+    ),
+    (
+      dict(filter_level="sequence", filter_high=0.0182, filter_statistic="k3"),
+      [0, 0, 0, 0, 0],
+    ),
+    (dict(veto_below=0.95), [0, 0, 0, 1, 1]),
+  ],
 )
 def test_every_filter_drops_what_leaves_its_bounds(config, kept):
   importance, keep = run(MismatchConfig(**config))
@@ -82,11 +82,11 @@ def test_every_filter_drops_what_leaves_its_bounds(config, kept):
 
 def test_icepop_drops_what_it_would_have_weighed_most():
   config = MismatchConfig(
-      weight_level="token", weight_cap=None, filter_level="token", filter_low=0.5, filter_high=5.0
+    weight_level="token", weight_cap=None, filter_level="token", filter_low=0.5, filter_high=5.0
   )
   importance, keep = run(config)
   np.testing.assert_allclose(
-      (importance * keep)[WEIGHTS > 0], [1.349859, 0.904837, 1, 1, 0], rtol=1e-6
+    (importance * keep)[WEIGHTS > 0], [1.349859, 0.904837, 1, 1, 0], rtol=1e-6
   )
 
 
@@ -101,9 +101,7 @@ def test_tokens_without_weight_are_never_looked_at():
 @pytest.mark.parametrize("statistic, expected", [("geometric", -0.05), ("product", -0.1)])
 def test_garbage_without_weight_enters_no_statistic_and_no_length(statistic, expected):
   weights = WEIGHTS.at[0, 0].set(0)
-  config = MismatchConfig(
-      weight_level="sequence", weight_cap=None, weight_statistic=statistic
-  )
+  config = MismatchConfig(weight_level="sequence", weight_cap=None, weight_statistic=statistic)
   old = OLD.at[0, 0].set(jnp.nan)
   importance, _ = mismatch_correction(old, SAMPLER, weights, SEGMENTS, config)
   np.testing.assert_allclose(importance[0, :3], [np.exp(expected)] * 3, rtol=1e-6)
@@ -112,8 +110,11 @@ def test_garbage_without_weight_enters_no_statistic_and_no_length(statistic, exp
 
 def test_self_normalised_weights_have_mean_one_over_kept_tokens():
   config = MismatchConfig(
-      weight_level="token", weight_cap=None, self_normalise=True,
-      filter_level="token", filter_high=5.0,
+    weight_level="token",
+    weight_cap=None,
+    self_normalise=True,
+    filter_level="token",
+    filter_high=5.0,
   )
   importance, keep = run(config)
   np.testing.assert_allclose(importance[(WEIGHTS > 0) & keep].mean(), 1.0, rtol=1e-6)
@@ -130,28 +131,28 @@ def test_no_gradient_passes_through_a_correction():
 def test_metrics_of_equal_policies_are_zero_and_of_others_exact():
   same = mismatch_metrics(OLD, OLD, WEIGHTS)
   assert {name: float(value) for name, value in same.items()} == {
-      "mismatch/mean_abs": 0.0, "mismatch/max_abs": 0.0,
-      "mismatch/multiplicative_error": 1.0, "mismatch/kl": 0.0,
+    "mismatch/mean_abs": 0.0,
+    "mismatch/max_abs": 0.0,
+    "mismatch/multiplicative_error": 1.0,
+    "mismatch/kl": 0.0,
   }
   other = mismatch_metrics(OLD, SAMPLER, WEIGHTS)
   np.testing.assert_allclose(other["mismatch/mean_abs"], 5.4 / 5, rtol=1e-6)
   np.testing.assert_allclose(other["mismatch/max_abs"], 5.0, rtol=1e-6)
-  np.testing.assert_allclose(
-      other["mismatch/kl"], (3 * 0.018232 + 2 * 71.20658) / 5, rtol=1e-5
-  )
+  np.testing.assert_allclose(other["mismatch/kl"], (3 * 0.018232 + 2 * 71.20658) / 5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"weight_cap": 0.0}, "weight_cap"),
-        ({"filter_high": 2.0}, "filter_level='none'"),
-        ({"filter_level": "token"}, "needs"),
-        ({"filter_level": "token", "filter_low": 2.0, "filter_high": 1.0}, "below"),
-        ({"self_normalise": True}, "weight_level"),
-        ({"veto_below": -1.0}, "veto_below"),
-        ({"filter_level": "word"}, "filter_level"),
-    ],
+  "changes, named",
+  [
+    ({"weight_cap": 0.0}, "weight_cap"),
+    ({"filter_high": 2.0}, "filter_level='none'"),
+    ({"filter_level": "token"}, "needs"),
+    ({"filter_level": "token", "filter_low": 2.0, "filter_high": 1.0}, "below"),
+    ({"self_normalise": True}, "weight_level"),
+    ({"veto_below": -1.0}, "veto_below"),
+    ({"filter_level": "word"}, "filter_level"),
+  ],
 )
 def test_impossible_settings_name_their_field(changes, named):
   with pytest.raises(ConfigError, match="loss.mismatch.") as error:

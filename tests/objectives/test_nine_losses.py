@@ -100,47 +100,58 @@ def ipa(d, now):
 
 
 CASES = {
-    "grpo_clip_higher": (grpo, PolicyLossConfig(clip_high=0.28)),
-    "gspo": (
-        gspo,
-        PolicyLossConfig(
-            ratio_level="sequence", clip_low=0.03, clip_high=0.04,
-            aggregation="sequence_mean_token_mean",
-        ),
+  "grpo_clip_higher": (grpo, PolicyLossConfig(clip_high=0.28)),
+  "gspo": (
+    gspo,
+    PolicyLossConfig(
+      ratio_level="sequence",
+      clip_low=0.03,
+      clip_high=0.04,
+      aggregation="sequence_mean_token_mean",
     ),
-    "cispo": (
-        cispo, PolicyLossConfig(gradient_form="score", clip="ppo", clip_low=0.1, clip_high=0.1)
+  ),
+  "cispo": (
+    cispo,
+    PolicyLossConfig(gradient_form="score", clip="ppo", clip_low=0.1, clip_high=0.1),
+  ),
+  "tis": (tis, PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0)),
+  "topr": (
+    topr,
+    PolicyLossConfig(
+      gradient_form="score", clip="truncate", clip_high=0.0, positive_weight_one=True
     ),
-    "tis": (tis, PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0)),
-    "topr": (
-        topr,
-        PolicyLossConfig(
-            gradient_form="score", clip="truncate", clip_high=0.0, positive_weight_one=True
-        ),
+  ),
+  "minirl": (
+    minirl,
+    PolicyLossConfig(
+      gradient_form="score",
+      clip="mask",
+      clip_high=0.28,
+      aggregation="sequence_mean_token_sum",
     ),
-    "minirl": (
-        minirl,
-        PolicyLossConfig(
-            gradient_form="score", clip="mask", clip_high=0.28,
-            aggregation="sequence_mean_token_sum",
-        ),
+  ),
+  "longcat": (
+    longcat,
+    PolicyLossConfig(
+      clip_high=0.28,
+      dual_clip=3.0,
+      aggregation="constant",
+      aggregation_constant=32.0,
+      mismatch=MismatchConfig(weight_level="token", weight_cap=2.0),
     ),
-    "longcat": (
-        longcat,
-        PolicyLossConfig(
-            clip_high=0.28, dual_clip=3.0, aggregation="constant", aggregation_constant=32.0,
-            mismatch=MismatchConfig(weight_level="token", weight_cap=2.0),
-        ),
+  ),
+  "adpo": (adpo, PolicyLossConfig()),
+  "ipa": (
+    ipa,
+    PolicyLossConfig(
+      ratio_level="turn",
+      gradient_form="score",
+      clip="truncate",
+      clip_high=0.0,
+      positive_weight_one=True,
+      mismatch=MismatchConfig(filter_level="turn", filter_high=1.05),
     ),
-    "adpo": (adpo, PolicyLossConfig()),
-    "ipa": (
-        ipa,
-        PolicyLossConfig(
-            ratio_level="turn", gradient_form="score", clip="truncate", clip_high=0.0,
-            positive_weight_one=True,
-            mismatch=MismatchConfig(filter_level="turn", filter_high=1.05),
-        ),
-    ),
+  ),
 }
 
 
@@ -162,7 +173,7 @@ def test_one_config_is_the_published_loss(name, packer, x64):
 
   value, gradient = jax.jit(jax.value_and_grad(ours))(pack.pack(data.now))
   expected, expected_gradient = jax.jit(jax.value_and_grad(lambda x: by_hand(data, x)))(
-      jnp.asarray(data.now)
+    jnp.asarray(data.now)
   )
   assert value.dtype == jnp.float64
   np.testing.assert_allclose(value, expected, atol=1e-10, rtol=0)

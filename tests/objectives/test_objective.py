@@ -10,10 +10,10 @@ import pytest
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import (
-    ObjectiveConfig,
-    policy_objective,
-    prepare,
-    prepare_supervised,
+  ObjectiveConfig,
+  policy_objective,
+  prepare,
+  prepare_supervised,
 )
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.supervised import supervised_objective
@@ -66,7 +66,7 @@ def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack,
   valid = np.array([1, 0, 1, 1, 1, 1], bool)
   data.rewards[1] = np.nan
   result, metrics = prepared(
-      batch_of(pack, data, valid=valid), ObjectiveConfig(AdvantageConfig(scale="none"))
+    batch_of(pack, data, valid=valid), ObjectiveConfig(AdvantageConfig(scale="none"))
   )
   advantages = pack.unpack(result.advantages)
   np.testing.assert_allclose(advantages[:3, 1], [0.5, 0, -0.5], atol=1e-6)
@@ -78,12 +78,12 @@ def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack,
 def test_the_mismatch_filter_is_in_the_denominators_and_the_weight_in_the_advantages(pack, data):
   data.behaviour[2, 4] = data.old[2, 4] - 3.0  # ratio e^3
   config = ObjectiveConfig(
-      AdvantageConfig(scale="none"),
-      PolicyLossConfig(
-          mismatch=MismatchConfig(
-              weight_level="token", weight_cap=1.05, filter_level="token", filter_high=5.0
-          )
-      ),
+    AdvantageConfig(scale="none"),
+    PolicyLossConfig(
+      mismatch=MismatchConfig(
+        weight_level="token", weight_cap=1.05, filter_level="token", filter_high=5.0
+      )
+    ),
   )
   result, metrics = prepared(batch_of(pack, data), config, old_log_probs=pack.pack(data.old))
   weights = pack.unpack(result.weights)
@@ -98,7 +98,7 @@ def test_the_mismatch_filter_is_in_the_denominators_and_the_weight_in_the_advant
 
 def test_mismatch_without_the_trainers_log_probs_is_refused(pack, data):
   config = ObjectiveConfig(
-      policy_loss=PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
+    policy_loss=PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
   )
   assert config.needs_old_log_probs
   with pytest.raises(ValueError, match="needs old_log_probs"):
@@ -107,30 +107,22 @@ def test_mismatch_without_the_trainers_log_probs_is_refused(pack, data):
 
 def test_kl_in_the_reward_reaches_every_earlier_token_discounted(pack, data):
   config = ObjectiveConfig(
-      AdvantageConfig(
-          centre="none", scale="none", credit="reward_to_go", gamma=0.5, kl_in_reward=0.1
-      )
+    AdvantageConfig(centre="none", scale="none", credit="reward_to_go", gamma=0.5, kl_in_reward=0.1)
   )
   config.validate("objective")
   assert config.needs_reference
   reference = np.zeros_like(data.old)
   reference[0, 4] = data.behaviour[0, 4] - 2.0  # k1 = 2 on the last token of the first sequence
   reference[0, 1:3] = data.behaviour[0, 1:3]
-  result, _ = prepared(
-      batch_of(pack, data), config, reference_log_probs=pack.pack(reference)
-  )
-  np.testing.assert_allclose(
-      pack.unpack(result.advantages)[0], [0, 0.2, 0.4, 0, 0.8], atol=1e-6
-  )
+  result, _ = prepared(batch_of(pack, data), config, reference_log_probs=pack.pack(reference))
+  np.testing.assert_allclose(pack.unpack(result.advantages)[0], [0, 0.2, 0.4, 0, 0.8], atol=1e-6)
   with pytest.raises(ValueError, match="needs reference_log_probs"):
     prepare(batch_of(pack, data), config)
 
 
 def test_discounted_chunk_returns_reach_whole_turns(pack, data):
   config = ObjectiveConfig(
-      AdvantageConfig(
-          centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.5
-      )
+    AdvantageConfig(centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.5)
   )
   result, _ = prepared(batch_of(pack, data), config)
   np.testing.assert_allclose(pack.unpack(result.advantages)[0], [0, 0.5, 0.5, 0, 1], atol=1e-6)
@@ -139,7 +131,7 @@ def test_discounted_chunk_returns_reach_whole_turns(pack, data):
 def test_token_rewards_need_a_credit_that_spreads_them(pack, data):
   with pytest.raises(ValueError, match="credit='reward_to_go'"):
     prepare(
-        batch_of(pack, data), ObjectiveConfig(), token_rewards=jnp.zeros_like(pack.pack(data.now))
+      batch_of(pack, data), ObjectiveConfig(), token_rewards=jnp.zeros_like(pack.pack(data.now))
     )
 
 
@@ -155,11 +147,15 @@ def test_whiten_clip_and_multiplier_act_in_this_order(pack, data):
 @pytest.mark.parametrize("index_set", ["token", "turn"])
 def test_gae_trains_values_where_they_are_read(pack, data, index_set):
   config = ObjectiveConfig(
-      AdvantageConfig(
-          centre="none", scale="none", credit="gae", gamma=0.9, gae_lambda=0.8,
-          index_set=index_set,
-      ),
-      value_loss=ValueLossConfig(coefficient=2.0, clip=None),
+    AdvantageConfig(
+      centre="none",
+      scale="none",
+      credit="gae",
+      gamma=0.9,
+      gae_lambda=0.8,
+      index_set=index_set,
+    ),
+    value_loss=ValueLossConfig(coefficient=2.0, clip=None),
   )
   config.validate("objective")
   assert config.needs_values
@@ -191,7 +187,7 @@ def test_gae_trains_values_where_they_are_read(pack, data, index_set):
   result, _ = prepared(batch_of(pack, data), config, values=poisoned)
   np.testing.assert_allclose(pack.unpack(result.advantages)[0], expected, atol=1e-6)
   np.testing.assert_allclose(
-      pack.unpack(jax.jit(jax.grad(loss))(poisoned))[0], expected_gradient, atol=1e-6
+    pack.unpack(jax.jit(jax.grad(loss))(poisoned))[0], expected_gradient, atol=1e-6
   )
   with pytest.raises(ValueError, match="needs values"):
     prepare(batch_of(pack, data), config)
@@ -215,17 +211,13 @@ def test_added_terms_are_what_their_coefficients_say(pack, data):
   np.testing.assert_allclose(metrics["entropy"], 0.7, rtol=1e-6)
   with_entropy, _ = value(dataclasses.replace(plain, entropy_coefficient=0.1))
   np.testing.assert_allclose(with_entropy - base, -0.07, atol=1e-6)
-  with_kl, metrics = value(
-      dataclasses.replace(plain, kl_coefficient=0.2, kl_estimator="k3")
-  )
+  with_kl, metrics = value(dataclasses.replace(plain, kl_coefficient=0.2, kl_estimator="k3"))
   k3 = np.exp(-0.5) + 0.5 - 1
   np.testing.assert_allclose(metrics["kl_reference"], k3, rtol=1e-5)
   np.testing.assert_allclose(with_kl - base, 0.2 * k3, atol=1e-6)
   with_nll, _ = value(dataclasses.replace(plain, positive_nll_coefficient=0.3))
   positive = data.weights * np.array([1, 0, 0, 1, 1, 0])[:, None]
-  np.testing.assert_allclose(
-      with_nll - base, -0.3 * (positive * data.now).sum() / 18, rtol=1e-4
-  )
+  np.testing.assert_allclose(with_nll - base, -0.3 * (positive * data.now).sum() / 18, rtol=1e-4)
 
 
 def test_clip_cov_silences_and_kl_cov_holds_the_selected_tokens(pack, data):
@@ -233,8 +225,8 @@ def test_clip_cov_silences_and_kl_cov_holds_the_selected_tokens(pack, data):
 
   def gradient(covariance):
     config = ObjectiveConfig(
-        AdvantageConfig(scale="none"),
-        PolicyLossConfig(clip="none", covariance=covariance, covariance_fraction=0.2),
+      AdvantageConfig(scale="none"),
+      PolicyLossConfig(clip="none", covariance=covariance, covariance_fraction=0.2),
     )
     result, _ = prepared(batch_of(pack, data), config)
     objective = policy_objective(config)
@@ -264,7 +256,7 @@ def test_supervised_objective_is_the_mean_nll_of_taught_tokens(pack, data):
   by_sequence = prepare_supervised(batch_of(pack, data), "sequence_mean_token_mean")
   means = -(data.weights * data.now).sum(1) / data.weights.sum(1)
   np.testing.assert_allclose(
-      supervised_objective(scores(by_sequence, now))[0], means.mean(), rtol=1e-6
+    supervised_objective(scores(by_sequence, now))[0], means.mean(), rtol=1e-6
   )
 
 
@@ -285,7 +277,7 @@ def test_prepare_is_one_compiled_function_without_gradient(pack, data):
 
 def test_the_whole_config_survives_a_trip_through_json():
   config = ObjectiveConfig(
-      AdvantageConfig(centre="none", scale="none", credit="gae", gae_lambda=0.9),
-      PolicyLossConfig(dual_clip=3.0, mismatch=MismatchConfig(weight_level="turn")),
+    AdvantageConfig(centre="none", scale="none", credit="gae", gae_lambda=0.9),
+    PolicyLossConfig(dual_clip=3.0, mismatch=MismatchConfig(weight_level="turn")),
   )
   assert ObjectiveConfig.from_dict(config.to_dict()) == config

@@ -48,12 +48,17 @@ def example():
 
   old, behaviour, reference = near(0.4), near(0.4), near(0.4)
   batch = Batch(
-      token_ids=jnp.zeros(inside.shape, jnp.int32), segment_ids=jnp.asarray(segment_ids),
-      positions=jnp.zeros(inside.shape, jnp.int32), weights=jnp.asarray(inside, jnp.float32),
-      log_probs=behaviour, entropies=jnp.ones(inside.shape),
-      versions=jnp.zeros(inside.shape, jnp.int32), turns=jnp.asarray(turns),
-      rewards=jnp.array([1.0, 0.0, 0.4, 1.0, 0.7, 0.7]), valid=jnp.ones(6, bool),
-      groups=jnp.array([0, 0, 0, 1, 1, 1]),
+    token_ids=jnp.zeros(inside.shape, jnp.int32),
+    segment_ids=jnp.asarray(segment_ids),
+    positions=jnp.zeros(inside.shape, jnp.int32),
+    weights=jnp.asarray(inside, jnp.float32),
+    log_probs=behaviour,
+    entropies=jnp.ones(inside.shape),
+    versions=jnp.zeros(inside.shape, jnp.int32),
+    turns=jnp.asarray(turns),
+    rewards=jnp.array([1.0, 0.0, 0.4, 1.0, 0.7, 0.7]),
+    valid=jnp.ones(6, bool),
+    groups=jnp.array([0, 0, 0, 1, 1, 1]),
   )
   values = jnp.asarray(0.1 * random.normal(size=inside.shape), jnp.float32)
   return batch, jnp.asarray(now), old, reference, values
@@ -67,8 +72,12 @@ def direction(name):
   @jax.jit
   def gradient(now):
     prepared, _ = prepare(
-        batch, config, old_log_probs=old, reference_log_probs=reference, values=values,
-        baselines=jnp.full(6, 0.5),
+      batch,
+      config,
+      old_log_probs=old,
+      reference_log_probs=reference,
+      values=values,
+      baselines=jnp.full(6, 0.5),
     )
     loss = policy_objective(config)
     return jax.grad(lambda x: loss(prepared.with_scores(x, jnp.ones_like(x), values))[0])(now)
@@ -91,8 +100,8 @@ def test_a_preset_moves_parameters_another_way_than_grpo(name, grpo_direction):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name not in FAST)],
+  "name",
+  [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name not in FAST)],
 )
 def test_a_preset_keeps_the_promises_of_an_objective(name):
   config = preset(name)

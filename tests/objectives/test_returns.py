@@ -13,9 +13,7 @@ from agentjax.objectives.segments import runs, turn_units
 gae = jax.jit(returns.gae, static_argnames="value_at")
 bilevel_gae = jax.jit(returns.bilevel_gae)
 reward_to_go = jax.jit(returns.reward_to_go)
-optimal_token_baseline = jax.jit(
-    returns.optimal_token_baseline, static_argnames="minimum_members"
-)
+optimal_token_baseline = jax.jit(returns.optimal_token_baseline, static_argnames="minimum_members")
 
 
 def row(*values):
@@ -33,18 +31,22 @@ def chunks_of(mask):
 def test_golden_chunk_returns():
   mask = row(0, 1, 1, 0, 1, 1, 1, 0, 1)
   ours = reward_to_go(
-      row(0, 0, 0, 0, 0, 0, 0, 0, 1), mask, one_sequence(9), gamma=0.9, units=chunks_of(mask)
+    row(0, 0, 0, 0, 0, 0, 0, 0, 1), mask, one_sequence(9), gamma=0.9, units=chunks_of(mask)
   )
   np.testing.assert_allclose(ours, row(0, 0.81, 0.81, 0, 0.9, 0.9, 0.9, 0, 1), atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "lam, expected", [(0.95, [0.7187, 0.546, 0, 0.68, 0.4]), (1.0, [0.8, 0.6, 0, 0.7, 0.4])]
+  "lam, expected", [(0.95, [0.7187, 0.546, 0, 0.68, 0.4]), (1.0, [0.8, 0.6, 0, 0.7, 0.4])]
 )
 def test_golden_gae_steps_over_an_observation(lam, expected):
   ours = gae(
-      row(0, 0, 0, 0, 1), row(0.2, 0.4, 9, 0.3, 0.6), row(1, 1, 0, 1, 1), one_sequence(5),
-      gamma=1.0, lam=lam,
+    row(0, 0, 0, 0, 1),
+    row(0.2, 0.4, 9, 0.3, 0.6),
+    row(1, 1, 0, 1, 1),
+    one_sequence(5),
+    gamma=1.0,
+    lam=lam,
   )
   np.testing.assert_allclose(ours[0], expected, atol=1e-6)
 
@@ -54,11 +56,11 @@ def test_golden_bilevel_gae_counts_turns_that_earn_nothing():
   settings_ = dict(gamma=1.0, lam=0.95, unit_gamma=0.95)
   values = row(0.2, 0.4, 9, 0.3, 0.6)
   ours = bilevel_gae(
-      row(0, -0.1, 0, 0, 1), values, mask, one_sequence(5), chunks_of(mask), **settings_
+    row(0, -0.1, 0, 0, 1), values, mask, one_sequence(5), chunks_of(mask), **settings_
   )
   np.testing.assert_allclose(ours[0], [0.60945, 0.431, 0, 0.68, 0.4], atol=1e-6)
   silent = bilevel_gae(
-      row(0, 0.0, 0, 0, 1), values, mask, one_sequence(5), chunks_of(mask), **settings_
+    row(0, 0.0, 0, 0, 1), values, mask, one_sequence(5), chunks_of(mask), **settings_
   )
   # delta = .95 V_2 - V_1 and the discounted advantage of the second turn: .17 + .9025 * .4.
   np.testing.assert_allclose(silent[0, 1], 0.531, atol=1e-6)
@@ -104,9 +106,7 @@ def test_more_tokens_in_a_turn_leave_turn_advantages_unchanged():
     values = jnp.concatenate([jnp.full((1, tokens), 0.3), jnp.full((1, 2), 0.5)], axis=1)
     segment_ids = one_sequence(tokens + 2)
     units = turn_units(segment_ids, turns)
-    advantages = gae(
-        rewards, values, weights, segment_ids, gamma=0.9, lam=0.8, units=units
-    )
+    advantages = gae(rewards, values, weights, segment_ids, gamma=0.9, lam=0.8, units=units)
     discounted = reward_to_go(rewards, weights, segment_ids, gamma=0.9, units=units)
     return advantages[0, 0], advantages[0, tokens - 1], discounted[0, 0]
 
@@ -120,17 +120,21 @@ def test_a_turn_reads_its_value_where_it_is_told():
   units = jnp.array([[1, 1, 2]])
   for at, value in [("first", 0.1), ("last", 0.7)]:
     ours = gae(
-        row(0, 0, 1), values, weights, one_sequence(3), gamma=1.0, lam=0.0, units=units,
-        value_at=at,
+      row(0, 0, 1),
+      values,
+      weights,
+      one_sequence(3),
+      gamma=1.0,
+      lam=0.0,
+      units=units,
+      value_at=at,
     )
     np.testing.assert_allclose(ours[0, :2], [0.3 - value] * 2, atol=1e-6)
 
 
 def test_early_turns_see_the_reward_behind_an_observation():
   """The trap of returns multiplied by the mask at every step: earlier turns would get 0."""
-  ours = reward_to_go(
-      row(0, 0, 0, 0, 1), row(1, 1, 0, 1, 1), one_sequence(5), gamma=0.5
-  )
+  ours = reward_to_go(row(0, 0, 0, 0, 1), row(1, 1, 0, 1, 1), one_sequence(5), gamma=0.5)
   np.testing.assert_allclose(ours[0], [0.125, 0.25, 0, 0.5, 1])
 
 
@@ -171,7 +175,7 @@ def test_optimal_token_baseline_equals_its_sum_and_ignores_other_groups():
   weights = (segment_ids > 0).astype(jnp.float32)
   outcome = jnp.array([[1.0, 1, 0, 0], [5, 5, 0, 0]])
   ours = optimal_token_baseline(
-      outcome, log_probs, squares, weights, segment_ids, jnp.array([0, 0, 1])
+    outcome, log_probs, squares, weights, segment_ids, jnp.array([0, 0, 1])
   )
   energy = 1 - 2 * np.exp(log_probs) + squares
   first, second = energy[0, [0, 2]], energy[0, [0, 2]] + energy[0, [1, 3]]

@@ -30,8 +30,9 @@ def packed_rows(draw):
       steps = draw(st.lists(st.integers(0, 1), min_size=length, max_size=length))
       turns[row, at : at + length] = np.cumsum(steps)
       at += length
-  weights = np.array(draw(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=ROWS * TIME,
-                                   max_size=ROWS * TIME))).reshape(ROWS, TIME)
+  weights = np.array(
+    draw(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=ROWS * TIME, max_size=ROWS * TIME))
+  ).reshape(ROWS, TIME)
   return segment_ids, turns, np.where(segment_ids > 0, weights, 0)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives.value_loss import (
-    ValueLossConfig,
-    bernoulli_value_loss,
-    squared_value_loss,
+  ValueLossConfig,
+  bernoulli_value_loss,
+  squared_value_loss,
 )
 
 
@@ -24,9 +24,9 @@ def test_a_clipped_value_stops_only_when_it_runs_ahead():
   """Beyond the bound and still improving: no gradient. Beyond and worse: full gradient."""
   old, returns = jnp.zeros(3), jnp.array([1.0, 1.0, 1.0])
   values = jnp.array([0.1, 0.5, -0.5])
-  gradient = jax.grad(
-      lambda v: squared_value_loss(v, returns, old_values=old, clip=0.2).sum()
-  )(values)
+  gradient = jax.grad(lambda v: squared_value_loss(v, returns, old_values=old, clip=0.2).sum())(
+    values
+  )
   np.testing.assert_allclose(gradient, [-0.9, 0.0, -1.5], atol=1e-6)
   plain = jax.grad(lambda v: squared_value_loss(v, returns).sum())(values)
   np.testing.assert_allclose(plain, [-0.9, -0.5, -1.5], atol=1e-6)

@@ -20,10 +20,10 @@ def inputs(batch: int, time: int, channels: int = 5, taps: int = 4) -> dict[str,
     return jnp.asarray(rng.normal(size=sizes), jnp.float32)
 
   return {
-      "x": normal(batch, time, channels),
-      "w": normal(taps, channels),
-      "bias": normal(channels),
-      "initial_tail": normal(batch, taps - 1, channels),
+    "x": normal(batch, time, channels),
+    "w": normal(taps, channels),
+    "bias": normal(channels),
+    "initial_tail": normal(batch, taps - 1, channels),
   }
 
 
@@ -50,14 +50,14 @@ def numpy_filter(x, w, bias, initial_tail, segment_ids):
 @every_implementation
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize(
-    "ids",
-    [
-        [[1], [1]],
-        [[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]],
-        [[7, 7, 3, 9, 9, 9, 9], [1, 1, 1, 1, 1, 2, 2]],
-        [[7, 7, 3, 9, 9, 0, 0], [0, 0, 0, 0, 0, 0, 0]],
-        [[5, 0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7]],
-    ],
+  "ids",
+  [
+    [[1], [1]],
+    [[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]],
+    [[7, 7, 3, 9, 9, 9, 9], [1, 1, 1, 1, 1, 2, 2]],
+    [[7, 7, 3, 9, 9, 0, 0], [0, 0, 0, 0, 0, 0, 0]],
+    [[5, 0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7]],
+  ],
 )
 def test_values_and_tail_are_those_of_a_sliding_window(ids, taps, implementation):
   segment_ids = np.asarray(ids, np.int32)
@@ -81,7 +81,7 @@ def test_lengths_mean_right_padding(implementation):
   # Lengths cut a row that has segment ids, too.
   packed = np.asarray([[1, 1, 2, 2, 2, 2]] * 4, np.int32)
   y, tail = causal_conv1d(
-      **arguments, segment_ids=packed, lengths=lengths, implementation=implementation
+    **arguments, segment_ids=packed, lengths=lengths, implementation=implementation
   )
   expected, expected_tail = numpy_filter(**arguments, segment_ids=packed * ids)
   np.testing.assert_allclose(y, expected, atol=1e-5)
@@ -94,13 +94,13 @@ def test_calls_that_hand_on_the_tail_equal_one_call_bit_for_bit(cuts, implementa
   arguments = inputs(2, 9)
   tail = arguments.pop("initial_tail")
   expected, expected_tail = causal_conv1d(
-      **arguments, initial_tail=tail, implementation=implementation
+    **arguments, initial_tail=tail, implementation=implementation
   )
   x = arguments.pop("x")
   pieces = []
   for begin, end in zip((0, *cuts), (*cuts, 9), strict=True):
     y, tail = causal_conv1d(
-        x[:, begin:end], **arguments, initial_tail=tail, implementation=implementation
+      x[:, begin:end], **arguments, initial_tail=tail, implementation=implementation
     )
     pieces.append(y)
   np.testing.assert_array_equal(jnp.concatenate(pieces, axis=1), expected)
@@ -115,9 +115,7 @@ def test_no_gradient_crosses_a_sequence_border_or_reaches_padding(implementation
   @jax.jit
   @jax.grad
   def gradient(x):
-    y, tail = causal_conv1d(
-        **{**arguments, "x": x}, segment_ids=ids, implementation=implementation
-    )
+    y, tail = causal_conv1d(**{**arguments, "x": x}, segment_ids=ids, implementation=implementation)
     return jnp.sum(jnp.square(y[:, 3:])) + jnp.sum(jnp.square(tail))
 
   changed = np.asarray(jnp.any(gradient(arguments["x"]) != 0, axis=(0, 2)))
@@ -159,13 +157,13 @@ def test_bfloat16_inputs_are_summed_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"w": (4, 6)}, r"w must be \[K >= 2, C=5\], got \(4, 6\)"),
-        ({"w": (1, 5)}, "K >= 2"),
-        ({"initial_tail": (2, 2, 5)}, r"initial_tail must have shape \(2, 3, 5\)"),
-        ({"x": (2, 0, 5)}, "without an empty axis"),
-    ],
+  ("change", "message"),
+  [
+    ({"w": (4, 6)}, r"w must be \[K >= 2, C=5\], got \(4, 6\)"),
+    ({"w": (1, 5)}, "K >= 2"),
+    ({"initial_tail": (2, 2, 5)}, r"initial_tail must have shape \(2, 3, 5\)"),
+    ({"x": (2, 0, 5)}, "without an empty axis"),
+  ],
 )
 def test_shapes_that_do_not_fit_are_named(change, message):
   arguments = inputs(2, 6)

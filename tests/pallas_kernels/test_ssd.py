@@ -29,13 +29,13 @@ def inputs(shape: Shape, seed: int = 0) -> dict[str, jax.Array]:
     return jnp.asarray(rng.normal(size=sizes), jnp.float32)
 
   return {
-      "x": normal(batch, time, heads, width),
-      "dt": jax.nn.softplus(2.0 * normal(batch, time, heads) - 1.0),
-      "a": -jnp.exp(normal(heads)),
-      "b": normal(batch, time, groups, size),
-      "c": normal(batch, time, groups, size),
-      "d": normal(heads),
-      "initial_state": normal(batch, heads, width, size),
+    "x": normal(batch, time, heads, width),
+    "dt": jax.nn.softplus(2.0 * normal(batch, time, heads) - 1.0),
+    "a": -jnp.exp(normal(heads)),
+    "b": normal(batch, time, groups, size),
+    "c": normal(batch, time, groups, size),
+    "d": normal(heads),
+    "initial_state": normal(batch, heads, width, size),
   }
 
 
@@ -57,7 +57,7 @@ def numpy_scan(x, dt, a, b, c, d, initial_state, segment_ids=None):
       for h in range(heads):
         g = h * b.shape[2] // heads
         state[row, h] = np.exp(dt[row, t, h] * a[h]) * state[row, h] + dt[row, t, h] * np.outer(
-            x[row, t, h], b[row, t, g]
+          x[row, t, h], b[row, t, g]
         )
         y[row, t, h] = state[row, h] @ c[row, t, g] + d[h] * x[row, t, h]
   return y, state
@@ -87,10 +87,10 @@ def test_gradients_of_the_chunked_scan_are_those_of_the_token_loop(name):
   @jax.grad
   def gradient(arguments, implementation):
     y, state = ssd(
-        **arguments,
-        segment_ids=segment_ids,
-        chunk_size=shape.chunk,
-        implementation=implementation,
+      **arguments,
+      segment_ids=segment_ids,
+      chunk_size=shape.chunk,
+      implementation=implementation,
     )
     return jnp.sum(y * weights) + jnp.sum(state * state_weights)
 
@@ -116,7 +116,7 @@ def test_state_restarts_with_every_sequence_and_padding_leaves_it(name, implemen
   arguments = inputs(shape)
   segment_ids = packed_ids(shape)
   y, state = ssd(
-      **arguments, segment_ids=segment_ids, chunk_size=shape.chunk, implementation=implementation
+    **arguments, segment_ids=segment_ids, chunk_size=shape.chunk, implementation=implementation
   )
   expected_y, expected_state = numpy_scan(**arguments, segment_ids=np.asarray(segment_ids))
   np.testing.assert_allclose(y, expected_y, atol=3e-5, rtol=3e-5)
@@ -180,13 +180,13 @@ def test_steps_equal_the_scan():
   state = arguments["initial_state"]
   for t in range(shape.time):
     y, state = ssd_step(
-        arguments["x"][:, t],
-        arguments["dt"][:, t],
-        arguments["a"],
-        arguments["b"][:, t],
-        arguments["c"][:, t],
-        arguments["d"],
-        state,
+      arguments["x"][:, t],
+      arguments["dt"][:, t],
+      arguments["a"],
+      arguments["b"][:, t],
+      arguments["c"][:, t],
+      arguments["d"],
+      state,
     )
     np.testing.assert_allclose(y, expected[:, t], atol=2e-5)
   np.testing.assert_allclose(state, expected_state, atol=2e-5)
@@ -295,21 +295,21 @@ def test_published_kernel_values_and_gradients(case, implementation):
   def forward(arguments):
     dt = arguments["dt"] + arguments.get("dt_bias", 0.0)
     y, state = ssd(
-        arguments["x"],
-        jax.nn.softplus(dt) if stored["softplus"] else dt,
-        arguments["A"],
-        arguments["B"],
-        arguments["C"],
-        arguments["D"],
-        chunk_size=int(stored["chunk"]),
-        implementation=implementation,
+      arguments["x"],
+      jax.nn.softplus(dt) if stored["softplus"] else dt,
+      arguments["A"],
+      arguments["B"],
+      arguments["C"],
+      arguments["D"],
+      chunk_size=int(stored["chunk"]),
+      implementation=implementation,
     )
     if "z" in arguments:
       y = y * jax.nn.silu(arguments["z"])
     return jnp.sum(y * stored["cotangent"]), (y, state)
 
   gradients, (y, state) = jax.jit(jax.grad(forward, has_aux=True))(
-      {k: jnp.asarray(stored[k]) for k in names}
+    {k: jnp.asarray(stored[k]) for k in names}
   )
   np.testing.assert_allclose(y, stored["out"], atol=2e-5, rtol=2e-5)
   np.testing.assert_allclose(state, stored["final_state"], atol=2e-5, rtol=2e-5)
@@ -336,13 +336,13 @@ def test_published_decoding_step(case):
     return spread(np.repeat(v, heads_per_group, axis=1)[:, :, None])[..., None]
 
   parts, state = ssd_step(
-      spread(stored["x"][..., None])[..., None],
-      spread(dt[..., None]),
-      stored["A"].reshape(-1),
-      spread_map(stored["B"]),
-      spread_map(stored["C"]),
-      None,
-      stored["state"].reshape(sizes[0], -1, 1, 1),
+    spread(stored["x"][..., None])[..., None],
+    spread(dt[..., None]),
+    stored["A"].reshape(-1),
+    spread_map(stored["B"]),
+    spread_map(stored["C"]),
+    None,
+    stored["state"].reshape(sizes[0], -1, 1, 1),
   )
   y = jnp.sum(parts.reshape(sizes), axis=-1) + stored["D"] * stored["x"]
   if "z" in stored:
@@ -352,13 +352,13 @@ def test_published_decoding_step(case):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dt": (2, 5, 3)}, r"dt must have shape \(2, 5, 4\), got \(2, 5, 3\)"),
-        ({"b": (2, 5, 3, 8), "c": (2, 5, 3, 8)}, "G dividing H=4"),
-        ({"x": (2, 0, 4, 4)}, "without an empty axis"),
-        ({"initial_state": (2, 4, 8, 4)}, "initial_state must have shape"),
-    ],
+  ("change", "message"),
+  [
+    ({"dt": (2, 5, 3)}, r"dt must have shape \(2, 5, 4\), got \(2, 5, 3\)"),
+    ({"b": (2, 5, 3, 8), "c": (2, 5, 3, 8)}, "G dividing H=4"),
+    ({"x": (2, 0, 4, 4)}, "without an empty axis"),
+    ({"initial_state": (2, 4, 8, 4)}, "initial_state must have shape"),
+  ],
 )
 def test_shapes_that_do_not_fit_are_named(change, message):
   arguments = inputs(Shape(2, 5, 4, 4, 2, 8, 4))

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.rewards.graph import (
-    Gate,
-    Largest,
-    Part,
-    Product,
-    RewardGraph,
-    Smallest,
-    WeightedSum,
+  Gate,
+  Largest,
+  Part,
+  Product,
+  RewardGraph,
+  Smallest,
+  WeightedSum,
 )
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
@@ -23,8 +23,17 @@ PARTS = {"good": Reward(2.0), "half": Reward(0.5), "bad": Reward.invalid("judge 
 
 
 def trajectory(**fields):
-  return Trajectory(**{"step": 0, "task_id": 3, "sample": 0, "source": "made", "segments": [],
-                       "answer": "19", **fields})
+  return Trajectory(
+    **{
+      "step": 0,
+      "task_id": 3,
+      "sample": 0,
+      "source": "made",
+      "segments": [],
+      "answer": "19",
+      **fields,
+    }
+  )
 
 
 def score(graph, *trajectories):
@@ -47,7 +56,9 @@ def raising(trajectory, task):
   raise OSError("socket closed")
 
 
-@pytest.mark.parametrize(("node", "value"), [
+@pytest.mark.parametrize(
+  ("node", "value"),
+  [
     (GOOD, 2.0),
     (WeightedSum(((1.0, GOOD), (-2.0, HALF))), 1.0),
     (WeightedSum(((1.0, GOOD), (0.0, BAD))), 2.0),  # weight 0: only logged
@@ -59,12 +70,15 @@ def raising(trajectory, task):
     (Gate(HALF, GOOD, threshold=1.0, closed=-1.0), -1.0),
     (Gate(HALF, BAD, threshold=1.0), 0.0),  # what stands behind a closed gate is not read
     (Gate(GOOD, WeightedSum(((3.0, Product((HALF, HALF))),)), threshold=1.0), 0.75),
-])
+  ],
+)
 def test_a_formula_gives_the_value_its_name_says(node, value):
   assert node.evaluate(PARTS) == Reward(value)
 
 
-@pytest.mark.parametrize("node", [
+@pytest.mark.parametrize(
+  "node",
+  [
     BAD,
     WeightedSum(((1.0, GOOD), (1e-9, BAD))),
     Product((Part("zero"), BAD)),
@@ -72,17 +86,24 @@ def test_a_formula_gives_the_value_its_name_says(node, value):
     Largest((GOOD, BAD)),
     Gate(BAD, GOOD, threshold=0.0),
     Gate(GOOD, BAD, threshold=0.0),
-])
+  ],
+)
 def test_an_invalid_part_makes_the_total_invalid_and_names_itself(node):
   reward = node.evaluate({**PARTS, "zero": Reward(0.0)})
   assert not reward.valid
   assert reward.reason == "bad: judge is down"
 
 
-@pytest.mark.parametrize("node", [
-    WeightedSum(((1.0, GOOD), (0.0, BAD))), Product((GOOD, BAD)), Smallest((GOOD, BAD)),
-    Largest((BAD, GOOD)), Gate(GOOD, BAD, 1.0),
-])
+@pytest.mark.parametrize(
+  "node",
+  [
+    WeightedSum(((1.0, GOOD), (0.0, BAD))),
+    Product((GOOD, BAD)),
+    Smallest((GOOD, BAD)),
+    Largest((BAD, GOOD)),
+    Gate(GOOD, BAD, 1.0),
+  ],
+)
 def test_a_formula_names_the_parts_it_reads(node):
   assert node.names() == {"good", "bad"}
 
@@ -92,8 +113,8 @@ def test_the_weighted_sum_of_scorers_is_numpys(pairs):
   weights, values = zip(*pairs, strict=True)
   names = [f"p{i}" for i in range(len(pairs))]
   graph = RewardGraph(
-      {n: constant(v) for n, v in zip(names, values, strict=True)},
-      WeightedSum(tuple((w, Part(n)) for w, n in zip(weights, names, strict=True))),
+    {n: constant(v) for n, v in zip(names, values, strict=True)},
+    WeightedSum(tuple((w, Part(n)) for w, n in zip(weights, names, strict=True))),
   )
   one = trajectory()
   [reward] = score(graph, one)
@@ -110,14 +131,17 @@ def test_scorers_may_be_coroutines_and_may_answer_in_typed_rewards():
   assert score(graph, trajectory()) == [Reward(1.25)]
 
 
-@pytest.mark.parametrize(("scorer", "reason"), [
+@pytest.mark.parametrize(
+  ("scorer", "reason"),
+  [
     (raising, "OSError: socket closed"),
     (constant(float("nan")), "finite"),
     (constant(float("inf")), "finite"),
     (constant("yes"), "could not convert"),
     (constant(None), "TypeError"),
     (constant(Reward.invalid("no verdict")), "no verdict"),
-])
+  ],
+)
 def test_what_cannot_be_scored_is_invalid_and_a_verifier_error_never_a_number(scorer, reason):
   graph = RewardGraph({"x": scorer, "y": constant(1.0)}, X_PLUS_Y)
   one = trajectory()
@@ -202,11 +226,14 @@ def test_a_trajectory_of_another_task_is_refused():
     score(RewardGraph({"x": constant(1.0)}, Part("x")), trajectory(task_id=4))
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
     (({}, Part("x")), "at least one scorer"),
     (({"x": raising}, Part("y")), "reads y, which no scorer makes; parts: x"),
     (({"x": raising}, Part("x"), {"x": rank}), "scored twice: x"),
-])
+  ],
+)
 def test_a_graph_that_cannot_work_is_refused_when_built(arguments, message):
   with pytest.raises(ValueError, match=message):
     RewardGraph(*arguments)

@@ -13,10 +13,14 @@ TASK = Task(3, (), "19", "made")
 def segment(turn, sampled):
   n = len(sampled)
   return Segment(
-      owner="assistant" if any(sampled) else "tool", turn=turn,
-      token_ids=np.zeros(n, np.int32), sampled=np.array(sampled, bool),
-      weights=np.array(sampled, np.float32), log_probs=np.zeros(n, np.float32),
-      entropies=np.zeros(n, np.float32), versions=np.zeros(n, np.int32),
+    owner="assistant" if any(sampled) else "tool",
+    turn=turn,
+    token_ids=np.zeros(n, np.int32),
+    sampled=np.array(sampled, bool),
+    weights=np.array(sampled, np.float32),
+    log_probs=np.zeros(n, np.float32),
+    entropies=np.zeros(n, np.float32),
+    versions=np.zeros(n, np.int32),
   )
 
 
@@ -25,11 +29,22 @@ def tool(status, turn=0):
 
 
 def trajectory(**fields):
-  return Trajectory(**{"step": 0, "task_id": 3, "sample": 0, "source": "made", "segments": [],
-                       "answer": "19", **fields})
+  return Trajectory(
+    **{
+      "step": 0,
+      "task_id": 3,
+      "sample": 0,
+      "source": "made",
+      "segments": [],
+      "answer": "19",
+      **fields,
+    }
+  )
 
 
-@pytest.mark.parametrize(("name", "fields", "value"), [
+@pytest.mark.parametrize(
+  ("name", "fields", "value"),
+  [
     ("exact_match", {}, 1.0),
     ("exact_match", {"answer": "19.0"}, 1.0),
     ("exact_match", {"answer": "19 apples"}, 0.0),
@@ -44,13 +59,20 @@ def trajectory(**fields):
     ("tool_used", {"tools": [tool("error"), tool("ok")]}, 1.0),
     ("tool_errors", {}, 0.0),
     ("tool_errors", {"tools": [tool("ok"), tool("error"), tool("timeout"), tool("ok")]}, 0.5),
-    ("turns", {"segments": [segment(0, [0, 0]), segment(0, [1]), segment(0, [0]),
-                            segment(1, [1, 1])]}, 2.0),
-    ("sampled_tokens", {"segments": [segment(0, [0, 0]), segment(0, [1]), segment(1, [1, 0, 1])]},
-     3.0),
+    (
+      "turns",
+      {"segments": [segment(0, [0, 0]), segment(0, [1]), segment(0, [0]), segment(1, [1, 1])]},
+      2.0,
+    ),
+    (
+      "sampled_tokens",
+      {"segments": [segment(0, [0, 0]), segment(0, [1]), segment(1, [1, 0, 1])]},
+      3.0,
+    ),
     ("environment", {"reward_parts": {"environment": Reward(0.7)}}, Reward(0.7)),
     ("environment", {"status": Status.POLICY_ERROR}, Reward(0.0)),
-])
+  ],
+)
 def test_a_scorer_measures_what_its_name_says(name, fields, value):
   assert SCORERS[name](trajectory(**fields), TASK) == value
 
@@ -64,8 +86,9 @@ def test_reasoning_gyms_own_verifier_scores_its_entries():
   reasoning_gym = pytest.importorskip("reasoning_gym")
   entry = reasoning_gym.create_dataset("basic_arithmetic", size=1, seed=1)[0]
   task = Task(3, (), entry["answer"], "reasoning_gym/basic_arithmetic", metadata={"entry": entry})
-  values = [SCORERS["reasoning_gym"](trajectory(answer=a), task)
-            for a in (entry["answer"], "no", None)]
+  values = [
+    SCORERS["reasoning_gym"](trajectory(answer=a), task) for a in (entry["answer"], "no", None)
+  ]
   assert values == [1.0, 0.0, 0.0]
 
 
@@ -78,8 +101,10 @@ def score(config, one):
 @pytest.mark.parametrize(("answer", "total"), [("19", 1.0 - 0.1 * 2), ("20", -0.5)])
 def test_a_gated_part_counts_only_where_the_gate_is_open(answer, total):
   config = RewardConfig(
-      parts=("exact_match", "turns", "tool_errors"), weights=(1.0, -0.1, -0.5),
-      gate="exact_match", gated=("turns",),
+    parts=("exact_match", "turns", "tool_errors"),
+    weights=(1.0, -0.1, -0.5),
+    gate="exact_match",
+    gated=("turns",),
   )
   tools = [tool("ok")] if answer == "19" else [tool("error")]
   one = trajectory(answer=answer, tools=tools, segments=[segment(0, [1]), segment(1, [1])])
@@ -99,7 +124,9 @@ def test_a_scorer_of_ones_own_is_used_by_its_name():
   assert one.reward == Reward(2.0)
 
 
-@pytest.mark.parametrize(("fields", "named"), [
+@pytest.mark.parametrize(
+  ("fields", "named"),
+  [
     ({"parts": ()}, "config.reward.parts"),
     ({"parts": ("exact_match", "exact_match"), "weights": (1.0, 1.0)}, "distinct"),
     ({"weights": (1.0, 2.0)}, "config.reward.weights"),
@@ -109,7 +136,8 @@ def test_a_scorer_of_ones_own_is_used_by_its_name():
     ({"gate": "exact_match", "gated": ("exact_match",)}, "config.reward.gated"),
     ({"parts": ("exact_mach",)}, "exact_match, format"),
     ({"weights": ("1",)}, "config.reward.weights"),
-])
+  ],
+)
 def test_an_impossible_reward_is_refused_by_field_name(fields, named):
   with pytest.raises(ConfigError, match=named):
     build_rewards(RewardConfig(**fields))

@@ -20,14 +20,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from agentjax.sandbox import (  # noqa: E402
-    Command,
-    ProcessSandbox,
-    ProcessSandboxConfig,
-    PythonCell,
-    SandboxError,
-    SandboxLimits,
-    jail,
-    run_once,
+  Command,
+  ProcessSandbox,
+  ProcessSandboxConfig,
+  PythonCell,
+  SandboxError,
+  SandboxLimits,
+  jail,
+  run_once,
 )
 
 NOBODY = 65534

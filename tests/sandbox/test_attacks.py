@@ -173,10 +173,10 @@ def test_no_connection_leaves_the_box(machine: Any, tmp_path: Any) -> None:
   name = uuid.uuid4().hex
   listeners = []
   for family, kind, address in (
-      (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
-      (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
-      (socket.AF_UNIX, socket.SOCK_STREAM, f"/tmp/{name}"),
-      (socket.AF_UNIX, socket.SOCK_DGRAM, "\0" + name),
+    (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
+    (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
+    (socket.AF_UNIX, socket.SOCK_STREAM, f"/tmp/{name}"),
+    (socket.AF_UNIX, socket.SOCK_DGRAM, "\0" + name),
   ):
     listener = socket.socket(family, kind)
     listener.bind(address)
@@ -387,7 +387,7 @@ def test_crash_is_reported_as_a_signal(machine: Any) -> None:
 
 @pytest.mark.parametrize("name", ["native", "container", "user_container"])
 def test_watcher_that_dies_masks_its_run_and_leaves_no_process(
-    start_machine: Any, name: str
+  start_machine: Any, name: str
 ) -> None:
   marker = _marker()
   machine = start_machine(name)

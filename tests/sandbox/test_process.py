@@ -15,17 +15,17 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.sandbox import (
-    Command,
-    ProcessSandbox,
-    ProcessSandboxConfig,
-    Program,
-    PythonCell,
-    PythonScript,
-    RunStatus,
-    SandboxError,
-    SandboxLimits,
-    SandboxResult,
-    run_once,
+  Command,
+  ProcessSandbox,
+  ProcessSandboxConfig,
+  Program,
+  PythonCell,
+  PythonScript,
+  RunStatus,
+  SandboxError,
+  SandboxLimits,
+  SandboxResult,
+  run_once,
 )
 
 QUICK = SandboxLimits(wall_seconds=5.0)
@@ -82,20 +82,20 @@ def test_cell_shows_its_last_value_and_a_script_does_not(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "exit_code", "message"),
-    [
-        ("raise ValueError('why')", 1, "ValueError: why"),
-        ("def f(:", 1, "SyntaxError"),
-        ("import sys; sys.exit(3)", 3, ""),
-        ("exit('gone')", 1, "gone"),
-        ("import os; os._exit(7)", 7, ""),
-        ("def f(): f()\nf()", 1, "RecursionError"),
-        ("x = 'a\0b'", 1, "null bytes"),
-        ("raise BaseException('deep')", 1, "deep"),
-    ],
+  ("source", "exit_code", "message"),
+  [
+    ("raise ValueError('why')", 1, "ValueError: why"),
+    ("def f(:", 1, "SyntaxError"),
+    ("import sys; sys.exit(3)", 3, ""),
+    ("exit('gone')", 1, "gone"),
+    ("import os; os._exit(7)", 7, ""),
+    ("def f(): f()\nf()", 1, "RecursionError"),
+    ("x = 'a\0b'", 1, "null bytes"),
+    ("raise BaseException('deep')", 1, "deep"),
+  ],
 )
 def test_failures_come_back_as_exit_code_and_traceback(
-    run: Run, source: str, exit_code: int, message: str
+  run: Run, source: str, exit_code: int, message: str
 ) -> None:
   result = run(PythonScript(source))
   assert (result.status, result.exit_code) == (RunStatus.ERROR, exit_code)
@@ -111,8 +111,8 @@ def test_traceback_shows_the_programs_own_lines_only(run: Run) -> None:
 
 def test_future_flags_and_main_block_work_as_in_a_file(run: Run) -> None:
   source = (
-      "from __future__ import annotations\ndef f(x: undefined): return 'ran'\n"
-      "if __name__ == '__main__': print(f(1))"
+    "from __future__ import annotations\ndef f(x: undefined): return 'ran'\n"
+    "if __name__ == '__main__': print(f(1))"
   )
   assert run(PythonScript(source)).stdout == "ran\n"
   assert "NameError" in run(PythonScript("def f(x: undefined): pass")).stderr
@@ -120,8 +120,8 @@ def test_future_flags_and_main_block_work_as_in_a_file(run: Run) -> None:
 
 def test_threads_and_atexit_functions_finish_before_the_end(run: Run) -> None:
   source = (
-      "import atexit, threading, time\natexit.register(print, 'last')\n"
-      "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()"
+    "import atexit, threading, time\natexit.register(print, 'last')\n"
+    "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()"
   )
   assert run(PythonScript(source)).stdout == "thread\nlast\n"
 
@@ -160,13 +160,12 @@ def test_cpu_time_is_bounded_apart_from_wall_time(run: Run) -> None:
 
 def test_stdin_and_files_reach_the_program(run: Run) -> None:
   source = (
-      "import sys, helper\n"
-      "print(len(sys.stdin.read()), helper.value, open('data/in.txt').read())"
+    "import sys, helper\nprint(len(sys.stdin.read()), helper.value, open('data/in.txt').read())"
   )
   result = run(
-      PythonScript(source),
-      stdin=b"from stdin" * 20_000,
-      files={"helper.py": b"value = 3", "data/in.txt": b"from a file"},
+    PythonScript(source),
+    stdin=b"from stdin" * 20_000,
+    files={"helper.py": b"value = 3", "data/in.txt": b"from a file"},
   )
   assert result.stdout == "200000 3 from a file\n"
 
@@ -184,9 +183,9 @@ def test_box_keeps_files_between_runs_and_is_wiped_at_its_end() -> None:
   async def body(sandbox: ProcessSandbox) -> None:
     box = await sandbox.create()
     hostile = (
-        "import os\nopen('kept', 'w').write('yes')\nos.mkdir('locked')\nopen('locked/x', 'w')\n"
-        "os.chmod('locked', 0)\nos.symlink('/', 'root')\n"
-        "for _ in range(1050):\n  os.mkdir('d')\n  os.chdir('d')"
+      "import os\nopen('kept', 'w').write('yes')\nos.mkdir('locked')\nopen('locked/x', 'w')\n"
+      "os.chmod('locked', 0)\nos.symlink('/', 'root')\n"
+      "for _ in range(1050):\n  os.mkdir('d')\n  os.chdir('d')"
     )
     assert (await box.exec(PythonScript(hostile), limits=QUICK)).status is RunStatus.OK
     result = await box.exec(PythonScript("print(open('kept').read())"), limits=QUICK)
@@ -206,8 +205,8 @@ def test_one_run_never_sees_the_files_of_another() -> None:
     one, two = await sandbox.create(), await sandbox.create()
     await one.upload("secret", b"one")
     result = await two.exec(
-        PythonScript(f"import os\nprint(os.listdir('.'))\nopen({one.directory!r} + '/secret')"),
-        limits=QUICK,
+      PythonScript(f"import os\nprint(os.listdir('.'))\nopen({one.directory!r} + '/secret')"),
+      limits=QUICK,
     )
     assert result.stdout == "[]\n"
     assert "PermissionError" in result.stderr or "FileNotFoundError" in result.stderr
@@ -219,8 +218,7 @@ def test_snapshot_opens_in_another_box_with_the_same_files() -> None:
   async def body(sandbox: ProcessSandbox) -> None:
     box = await sandbox.create()
     source = (
-        "import os\nos.makedirs('a/b')\n"
-        "open('a/b/c', 'w').write('deep')\nopen('d', 'w').write('x')"
+      "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('deep')\nopen('d', 'w').write('x')"
     )
     await box.exec(PythonScript(source), limits=QUICK)
     state = await box.snapshot()
@@ -243,8 +241,8 @@ def test_links_left_by_a_program_are_never_followed(tmp_path: Any) -> None:
   async def body(sandbox: ProcessSandbox) -> None:
     box = await sandbox.create()
     source = (
-        f"import os\nos.symlink({str(outside)!r}, 'f')\n"
-        f"os.symlink({str(tmp_path)!r}, 'd')\nos.mkfifo('p')"
+      f"import os\nos.symlink({str(outside)!r}, 'f')\n"
+      f"os.symlink({str(tmp_path)!r}, 'd')\nos.mkfifo('p')"
     )
     await box.exec(PythonScript(source), limits=QUICK)
     for path in ("f", "d/outside", "p", "missing"):
@@ -321,7 +319,7 @@ async def _directory(sandbox: ProcessSandbox) -> str:
 def test_many_runs_at_once_keep_their_own_results() -> None:
   async def body(sandbox: ProcessSandbox) -> list[SandboxResult]:
     return await asyncio.gather(
-        *(run_once(sandbox, PythonCell(f"print({i})\n{i} * {i}"), limits=QUICK) for i in range(60))
+      *(run_once(sandbox, PythonCell(f"print({i})\n{i} * {i}"), limits=QUICK) for i in range(60))
     )
 
   results = use(body, concurrency=3)
@@ -424,14 +422,14 @@ def test_small_snippet_takes_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"concurrency": 0}, "concurrency"),
-        ({"require": ("walls",)}, "require"),
-        ({"limits": SandboxLimits(wall_seconds=0.0)}, "limits.wall_seconds"),
-        ({"limits": SandboxLimits(output_kill_bytes=1)}, "limits.output_kill_bytes"),
-        ({"packages": ["numpy"]}, "packages"),
-    ],
+  ("settings", "field"),
+  [
+    ({"concurrency": 0}, "concurrency"),
+    ({"require": ("walls",)}, "require"),
+    ({"limits": SandboxLimits(wall_seconds=0.0)}, "limits.wall_seconds"),
+    ({"limits": SandboxLimits(output_kill_bytes=1)}, "limits.output_kill_bytes"),
+    ({"packages": ["numpy"]}, "packages"),
+  ],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
   with pytest.raises(ConfigError, match=field.replace(".", r"\.")):

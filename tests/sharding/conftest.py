@@ -22,19 +22,19 @@ def on_eight_devices() -> Callable[..., str]:
 
   def run(file: str, *arguments: str) -> str:
     environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(_ROOT),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+      **os.environ,
+      "JAX_PLATFORMS": "cpu",
+      "PYTHONPATH": str(_ROOT),
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
     done = subprocess.run(
-        [sys.executable, file, *arguments],
-        env=environment,
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+      [sys.executable, file, *arguments],
+      env=environment,
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=600,
+      check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]
     return done.stdout

@@ -31,18 +31,18 @@ def test_the_table_speaks_of_mesh_axes_only():
 
 
 @pytest.mark.parametrize(
-    ("axes", "shape", "expected"),
-    [
-        (("vocab", "embed"), (32, 16), PartitionSpec("tensor", "fsdp")),
-        (("layers", "embed", "mlp"), (3, 16, 64), PartitionSpec(None, "fsdp", "tensor")),
-        (("heads", "head_dim", "embed"), (4, 7, 16), PartitionSpec("tensor", None, "fsdp")),
-        (("embed", "mamba_groups", "mamba_state"), (16, 1, 5), PartitionSpec("fsdp", None, None)),
-        (("conv", "mamba_inner"), (4, 64), PartitionSpec(None, "tensor")),
-        (("experts", "embed", "expert_mlp"), (9, 16, 8), PartitionSpec(None, "fsdp", "tensor")),
-        (("batch", "time", None), (8, 5, 3), PartitionSpec(("data", "fsdp"), None, None)),
-        ((None,), (3,), PartitionSpec(None)),
-        ((), (), PartitionSpec()),
-    ],
+  ("axes", "shape", "expected"),
+  [
+    (("vocab", "embed"), (32, 16), PartitionSpec("tensor", "fsdp")),
+    (("layers", "embed", "mlp"), (3, 16, 64), PartitionSpec(None, "fsdp", "tensor")),
+    (("heads", "head_dim", "embed"), (4, 7, 16), PartitionSpec("tensor", None, "fsdp")),
+    (("embed", "mamba_groups", "mamba_state"), (16, 1, 5), PartitionSpec("fsdp", None, None)),
+    (("conv", "mamba_inner"), (4, 64), PartitionSpec(None, "tensor")),
+    (("experts", "embed", "expert_mlp"), (9, 16, 8), PartitionSpec(None, "fsdp", "tensor")),
+    (("batch", "time", None), (8, 5, 3), PartitionSpec(("data", "fsdp"), None, None)),
+    ((None,), (3,), PartitionSpec(None)),
+    ((), (), PartitionSpec()),
+  ],
 )
 def test_axes_go_where_the_table_says_and_size_one_axes_are_left_out(axes, shape, expected):
   mesh = abstract_mesh(data=2, fsdp=2, tensor=2)
@@ -52,22 +52,20 @@ def test_axes_go_where_the_table_says_and_size_one_axes_are_left_out(axes, shape
 def test_experts_and_time_have_mesh_axes_of_their_own():
   mesh = abstract_mesh(expert=4, context=2)
   assert partition_spec(("experts", "embed"), (8, 3), mesh, name="w") == PartitionSpec(
-      "expert", None
+    "expert", None
   )
-  assert partition_spec(("batch", "time"), (3, 8), mesh, name="w") == PartitionSpec(
-      None, "context"
-  )
+  assert partition_spec(("batch", "time"), (3, 8), mesh, name="w") == PartitionSpec(None, "context")
 
 
 @pytest.mark.parametrize(
-    ("axes", "shape", "message"),
-    [
-        (("embed", "mpl"), (16, 16), "w has the unknown axis 'mpl'; allowed: vocab, "),
-        (("embed",), (16, 16), r"w has shape \(16, 16\) but axes \('embed',\)"),
-        (("kv_heads",), (3,), "w: its axis 'kv_heads' of size 3 .* 2 devices .*config.mesh.tensor"),
-        (("batch",), (6,), "size 6 .* 4 devices of mesh axes data, fsdp"),
-        (("heads", "mlp"), (4, 4), "axes 'heads' and 'mlp' both want mesh axis 'tensor'"),
-    ],
+  ("axes", "shape", "message"),
+  [
+    (("embed", "mpl"), (16, 16), "w has the unknown axis 'mpl'; allowed: vocab, "),
+    (("embed",), (16, 16), r"w has shape \(16, 16\) but axes \('embed',\)"),
+    (("kv_heads",), (3,), "w: its axis 'kv_heads' of size 3 .* 2 devices .*config.mesh.tensor"),
+    (("batch",), (6,), "size 6 .* 4 devices of mesh axes data, fsdp"),
+    (("heads", "mlp"), (4, 4), "axes 'heads' and 'mlp' both want mesh axis 'tensor'"),
+  ],
 )
 def test_what_cannot_be_split_is_an_error_that_names_the_array(axes, shape, message):
   with pytest.raises(ValueError, match=message):

@@ -21,14 +21,14 @@ class Spec:
 def check_arrays_are_split_as_the_table_says():
   mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
   specs = {
-      "table": Spec((32, 16), ("vocab", "embed")),
-      "up": Spec((3, 16, 8), ("layers", "embed", "mlp")),
-      "groups": Spec((16, 1, 5), ("embed", "mamba_groups", "mamba_state")),
-      "norm": Spec((16,), (None,)),
+    "table": Spec((32, 16), ("vocab", "embed")),
+    "up": Spec((3, 16, 8), ("layers", "embed", "mlp")),
+    "groups": Spec((16, 1, 5), ("embed", "mamba_groups", "mamba_state")),
+    "norm": Spec((16,), (None,)),
   }
   shards = {"table": (16, 8), "up": (3, 8, 4), "groups": (8, 1, 5), "norm": (16,)}
   values = {
-      k: np.random.default_rng(0).normal(size=s.shape).astype(np.float32) for k, s in specs.items()
+    k: np.random.default_rng(0).normal(size=s.shape).astype(np.float32) for k, s in specs.items()
   }
   placed = jax.device_put(values, sharding.shardings(specs, mesh))
   for name, array in placed.items():

@@ -10,14 +10,14 @@ from agentjax.sharding import MESH_AXES, MeshConfig, make_mesh
 
 
 @pytest.mark.parametrize(
-    ("config", "devices", "expected"),
-    [
-        (MeshConfig(), 1, (1, 1, 1, 1, 1)),
-        (MeshConfig(), 8, (1, 8, 1, 1, 1)),
-        (MeshConfig(data=2, fsdp=2, tensor=2), 8, (2, 2, 1, 2, 1)),
-        (MeshConfig(data=-1, fsdp=2, expert=2), 12, (3, 2, 2, 1, 1)),
-        (MeshConfig(fsdp=1, context=-1), 4, (1, 1, 1, 1, 4)),
-    ],
+  ("config", "devices", "expected"),
+  [
+    (MeshConfig(), 1, (1, 1, 1, 1, 1)),
+    (MeshConfig(), 8, (1, 8, 1, 1, 1)),
+    (MeshConfig(data=2, fsdp=2, tensor=2), 8, (2, 2, 1, 2, 1)),
+    (MeshConfig(data=-1, fsdp=2, expert=2), 12, (3, 2, 2, 1, 1)),
+    (MeshConfig(fsdp=1, context=-1), 4, (1, 1, 1, 1, 4)),
+  ],
 )
 def test_one_axis_takes_the_rest(config, devices, expected):
   assert tuple(config.sizes(devices).values()) == expected
@@ -25,14 +25,14 @@ def test_one_axis_takes_the_rest(config, devices, expected):
 
 
 @pytest.mark.parametrize(
-    ("config", "devices", "message"),
-    [
-        (MeshConfig(data=2, fsdp=2), 8, "fsdp=2.*needs 4 devices, got 8"),
-        (MeshConfig(data=3), 8, "needs a multiple of 3 devices, got 8"),
-        (MeshConfig(data=16), 8, "needs a multiple of 16 devices, got 8"),
-        (MeshConfig(data=-1), 8, "-1 for data and fsdp; allowed: at most one"),
-        (MeshConfig(tensor=0), 8, r"config\.mesh\.tensor=0; allowed: at least 1, or -1"),
-    ],
+  ("config", "devices", "message"),
+  [
+    (MeshConfig(data=2, fsdp=2), 8, "fsdp=2.*needs 4 devices, got 8"),
+    (MeshConfig(data=3), 8, "needs a multiple of 3 devices, got 8"),
+    (MeshConfig(data=16), 8, "needs a multiple of 16 devices, got 8"),
+    (MeshConfig(data=-1), 8, "-1 for data and fsdp; allowed: at most one"),
+    (MeshConfig(tensor=0), 8, r"config\.mesh\.tensor=0; allowed: at least 1, or -1"),
+  ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(config, devices, message):
   with pytest.raises(ConfigError, match=message):

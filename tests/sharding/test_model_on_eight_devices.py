@@ -13,24 +13,24 @@ import pytest
 from agentjax import models, sharding
 
 CONFIG = models.ModelConfig(
-    vocab_size=32,
-    d_model=16,
-    pattern="M*EM*E-",
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e4,
-    d_mlp=32,
-    mamba_heads=4,
-    mamba_head_dim=8,
-    mamba_state=8,
-    mamba_groups=1,
-    chunk_size=8,
-    num_experts=4,
-    d_expert=16,
-    d_shared_expert=16,
-    expert_block=8,
-    logits_chunk=16,
+  vocab_size=32,
+  d_model=16,
+  pattern="M*EM*E-",
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  rope_theta=1e4,
+  d_mlp=32,
+  mamba_heads=4,
+  mamba_head_dim=8,
+  mamba_state=8,
+  mamba_groups=1,
+  chunk_size=8,
+  num_experts=4,
+  d_expert=16,
+  d_shared_expert=16,
+  expert_block=8,
+  logits_chunk=16,
 )
 
 
@@ -42,7 +42,7 @@ def packed_rows(rows: int, time: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
   segments[:, -3:] = 0
   segments[1] = 0
   starts = np.maximum.accumulate(
-      np.where(np.diff(segments, axis=1, prepend=-1) != 0, np.arange(time), 0), axis=1
+    np.where(np.diff(segments, axis=1, prepend=-1) != 0, np.arange(time), 0), axis=1
   )
   positions = np.arange(time) - starts
   return tuple(v.astype(np.int32) for v in (tokens, segments, positions))
@@ -54,9 +54,9 @@ def loss(params, tokens, segments, positions):
   weights = jnp.cos(jnp.arange(tokens.size, dtype=jnp.float32)).reshape(tokens.shape)
   total = jnp.sum(weights * (scores.log_probs + 0.1 * scores.entropies))
   values = {
-      "log_probs": scores.log_probs,
-      "entropies": scores.entropies,
-      "router_load": scores.router_load,
+    "log_probs": scores.log_probs,
+    "entropies": scores.entropies,
+    "router_load": scores.router_load,
   }
   return total + scores.balance_loss, values
 
@@ -82,26 +82,26 @@ def compare(mesh_config: sharding.MeshConfig) -> None:
     np.testing.assert_allclose(values[name], expected[name], atol=2e-5, err_msg=name)
   # Sums over rows are taken in another order; a gradient is off by a few roundings of its scale.
   for (path, value), wanted in zip(
-      jax.tree_util.tree_leaves_with_path(gradients),
-      jax.tree.leaves(expected_gradients),
-      strict=True,
+    jax.tree_util.tree_leaves_with_path(gradients),
+    jax.tree.leaves(expected_gradients),
+    strict=True,
   ):
     scale = 1.0 + float(np.max(np.abs(wanted)))
     np.testing.assert_allclose(
-        np.asarray(value) / scale,
-        np.asarray(wanted) / scale,
-        atol=2e-5,
-        err_msg=jax.tree_util.keystr(path),
+      np.asarray(value) / scale,
+      np.asarray(wanted) / scale,
+      atol=2e-5,
+      err_msg=jax.tree_util.keystr(path),
     )
 
 
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        {"data": 2, "fsdp": 2, "tensor": 2},
-        pytest.param({"fsdp": 2, "expert": 2, "context": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+  "mesh",
+  [
+    {"data": 2, "fsdp": 2, "tensor": 2},
+    pytest.param({"fsdp": 2, "expert": 2, "context": 2}, marks=pytest.mark.slow),
+  ],
+  ids=str,
 )
 def test_values_and_gradients_on_eight_devices_are_those_of_one(mesh, on_eight_devices):
   assert on_eight_devices(__file__, json.dumps(mesh)).split() == ["8", "devices", "agree"]

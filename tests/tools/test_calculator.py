@@ -45,74 +45,74 @@ def test_every_gsm8k_annotation_has_its_stated_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "result"),
-    [
-        ("1 + 2 * 3", "7"),
-        ("(1 + 2) * 3", "9"),
-        ("10 - 4 - 3", "3"),
-        ("100 / 10 / 2", "5"),
-        ("2 ** 3 ** 2", "512"),
-        ("-2 ** 2", "-4"),
-        ("2 ** -2", "0.25"),
-        ("--3", "3"),
-        ("+-+5", "-5"),
-        ("7 // 2", "3"),
-        ("-7 // 2", "-4"),
-        ("17 % 5", "2"),
-        ("-7 % 3", "2"),
-        ("50%", "0.5"),
-        ("50% * 30", "15"),
-        ("20 - 5%", "19.95"),
-        ("10 % (3)", "1"),
-        ("$12.50 + $.50", "13"),
-        ("1,250,000 / 2", "625000"),
-        ("1,250.5 * 2", "2501"),
-        ("3. + .5", "3.5"),
-        ("6 × 7 ÷ 2 − 1", "20"),
-        ("2^10", "1024"),
-        ("0.1 + 0.2", "0.3"),
-        ("1 / 3", "0.3333333333"),
-        ("2 / 3", "0.6666666667"),
-        ("10 ** 20", "100000000000000000000"),
-        ("1 / 10 ** 12", "1E-12"),
-        ("2 ** 0.5", "1.414213562"),
-        ("0 ** 0", "1"),
-        ("(-1) ** 1000000000001", "-1"),
-        ("0 * -5", "0"),
-        (" 1 \n+\t1 ", "2"),
-    ],
+  ("expression", "result"),
+  [
+    ("1 + 2 * 3", "7"),
+    ("(1 + 2) * 3", "9"),
+    ("10 - 4 - 3", "3"),
+    ("100 / 10 / 2", "5"),
+    ("2 ** 3 ** 2", "512"),
+    ("-2 ** 2", "-4"),
+    ("2 ** -2", "0.25"),
+    ("--3", "3"),
+    ("+-+5", "-5"),
+    ("7 // 2", "3"),
+    ("-7 // 2", "-4"),
+    ("17 % 5", "2"),
+    ("-7 % 3", "2"),
+    ("50%", "0.5"),
+    ("50% * 30", "15"),
+    ("20 - 5%", "19.95"),
+    ("10 % (3)", "1"),
+    ("$12.50 + $.50", "13"),
+    ("1,250,000 / 2", "625000"),
+    ("1,250.5 * 2", "2501"),
+    ("3. + .5", "3.5"),
+    ("6 × 7 ÷ 2 − 1", "20"),
+    ("2^10", "1024"),
+    ("0.1 + 0.2", "0.3"),
+    ("1 / 3", "0.3333333333"),
+    ("2 / 3", "0.6666666667"),
+    ("10 ** 20", "100000000000000000000"),
+    ("1 / 10 ** 12", "1E-12"),
+    ("2 ** 0.5", "1.414213562"),
+    ("0 ** 0", "1"),
+    ("(-1) ** 1000000000001", "-1"),
+    ("0 * -5", "0"),
+    (" 1 \n+\t1 ", "2"),
+  ],
 )
 def test_grammar(expression: str, result: str) -> None:
   assert format_value(evaluate(expression)) == result
 
 
 @pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("", "empty"),
-        ("   ", "empty"),
-        ("1 +", "ends where a number"),
-        ("(1 + 2", "never closed"),
-        ("1 + 2)", "unexpected '\\)'"),
-        ("1 2", "unexpected '2'"),
-        ("* 3", "unexpected '\\*'"),
-        ("1 / 0", "division by zero"),
-        ("5 // (3 - 3)", "division by zero"),
-        ("5 % (0)", "division by zero"),
-        ("0 ** -1", "division by zero"),
-        ("(-8) ** (1 / 3)", "negative number"),
-        ("__import__('os')", "'_' is not part"),
-        ("x + 1", "'x' is not part"),
-        ("1,00 + 2", "',' is not part"),
-        ("1e5", "'e' is not part"),
-        ("1" * 501, "501 characters"),
-        ("(" * 200 + "1" + ")" * 200, "deeper"),
-        ("-" * 200 + "1", "deeper"),
-        ("9 ** 9 ** 9 ** 9", "too large"),
-        ("2 ** 5000", "too large"),
-        ("10 ** 400.5", "too large"),
-        ("(((9**99)**9)**9)", "too large"),
-    ],
+  ("expression", "message"),
+  [
+    ("", "empty"),
+    ("   ", "empty"),
+    ("1 +", "ends where a number"),
+    ("(1 + 2", "never closed"),
+    ("1 + 2)", "unexpected '\\)'"),
+    ("1 2", "unexpected '2'"),
+    ("* 3", "unexpected '\\*'"),
+    ("1 / 0", "division by zero"),
+    ("5 // (3 - 3)", "division by zero"),
+    ("5 % (0)", "division by zero"),
+    ("0 ** -1", "division by zero"),
+    ("(-8) ** (1 / 3)", "negative number"),
+    ("__import__('os')", "'_' is not part"),
+    ("x + 1", "'x' is not part"),
+    ("1,00 + 2", "',' is not part"),
+    ("1e5", "'e' is not part"),
+    ("1" * 501, "501 characters"),
+    ("(" * 200 + "1" + ")" * 200, "deeper"),
+    ("-" * 200 + "1", "deeper"),
+    ("9 ** 9 ** 9 ** 9", "too large"),
+    ("2 ** 5000", "too large"),
+    ("10 ** 400.5", "too large"),
+    ("(((9**99)**9)**9)", "too large"),
+  ],
 )
 def test_what_has_no_value_says_why(expression: str, message: str) -> None:
   with pytest.raises(CalculatorError, match=message):
@@ -130,15 +130,15 @@ def test_worst_expressions_take_no_time() -> None:
 
 
 _numbers = st.one_of(
-    st.integers(0, 10**6).map(str), st.decimals(0, 1000, places=3).map(lambda d: f"{d:f}")
+  st.integers(0, 10**6).map(str), st.decimals(0, 1000, places=3).map(lambda d: f"{d:f}")
 )
 
 
 def _combined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
   return st.one_of(
-      st.tuples(parts, st.sampled_from(["+", "-", "*", "/", "//"]), parts).map(" ".join),
-      parts.map(lambda p: f"({p})"),
-      parts.map(lambda p: f"-{p}"),
+    st.tuples(parts, st.sampled_from(["+", "-", "*", "/", "//"]), parts).map(" ".join),
+    parts.map(lambda p: f"({p})"),
+    parts.map(lambda p: f"-{p}"),
   )
 
 

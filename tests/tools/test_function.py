@@ -10,12 +10,12 @@ from typing import Any, Literal
 import pytest
 
 from agentjax.tools import (
-    ToolContext,
-    ToolError,
-    ToolRegistry,
-    ToolResult,
-    ToolStatus,
-    function_tool,
+  ToolContext,
+  ToolError,
+  ToolRegistry,
+  ToolResult,
+  ToolStatus,
+  function_tool,
 )
 from agentjax.trajectory.record import ToolCall
 
@@ -46,14 +46,14 @@ def test_schema_comes_from_annotations_defaults_and_docstring() -> None:
   assert area.name == "area"
   assert area.description == "Area of a rectangle.\n\nWorks for squares too."
   assert area.parameters == {
-      "type": "object",
-      "properties": {
-          "width": {"type": "number", "description": "one side, in the unit."},
-          "height": {"type": "number"},
-          "unit": {"enum": ["m", "km"], "description": "what the sides are measured in."},
-      },
-      "required": ["width"],
-      "additionalProperties": False,
+    "type": "object",
+    "properties": {
+      "width": {"type": "number", "description": "one side, in the unit."},
+      "height": {"type": "number"},
+      "unit": {"enum": ["m", "km"], "description": "what the sides are measured in."},
+    },
+    "required": ["width"],
+    "additionalProperties": False,
   }
   assert call(area, {"width": 3, "unit": "km"}).output == "3 km2"
   assert call(area, {"width": 3, "unit": "mile"}).status is ToolStatus.ERROR
@@ -67,7 +67,7 @@ def test_nested_types_and_json_results() -> None:
   items = table.parameters["properties"]["rows"]["items"]
   assert items == {"type": "object", "additionalProperties": {"type": "integer"}}
   assert call(table, {"rows": [{"a": 1}]}).output == (
-      '{"n": 1, "limit": null, "type": "NoneType", "é": 0}'
+    '{"n": 1, "limit": null, "type": "NoneType", "é": 0}'
   )
   assert call(table, {"rows": [{"a": "x"}]}).status is ToolStatus.ERROR
 
@@ -156,14 +156,14 @@ def test_blocking_function_that_never_returns_times_out_and_starves_nobody() -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def f(x): pass", "no annotation"),
-        ("def f(*x: int): pass", "by keyword"),
-        ("def f(x: int, /): pass", "by keyword"),
-        ("def f(x: complex): pass", "complex"),
-        ("def f(x: dict[int, str]): pass", "supported"),
-    ],
+  ("source", "message"),
+  [
+    ("def f(x): pass", "no annotation"),
+    ("def f(*x: int): pass", "by keyword"),
+    ("def f(x: int, /): pass", "by keyword"),
+    ("def f(x: complex): pass", "complex"),
+    ("def f(x: dict[int, str]): pass", "supported"),
+  ],
 )
 def test_functions_without_a_schema_are_refused(source: str, message: str) -> None:
   scope: dict[str, Any] = {}

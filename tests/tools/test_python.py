@@ -34,17 +34,17 @@ def python() -> Iterator[Python]:
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "output"),
-    [
-        ("sum(range(101))", ToolStatus.OK, "5050"),
-        ("print('a')\nprint('b')\n'c'", ToolStatus.OK, "a\nb\n'c'"),
-        ("x = 1", ToolStatus.OK, "(no output)"),
-        ("import sys; sys.exit(4)", ToolStatus.ERROR, "error: exit code 4"),
-        ("import os; os.abort()", ToolStatus.KILLED, "error: ended by signal 6"),
-    ],
+  ("code", "status", "output"),
+  [
+    ("sum(range(101))", ToolStatus.OK, "5050"),
+    ("print('a')\nprint('b')\n'c'", ToolStatus.OK, "a\nb\n'c'"),
+    ("x = 1", ToolStatus.OK, "(no output)"),
+    ("import sys; sys.exit(4)", ToolStatus.ERROR, "error: exit code 4"),
+    ("import os; os.abort()", ToolStatus.KILLED, "error: ended by signal 6"),
+  ],
 )
 def test_policy_sees_output_value_and_end(
-    python: Python, code: str, status: ToolStatus, output: str
+  python: Python, code: str, status: ToolStatus, output: str
 ) -> None:
   result = python(code)
   assert (result.status, result.output) == (status, output)
@@ -107,9 +107,9 @@ def test_cancelled_call_ends_the_program() -> None:
 
 def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> None:
   (tmp_path / "my_tools_of_test.py").write_text(
-      "from agentjax.tools import function_tool\n"
-      "def double(n: int) -> str:\n  return str(2 * n)\n"
-      "triple = function_tool(lambda: 3)\ntriple.name = 'triple'\nnothing = 3\n"
+    "from agentjax.tools import function_tool\n"
+    "def double(n: int) -> str:\n  return str(2 * n)\n"
+    "triple = function_tool(lambda: 3)\ntriple.name = 'triple'\nnothing = 3\n"
   )
   monkeypatch.syspath_prepend(str(tmp_path))
   names = ("my_tools_of_test:double", "calculator", "my_tools_of_test:triple")
@@ -123,15 +123,15 @@ def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("config", "field"),
-    [
-        (ToolsConfig(names=("calculater",)), r"tools\.names"),
-        (ToolsConfig(names=("calculator", "calculator")), "distinct"),
-        (ToolsConfig(timeout=0.0), r"tools\.timeout"),
-        (ToolsConfig(names=("python",), timeout=5.0), "queue_seconds"),
-        (ToolsConfig(retries=-1), "retries"),
-        (ToolsConfig(python=PythonToolConfig(max_characters=0)), r"python\.max_characters"),
-    ],
+  ("config", "field"),
+  [
+    (ToolsConfig(names=("calculater",)), r"tools\.names"),
+    (ToolsConfig(names=("calculator", "calculator")), "distinct"),
+    (ToolsConfig(timeout=0.0), r"tools\.timeout"),
+    (ToolsConfig(names=("python",), timeout=5.0), "queue_seconds"),
+    (ToolsConfig(retries=-1), "retries"),
+    (ToolsConfig(python=PythonToolConfig(max_characters=0)), r"python\.max_characters"),
+  ],
 )
 def test_impossible_settings_are_refused_by_name(config: ToolsConfig, field: str) -> None:
   with pytest.raises(ConfigError, match=field):

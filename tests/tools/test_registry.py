@@ -14,10 +14,10 @@ from agentjax.tools import ToolContext, ToolRegistry, ToolResult, ToolSchemaErro
 from agentjax.trajectory.record import ToolCall
 
 SCHEMA = {
-    "type": "object",
-    "properties": {"n": {"type": "integer", "minimum": 0}, "unit": {"enum": ["m", "km"]}},
-    "required": ["n"],
-    "additionalProperties": False,
+  "type": "object",
+  "properties": {"n": {"type": "integer", "minimum": 0}, "unit": {"enum": ["m", "km"]}},
+  "required": ["n"],
+  "additionalProperties": False,
 }
 
 
@@ -49,12 +49,12 @@ class Scripted:
 
 
 def call(
-    tool: Any,
-    arguments: Any = None,
-    *,
-    name: str = "scripted",
-    timeout: float = 5.0,
-    **settings: Any,
+  tool: Any,
+  arguments: Any = None,
+  *,
+  name: str = "scripted",
+  timeout: float = 5.0,
+  **settings: Any,
 ) -> ToolResult:
   registry = ToolRegistry([tool], **settings)
   request = ToolCall(name, {"n": 1} if arguments is None else arguments)
@@ -89,19 +89,19 @@ def test_malformed_call_is_an_observation_with_the_parsers_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, ["'n'", "required"]),
-        ({"n": "three"}, ["n", "integer"]),
-        ({"n": True}, ["n", "integer"]),
-        ({"n": -1}, ["n", "minimum"]),
-        ({"n": 1, "unit": "mile"}, ["unit", "'m'"]),
-        ({"n": 1, "extra": 0}, ["extra"]),
-        ({"n": "x" * 10_000}, ["n", "..."]),
-    ],
+  ("arguments", "words"),
+  [
+    ({}, ["'n'", "required"]),
+    ({"n": "three"}, ["n", "integer"]),
+    ({"n": True}, ["n", "integer"]),
+    ({"n": -1}, ["n", "minimum"]),
+    ({"n": 1, "unit": "mile"}, ["unit", "'m'"]),
+    ({"n": 1, "extra": 0}, ["extra"]),
+    ({"n": "x" * 10_000}, ["n", "..."]),
+  ],
 )
 def test_arguments_against_the_schema_are_an_observation_that_names_them(
-    arguments: dict[str, Any], words: list[str]
+  arguments: dict[str, Any], words: list[str]
 ) -> None:
   tool = Scripted()
   result = call(tool, arguments)
@@ -112,19 +112,19 @@ def test_arguments_against_the_schema_are_an_observation_that_names_them(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"type": "objekt"}, ["object"]),
-        ([], ["object"]),
-        ({"type": "object", "properties": {"n": {"type": "int"}}}, ["$.properties.n", "'int'"]),
-        ({"type": "object", "required": "n"}, ["required"]),
-        ({"type": "object", "properties": {"n": {"$ref": "#/$defs/missing"}}}, ["missing"]),
-        ({"type": "object", "properties": {"n": {"$ref": "http://localhost/x"}}}, ["localhost"]),
-        ({"type": "object", "properties": {"n": {"default": {1, 2}}}}, ["JSON"]),
-    ],
+  ("parameters", "words"),
+  [
+    ({"type": "objekt"}, ["object"]),
+    ([], ["object"]),
+    ({"type": "object", "properties": {"n": {"type": "int"}}}, ["$.properties.n", "'int'"]),
+    ({"type": "object", "required": "n"}, ["required"]),
+    ({"type": "object", "properties": {"n": {"$ref": "#/$defs/missing"}}}, ["missing"]),
+    ({"type": "object", "properties": {"n": {"$ref": "http://localhost/x"}}}, ["localhost"]),
+    ({"type": "object", "properties": {"n": {"default": {1, 2}}}}, ["JSON"]),
+  ],
 )
 def test_schema_that_is_none_is_refused_when_the_registry_is_made(
-    parameters: Any, words: list[str]
+  parameters: Any, words: list[str]
 ) -> None:
   with pytest.raises(ToolSchemaError) as caught:
     ToolRegistry([Scripted(parameters=parameters)])
@@ -141,9 +141,9 @@ def test_unusable_and_repeated_names_are_refused(name: str) -> None:
 
 def test_references_inside_a_schema_are_followed() -> None:
   schema = {
-      "type": "object",
-      "properties": {"n": {"$ref": "#/$defs/count"}},
-      "$defs": {"count": {"type": "integer"}},
+    "type": "object",
+    "properties": {"n": {"$ref": "#/$defs/count"}},
+    "$defs": {"count": {"type": "integer"}},
   }
   assert call(Scripted(parameters=schema)).status is ToolStatus.OK
   assert call(Scripted(parameters=schema), {"n": "x"}).status is ToolStatus.ERROR
@@ -246,7 +246,7 @@ def test_cancelling_the_caller_cancels_the_tool() -> None:
   async def body() -> None:
     registry = ToolRegistry([tool])
     task = asyncio.create_task(
-        registry.call(ToolCall("scripted", {"n": 1}), ToolContext("e", 0, 60.0))
+      registry.call(ToolCall("scripted", {"n": 1}), ToolContext("e", 0, 60.0))
     )
     while not tool.calls:
       await asyncio.sleep(0)
