@@ -10,11 +10,11 @@ with a bootstrap confidence interval over tasks. What is measured is ``config.ev
 from __future__ import annotations
 
 import json
-import pathlib
 
 from absl import flags
 from rich.console import Console
 
+from agentjax.files import write_atomically
 from agentjax.training.flags import define_config_flag, main
 
 _CONFIG = define_config_flag()
@@ -33,7 +33,6 @@ def run(argv: list[str]) -> None:
   del argv
   from agentjax.training.evaluation import evaluate_checkpoint
   from agentjax.training.progress import print_table
-  from agentjax.training.workdir import write_atomically
 
   console = Console()
   report = evaluate_checkpoint(_CONFIG.value, _CHECKPOINT.value, samples_file=_SAMPLES.value)
@@ -54,7 +53,7 @@ def run(argv: list[str]) -> None:
         highlight=False,
       )
   if _OUTPUT.value is not None:
-    write_atomically(pathlib.Path(_OUTPUT.value), json.dumps(report.to_dict(), indent=2) + "\n")
+    write_atomically(_OUTPUT.value, json.dumps(report.to_dict(), indent=2) + "\n")
 
 
 if __name__ == "__main__":

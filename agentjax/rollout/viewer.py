@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from agentjax.files import write_atomically
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.trajectory.record import Flag, Reward, Segment, Task, Trajectory
@@ -34,13 +34,7 @@ def write_trajectories(
   lines = [title, ""]
   for trajectory in sorted(trajectories, key=lambda t: t.address):
     lines += render(trajectory, tokenizer=tokenizer, expected=answers.get(trajectory.task_id))
-  target = pathlib.Path(path)
-  beside = target.with_name(f".{target.name}.{os.getpid()}")
-  try:
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(beside, target)
-  finally:
-    beside.unlink(missing_ok=True)
+  write_atomically(path, "\n".join(lines) + "\n")
 
 
 def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None) -> Iterator[str]:

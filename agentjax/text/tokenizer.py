@@ -11,7 +11,6 @@ import hashlib
 import io
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -19,6 +18,7 @@ from typing import Literal, Protocol
 import sentencepiece
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.files import write_atomically
 
 SPECIAL_SPELLINGS = (
   "<|pad|>",
@@ -325,21 +325,6 @@ def build_tokenizer(
   if not model_path.exists():
     train_sentencepiece(lines, model_path, config.vocab_size)
   return SentencePieceTokenizer(model_path)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-  """Writes beside ``path``, syncs, renames: a reader sees the old file or the whole new one."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-  try:
-    with os.fdopen(descriptor, "wb") as file:
-      file.write(data)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
 
 
 class _Sentences:

@@ -5,14 +5,16 @@ Wall times live under ``time/`` and are the only entries that differ between ide
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorboardX import SummaryWriter
+
+from agentjax.files import write_atomically
 
 
 class MetricsWriter:
@@ -27,9 +29,7 @@ class MetricsWriter:
     self.directory.mkdir(parents=True, exist_ok=True)
     self.path = self.directory / "metrics.jsonl"
     kept = [row for row in read_metrics(self.path) if row["step"] <= resume_step]
-    replacement = self.path.with_suffix(".jsonl.new")
-    replacement.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    os.replace(replacement, self.path)
+    write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
     self._file = self.path.open("a")
     self._tensorboard = SummaryWriter(
       str(self.directory / "tensorboard"), purge_step=resume_step + 1
@@ -110,7 +110,6 @@ def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, ti
   handles = [*axes.get_lines(), *entropy.get_lines()]
   figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
   axes.set_title(title)
-  path = pathlib.Path(path)
-  temporary = path.with_suffix(".tmp.png")
-  figure.savefig(temporary, dpi=120)
-  os.replace(temporary, path)
+  image = io.BytesIO()
+  figure.savefig(image, format="png", dpi=120)
+  write_atomically(path, image.getvalue())

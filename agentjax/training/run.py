@@ -17,6 +17,7 @@ from rich.console import Console
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskIterator
+from agentjax.files import write_atomically
 from agentjax.models.spec import count
 from agentjax.objectives.objective import Objective, policy_objective
 from agentjax.rollout import keys
@@ -37,7 +38,7 @@ from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.state import TrainState, network_specs
-from agentjax.training.workdir import open_workdir, write_atomically
+from agentjax.training.workdir import open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record

@@ -5,25 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import pathlib
 from collections.abc import Iterator
 
 from agentjax.config import ConfigError, differing_fields
+from agentjax.files import write_atomically
 from agentjax.training.experiment import Experiment
 
 CONFIG_FILE = "config.json"
 _LOCK_FILE = ".lock"
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-  """Writes beside and renames, so a reader never sees half a file."""
-  temporary = path.with_name(path.name + ".new")
-  with temporary.open("w") as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
+from agentjax.files import write_atomically
 from agentjax.text.tokenizer import (
   SPECIAL_SPELLINGS,
   ByteTokenizer,
@@ -21,7 +22,6 @@ from agentjax.text.tokenizer import (
   TokenizerError,
   build_tokenizer,
   train_sentencepiece,
-  write_atomically,
 )
 
 CORPUS = [
