@@ -4,9 +4,11 @@ r"""GRPO with a calculator on GSM8K: the real train and test files, from a small
       --workdir=runs/gsm8k
 
 DIR holds GSM8K's train.jsonl and test.jsonl. The calculator annotations of the worked solutions
-become tool calls, and their results become observations. A policy of this size learns the form of a
-solution, not arithmetic word problems at large; start from a pretrained checkpoint with
---config.start_from for more.
+become tool calls, and their results become observations.
+
+Seen on 2 shared CPU cores in 20 minutes (seed 0), exact match on the 1,319 test problems: 1.0%
+[0.5, 1.5] after the warm start, 0.9% [0.5, 1.4] after RL. A policy of this size learns the form of a
+solution and is rewarded too rarely to learn more; --config.start_from gives it a better start.
 """
 
 from agentjax.data import DataConfig
