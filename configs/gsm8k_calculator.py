@@ -7,8 +7,8 @@ DIR holds GSM8K's train.jsonl and test.jsonl. The calculator annotations of the 
 become tool calls, and their results become observations.
 
 Seen on 2 shared CPU cores in 20 minutes (seed 0), exact match on the 1,319 test problems: 1.0%
-[0.5, 1.5] after the warm start, 0.9% [0.5, 1.4] after RL. A policy of this size learns the form of a
-solution and is rewarded too rarely to learn more; --config.start_from gives it a better start.
+[0.5, 1.5] after the warm start, 0.9% [0.5, 1.4] after RL. A policy of this size learns the form of
+a solution and is rewarded too rarely to learn more; --config.start_from gives it a better start.
 """
 
 from agentjax.data import DataConfig
