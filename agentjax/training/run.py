@@ -313,7 +313,7 @@ class _Session:
         self.writer.add_trajectory(trajectory)
       self.pending[trajectory.address] = trajectory
 
-    self.engine.publish(processes.local_copy(state.networks.policy), step)
+    self.engine.publish(state.networks.policy, step)
     work = collect(
       processes.share(tasks),
       step=step,
@@ -431,9 +431,7 @@ class _Session:
   def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
     plan = self.experiment.evaluation.plan(samples)
     return self.runner.run(
-      evaluate_policy(
-        self.parts, self.engine, processes.local_copy(state.networks.policy), step, plan
-      )
+      evaluate_policy(self.parts, self.engine, state.networks.policy, step, plan)
     )
 
   def _evaluate_into(
