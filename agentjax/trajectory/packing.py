@@ -119,28 +119,6 @@ def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int) -> RowPlan:
   return RowPlan(rows=rows, starts=starts, num_rows=used)
 
 
-def bucket_rows(needed: int, multiple: int = 1, growth: float = 1.25) -> int:
-  """Smallest allowed row count >= ``needed``, so that few shapes are ever compiled.
-
-  Allowed are ``multiple`` times the integers 1, 2, ... each at least ``growth`` times the one
-  before (1.25 is ours: about 10 shapes a decade, at most a quarter of the rows empty).
-
-  Args:
-    needed: rows that hold tokens.
-    multiple: rows are divided evenly over devices and micro-batches; their product.
-    growth: > 1.
-  """
-  if needed < 0 or multiple < 1 or growth <= 1.0:
-    raise PackingError(
-      f"bucket_rows got needed={needed}, multiple={multiple}, growth={growth}; allowed: "
-      "needed >= 0, multiple >= 1, growth > 1."
-    )
-  count = 1
-  while count * multiple < needed:
-    count = max(count + 1, int(np.ceil(count * growth)))
-  return count * multiple
-
-
 def pack(
   sequences: Sequence[PackedSequence],
   *,
@@ -157,8 +135,7 @@ def pack(
   Args:
     sequences: in the order of the [N] arrays. One without tokens keeps its place there.
     row_length: tokens a row. pad_id: id of padding.
-    rows: number of rows, padded with empty ones; None takes as many as are needed (see
-      ``plan_rows`` and ``bucket_rows`` to choose a number that seldom changes).
+    rows: number of rows, padded with empty ones; None takes as many as ``plan_rows`` says.
     max_sequences: N, padded with unused places (valid False, group -1); None means no padding.
 
   Raises:

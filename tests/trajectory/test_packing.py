@@ -10,7 +10,6 @@ from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import (
   PackedSequence,
   PackingError,
-  bucket_rows,
   pack,
   pack_trajectories,
   plan_rows,
@@ -225,7 +224,6 @@ def test_dtypes_are_those_the_batch_documents():
     (lambda: unpack(np.zeros((1, 3)), np.ones((1, 4), int), 1), "do not start with the shape"),
     (lambda: unpack(np.zeros((1, 4)), np.full((1, 4), 3), 2), "go up to 3, num_sequences=2"),
     (lambda: repack([np.zeros(3)], np.ones((1, 4), int)), "do not match"),
-    (lambda: bucket_rows(3, 0), "multiple=0"),
   ],
 )
 def test_what_does_not_fit_is_named(make, message):
@@ -236,18 +234,6 @@ def test_what_does_not_fit_is_named(make, message):
 def test_a_long_trajectory_is_named_by_its_address():
   with pytest.raises(PackingError, match="step=2, task=11, sample=3, leaf=1"):
     pack_trajectories([_trajectory(11, 3, step=2, tokens=9)], row_length=8, pad_id=PAD)
-
-
-@settings(max_examples=200, deadline=None)
-@given(needed=st.integers(0, 5000), multiple=st.integers(1, 64))
-def test_row_buckets_hold_what_is_needed_and_are_few(needed, multiple):
-  rows = bucket_rows(needed, multiple)
-  assert rows >= max(needed, multiple) and rows % multiple == 0
-  assert rows <= 1.25 * needed + 2 * multiple
-
-
-def test_few_row_counts_ever_occur():
-  assert len({bucket_rows(n) for n in range(1, 1001)}) <= 30
 
 
 def test_a_thousand_trajectories_pack_in_a_moment():
