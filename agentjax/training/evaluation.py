@@ -17,7 +17,7 @@ from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, evalua
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
 from agentjax.training.checkpoint import latest_checkpoint, load_networks
-from agentjax.training.experiment import Experiment
+from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.state import network_specs
@@ -78,8 +78,7 @@ def evaluate_checkpoint(
     ConfigError: ``evaluation.tasks`` is 0, or the checkpoint is of another config.
     CheckpointError: there is no checkpoint.
   """
-  experiment.validate()
-  experiment.freeze()
+  resolve(experiment)
   settings = experiment.evaluation
   if not settings.tasks:
     raise ConfigError("config.evaluation.tasks=0 measures nothing; allowed: at least 1.")

@@ -297,3 +297,9 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
       "allowed: Experiment."
     )
   return experiment
+
+
+def resolve(experiment: Experiment) -> Experiment:
+  """Validates and freezes; call once, after flags and before anything is built."""
+  experiment.validate()
+  return experiment.freeze()

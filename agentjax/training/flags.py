@@ -45,12 +45,6 @@ def define_config_flag(
   )
 
 
-def resolve(experiment: Experiment) -> Experiment:
-  """Validates and freezes; call once, after flags and before anything is built."""
-  experiment.validate()
-  return experiment.freeze()
-
-
 def check_overrides(argv: list[str], name: str = "config") -> None:
   """Raises ConfigError for a ``--config.FIELD`` that does not exist, with the nearest names."""
   for argument in argv[1:]:

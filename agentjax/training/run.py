@@ -28,7 +28,7 @@ from agentjax.rollout.viewer import write_trajectories
 from agentjax.training import processes
 from agentjax.training.checkpoint import CheckpointStore, abstract_like, load_networks
 from agentjax.training.evaluation import build_engine, evaluate_policy
-from agentjax.training.experiment import Experiment
+from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
@@ -114,8 +114,7 @@ class Run:
     extensions: Extensions | None = None,
     console: Console | None = None,
   ):
-    experiment.validate()
-    self.experiment = experiment.freeze()
+    self.experiment = resolve(experiment)
     self.directory = pathlib.Path(workdir).absolute()
     self._objective = objective or policy_objective(experiment.rl.objective)
     self._extensions = extensions or Extensions()

@@ -12,7 +12,7 @@ import optax
 
 from agentjax.models import ModelConfig, init, param_specs, value_specs
 from agentjax.models.spec import abstract, init_params
-from agentjax.sharding import shardings
+from agentjax.sharding import replicated, shardings
 
 Array = jax.Array
 
@@ -58,17 +58,17 @@ def state_shardings(
   """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated."""
   specs = network_specs(config, critic)
   placed = shardings(specs, mesh)
-  replicated = jax.sharding.NamedSharding(mesh, jax.P())
+  everywhere = replicated(mesh)
   opt_shapes = jax.eval_shape(optimizer.init, abstract(specs))
   opt_shardings = optax.tree_utils.tree_map_params(
     optimizer.init,
     lambda _, sharding: sharding,
     opt_shapes,
     placed,
-    transform_non_params=lambda _: replicated,
+    transform_non_params=lambda _: everywhere,
   )
   return TrainState(
-    step=replicated,
+    step=everywhere,
     networks=placed,
     opt_state=opt_shardings,
     reference=placed.policy if reference else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -15,20 +14,7 @@ from typing import Any
 
 import pytest
 
-
-def _pids(marker: str) -> list[int]:
-  """The processes of this machine with ``marker`` in their command line."""
-  found = []
-  for entry in os.listdir("/proc"):
-    if entry.isdigit():
-      with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline") as file:
-        if marker in file.read():
-          found.append(int(entry))
-  return found
-
-
-def _alive(marker: str) -> bool:
-  return bool(_pids(marker))
+from tests.sandbox.process_table import alive, pids
 
 
 def _parent(pid: int) -> int:
@@ -108,7 +94,7 @@ print("done")
   assert result["status"] == "ok"
   assert result["stdout"] == "done\n"
   assert result["seconds"] < 10.0
-  assert not _alive(marker)
+  assert not alive(marker)
 
 
 def test_fork_bomb_is_bounded_swept_and_leaves_the_next_run_unharmed(machine: Any) -> None:
@@ -400,13 +386,13 @@ os.wait()
 """
   machine.process.stdin.write(json.dumps({"code": daemon}) + "\n")
   machine.process.stdin.flush()
-  _wait_for(lambda: _alive(f"sleep\0{marker}"))
-  watcher = _pids(f"sleep\0{marker}")[0]
+  _wait_for(lambda: alive(f"sleep\0{marker}"))
+  watcher = pids(f"sleep\0{marker}")[0]
   while _parent(_parent(watcher)) != machine.process.pid:
     watcher = _parent(watcher)
   os.kill(watcher, signal.SIGKILL)
   assert machine.read()["status"] == "infra_error"
-  _wait_for(lambda: not _alive(f"sleep\0{marker}"))
+  _wait_for(lambda: not alive(f"sleep\0{marker}"))
   assert machine.run("'next'")["stdout"] == "'next'\n"
   machine.close()
 
@@ -416,9 +402,9 @@ def test_run_does_not_outlive_a_trainer_that_is_killed(start_machine: Any, tmp_p
   machine = start_machine("native", {"directory": str(tmp_path)})
   machine.process.stdin.write(json.dumps({"argv": ["sleep", marker]}) + "\n")
   machine.process.stdin.flush()
-  _wait_for(lambda: _alive(f"sleep\0{marker}"))
+  _wait_for(lambda: alive(f"sleep\0{marker}"))
   machine.process.kill()
-  _wait_for(lambda: not _alive(f"sleep\0{marker}"))
+  _wait_for(lambda: not alive(f"sleep\0{marker}"))
   machine.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -27,6 +26,7 @@ from agentjax.sandbox import (
   SandboxResult,
   run_once,
 )
+from tests.sandbox.process_table import alive
 
 QUICK = SandboxLimits(wall_seconds=5.0)
 
@@ -57,20 +57,6 @@ def run() -> Iterator[Run]:
 
   yield run_program
   asyncio.run(sandbox.close())
-
-
-def _pids(marker: str) -> list[int]:
-  found = []
-  for entry in os.listdir("/proc"):
-    if entry.isdigit():
-      with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline") as file:
-        if marker in file.read():
-          found.append(int(entry))
-  return found
-
-
-def _alive(marker: str) -> bool:
-  return bool(_pids(marker))
 
 
 def test_cell_shows_its_last_value_and_a_script_does_not(run: Run) -> None:
@@ -284,12 +270,12 @@ def test_cancelled_run_is_dead_and_its_directory_gone_when_the_caller_hears_of_i
   async def body(sandbox: ProcessSandbox) -> None:
     before = set(os.listdir(await _directory(sandbox)))
     task = asyncio.create_task(run_once(sandbox, Command(("sleep", marker))))
-    while not _alive(f"sleep\0{marker}"):
+    while not alive(f"sleep\0{marker}"):
       await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
       await task
-    assert not _alive(f"sleep\0{marker}")
+    assert not alive(f"sleep\0{marker}")
     assert set(os.listdir(await _directory(sandbox))) == before
     assert (await run_once(sandbox, PythonCell("1"), limits=QUICK)).stdout == "1\n"
 
@@ -378,7 +364,7 @@ def test_close_leaves_no_process_and_no_file() -> None:
 
   directory, pid = asyncio.run(body())
   assert not os.path.exists(directory)
-  assert not _alive(directory)  # the directory's name is in the command line of all of them
+  assert not alive(directory)  # the directory's name is in the command line of all of them
   assert not os.path.exists(f"/proc/{pid}")
 
 

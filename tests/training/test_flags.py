@@ -10,10 +10,10 @@ from absl import flags
 
 from agentjax.config import ConfigError
 from agentjax.training import Experiment, load_experiment
+from agentjax.training.experiment import resolve
 from agentjax.training.flags import (
   check_overrides,
   define_config_flag,
-  resolve,
 )
 
 _ROOT = pathlib.Path(__file__).parents[2]
