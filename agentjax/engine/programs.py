@@ -91,8 +91,8 @@ class Programs:
     self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
   ) -> DeviceState:
     """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot."""
-    logits, cache = models.extend(params, self._model, device.cache, rows, token_ids, counts)
-    return DeviceState(cache=cache, logits=device.logits.at[rows].set(logits, mode="drop"))
+    out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
+    return DeviceState(cache=out.cache, logits=device.logits.at[rows].set(out.logits, mode="drop"))
 
   def _place(self, device: DeviceState, state: Cache, logits: Array, rows: Array) -> DeviceState:
     """One context into every slot of ``rows``; places that are not used name no slot."""
@@ -129,7 +129,7 @@ class Programs:
         vocab_limit=self._vocab_limit,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
-      logits, cache = models.decode_step(params, self._model, device.cache, token_ids, live)
+      out = models.decode_step(params, self._model, device.cache, token_ids, live)
       stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
       chunk = Chunk(
         token_ids=chunk.token_ids.at[step].set(token_ids),
@@ -139,7 +139,8 @@ class Programs:
         counts=chunk.counts + live,
         stopped=chunk.stopped | stopped,
       )
-      device = DeviceState(cache=cache, logits=jnp.where(live[:, None], logits, device.logits))
+      logits = jnp.where(live[:, None], out.logits, device.logits)
+      device = DeviceState(cache=out.cache, logits=logits)
       return step + 1, live & ~stopped & (step + 1 < plan.budget), device, chunk
 
     chunk = Chunk(

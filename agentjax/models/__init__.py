@@ -2,6 +2,7 @@
 
 from agentjax.models.cache import (
   Cache,
+  Decoded,
   copy_slot,
   decode_step,
   extend,
@@ -42,6 +43,7 @@ from agentjax.models.stack import (
 __all__ = [
   "Cache",
   "DecodeParams",
+  "Decoded",
   "ForwardOutput",
   "ModelConfig",
   "ParamSpec",

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from agentjax.models.attend import attend, attend_cache
 from agentjax.models.config import ModelConfig
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import linear, precision
+from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
 
-# Finite: a row with nothing to see stays finite, and exp gives exactly 0 for what is masked.
-_MASKED = -1e30
-
 
 @flax.struct.dataclass
 class Attention:
-  """Projections; the norms are None without ``qk_norm``."""
+  """Projections; norms are None without ``qk_norm``, biases without ``attention_bias``."""
 
   query: Weight  # [embed, heads, head_dim]
   key: Weight  # [embed, kv_heads, head_dim]
@@ -30,6 +26,9 @@ class Attention:
   out: Weight  # [heads, head_dim, embed]
   query_norm: Weight | None  # [head_dim]
   key_norm: Weight | None  # [head_dim]
+  query_bias: Weight | None  # [heads, head_dim]
+  key_bias: Weight | None  # [kv_heads, head_dim]
+  value_bias: Weight | None  # [kv_heads, head_dim]
 
 
 @flax.struct.dataclass
@@ -52,6 +51,11 @@ def attention_spec(config: ModelConfig) -> Attention:
       scale=into,
     )
 
+  def bias(heads: int, name: str) -> ParamSpec | None:
+    shape = (heads, config.head_dim)
+    spec = ParamSpec(shape, (name, "head_dim"), config.param_dtype, "zeros", decayed=False)
+    return spec if config.attention_bias else None
+
   width = config.num_heads * config.head_dim
   norm = norm_spec(config.head_dim, config) if config.qk_norm else None
   return Attention(
@@ -66,6 +70,9 @@ def attention_spec(config: ModelConfig) -> Attention:
     ),
     query_norm=norm,
     key_norm=norm,
+    query_bias=bias(config.num_heads, "heads"),
+    key_bias=bias(config.num_kv_heads, "kv_heads"),
+    value_bias=bias(config.num_kv_heads, "kv_heads"),
   )
 
 
@@ -83,22 +90,17 @@ def attention(
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
 ) -> Float[Array, "batch time embed"]:
-  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment.
-
-  Runs over blocks of queries, each against the keys up to its own end: half the work of one square
-  product. The weights of one block [batch, heads, block, time] are held at once, and are recomputed
-  in the backward pass.
-  """
+  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment."""
   query, key, value = _project(params, x, config, positions)
-  query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
-  time = x.shape[1]
-  parts = []
-  for start in range(0, time, config.attention_block):
-    end = min(start + config.attention_block, time)
-    seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-    seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    parts.append(_attend(query[:, :, start:end], key[:, :, :end], value[:, :, :end], seen))
-  return _output(params, jnp.concatenate(parts, axis=2))
+  out = attend(
+    query,
+    key,
+    value,
+    segment_ids=segment_ids,
+    scale=config.head_dim**-0.5,
+    block=config.attention_block,
+  )
+  return _output(params, out)
 
 
 def attention_extend(
@@ -126,10 +128,14 @@ def attention_extend(
     keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
     values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
   )
-  seen = jnp.arange(length) <= positions[..., None]
-  keys = cache.keys.at[rows].get(mode="clip")
-  values = cache.values.at[rows].get(mode="clip")
-  return _output(params, _attend(jnp.moveaxis(query, 1, 2), keys, values, seen)), cache
+  out = attend_cache(
+    query,
+    cache.keys.at[rows].get(mode="clip"),
+    cache.values.at[rows].get(mode="clip"),
+    positions=positions,
+    scale=config.head_dim**-0.5,
+  )
+  return _output(params, out), cache
 
 
 def attention_step(
@@ -150,8 +156,9 @@ def attention_step(
     keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
     values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
   )
-  seen = jnp.arange(length) <= lengths[:, None, None]
-  out = _attend(jnp.moveaxis(query, 1, 2), cache.keys, cache.values, seen)
+  out = attend_cache(
+    query, cache.keys, cache.values, positions=lengths[:, None], scale=config.head_dim**-0.5
+  )
   return _output(params, out)[:, 0], cache
 
 
@@ -159,10 +166,12 @@ def _project(
   params: Attention, x: Array, config: ModelConfig, positions: Array
 ) -> tuple[Array, Array, Array]:
   """Query [B, T, heads, head_dim], key and value [B, T, kv_heads, head_dim]."""
-  query, key, value = (
-    linear(x, w).reshape(*x.shape[:2], *w.shape[1:])
-    for w in (params.query, params.key, params.value)
+  pairs = (
+    (params.query, params.query_bias),
+    (params.key, params.key_bias),
+    (params.value, params.value_bias),
   )
+  query, key, value = (linear(x, w, bias).reshape(*x.shape[:2], *w.shape[1:]) for w, bias in pairs)
   if params.query_norm is not None and params.key_norm is not None:
     query = rms_norm(query, params.query_norm, config.norm_eps)
     key = rms_norm(key, params.key_norm, config.norm_eps)
@@ -183,80 +192,7 @@ def _rotate(x: Array, positions: Array, theta: float) -> Array:
   return turned.astype(x.dtype)
 
 
-@jax.custom_vjp
-def _attend(query: Array, key: Array, value: Array, seen: Array) -> Array:
-  """Softmax attention without keeping the weights for the gradient.
-
-  Args:
-    query: [B, heads, Q, D].
-    key, value: [B, kv_heads, K, D]; query head h reads key head ``h // (heads / kv_heads)``.
-    seen: bool [B, Q, K].
-
-  Returns:
-    [B, heads, Q, D].
-  """
-  return _attend_forward(query, key, value, seen)[0]
-
-
-def _attend_forward(
-  query: Array, key: Array, value: Array, seen: Array
-) -> tuple[Array, tuple[Array, ...]]:
-  scores = _scores(query, key, seen)
-  top = jnp.max(scores, axis=-1, keepdims=True)
-  weights = jnp.exp(scores - top)
-  total = jnp.sum(weights, axis=-1, keepdims=True)
-  exact = precision(value.dtype)
-  out = jnp.matmul(
-    weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
-  )
-  out = (out / total).astype(query.dtype).reshape(query.shape)
-  return out, (query, key, value, seen, out, top + jnp.log(total))
-
-
-def _attend_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
-  query, key, value, seen, out, log_total = kept
-  dtype, exact = query.dtype, precision(query.dtype)
-  product = functools.partial(jnp.einsum, precision=exact)
-  weights = jnp.exp(_scores(query, key, seen) - log_total)
-  delta = jnp.sum(gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
-  delta = _group(delta, key)
-  gradient = _group(gradient, key)
-  slope = product("bcqd,bckd->bcqk", gradient, value, preferred_element_type=jnp.float32)
-  slope = (weights * (slope - delta) * query.shape[-1] ** -0.5).astype(dtype)
-  # The small operand first: XLA:CPU transposes the left one.
-  return (
-    jnp.matmul(slope, key, precision=exact).reshape(query.shape),
-    jnp.swapaxes(product("bcqd,bcqk->bcdk", _group(query, key), slope), 2, 3),
-    jnp.swapaxes(product("bcqd,bcqk->bcdk", gradient, weights.astype(dtype)), 2, 3),
-    None,
-  )
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
-
-
-def _group(x: Array, key: Array) -> Array:
-  """[B, heads, Q, D] to [B, kv_heads, heads / kv_heads * Q, D]."""
-  return x.reshape(*key.shape[:2], -1, x.shape[-1])
-
-
-def _scores(query: Array, key: Array, seen: Array) -> Array:
-  """Masked float32 scores [B, kv_heads, heads / kv_heads * Q, K]."""
-  grouped = _group(query, key)
-  scores = jnp.einsum(
-    "bcqd,bckd->bcqk",
-    grouped,
-    key,
-    precision=precision(query.dtype),
-    preferred_element_type=jnp.float32,
-  )
-  shared = scores.shape[2] // seen.shape[1]
-  mask = jnp.tile(seen, (1, shared, 1))[:, None]
-  return jnp.where(mask, scores * query.shape[-1] ** -0.5, _MASKED)
-
-
 def _output(params: Attention, heads: Array) -> Array:
-  """[B, heads, T, head_dim] to [B, T, embed]."""
-  merged = jnp.moveaxis(heads, 1, 2)
-  merged = merged.reshape(*merged.shape[:2], -1)
+  """[B, T, heads, head_dim] to [B, T, embed]."""
+  merged = heads.reshape(*heads.shape[:2], -1)
   return linear(merged, params.out.reshape(-1, params.out.shape[-1]))

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
-from agentjax.models.attention import (
-  Attention,
-  KVCache,
-  attention_extend,
-  attention_step,
-  init_kv_cache,
-)
+from agentjax.models.blocks import KINDS, Appended, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits
-from agentjax.models.mamba2 import (
-  Mamba2,
-  MambaCache,
-  init_mamba_cache,
-  mamba2_extend,
-  mamba2_step,
-)
-from agentjax.models.mlp import Mlp, mlp
-from agentjax.models.moe import Moe, moe
+from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
-from agentjax.models.stack import Block, DecodeParams, Params, unstack
+from agentjax.models.spec import is_spec
+from agentjax.models.stack import DecodeParams, Params, param_specs, unstack
 
 Array = jax.Array
 
@@ -38,11 +25,11 @@ class Cache:
   """State of some slots, each one context. What ``read_slots`` returns is a smaller ``Cache``.
 
   Attributes:
-    blocks: per character of the pattern a KVCache, a MambaCache or None.
+    blocks: per character of the pattern what ``BlockKind.init_cache`` makes.
     lengths: int32 [slots], tokens each slot holds.
   """
 
-  blocks: tuple[KVCache | MambaCache | None, ...]
+  blocks: tuple[Any, ...]
   lengths: Array
 
   @property
@@ -51,27 +38,34 @@ class Cache:
     return self.lengths.shape[0]
 
 
+class Decoded(NamedTuple):
+  """Result of ``extend`` and ``decode_step``.
+
+  Attributes:
+    logits: float32 [rows, vocab], of the next token.
+    cache: after the tokens.
+    experts: int32 [routers, rows, time, choices] ([routers, slots, choices] of one step), the
+      experts that tokens went through; None without a router.
+  """
+
+  logits: Array
+  cache: Cache
+  experts: Array | None
+
+
 def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
   """Unstacks the layers and casts to the compute dtype what is used in it."""
-
-  def cast(block: Block) -> Block:
-    if block.norm.dtype == config.dtype:
-      return block
-    mixer = block.mixer
-    narrow = jax.tree.map(lambda w: w.astype(config.dtype), mixer)
-    if isinstance(mixer, Moe):
-      narrow = dataclasses.replace(narrow, router=mixer.router, router_bias=mixer.router_bias)
-    if isinstance(mixer, Mamba2):
-      narrow = dataclasses.replace(
-        narrow, step_bias=mixer.step_bias, decay_rate=mixer.decay_rate, skip=mixer.skip
-      )
-    return Block(norm=block.norm, mixer=narrow)
-
+  narrow = jax.tree.map(
+    lambda spec, w: w if spec.wide else w.astype(config.dtype),
+    param_specs(config),
+    params,
+    is_leaf=is_spec,
+  )
   return DecodeParams(
-    embedding=params.embedding.astype(config.dtype),
-    blocks=tuple(cast(block) for block in unstack(params, config)),
-    final_norm=params.final_norm,
-    lm_head=None if params.lm_head is None else params.lm_head.astype(config.dtype),
+    embedding=narrow.embedding,
+    blocks=tuple(unstack(narrow.groups, config)),
+    final_norm=narrow.final_norm,
+    lm_head=narrow.lm_head,
   )
 
 
@@ -83,13 +77,8 @@ def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
   the others in the last bit. The same holds for rows times time in ``extend``.
   """
 
-  def entry(kind: str) -> KVCache | MambaCache | None:
-    if kind == "*":
-      return init_kv_cache(config, slots, max_length)
-    return init_mamba_cache(config, slots) if kind == "M" else None
-
   return Cache(
-    blocks=tuple(entry(kind) for kind in config.pattern),
+    blocks=tuple(KINDS[kind].init_cache(config, slots, max_length) for kind in config.pattern),
     lengths=jnp.zeros((slots,), jnp.int32),
   )
 
@@ -101,7 +90,7 @@ def extend(
   rows: Int[Array, " rows"],
   token_ids: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
-) -> tuple[Float[Array, "rows vocab"], Cache]:
+) -> Decoded:
   """Appends tokens to some slots; prefill is the same thing on an empty slot.
 
   A slot's result depends on nothing but its own past and tokens (and the shapes). The caller keeps
@@ -116,33 +105,29 @@ def extend(
     counts: tokens of each row that are not padding; a row with 0 leaves its slot as it was.
 
   Returns:
-    Float32 logits [R, vocab] after the last token of each row, of no meaning where the count is 0,
-    and the cache.
+    The logits after the last token of each row, of no meaning where the count is 0; the cache; the
+    experts of every token.
   """
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
   rows = jnp.where(used, rows, cache.slots)
   starts = cache.lengths.at[rows].get(mode="clip")
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
-  entries: list[KVCache | MambaCache | None] = []
+  appended = Appended(rows, positions, counts)
+  entries, routed = [], []
   x = params.embedding[token_ids]
-  for block, entry in zip(params.blocks, cache.blocks, strict=True):
-    inputs = rms_norm(x, block.norm, config.norm_eps)
-    match block.mixer, entry:
-      case Attention() as mixer, KVCache():
-        out, entry = attention_extend(
-          mixer, inputs, entry, config, rows=rows, positions=positions, counts=counts
-        )
-      case Mamba2() as mixer, MambaCache():
-        out, entry = mamba2_extend(mixer, inputs, entry, config, rows=rows, counts=counts)
-      case _:
-        out = _stateless(block, inputs, config)
-    x = x + out
+  for kind, block, entry in zip(config.pattern, params.blocks, cache.blocks, strict=True):
+    x, entry, experts = KINDS[kind].extend(block, x, entry, config, appended, None)
     entries.append(entry)
+    routed += [] if experts is None else [experts]
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
   lengths = cache.lengths.at[rows].add(counts, mode="drop")
-  return compute_logits(params, hidden), Cache(blocks=tuple(entries), lengths=lengths)
+  return Decoded(
+    logits=compute_logits(params, hidden),
+    cache=Cache(blocks=tuple(entries), lengths=lengths),
+    experts=jnp.stack(routed) if routed else None,
+  )
 
 
 def decode_step(
@@ -151,7 +136,7 @@ def decode_step(
   cache: Cache,
   token_ids: Int[Array, " slots"],
   active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots vocab"], Cache]:
+) -> Decoded:
   """Appends one token to every active slot and returns the logits of the next.
 
   Inactive slots keep keys, values, tail, state and length bit for bit; their logits mean nothing.
@@ -166,26 +151,21 @@ def decode_step(
     active: bool [S].
 
   Returns:
-    Float32 logits [S, vocab], and the cache.
+    The logits, the cache and the experts of every token.
   """
-  entries: list[KVCache | MambaCache | None] = []
+  stepped = Stepped(cache.lengths, active)
+  entries, routed = [], []
   x = params.embedding[token_ids]
-  for block, entry in zip(params.blocks, cache.blocks, strict=True):
-    inputs = rms_norm(x, block.norm, config.norm_eps)
-    match block.mixer, entry:
-      case Attention() as mixer, KVCache():
-        out, entry = attention_step(
-          mixer, inputs, entry, config, lengths=cache.lengths, active=active
-        )
-      case Mamba2() as mixer, MambaCache():
-        out, entry = mamba2_step(mixer, inputs, entry, config, active=active)
-      case _:
-        out = _stateless(block, inputs, config)
-    x = x + out
+  for kind, block, entry in zip(config.pattern, params.blocks, cache.blocks, strict=True):
+    x, entry, experts = KINDS[kind].step(block, x, entry, config, stepped, None)
     entries.append(entry)
+    routed += [] if experts is None else [experts]
   hidden = rms_norm(x, params.final_norm, config.norm_eps)
-  lengths = cache.lengths + active.astype(jnp.int32)
-  return compute_logits(params, hidden), Cache(blocks=tuple(entries), lengths=lengths)
+  return Decoded(
+    logits=compute_logits(params, hidden),
+    cache=Cache(blocks=tuple(entries), lengths=cache.lengths + active.astype(jnp.int32)),
+    experts=jnp.stack(routed) if routed else None,
+  )
 
 
 def read_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
@@ -214,16 +194,9 @@ def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
   def clear(v: Array) -> Array:
     return v.at[rows].set(0, mode="drop")
 
-  blocks = tuple(
-    jax.tree.map(clear, entry) if isinstance(entry, MambaCache) else entry for entry in cache.blocks
+  blocks = jax.tree.map(
+    lambda entry: jax.tree.map(clear, entry) if isinstance(entry, MambaCache) else entry,
+    cache.blocks,
+    is_leaf=lambda node: isinstance(node, MambaCache),
   )
   return Cache(blocks=blocks, lengths=clear(cache.lengths))
-
-
-def _stateless(block: Block, x: Array, config: ModelConfig) -> Array:
-  match block.mixer:
-    case Mlp() as mixer:
-      return mlp(mixer, x)
-    case Moe() as mixer:
-      return moe(mixer, x, config, real=jnp.ones(x.shape[:-1], bool))[0]
-  raise TypeError(f"a {type(block.mixer).__name__} block needs a cache entry, got None.")

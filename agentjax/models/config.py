@@ -39,6 +39,7 @@ class ModelConfig(Config):
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.
     qk_norm: RMSNorm on each query and key head.
+    attention_bias: add a bias to queries, keys and values.
     attention_block: queries of one attention product in training; later keys are left out of it.
     d_mlp: hidden width of ``-`` blocks.
     mlp_activation: of ``-`` and ``E`` blocks: "relu2" is ``down relu(up x)²``, "swiglu" is
@@ -74,6 +75,7 @@ class ModelConfig(Config):
   head_dim: int = 32
   rope_theta: float | None = None
   qk_norm: bool = False
+  attention_bias: bool = False
   attention_block: int = 64
 
   d_mlp: int = 512

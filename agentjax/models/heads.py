@@ -10,28 +10,23 @@ from jaxtyping import Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.products import precision
 from agentjax.models.spec import ParamSpec, Weight
-from agentjax.models.stack import DecodeParams, Params, forward
+from agentjax.models.stack import DecodeParams, ForwardOutput, Params, forward
 
 Array = jax.Array
 
 
 @flax.struct.dataclass
-class TokenScores:
-  """Result of ``score_tokens``, aligned with the token itself.
+class TokenScores(ForwardOutput):
+  """Result of ``score_tokens``: the pass, and of every token, aligned with the token itself,
 
   Attributes:
     log_probs: float32 [B, T], log p(token t | its past), nats; 0 on the first token of a sequence
       and on padding.
     entropies: float32 [B, T], entropy of the distribution token t was drawn from, nats; 0 likewise.
-    hidden: [B, T, embed].
-    router_load, balance_loss: see ``ForwardOutput``.
   """
 
   log_probs: Array
   entropies: Array
-  hidden: Array
-  router_load: Array
-  balance_loss: Array
 
 
 @flax.struct.dataclass
@@ -57,6 +52,7 @@ def score_tokens(
   positions: Int[Array, "batch time"],
   *,
   temperature: float | Array = 1.0,
+  experts: Int[Array, "routers batch time choices"] | None = None,
 ) -> TokenScores:
   """Log-prob and entropy of every token given its past, at ``temperature``.
 
@@ -64,10 +60,10 @@ def score_tokens(
   backward pass: [B, T, vocab] never exists.
 
   Args:
-    params, config, token_ids, segment_ids, positions: see ``forward``.
+    params, config, token_ids, segment_ids, positions, experts: see ``forward``.
     temperature: divides the logits; above 0. No gradient reaches it.
   """
-  out = forward(params, config, token_ids, segment_ids, positions)
+  out = forward(params, config, token_ids, segment_ids, positions, experts=experts)
   # Token t is read off the hidden state before it.
   hidden, targets = out.hidden[:, :-1], token_ids[:, 1:]
   weight = _output_weight(params).astype(hidden.dtype)
@@ -88,8 +84,7 @@ def score_tokens(
     log_probs=join(0),
     entropies=join(1),
     hidden=out.hidden,
-    router_load=out.router_load,
-    balance_loss=out.balance_loss,
+    routing=out.routing,
   )
 
 

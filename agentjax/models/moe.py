@@ -8,7 +8,7 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.mlp import Mlp, activate, mlp, mlp_spec
@@ -31,15 +31,17 @@ class Moe:
 
 
 @flax.struct.dataclass
-class RouterStats:
-  """What one block routed. Only tokens that are not padding count.
+class Routing:
+  """What one block routed. Only tokens that are not padding count in sums and means.
 
   Attributes:
+    experts: int32 [..., choices], ids of the experts of each token, padding too.
     load: float32 [experts], tokens sent to each expert.
     balance_loss: float32 scalar ``E sum_e f_e p_e``: f_e the share of the choices that fell on e,
       p_e the mean of its score among all scores of a token; 1 at balance. Gradients reach p only.
   """
 
+  experts: Array
   load: Array
   balance_loss: Array
 
@@ -61,9 +63,14 @@ def moe_spec(config: ModelConfig) -> Moe:
   )
   return Moe(
     router=ParamSpec(
-      (config.d_model, experts), ("embed", None), scale=config.init_scale * config.d_model**-0.5
+      (config.d_model, experts),
+      ("embed", None),
+      scale=config.init_scale * config.d_model**-0.5,
+      wide=True,
     ),
-    router_bias=ParamSpec((experts,), (None,), init="zeros", trained=False, decayed=False),
+    router_bias=ParamSpec(
+      (experts,), (None,), init="zeros", trained=False, decayed=False, wide=True
+    ),
     expert_up=into,
     expert_gate=into if config.mlp_activation == "swiglu" else None,
     expert_down=ParamSpec(
@@ -77,8 +84,13 @@ def moe_spec(config: ModelConfig) -> Moe:
 
 
 def moe(
-  params: Moe, x: Float[Array, "*lead embed"], config: ModelConfig, *, real: Bool[Array, "*lead"]
-) -> tuple[Float[Array, "*lead embed"], RouterStats]:
+  params: Moe,
+  x: Float[Array, "*lead embed"],
+  config: ModelConfig,
+  *,
+  real: Bool[Array, "*lead"],
+  experts: Int[Array, "*lead choices"] | None = None,
+) -> tuple[Float[Array, "*lead embed"], Routing]:
   """``routed_scaling * sum_{e in top k} g_e f_e(x) + shared(x)``.
 
   Scores ``s = sigmoid(router x)`` in float32; the k experts with the largest ``s + bias`` are
@@ -88,12 +100,16 @@ def moe(
   Args:
     x: any leading axes.
     real: False at padding, which is left out of the statistics.
+    experts: ids to use in the place of the k largest, as recorded in sampling (router replay,
+      2510.11370); gates are still those of x.
 
   References: DeepSeek-V3, 2412.19437 (sigmoid scores); Wang et al., 2408.15664 (the bias);
   Nemotron 3, 2512.20856.
   """
   tokens = x.reshape(-1, x.shape[-1])
-  routes = _route(params, tokens, config)
+  if experts is not None:
+    experts = experts.reshape(-1, experts.shape[-1])
+  routes = _route(params, tokens, config, experts)
   if _every_expert_is_cheaper(tokens.shape[0], config):
     out = _all_experts(params, tokens, routes)
   else:
@@ -101,15 +117,16 @@ def moe(
   out = out.reshape(x.shape)
   if params.shared is not None:
     out = out + mlp(params.shared, x)
-  return out, _stats(routes, real.reshape(-1))
+  return out, _summary(routes, real)
 
 
-def _route(params: Moe, tokens: Array, config: ModelConfig) -> _Routes:
+def _route(params: Moe, tokens: Array, config: ModelConfig, experts: Array | None) -> _Routes:
   logits = jnp.matmul(
     tokens.astype(jnp.float32), params.router, precision=jax.lax.Precision.HIGHEST
   )
   scores = jax.nn.sigmoid(logits)
-  _, experts = jax.lax.top_k(scores + params.router_bias, config.experts_per_token)
+  if experts is None:
+    _, experts = jax.lax.top_k(scores + params.router_bias, config.experts_per_token)
   chosen = jax.nn.one_hot(experts, config.num_experts, dtype=jnp.float32)
   gates = jnp.sum(chosen * scores[:, None], axis=-1)
   if config.norm_topk:
@@ -117,7 +134,8 @@ def _route(params: Moe, tokens: Array, config: ModelConfig) -> _Routes:
   return _Routes(scores=scores, experts=experts, gates=gates * config.routed_scaling)
 
 
-def _stats(routes: _Routes, real: Array) -> RouterStats:
+def _summary(routes: _Routes, real: Array) -> Routing:
+  experts, real = routes.experts.reshape(*real.shape, -1), real.reshape(-1)
   num_experts = routes.scores.shape[-1]
   chosen = jax.nn.one_hot(routes.experts, num_experts, dtype=jnp.float32)
   load = jnp.sum(jnp.where(real[:, None, None], chosen, 0.0), axis=(0, 1))
@@ -125,7 +143,7 @@ def _stats(routes: _Routes, real: Array) -> RouterStats:
   relative = routes.scores / jnp.sum(routes.scores, axis=-1, keepdims=True)
   mean = jnp.sum(jnp.where(real[:, None], relative, 0.0), axis=0)
   mean = mean / jnp.maximum(jnp.sum(real), 1)
-  return RouterStats(load=load, balance_loss=num_experts * jnp.sum(share * mean))
+  return Routing(experts=experts, load=load, balance_loss=num_experts * jnp.sum(share * mean))
 
 
 def _every_expert_is_cheaper(tokens: int, config: ModelConfig) -> bool:

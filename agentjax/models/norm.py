@@ -14,7 +14,7 @@ Array = jax.Array
 
 def norm_spec(size: int, config: ModelConfig) -> ParamSpec:
   """Weight of an RMSNorm over ``size`` channels, ones."""
-  return ParamSpec((size,), (None,), config.param_dtype, "ones", decayed=False)
+  return ParamSpec((size,), (None,), config.param_dtype, "ones", decayed=False, wide=True)
 
 
 def rms_norm(

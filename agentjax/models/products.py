@@ -15,10 +15,13 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision:
   return jax.lax.Precision.HIGHEST if wide else jax.lax.Precision.DEFAULT
 
 
-def linear(x: Float[Array, "*lead in"], weight: Array) -> Float[Array, "*lead out"]:
-  """``x @ weight`` in the dtype of x; the axes of ``weight`` [in, *out] but the first as one."""
+def linear(
+  x: Float[Array, "*lead in"], weight: Array, bias: Array | None = None
+) -> Float[Array, "*lead out"]:
+  """``x @ weight + bias`` in the dtype of x; all axes of ``weight`` [in, *out] but one as one."""
   flat = weight.astype(x.dtype).reshape(weight.shape[0], -1)
-  return matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
+  out = matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
+  return out if bias is None else out + bias.astype(x.dtype).reshape(-1)
 
 
 @jax.custom_vjp

@@ -30,6 +30,7 @@ class ParamSpec:
     low, high, floor: of "step_bias".
     trained: False for arrays that no gradient moves (the router's bias).
     decayed: whether weight decay may apply; False for norms, biases and decay rates.
+    wide: used in float32 whatever the compute dtype: norms, routers, decay rates and steps.
   """
 
   shape: tuple[int, ...]
@@ -42,6 +43,7 @@ class ParamSpec:
   floor: float = 1e-4
   trained: bool = True
   decayed: bool = True
+  wide: bool = False
 
   def __post_init__(self) -> None:
     if len(self.shape) != len(self.axes):

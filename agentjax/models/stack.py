@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.attention import Attention, attention, attention_spec
+from agentjax.models.blocks import KINDS, Rows
 from agentjax.models.config import ModelConfig
-from agentjax.models.mamba2 import Mamba2, mamba2, mamba2_spec
-from agentjax.models.mlp import Mlp, mlp, mlp_spec
-from agentjax.models.moe import Moe, RouterStats, moe, moe_spec
+from agentjax.models.moe import Moe, Routing
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
+from agentjax.sharding import constrain
 
 Array = jax.Array
-Mixer = Mamba2 | Attention | Mlp | Moe
-
-
-@flax.struct.dataclass
-class Block:
-  """``x + mixer(norm x)``."""
-
-  norm: Weight  # [embed]
-  mixer: Mixer
+Blocks = tuple[Any, ...]  # one entry a character: what the kind's ``spec`` makes
 
 
 @flax.struct.dataclass
@@ -37,14 +28,14 @@ class Params:
 
   Attributes:
     embedding: [vocab, embed].
-    groups: per entry of ``factor_pattern``, one Block per character of the unit, its arrays stacked
-      over the repeats along a leading axis.
+    groups: per entry of ``factor_pattern``, what ``BlockKind.spec`` says per character of the
+      unit, its arrays stacked over the repeats along a leading axis.
     final_norm: [embed].
     lm_head: [embed, vocab]; None where embeddings are tied.
   """
 
   embedding: Weight
-  groups: tuple[tuple[Block, ...], ...]
+  groups: tuple[Blocks, ...]
   final_norm: Weight
   lm_head: Weight | None
 
@@ -54,7 +45,7 @@ class DecodeParams:
   """Weights for decoding: one entry a block, in the compute dtype, nothing stacked."""
 
   embedding: Weight  # [vocab, embed]
-  blocks: tuple[Block, ...]
+  blocks: Blocks
   final_norm: Weight  # [embed]
   lm_head: Weight | None  # [embed, vocab]
 
@@ -65,13 +56,16 @@ class ForwardOutput:
 
   Attributes:
     hidden: [B, T, embed], after the last norm.
-    router_load: float32 [mixture blocks, experts], tokens sent to each expert, padding left out.
-    balance_loss: float32 scalar, mean over mixture blocks; 0 without one. See ``RouterStats``.
+    routing: of all blocks with a router, in pattern order, on a leading axis; None without any.
   """
 
   hidden: Array
-  router_load: Array
-  balance_loss: Array
+  routing: Routing | None
+
+  @property
+  def balance_loss(self) -> Array:
+    """Float32 scalar, mean over the blocks with a router; 0 without one."""
+    return jnp.zeros(()) if self.routing is None else jnp.mean(self.routing.balance_loss)
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,8 +97,8 @@ def factor_pattern(pattern: str) -> tuple[tuple[str, int], ...]:
 def param_specs(config: ModelConfig) -> Params:
   """The whole model as ``ParamSpec``s."""
 
-  def block(kind: str, repeats: int) -> Block:
-    spec = Block(norm=norm_spec(config.d_model, config), mixer=_mixer_spec(kind, config))
+  def block(kind: str, repeats: int) -> Any:
+    spec = KINDS[kind].spec(config)
     return jax.tree.map(lambda s: s.stacked(repeats), spec, is_leaf=is_spec)
 
   table = ParamSpec(
@@ -136,6 +130,8 @@ def forward(
   token_ids: Int[Array, "batch time"],
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
+  *,
+  experts: Int[Array, "routers batch time choices"] | None = None,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -146,119 +142,106 @@ def forward(
     segment_ids: [B, T], 0 on padding, else the sequence a token belongs to; neither attention, nor
       convolution, nor state reaches across.
     positions: [B, T], place of the token in its sequence.
+    experts: expert ids that every block with a router uses in the place of its own choice.
   """
-  x = params.embedding[token_ids].astype(config.dtype)
-  run = functools.partial(_run_unit, config=config, segment_ids=segment_ids, positions=positions)
-  stats: list[RouterStats] = []
+  x = _embed(params, config, token_ids)
+  rows = Rows(segment_ids, positions)
+  given = given_to_blocks(config, experts)
+  routings: list[Routing] = []
   for (unit, repeats), group in zip(factor_pattern(config.pattern), params.groups, strict=True):
-    body = functools.partial(run, unit=unit)
+    body = functools.partial(_run_unit, unit=unit, config=config, rows=rows)
+    here, given = given[: len(unit) * repeats], given[len(unit) * repeats :]
     if repeats == 1:
-      x, routed = body(x, jax.tree.map(lambda w: w[0], group))
-      routed = jax.tree.map(lambda s: s[None], routed)
+      x, routed = body(x, (jax.tree.map(lambda w: w[0], group), here))
+      routings += routed
     else:
-      x, routed = jax.lax.scan(body, x, group, unroll=min(config.scan_unroll, repeats))
-    stats += [jax.tree.map(lambda s, i=i: s[i], one) for i in range(repeats) for one in routed]
-  hidden = rms_norm(x, params.final_norm, config.norm_eps)
-  if not stats:
-    return ForwardOutput(
-      hidden=hidden,
-      router_load=jnp.zeros((0, config.num_experts), jnp.float32),
-      balance_loss=jnp.zeros((), jnp.float32),
-    )
+      each = tuple(
+        jax.tree.map(lambda *v: jnp.stack(v), *here[i :: len(unit)]) for i in range(len(unit))
+      )
+      x, routed = jax.lax.scan(body, x, (group, each), unroll=min(config.scan_unroll, repeats))
+      routings += [jax.tree.map(lambda v, i=i: v[i], r) for i in range(repeats) for r in routed]
   return ForwardOutput(
-    hidden=hidden,
-    router_load=jnp.stack([s.load for s in stats]),
-    balance_loss=jnp.mean(jnp.stack([s.balance_loss for s in stats])),
+    hidden=rms_norm(x, params.final_norm, config.norm_eps),
+    routing=jax.tree.map(lambda *v: jnp.stack(v), *routings) if routings else None,
   )
 
 
+def given_to_blocks(config: ModelConfig, experts: Array | None) -> tuple[Array | None, ...]:
+  """What each block of the pattern gets beside the stream (see ``BlockKind``)."""
+  remaining = iter(() if experts is None else experts)
+  return tuple(next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
+
+
 def update_router_bias(
-  params: Params, router_load: Float[Array, "blocks experts"], rate: float | Array
+  params: Params, load: Float[Array, "routers experts"], rate: float | Array
 ) -> Params:
   """Balances experts without a loss: ``bias_e += rate * sign(mean load - load_e)``.
 
   Args:
     params: as from ``init``.
-    router_load: tokens of the whole batch sent to each expert, per mixture block in pattern order.
+    load: tokens of the whole batch sent to each expert, per block with a router in pattern order.
     rate: 1e-3 in Nemotron 3 and DeepSeek-V3; 0 leaves the bias as it is.
 
   References: Wang et al., 2408.15664.
   """
-  mean = jnp.mean(router_load, axis=-1, keepdims=True)
-  change = rate * jnp.sign(mean - router_load)
+  change = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
   groups, used = [], 0
   for group in params.groups:
-    mixtures = [i for i, block in enumerate(group) if isinstance(block.mixer, Moe)]
-    repeats = group[0].norm.shape[0]
-    here = change[used : used + repeats * len(mixtures)].reshape(repeats, len(mixtures), -1)
-    used += repeats * len(mixtures)
-    blocks = list(group)
-    for index, i in enumerate(mixtures):
-      mixer = blocks[i].mixer
-      assert isinstance(mixer, Moe)
-      bias = mixer.router_bias + here[:, index]
-      blocks[i] = dataclasses.replace(blocks[i], mixer=dataclasses.replace(mixer, router_bias=bias))
-    groups.append(tuple(blocks))
+    routers = [leaf for leaf in jax.tree.leaves(group, is_leaf=_is_moe) if _is_moe(leaf)]
+    if not routers:
+      groups.append(group)
+      continue
+    repeats = routers[0].router_bias.shape[0]
+    here = change[used : used + repeats * len(routers)].reshape(repeats, len(routers), -1)
+    used += repeats * len(routers)
+    steps = iter(jnp.moveaxis(here, 1, 0))
+
+    def move(leaf: Any, steps: Any = steps) -> Any:
+      if not _is_moe(leaf):
+        return leaf
+      return dataclasses.replace(leaf, router_bias=leaf.router_bias + next(steps))
+
+    groups.append(jax.tree.map(move, group, is_leaf=_is_moe))
   return dataclasses.replace(params, groups=tuple(groups))
 
 
-def unstack(params: Params, config: ModelConfig) -> list[Block]:
-  """One Block per character of the pattern, in order."""
-  blocks: list[Block] = []
-  for (_, repeats), group in zip(factor_pattern(config.pattern), params.groups, strict=True):
+def unstack(groups: tuple[Blocks, ...], config: ModelConfig) -> list[Any]:
+  """One block per character of the pattern, in order, of ``Params.groups``."""
+  blocks: list[Any] = []
+  for (_, repeats), group in zip(factor_pattern(config.pattern), groups, strict=True):
     for i in range(repeats):
       blocks += [jax.tree.map(lambda w, i=i: w[i], block) for block in group]
   return blocks
 
 
-def _mixer_spec(kind: str, config: ModelConfig) -> Mixer:
-  match kind:
-    case "M":
-      return mamba2_spec(config)
-    case "*":
-      return attention_spec(config)
-    case "-":
-      return mlp_spec(config, config.d_mlp)
-    case "E":
-      return moe_spec(config)
-  raise ValueError(f"pattern has {kind!r}; allowed: M, *, -, E.")
+def _is_moe(node: Any) -> bool:
+  return isinstance(node, Moe)
+
+
+def _embed(params: Params, config: ModelConfig, token_ids: Array) -> Array:
+  x = params.embedding[token_ids].astype(config.dtype)
+  return constrain(x, ("batch", "time", "stream"), name="the residual stream")
 
 
 def _run_unit(
   x: Array,
-  blocks: tuple[Block, ...],
+  blocks_and_given: tuple[Blocks, tuple[Array | None, ...]],
   *,
   unit: str,
   config: ModelConfig,
-  segment_ids: Array,
-  positions: Array,
-) -> tuple[Array, tuple[RouterStats, ...]]:
-  """Applies the blocks of one unit; the statistics are those of its mixture blocks."""
-  run: Callable[..., tuple[Array, RouterStats | None]] = functools.partial(
-    _run_block, config=config, segment_ids=segment_ids, positions=positions
-  )
+  rows: Rows,
+) -> tuple[Array, list[Routing]]:
+  """Applies the blocks of one unit; the routings are those of its blocks with a router."""
+
+  def run(x: Array, block: Any, given: Array | None, kind: str) -> tuple[Array, Routing | None]:
+    x, routing = KINDS[kind].forward(block, x, config, rows, given)
+    return constrain(x, ("batch", "time", "stream"), name="the residual stream"), routing
+
   if config.remat == "block":
-    run = jax.checkpoint(run)
-  stats = []
-  for _, block in zip(unit, blocks, strict=True):
-    x, routed = run(x, block)
-    if routed is not None:
-      stats.append(routed)
-  return x, tuple(stats)
-
-
-def _run_block(
-  x: Array, block: Block, *, config: ModelConfig, segment_ids: Array, positions: Array
-) -> tuple[Array, RouterStats | None]:
-  inputs = rms_norm(x, block.norm, config.norm_eps)
-  stats = None
-  match block.mixer:
-    case Mamba2() as mixer:
-      out = mamba2(mixer, inputs, config, segment_ids=segment_ids)
-    case Attention() as mixer:
-      out = attention(mixer, inputs, config, segment_ids=segment_ids, positions=positions)
-    case Mlp() as mixer:
-      out = mlp(mixer, inputs)
-    case Moe() as mixer:
-      out, stats = moe(mixer, inputs, config, real=segment_ids != 0)
-  return x + out, stats
+    run = jax.checkpoint(run, static_argnums=3)
+  routings = []
+  for kind, block, given in zip(unit, *blocks_and_given, strict=True):
+    x, routing = run(x, block, given, kind)
+    if routing is not None:
+      routings.append(routing)
+  return x, routings

@@ -123,7 +123,8 @@ def make_update(
       "mismatch/mean": jnp.sum(fixed.shares * gap),
       "mismatch/multiplicative_error": jnp.sum(fixed.shares * jnp.exp(gap)),
     }
-    return loss, (sums, gap.max(), scores.router_load)
+    routing = scores.routing
+    return loss, (sums, gap.max(), None if routing is None else routing.load)
 
   def update(state: TrainState, batches: UpdateBatch, count: Array):
     first = jax.tree.map(lambda x: x[0], batches)
@@ -138,13 +139,17 @@ def make_update(
       )
       return (
         jax.tree.map(jnp.add, grads, new),
-        (jax.tree.map(jnp.add, sums, more), jnp.maximum(largest, gap), load + more_load),
+        (
+          jax.tree.map(jnp.add, sums, more),
+          jnp.maximum(largest, gap),
+          jax.tree.map(jnp.add, load, more_load),
+        ),
       )
 
     grads, (sums, largest, load) = jax.lax.fori_loop(0, count, body, (no_grads, zeros))
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
-    if settings.router_bias_rate:
+    if settings.router_bias_rate and load is not None:
       # A skipped update changes nothing at all.
       rate = jnp.where(bad_steps(opt_state) == 0, settings.router_bias_rate, 0.0)
       moved = update_router_bias(networks.policy, load, rate)
@@ -156,7 +161,7 @@ def make_update(
       "update_norm": optax.tree.norm(changes),
       "bad_steps": bad_steps(opt_state).astype(jnp.float32),
     }
-    if load.size:
+    if load is not None:
       metrics["router_imbalance"] = jnp.max(load.max(-1) / jnp.maximum(load.mean(-1), 1e-9))
     return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics
 

@@ -74,7 +74,7 @@ def test_sorting_by_expert_drops_no_token(tiny, experts, block, crowded):
 
   def run(sorts):
     def total(params, x):
-      routes = moe_module._route(params, x, config)
+      routes = moe_module._route(params, x, config, None)
       if sorts:
         out = moe_module._sorted_experts(params, x, routes, block)
       else:

@@ -59,7 +59,7 @@ def mapped(config, arrays, prefix):
     return jnp.asarray(arrays[f"{prefix}/{name}"])
 
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape), models.abstract(models.param_specs(config)))
-  specs = unstack(zeros, config)
+  specs = unstack(zeros.groups, config)
   inner = config.mamba_heads * config.mamba_head_dim
   state = config.mamba_groups * config.mamba_state
   blocks = []
@@ -148,7 +148,7 @@ def test_the_experts_chosen_are_those_of_transformers():
   out = jax.jit(models.forward, static_argnums=1)(
     mapped(config, arrays, "param"), config, token_ids, jnp.ones_like(token_ids), positions
   )
-  for row, layer in zip(out.router_load, (1, 4), strict=True):
+  for row, layer in zip(out.routing.load, (1, 4), strict=True):
     chosen = arrays[f"act/layer{layer}_router2"]
     np.testing.assert_array_equal(row, np.bincount(chosen.ravel(), minlength=config.num_experts))
 
@@ -162,9 +162,9 @@ def test_cached_decoding_continues_as_transformers_does():
   extend = jax.jit(models.extend, static_argnums=1)
   step = jax.jit(models.decode_step, static_argnums=1)
   rows = jnp.arange(2)
-  _, cache = extend(
+  _, cache, _ = extend(
     params, config, cache, rows, token_ids[:, :start], jnp.full((2,), start, jnp.int32)
   )
   for t in range(start, token_ids.shape[1]):
-    logits, cache = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
+    logits, cache, _ = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
     np.testing.assert_allclose(logits, arrays["decode_logits_from_pos12"][:, t - start], atol=1e-5)

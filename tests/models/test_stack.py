@@ -44,7 +44,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   config = dataclasses.replace(tiny, pattern="MEMEME-")
   params = draw(config, seed=0)
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
-  blocks = unstack(params, config)
+  blocks = unstack(params.groups, config)
   # One group per block: the same weights without a scan.
   flat = params.replace(groups=tuple((jax.tree.map(lambda w: w[None], block),) for block in blocks))
   rows = pack([np.arange(11), np.arange(6)], [[0], [None, 1]], 13)
@@ -62,10 +62,12 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   (_, scanned), scanned_grads = run(params, False)
   (_, single), single_grads = run(flat, True)
   np.testing.assert_allclose(scanned.hidden, single.hidden, atol=1e-5)
-  np.testing.assert_array_equal(scanned.router_load, single.router_load)
+  np.testing.assert_array_equal(scanned.routing.load, single.routing.load)
   want = [jax.tree.map(lambda w: w[0], group[0]) for group in single_grads.groups]
   jax.tree.map(
-    lambda g, w: np.testing.assert_allclose(g, w, atol=1e-4), unstack(scanned_grads, config), want
+    lambda g, w: np.testing.assert_allclose(g, w, atol=1e-4),
+    unstack(scanned_grads.groups, config),
+    want,
   )
 
 
@@ -107,7 +109,7 @@ def test_packing_and_padding_change_neither_values_nor_gradients(
     expected = by_sequence(getattr(want, field), alone)
     for index, values in by_sequence(getattr(got, field), packed).items():
       np.testing.assert_allclose(values, expected[index], atol=1e-5)
-  np.testing.assert_array_equal(got.router_load, want.router_load)
+  np.testing.assert_array_equal(got.routing.load, want.routing.load)
   np.testing.assert_allclose(got.balance_loss, want.balance_loss, rtol=1e-5)
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=3e-5), grads, want_grads)
 
@@ -121,14 +123,14 @@ def test_what_stands_in_padding_does_not_matter(tiny, tiny_params, sequences):
   (_, other_scores), other_grads = scored(tiny_params, tiny, other)
   np.testing.assert_array_equal(scores.hidden[real], other_scores.hidden[real])
   np.testing.assert_array_equal(scores.log_probs, other_scores.log_probs)
-  np.testing.assert_array_equal(scores.router_load, other_scores.router_load)
+  np.testing.assert_array_equal(scores.routing.load, other_scores.routing.load)
   jax.tree.map(np.testing.assert_array_equal, grads, other_grads)
 
 
 def test_the_router_counts_every_real_token_once_per_choice(tiny, tiny_params, sequences):
   out = forward(tiny_params, tiny, *pack(sequences, PACKED, 28))
-  assert out.router_load.shape == (1, tiny.num_experts)
-  assert jnp.sum(out.router_load) == tiny.experts_per_token * sum(map(len, sequences))
+  assert out.routing.load.shape == (1, tiny.num_experts)
+  assert jnp.sum(out.routing.load) == tiny.experts_per_token * sum(map(len, sequences))
 
 
 def test_a_token_sees_its_past_only(tiny, tiny_params):
@@ -168,16 +170,16 @@ def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
 
 def test_the_router_bias_moves_towards_balance_and_only_the_choice(tiny, tiny_params, sequences):
   rows = pack(sequences, PACKED, 28)
-  load = forward(tiny_params, tiny, *rows).router_load
+  load = forward(tiny_params, tiny, *rows).routing.load
   moved = models.update_router_bias(tiny_params, load, 0.25)
   change = moved.groups[0][1].mixer.router_bias - tiny_params.groups[0][1].mixer.router_bias
   np.testing.assert_allclose(change, 0.25 * np.sign(load.mean() - load), atol=1e-6)
   level = models.update_router_bias(tiny_params, jnp.ones((1, 4)), 0.25)
   jax.tree.map(np.testing.assert_array_equal, level, tiny_params)
   for _ in range(60):
-    load = forward(moved, tiny, *rows).router_load
+    load = forward(moved, tiny, *rows).routing.load
     moved = models.update_router_bias(moved, load, 0.02)
-  first = forward(tiny_params, tiny, *rows).router_load
+  first = forward(tiny_params, tiny, *rows).routing.load
   assert jnp.max(jnp.abs(load - load.mean())) < 0.5 * jnp.max(jnp.abs(first - first.mean()))
 
 
@@ -193,7 +195,9 @@ def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
   params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs)
   load = jnp.zeros((5, config.num_experts)).at[jnp.arange(5), jnp.array([0, 1, 2, 3, 0])].set(8.0)
   moved = models.update_router_bias(params, load, 1.0)
-  biases = [b.mixer.router_bias for b in unstack(moved, config) if hasattr(b.mixer, "router_bias")]
+  biases = [
+    b.mixer.router_bias for b in unstack(moved.groups, config) if hasattr(b.mixer, "router_bias")
+  ]
   assert [int(jnp.argmin(b)) for b in biases] == [0, 1, 2, 3, 0]
 
 
@@ -209,4 +213,4 @@ def test_bfloat16_is_near_float32(tiny, tiny_params, sequences):
 def test_a_pattern_without_mixtures_reports_none(tiny):
   config = dataclasses.replace(tiny, pattern="M-")
   out = forward(draw(config, seed=0), config, *pack([np.arange(5)], [[0]], 6))
-  assert out.router_load.shape == (0, config.num_experts) and out.balance_loss == 0.0
+  assert out.routing is None and out.balance_loss == 0.0

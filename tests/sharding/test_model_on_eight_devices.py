@@ -56,7 +56,7 @@ def loss(params, tokens, segments, positions):
   values = {
     "log_probs": scores.log_probs,
     "entropies": scores.entropies,
-    "router_load": scores.router_load,
+    "router_load": scores.routing.load,
   }
   return total + scores.balance_loss, values
 
