@@ -1,9 +1,16 @@
 """Policies as pure functions over pytrees: one code for training, scoring and decoding."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from agentjax.models.cache import (
   Cache,
   Decoded,
+  cache_shardings,
   copy_slot,
+  decode_specs,
   decode_step,
   extend,
   init_cache,
@@ -12,7 +19,7 @@ from agentjax.models.cache import (
   reset_slots,
   write_slots,
 )
-from agentjax.models.config import ModelConfig
+from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
 from agentjax.models.heads import (
   TokenScores,
   ValueHead,
@@ -21,6 +28,11 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
+from agentjax.models.loop import sample_depths
+from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
+from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
+from agentjax.models.param_ops import qk_clip_scales
+from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.spec import (
   ParamSpec,
   abstract,
@@ -33,39 +45,65 @@ from agentjax.models.stack import (
   DecodeParams,
   ForwardOutput,
   Params,
+  count_active,
   factor_pattern,
   forward,
   init,
+  num_routers,
   param_specs,
   update_router_bias,
 )
+
+if TYPE_CHECKING:
+  from agentjax.models.huggingface import load_pretrained, save_pretrained
 
 __all__ = [
   "Cache",
   "DecodeParams",
   "Decoded",
   "ForwardOutput",
+  "LoopConfig",
+  "LoraConfig",
   "ModelConfig",
+  "MtpConfig",
+  "MtpLoss",
+  "MtpScores",
   "ParamSpec",
   "Params",
+  "SecondPassConfig",
   "TokenScores",
   "ValueHead",
   "abstract",
+  "cache_shardings",
   "compute_logits",
   "copy_slot",
   "count",
+  "count_active",
   "decay_mask",
+  "decode_specs",
   "decode_step",
   "extend",
   "factor_pattern",
   "forward",
   "init",
   "init_cache",
+  "init_lora",
   "init_params",
+  "load_pretrained",
+  "lora_specs",
+  "merge_lora",
+  "model_preset",
+  "model_presets",
+  "mtp_loss",
+  "mtp_scores",
+  "num_routers",
   "param_specs",
   "prepare_decode_params",
+  "qk_clip_scales",
   "read_slots",
   "reset_slots",
+  "sample_depths",
+  "save_pretrained",
   "score_tokens",
   "trained_mask",
   "update_router_bias",
@@ -73,3 +111,9 @@ __all__ = [
   "values",
   "write_slots",
 ]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in ("load_pretrained", "save_pretrained"):
+    raise AttributeError(f"module 'agentjax.models' has no attribute {name!r}")
+  return getattr(importlib.import_module("agentjax.models.huggingface"), name)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from agentjax.models import splash
 from agentjax.models.products import precision
+from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
+from agentjax.sharding import index, largest, on_shards, ways, whole
 
 Array = jax.Array
 
-# Finite: a row with nothing to see stays finite, and exp gives exactly 0 for what is masked.
-_MASKED = -1e30
+# Blocks of queries that are written out one by one; ours.
+_UNROLLED = 16
 
 
 def attend(
@@ -28,9 +32,12 @@ def attend(
 ) -> Float[Array, "batch time heads value_width"]:
   """``softmax(scale q kᵀ) v``, causal and within a segment, for training.
 
-  Runs over blocks of queries, each against the keys up to its own end: half the work of one square
-  product. The weights of one block [batch, heads, block, time] are held at once, and are recomputed
-  in the backward pass.
+  Weights are recomputed in the backward pass. On a TPU in bfloat16 it is JAX's splash kernel, for
+  rows of a multiple of 128 tokens. Otherwise, up to 16 blocks of queries run in one straight line,
+  each against the keys up to its own end, and more run in a loop over [block, block] tiles.
+
+  Where time is split over the mesh, every device gathers the keys and values of whole rows, which
+  with few key heads are small, and attends with its own queries.
 
   Args:
     query: head h reads key head ``h // (heads / kv_heads)``.
@@ -40,21 +47,55 @@ def attend(
     block: queries of one product; later keys are left out of it.
     window: how many tokens back, itself included, a token sees; None is all of them.
   """
-  query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
-  time = query.shape[2]
-  parts = []
-  for start in range(0, time, block):
-    end = min(start + block, time)
-    first = 0 if window is None else max(0, start + 1 - window)
-    at, to = jnp.arange(start, end)[:, None], jnp.arange(first, end)
-    seen = segment_ids[:, start:end, None] == segment_ids[:, None, first:end]
-    seen &= at >= to
-    if window is not None:
-      seen &= at - to < window
-    parts.append(
-      _attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], seen, scale)
+  part = functools.partial(_attend_part, scale=scale, block=block, window=window)
+  arguments: list[tuple[Any, Any]] = [
+    (query, ("batch", "time", "heads", None)),
+    (key, ("batch", "time", "kv_heads", None)),
+    (value, ("batch", "time", "kv_heads", None)),
+    (segment_ids, ("batch", "time")),
+  ]
+  if splash.fits(query, key, value):
+    heads = query.shape[2] // ways("heads")
+    made = splash.kernel(query.shape[1], heads, ways("time"), window)
+    arguments.append((made, functools.partial(splash.kernel_spec, made)))
+  return on_shards(part, arguments, ("batch", "time", "heads", None), name="attention")
+
+
+def max_scores(
+  query: Float[Array, "batch time heads width"],
+  key: Float[Array, "batch time kv_heads width"],
+  *,
+  segment_ids: Int[Array, "batch time"],
+  scale: float,
+  block: int,
+  window: int | None = None,
+) -> Float[Array, " heads"]:
+  """Float32, the largest ``scale q kᵀ`` of each head over the pairs ``attend`` weighs, but padding.
+
+  The statistic of QK-clip; no gradient flows through it. Arguments as of ``attend``.
+
+  References: Kimi K2, 2507.20534, section 2.1.
+  """
+  arguments = [
+    (jax.lax.stop_gradient(query), ("batch", "time", "heads", None)),
+    (jax.lax.stop_gradient(key), ("batch", "time", "kv_heads", None)),
+    (segment_ids, ("batch", "time")),
+  ]
+
+  def part(query: Array, key: Array, segment_ids: Array) -> Array:
+    top = max_tiles(
+      query,
+      whole(key),
+      segment_ids,
+      whole(segment_ids),
+      index("time") * query.shape[1],
+      scale=scale,
+      block=min(block, query.shape[1]),
+      window=window,
     )
-  return jnp.moveaxis(jnp.concatenate(parts, axis=2), 1, 2)
+    return largest(top, ("batch", "time"))
+
+  return on_shards(part, arguments, ("heads",), name="max_scores")
 
 
 def attend_cache(
@@ -78,6 +119,63 @@ def attend_cache(
   if window is not None:
     seen &= place > positions[..., None] - window
   return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), keys, values, seen, scale), 2, 1)
+
+
+def _attend_part(
+  query: Array,
+  key: Array,
+  value: Array,
+  segment_ids: Array,
+  made: Any = None,
+  *,
+  scale: float,
+  block: int,
+  window: int | None,
+) -> Array:
+  """``attend`` of one device's queries; ``made`` is its part of the TPU kernel, if it fits."""
+  time = query.shape[1]
+  start = index("time") * time
+  keys = whole(key), whole(value), whole(segment_ids)
+
+  def plain(query: Array, key: Array, value: Array, ids: Array, all_ids: Array) -> Array:
+    if ways("time") == 1 and time <= _UNROLLED * block:
+      return _attend_unrolled(query, key, value, ids, scale, block, window)
+    return attend_tiles(
+      query, key, value, ids, all_ids, start, scale=scale, block=min(block, time), window=window
+    )
+
+  arguments = (query, *keys[:2], segment_ids, keys[2])
+  if made is None:
+    return plain(*arguments)
+  fast = functools.partial(splash.attend_splash, made, scale=scale)
+  return jax.lax.platform_dependent(*arguments, tpu=fast, default=plain)
+
+
+def _attend_unrolled(
+  query: Array,
+  key: Array,
+  value: Array,
+  segment_ids: Array,
+  scale: float,
+  block: int,
+  window: int | None,
+) -> Array:
+  """Blocks of queries in a straight line, each with one product over the keys up to its end."""
+  query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
+  time = query.shape[2]
+  parts = []
+  for start in range(0, time, block):
+    end = min(start + block, time)
+    first = 0 if window is None else max(0, start + 1 - window)
+    at, to = jnp.arange(start, end)[:, None], jnp.arange(first, end)
+    seen = segment_ids[:, start:end, None] == segment_ids[:, None, first:end]
+    seen &= at >= to
+    if window is not None:
+      seen &= at - to < window
+    parts.append(
+      _attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], seen, scale)
+    )
+  return jnp.moveaxis(jnp.concatenate(parts, axis=2), 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -153,4 +251,4 @@ def _scores(query: Array, key: Array, seen: Array, scale: float) -> Array:
   )
   shared = scores.shape[2] // seen.shape[1]
   mask = jnp.tile(seen, (1, shared, 1))[:, None]
-  return jnp.where(mask, scores * scale, _MASKED)
+  return jnp.where(mask, scores * scale, MASKED)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache
+from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.config import ModelConfig
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.products import linear
@@ -37,6 +40,67 @@ class KVCache:
 
   keys: Array  # [slots, kv_heads, length, head_dim]
   values: Array  # [slots, kv_heads, length, head_dim]
+
+
+class RopeScaling(NamedTuple):
+  """Stretch of a rotary embedding to longer contexts, as in Llama 3.1 ("llama3" in HF files)."""
+
+  factor: float  # pairs that turn slowly turn this much slower
+  low_frequency_factor: float  # fewer turns than this over the original length: slow
+  high_frequency_factor: float  # more turns than this over the original length: left as it was
+  original_length: int  # tokens the model was first trained on
+
+
+def rope_frequencies(
+  width: int, theta: float, *, turned: int | None = None, scaling: RopeScaling | None = None
+) -> np.ndarray:
+  """Radians a token of each pair of channels: ``theta^(-2i/width)``, float32 [width / 2].
+
+  Args:
+    width: channels of a head, or of the part of it that is rotated; even.
+    theta: base.
+    turned: pairs that turn, the others stay put (frequency 0); None is all.
+    scaling: with ``turns = original_length f / 2 pi`` of a frequency f, f becomes f / factor where
+      turns < low_frequency_factor, stays where turns > high_frequency_factor, and between the two
+      is ``(1 - s) f / factor + s f``, ``s = (turns - low) / (high - low)``.
+
+  References: Su et al., 2104.09864; Grattafiori et al., 2407.21783 (scaling).
+  """
+  pairs = np.arange(width // 2)
+  frequencies = theta ** (-2.0 * pairs / width)
+  if scaling is not None:
+    factor, low, high, length = scaling
+    turns = length * frequencies / (2.0 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    frequencies = (1.0 - kept) * frequencies / factor + kept * frequencies
+  if turned is not None:
+    frequencies = np.where(pairs < turned, frequencies, 0.0)
+  return frequencies.astype(np.float32)
+
+
+def rotate(
+  x: Float[Array, "batch time heads width"],
+  positions: Int[Array, "batch time"],
+  frequencies: np.ndarray,
+  interleaved: bool = False,
+) -> Float[Array, "batch time heads width"]:
+  """Turns each pair of channels by ``position * frequency``, in float32, in the dtype of x.
+
+  Args:
+    x: every channel is in one pair.
+    positions: place of each token in its sequence.
+    frequencies: float32 [width / 2], from ``rope_frequencies``.
+    interleaved: pair i is channels 2i and 2i + 1; else i and i + width / 2.
+  """
+  angle = positions[..., None, None].astype(jnp.float32) * frequencies
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  axis = -1 if interleaved else -2
+  pairs = x.astype(jnp.float32).reshape(
+    *x.shape[:-1], *((-1, 2) if interleaved else (2, x.shape[-1] // 2))
+  )
+  first, second = (jax.lax.index_in_dim(pairs, i, axis, keepdims=False) for i in range(2))
+  turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=axis)
+  return turned.reshape(x.shape).astype(x.dtype)
 
 
 def attention_spec(config: ModelConfig) -> Attention:
@@ -89,18 +153,19 @@ def attention(
   *,
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
-) -> Float[Array, "batch time embed"]:
-  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment."""
-  query, key, value = _project(params, x, config, positions)
-  out = attend(
-    query,
-    key,
-    value,
-    segment_ids=segment_ids,
-    scale=config.head_dim**-0.5,
-    block=config.attention_block,
-  )
-  return _output(params, out)
+) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
+  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment.
+
+  Returns:
+    The output, and with ``record_max_scores`` the largest score of each head.
+  """
+  query, key, value = project_heads(params, x, config, positions)
+  scale, block = config.head_dim**-0.5, config.attention_block
+  top = None
+  if config.record_max_scores:
+    top = max_scores(query, key, segment_ids=segment_ids, scale=scale, block=block)
+  out = attend(query, key, value, segment_ids=segment_ids, scale=scale, block=block)
+  return merge_heads(params, out), top
 
 
 def attention_extend(
@@ -120,22 +185,13 @@ def attention_extend(
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
   """
-  query, key, value = _project(params, x, config, positions)
-  length = cache.keys.shape[2]
-  real = jnp.arange(x.shape[1]) < counts[:, None]
-  place = jnp.where(real, positions, length)
-  cache = KVCache(
-    keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
-    values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
-  )
+  query, key, value = project_heads(params, x, config, positions)
+  cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
+  held = read_rows(cache, rows)
   out = attend_cache(
-    query,
-    cache.keys.at[rows].get(mode="clip"),
-    cache.values.at[rows].get(mode="clip"),
-    positions=positions,
-    scale=config.head_dim**-0.5,
+    query, held.keys, held.values, positions=positions, scale=config.head_dim**-0.5
   )
-  return _output(params, out), cache
+  return merge_heads(params, out), cache
 
 
 def attention_step(
@@ -148,21 +204,55 @@ def attention_step(
   active: Bool[Array, " slots"],
 ) -> tuple[Float[Array, "slots embed"], KVCache]:
   """One token for every active slot, written at ``lengths``."""
-  query, key, value = _project(params, x[:, None], config, lengths[:, None])
-  length = cache.keys.shape[2]
-  slots = jnp.arange(x.shape[0])
-  place = jnp.where(active, lengths, length)
-  cache = KVCache(
-    keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
-    values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
-  )
+  query, key, value = project_heads(params, x[:, None], config, lengths[:, None])
+  cache = append_step(cache, key, value, lengths=lengths, active=active)
   out = attend_cache(
     query, cache.keys, cache.values, positions=lengths[:, None], scale=config.head_dim**-0.5
   )
-  return _output(params, out)[:, 0], cache
+  return merge_heads(params, out)[:, 0], cache
 
 
-def _project(
+def append_rows(
+  cache: KVCache,
+  key: Float[Array, "rows time kv_heads head_dim"],
+  value: Float[Array, "rows time kv_heads head_dim"],
+  *,
+  rows: Int[Array, " rows"],
+  positions: Int[Array, "rows time"],
+  counts: Int[Array, " rows"],
+) -> KVCache:
+  """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
+  real = jnp.arange(key.shape[1]) < counts[:, None]
+  place = jnp.where(real, positions, cache.keys.shape[2])
+  return KVCache(
+    keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
+    values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
+  )
+
+
+def append_step(
+  cache: KVCache,
+  key: Float[Array, "slots 1 kv_heads head_dim"],
+  value: Float[Array, "slots 1 kv_heads head_dim"],
+  *,
+  lengths: Int[Array, " slots"],
+  active: Bool[Array, " slots"],
+) -> KVCache:
+  """The cache with one more token in every active slot."""
+  slots = jnp.arange(key.shape[0])
+  place = jnp.where(active, lengths, cache.keys.shape[2])
+  return KVCache(
+    keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
+    values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
+  )
+
+
+def read_rows(cache: KVCache, rows: Int[Array, " rows"]) -> KVCache:
+  """The slots of some rows; those of rows that are not used mean nothing."""
+  return jax.tree.map(lambda held: held.at[rows].get(mode="clip"), cache)
+
+
+def project_heads(
   params: Attention, x: Array, config: ModelConfig, positions: Array
 ) -> tuple[Array, Array, Array]:
   """Query [B, T, heads, head_dim], key and value [B, T, kv_heads, head_dim]."""
@@ -176,23 +266,24 @@ def _project(
     query = rms_norm(query, params.query_norm, config.norm_eps)
     key = rms_norm(key, params.key_norm, config.norm_eps)
   if config.rope_theta is not None:
-    query = _rotate(query, positions, config.rope_theta)
-    key = _rotate(key, positions, config.rope_theta)
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling=rope_scaling(config))
+    query, key = (rotate(v, positions, frequencies) for v in (query, key))
   return query, key, value
 
 
-def _rotate(x: Array, positions: Array, theta: float) -> Array:
-  """Turns the pair (x_i, x_{i+n/2}) of each head by ``position * theta^(-2i/n)``, in float32."""
-  half = x.shape[-1] // 2
-  frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle = positions[..., None, None].astype(jnp.float32) * frequency
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-  return turned.astype(x.dtype)
+def rope_scaling(config: ModelConfig) -> RopeScaling | None:
+  """What ``config.rope_scaling_factor`` and the fields behind it say; None without."""
+  if config.rope_scaling_factor is None:
+    return None
+  return RopeScaling(
+    config.rope_scaling_factor,
+    config.rope_low_freq_factor,
+    config.rope_high_freq_factor,
+    config.rope_original_length,
+  )
 
 
-def _output(params: Attention, heads: Array) -> Array:
+def merge_heads(params: Attention, heads: Array) -> Array:
   """[B, T, heads, head_dim] to [B, T, embed]."""
   merged = heads.reshape(*heads.shape[:2], -1)
   return linear(merged, params.out.reshape(-1, params.out.shape[-1]))

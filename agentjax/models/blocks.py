@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,17 @@ from agentjax.models.attention import (
   init_kv_cache,
 )
 from agentjax.models.config import ModelConfig
+from agentjax.models.gemma4 import (
+  LAYERS,
+  Layer,
+  gemma_attention,
+  gemma_extend,
+  gemma_layer,
+  gemma_spec,
+  gemma_step,
+  init_gemma_cache,
+)
+from agentjax.models.longcat import init_longcat_cache, longcat_layer, longcat_spec
 from agentjax.models.mamba2 import (
   init_mamba_cache,
   mamba2,
@@ -25,6 +37,7 @@ from agentjax.models.mamba2 import (
   mamba2_spec,
   mamba2_step,
 )
+from agentjax.models.mla import init_latent_cache, mla, mla_extend, mla_spec, mla_step
 from agentjax.models.mlp import mlp, mlp_spec
 from agentjax.models.moe import Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
@@ -67,18 +80,38 @@ class Stepped(NamedTuple):
   lengths: Array  # int32 [S], tokens each slot holds, where the new one goes
   active: Array  # bool [S]
 
+  @property
+  def real(self) -> Array:
+    """bool [S], whose tokens are not padding."""
+    return self.active
+
+
+@flax.struct.dataclass
+class BlockReport:
+  """What a block of the training forward tells beside the stream.
+
+  Attributes:
+    routing: of its router; None without one.
+    max_scores: float32 [attentions, heads], see ``attend.max_scores``; None unless
+      ``config.record_max_scores``, or without attention.
+  """
+
+  routing: Routing | None = None
+  max_scores: Array | None = None
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockKind:
   """What the stack asks of a kind of block; every function is pure.
 
   ``given`` is what the stack hands to this very block beside the stream, or None: for blocks with
-  a router, expert ids [..., choices] to use in the place of its own choice. ``experts`` are the
-  expert ids it used, None without a router.
+  a router, expert ids [..., choices] to use in the place of its own choice; for Gemma layers a
+  ``gemma4.Given``, and their x is a ``gemma4.Stream``. ``experts`` are the expert ids it used, None
+  without a router.
 
   Attributes:
     spec: ``config -> params``, a tree of ParamSpec.
-    forward: ``(params, x, config, rows, given) -> (x, routing or None)`` on [B, T, embed].
+    forward: ``(params, x, config, rows, given) -> (x, BlockReport)`` on [B, T, embed].
     init_cache: ``(config, slots, length) -> entry``: what slots keep of their past, or None.
     extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed].
     step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed].
@@ -86,7 +119,7 @@ class BlockKind:
   """
 
   spec: Callable[[ModelConfig], Any]
-  forward: Callable[..., tuple[Array, Routing | None]]
+  forward: Callable[..., tuple[Array, BlockReport]]
   init_cache: Callable[[ModelConfig, int, int], Any]
   extend: Callable[..., tuple[Array, Any, Array | None]]
   step: Callable[..., tuple[Array, Any, Array | None]]
@@ -101,8 +134,8 @@ def _residual(mixer_spec: Callable[[ModelConfig], Any], **functions: Any) -> Blo
 
   def forward(params: Block, x: Array, config: ModelConfig, rows: Rows, given: Any):
     inputs = rms_norm(x, params.norm, config.norm_eps)
-    out, routing = functions["forward"](params.mixer, inputs, config, rows, given)
-    return x + out, routing
+    out, report = functions["forward"](params.mixer, inputs, config, rows, given)
+    return x + out, report
 
   def decode(run: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(params: Block, x: Array, entry: Any, config: ModelConfig, where: Any, given: Any):
@@ -125,7 +158,7 @@ def _residual(mixer_spec: Callable[[ModelConfig], Any], **functions: Any) -> Blo
 def _mamba2() -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
-    return mamba2(params, x, config, segment_ids=rows.segment_ids), None
+    return mamba2(params, x, config, segment_ids=rows.segment_ids), BlockReport()
 
   def extend(params, x, entry, config, appended, given):
     del given
@@ -146,33 +179,40 @@ def _mamba2() -> BlockKind:
   )
 
 
-def _attention() -> BlockKind:
+def _attention(
+  spec: Callable[[ModelConfig], Any],
+  attend: Callable[..., tuple[Array, Array | None]],
+  attend_extend: Callable[..., tuple[Array, Any]],
+  attend_step: Callable[..., tuple[Array, Any]],
+  init_cache: Callable[[ModelConfig, int, int], Any],
+) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
-    out = attention(params, x, config, segment_ids=rows.segment_ids, positions=rows.positions)
-    return out, None
+    out, top = attend(params, x, config, segment_ids=rows.segment_ids, positions=rows.positions)
+    return out, BlockReport(max_scores=None if top is None else top[None])
 
   def extend(params, x, entry, config, appended, given):
     del given
-    return *attention_extend(params, x, entry, config, **appended._asdict()), None
+    return *attend_extend(params, x, entry, config, **appended._asdict()), None
 
   def step(params, x, entry, config, stepped, given):
     del given
-    return *attention_step(params, x, entry, config, **stepped._asdict()), None
+    return *attend_step(params, x, entry, config, **stepped._asdict()), None
 
-  return _residual(
-    attention_spec, forward=forward, extend=extend, step=step, init_cache=init_kv_cache
-  )
+  return _residual(spec, forward=forward, extend=extend, step=step, init_cache=init_cache)
 
 
 def _mlp() -> BlockKind:
   def decode(params, x, entry, config, where, given):
-    del config, where, given
-    return mlp(params, x), entry, None
+    del where, given
+    return mlp(params, x, config.mlp_activation), entry, None
 
   return _residual(
     lambda config: mlp_spec(config, config.d_mlp),
-    forward=lambda params, x, config, rows, given: (mlp(params, x), None),
+    forward=lambda params, x, config, rows, given: (
+      mlp(params, x, config.mlp_activation),
+      BlockReport(),
+    ),
     extend=decode,
     step=decode,
   )
@@ -180,22 +220,125 @@ def _mlp() -> BlockKind:
 
 def _moe() -> BlockKind:
   def forward(params, x, config, rows, given):
-    return moe(params, x, config, real=rows.segment_ids != 0, experts=given)
+    out, routing = moe(params, x, config, segment_ids=rows.segment_ids, experts=given)
+    return out, BlockReport(routing=routing)
 
   def extend(params, x, entry, config, appended, given):
-    out, routing = moe(params, x, config, real=appended.real, experts=given)
+    real = appended.real.astype(jnp.int32)
+    out, routing = moe(params, x, config, segment_ids=real, experts=given)
     return out, entry, routing.experts
 
   def step(params, x, entry, config, stepped, given):
-    out, routing = moe(params, x, config, real=stepped.active, experts=given)
+    active = stepped.active.astype(jnp.int32)
+    out, routing = moe(params, x, config, segment_ids=active, experts=given)
     return out, entry, routing.experts
 
   return _residual(moe_spec, forward=forward, extend=extend, step=step, routes=True)
 
 
+def _longcat() -> BlockKind:
+  def forward(params, x, config, rows, given):
+    def attend(weights, inputs, index):
+      del index
+      return mla(weights, inputs, config, segment_ids=rows.segment_ids, positions=rows.positions)
+
+    def mix(weights, inputs):
+      return moe(weights, inputs, config, segment_ids=rows.segment_ids, experts=given)
+
+    x, tops, routing = longcat_layer(params, x, config, attend=attend, mix=mix)
+    scores = None if tops[0] is None else jnp.stack(tops)
+    return x, BlockReport(routing=routing, max_scores=scores)
+
+  def decode(attend_slots):
+    def run(params, x, entry, config, where, given):
+      def attend(weights, inputs, index):
+        return attend_slots(weights, inputs, entry[index], config, **where._asdict())
+
+      def mix(weights, inputs):
+        real = where.real.astype(jnp.int32)
+        return moe(weights, inputs, config, segment_ids=real, experts=given)
+
+      x, entry, routing = longcat_layer(params, x, config, attend=attend, mix=mix)
+      return x, entry, routing.experts
+
+    return run
+
+  return BlockKind(
+    spec=longcat_spec,
+    forward=forward,
+    init_cache=init_longcat_cache,
+    extend=decode(mla_extend),
+    step=decode(mla_step),
+    routes=True,
+  )
+
+
+def _gemma(layer: Layer) -> BlockKind:
+  def mix_with(config, segment_ids, given):
+    def mix(weights, inputs, router_input):
+      return moe(
+        weights,
+        inputs,
+        config,
+        segment_ids=segment_ids,
+        experts=given.experts,
+        router_input=router_input,
+      )
+
+    return mix
+
+  def forward(params, stream, config, rows, given):
+    def attend(weights, inputs):
+      out, kept, top = gemma_attention(
+        weights,
+        inputs,
+        config,
+        layer,
+        stream.lent(layer),
+        segment_ids=rows.segment_ids,
+        positions=rows.positions,
+      )
+      return out, (kept, top)
+
+    mix = mix_with(config, rows.segment_ids, given)
+    x, (kept, top), routing = gemma_layer(
+      params, stream.x, config, given.per_layer, attend=attend, mix=mix
+    )
+    report = BlockReport(routing=routing, max_scores=None if top is None else top[None])
+    return stream.after(layer, x, kept), report
+
+  def decode(attend_slots):
+    def run(params, stream, entry, config, where, given):
+      cache = entry if stream.lent(layer) is None else stream.lent(layer)
+
+      def attend(weights, inputs):
+        return attend_slots(weights, inputs, cache, config, layer, **where._asdict())
+
+      mix = mix_with(config, where.real.astype(jnp.int32), given)
+      x, kept, routing = gemma_layer(
+        params, stream.x, config, given.per_layer, attend=attend, mix=mix
+      )
+      experts = None if routing is None else routing.experts
+      return stream.after(layer, x, kept), None if layer.reads else kept, experts
+
+    return run
+
+  return BlockKind(
+    spec=functools.partial(gemma_spec, layer=layer),
+    forward=forward,
+    init_cache=functools.partial(init_gemma_cache, layer=layer),
+    extend=decode(gemma_extend),
+    step=decode(gemma_step),
+    routes=layer.mixes,
+  )
+
+
 KINDS: Mapping[str, BlockKind] = {
   "M": _mamba2(),
-  "*": _attention(),
+  "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
   "-": _mlp(),
   "E": _moe(),
+  "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
+  "S": _longcat(),
+  **{kind: _gemma(layer) for kind, layer in LAYERS.items()},
 }

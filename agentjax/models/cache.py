@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -9,13 +13,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
-from agentjax.models.blocks import KINDS, Appended, Stepped
+from agentjax.models.attention import KVCache
+from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits
+from agentjax.models.loop import DecodeSection, decode_core, decode_twice, init_entries
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
 from agentjax.models.spec import is_spec
-from agentjax.models.stack import DecodeParams, Params, param_specs, unstack
+from agentjax.models.stack import (
+  DecodeParams,
+  Params,
+  close_stream,
+  given_to_blocks,
+  open_stream,
+  param_specs,
+  unstack,
+)
+from agentjax.sharding import LOGICAL_AXES, partition_spec
 
 Array = jax.Array
 
@@ -25,7 +40,8 @@ class Cache:
   """State of some slots, each one context. What ``read_slots`` returns is a smaller ``Cache``.
 
   Attributes:
-    blocks: per character of the pattern what ``BlockKind.init_cache`` makes.
+    blocks: per character of the pattern what ``BlockKind.init_cache`` makes (see ``init_entries``
+      where blocks run more than once).
     lengths: int32 [slots], tokens each slot holds.
   """
 
@@ -61,11 +77,59 @@ def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
     params,
     is_leaf=is_spec,
   )
+  return _unstacked(narrow, config)
+
+
+def decode_specs(config: ModelConfig) -> DecodeParams:
+  """What ``prepare_decode_params`` gives, as ``ParamSpec``s."""
+  narrow = jax.tree.map(
+    lambda spec: spec if spec.wide else dataclasses.replace(spec, dtype=config.compute_dtype),
+    param_specs(config),
+    is_leaf=is_spec,
+  )
+  return _unstacked(narrow, config)
+
+
+def cache_shardings(cache: Cache, mesh: jax.sharding.Mesh) -> Cache:
+  """Where the arrays of a cache go: slots as rows of a batch, heads where they divide.
+
+  Args:
+    cache: of arrays or their shapes.
+    mesh: with the axes of ``agentjax.sharding.MESH_AXES``.
+  """
+
+  def place(axes: tuple[str | None, ...], x: Any) -> Any:
+    known = axes[: x.ndim] + (None,) * (x.ndim - len(axes))
+    *before, heads = axes
+    at = len(before)
+    if at and x.shape[at] % math.prod(mesh.shape[m] for m in LOGICAL_AXES[str(heads)]):
+      known = (*known[:at], None, *known[at + 1 :])
+    return jax.sharding.NamedSharding(
+      mesh, partition_spec(known, x.shape, mesh, name="a cache array")
+    )
+
+  def entry(node: Any) -> Any:
+    # A looped core has an axis of iterations behind that of the slots.
+    if isinstance(node, KVCache):
+      axes = ("batch", *(None,) * (node.keys.ndim - 4), "kv_heads")
+      return jax.tree.map(functools.partial(place, axes), node)
+    if isinstance(node, MambaCache):
+      axes = ("batch", *(None,) * (node.state.ndim - 4), "mamba_heads")
+      return MambaCache(tail=place(("batch",), node.tail), state=place(axes, node.state))
+    return place(("batch",), node)
+
+  return jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache | MambaCache))
+
+
+def _unstacked(params: Params, config: ModelConfig) -> DecodeParams:
   return DecodeParams(
-    embedding=narrow.embedding,
-    blocks=tuple(unstack(narrow.groups, config)),
-    final_norm=narrow.final_norm,
-    lm_head=narrow.lm_head,
+    embedding=params.embedding,
+    blocks=tuple(unstack(params.groups, config)),
+    final_norm=params.final_norm,
+    lm_head=params.lm_head,
+    loop=params.loop,
+    second_pass=params.second_pass,
+    per_layer=params.per_layer,
   )
 
 
@@ -78,8 +142,7 @@ def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
   """
 
   return Cache(
-    blocks=tuple(KINDS[kind].init_cache(config, slots, max_length) for kind in config.pattern),
-    lengths=jnp.zeros((slots,), jnp.int32),
+    blocks=init_entries(config, slots, max_length), lengths=jnp.zeros((slots,), jnp.int32)
   )
 
 
@@ -113,19 +176,14 @@ def extend(
   starts = cache.lengths.at[rows].get(mode="clip")
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
-  entries, routed = [], []
-  x = params.embedding[token_ids]
-  for kind, block, entry in zip(config.pattern, params.blocks, cache.blocks, strict=True):
-    x, entry, experts = KINDS[kind].extend(block, x, entry, config, appended, None)
-    entries.append(entry)
-    routed += [] if experts is None else [experts]
+  x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
-  hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
+  hidden = jnp.take_along_axis(close_stream(x), last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
   lengths = cache.lengths.at[rows].add(counts, mode="drop")
   return Decoded(
-    logits=compute_logits(params, hidden),
-    cache=Cache(blocks=tuple(entries), lengths=lengths),
+    logits=compute_logits(params, config, hidden),
+    cache=Cache(blocks=entries, lengths=lengths),
     experts=jnp.stack(routed) if routed else None,
   )
 
@@ -154,16 +212,11 @@ def decode_step(
     The logits, the cache and the experts of every token.
   """
   stepped = Stepped(cache.lengths, active)
-  entries, routed = [], []
-  x = params.embedding[token_ids]
-  for kind, block, entry in zip(config.pattern, params.blocks, cache.blocks, strict=True):
-    x, entry, experts = KINDS[kind].step(block, x, entry, config, stepped, None)
-    entries.append(entry)
-    routed += [] if experts is None else [experts]
-  hidden = rms_norm(x, params.final_norm, config.norm_eps)
+  x, entries, routed = _run_stack(params, config, cache, token_ids, stepped)
+  hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
   return Decoded(
-    logits=compute_logits(params, hidden),
-    cache=Cache(blocks=tuple(entries), lengths=cache.lengths + active.astype(jnp.int32)),
+    logits=compute_logits(params, config, hidden),
+    cache=Cache(blocks=entries, lengths=cache.lengths + active.astype(jnp.int32)),
     experts=jnp.stack(routed) if routed else None,
   )
 
@@ -200,3 +253,44 @@ def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
     is_leaf=lambda node: isinstance(node, MambaCache),
   )
   return Cache(blocks=blocks, lengths=clear(cache.lengths))
+
+
+def _run_stack(
+  params: DecodeParams,
+  config: ModelConfig,
+  cache: Cache,
+  token_ids: Array,
+  where: Appended | Stepped,
+) -> tuple[Any, tuple[Any, ...], list[Array]]:
+  """The stream after the last block, the entries of all blocks, the experts of each router."""
+  x, per_layer = open_stream(params, config, token_ids)
+  sections, start = [], 0
+  given = given_to_blocks(config, None, per_layer)
+  for pattern in config.sections:
+    here = slice(start, start + len(pattern))
+    sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
+    start += len(pattern)
+  run = functools.partial(_run_section, config=config, where=where)
+  if params.loop is not None:
+    return decode_core(params.loop, x, tuple(sections), config, where, run)
+  if params.second_pass is not None:
+    return decode_twice(params.second_pass, x, sections[0], run)
+  return run(x, sections[0])
+
+
+def _run_section(
+  x: Any,
+  section: DecodeSection,
+  *,
+  config: ModelConfig,
+  where: Appended | Stepped,
+  kinds: Mapping[str, BlockKind] = KINDS,
+) -> tuple[Any, tuple[Any, ...], list[Array]]:
+  """Applies the blocks of a stretch of the pattern."""
+  entries, routed = [], []
+  for kind, block, entry, given in zip(*section, strict=True):
+    decode = kinds[kind].extend if isinstance(where, Appended) else kinds[kind].step
+    x, entry, experts = decode(block, x, entry, config, where, given)
+    entries.append(entry)
+    routed += [] if experts is None else [experts]
+  return x, tuple(entries), routed

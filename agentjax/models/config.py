@@ -9,7 +9,216 @@ import jax.numpy as jnp
 
 from agentjax.config import Config, check
 
-KINDS = {"M": "Mamba-2", "*": "attention", "-": "MLP", "E": "mixture of experts"}
+KINDS = {
+  "M": "Mamba-2",
+  "*": "attention",
+  "-": "MLP",
+  "E": "mixture of experts",
+  "A": "latent attention",
+  "S": "LongCat-Flash layer",
+  "l": "Gemma 4 layer, local",
+  "g": "Gemma 4 layer, global",
+  "L": "Gemma 4 layer, local, its keys and values are lent to 'r'",
+  "G": "Gemma 4 layer, global, its keys and values are lent to 'R'",
+  "r": "Gemma 4 layer, local, reads the keys and values of 'L'",
+  "R": "Gemma 4 layer, global, reads the keys and values of 'G'",
+  "x": "Gemma 4 layer, local, with a mixture of experts",
+  "X": "Gemma 4 layer, global, with a mixture of experts",
+}
+GEMMA_KINDS = "lgLGrRxX"
+Activation = Literal["relu2", "swiglu", "geglu"]
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MlaConfig(Config):
+  """Widths of multi-head latent attention (2405.04434), as in DeepSeek, Youtu-LLM and LongCat.
+
+  Attributes:
+    query_lora: width that queries pass through; None projects them directly.
+    kv_lora: width of the latent that keys and values come from.
+    nope_dim, rope_dim: channels of a head's query and key without and with rotary embedding; the
+      rotated ones of the key are shared by all heads.
+    value_dim: channels of a head's value.
+    interleaved: the rotary embedding turns neighbouring channels; else those half a width apart.
+    norm_eps: added to the mean square in the norms of the two narrow vectors.
+    align_variance: multiply queries by sqrt(d_model / query_lora) and the latent by
+      sqrt(d_model / kv_lora), as LongCat-Flash does (2509.01322).
+  """
+
+  query_lora: int | None = 1536
+  kv_lora: int = 512
+  nope_dim: int = 128
+  rope_dim: int = 64
+  value_dim: int = 128
+  interleaved: bool = True
+  norm_eps: float = 1e-6
+  align_variance: bool = False
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    for name in ("kv_lora", "nope_dim", "value_dim"):
+      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
+    check(
+      self.query_lora is None or self.query_lora >= 1,
+      f"{path}.query_lora",
+      self.query_lora,
+      "None, or at least 1",
+    )
+    check(
+      self.rope_dim >= 2 and self.rope_dim % 2 == 0,
+      f"{path}.rope_dim",
+      self.rope_dim,
+      "even and at least 2",
+    )
+    check(self.norm_eps > 0, f"{path}.norm_eps", self.norm_eps, "above 0")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Gemma4Config(Config):
+  """What a Gemma 4 text model has beside ``ModelConfig``; the defaults are those of E2B.
+
+  ``num_kv_heads``, ``head_dim`` and ``rope_theta`` of ``ModelConfig`` are of local layers.
+
+  Attributes:
+    window: tokens that a local layer sees, the current one included.
+    global_kv_heads, global_head_dim, global_rope_theta: of global layers.
+    global_rope_fraction: share of the channel pairs of a global head that turn.
+    global_key_is_value: global layers have no projection of values: they are the keys before norm
+      and rotary embedding.
+    per_layer_width: width of the input that every layer gets beside the stream; 0 is none.
+    readers_double_mlp: layers that read another's keys and values have an MLP twice as wide.
+    logit_softcap: c in ``c tanh(logits / c)``; None leaves logits as they are.
+  """
+
+  window: int = 512
+  global_kv_heads: int = 1
+  global_head_dim: int = 512
+  global_rope_theta: float = 1e6
+  global_rope_fraction: float = 0.25
+  global_key_is_value: bool = False
+  per_layer_width: int = 256
+  readers_double_mlp: bool = True
+  logit_softcap: float | None = 30.0
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    for name in ("window", "global_kv_heads"):
+      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
+    check(
+      self.global_head_dim >= 2 and self.global_head_dim % 2 == 0,
+      f"{path}.global_head_dim",
+      self.global_head_dim,
+      "even and at least 2",
+    )
+    check(
+      self.global_rope_theta > 1,
+      f"{path}.global_rope_theta",
+      self.global_rope_theta,
+      "above 1",
+    )
+    check(
+      0 <= self.global_rope_fraction <= 1,
+      f"{path}.global_rope_fraction",
+      self.global_rope_fraction,
+      "from 0 to 1",
+    )
+    check(self.per_layer_width >= 0, f"{path}.per_layer_width", self.per_layer_width, "0 or more")
+    check(
+      self.logit_softcap is None or self.logit_softcap > 0,
+      f"{path}.logit_softcap",
+      self.logit_softcap,
+      "None, or above 0",
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MtpConfig(Config):
+  """Multi-token prediction: a small layer that looks further ahead (2412.19437, 2512.20856).
+
+  Attributes:
+    depths: tokens predicted beyond the next one.
+    pattern: residual blocks of the layer, one character each.
+    shared: apply one layer's weights at every depth, as Nemotron 3 does; else each has a layer
+      of its own, as in DeepSeek-V3.
+    detach: stop gradients at the model's hidden states, embedding and output projection, so that
+      the loss trains the layer alone, as in Nemotron 3's reinforcement learning.
+  """
+
+  depths: int = 1
+  pattern: str = "*E"
+  shared: bool = True
+  detach: bool = False
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.depths >= 1, f"{path}.depths", self.depths, "at least 1")
+    kinds = {k: v for k, v in KINDS.items() if k not in GEMMA_KINDS}
+    check(
+      bool(self.pattern) and set(self.pattern) <= set(kinds),
+      f"{path}.pattern",
+      self.pattern,
+      "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in kinds.items()),
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LoopConfig(Config):
+  """A core of the pattern that runs several times, as in Parcae (2604.12946).
+
+  Attributes:
+    prelude, coda: blocks of the pattern before and after the core, which is what lies between.
+    mean_depth: mean of the sampled number of iterations.
+    eval_depth: iterations where none are given: scoring, evaluation, decoding; None is the mean.
+    gradient_depth: last iterations of a sequence that gradients go through; None is half the mean,
+      rounded up.
+    start: state before the first iteration. "normal" draws every token's from a normal of the
+      embedding's standard deviation, cut at three of them.
+    start_seed: seed of that draw, which is addressed by the place of a token in its sequence, so
+      that training, scoring and decoding draw the same; the addressing is ours.
+  """
+
+  prelude: int = 2
+  coda: int = 2
+  mean_depth: int = 8
+  eval_depth: int | None = None
+  gradient_depth: int | None = None
+  start: Literal["normal", "zeros"] = "normal"
+  start_seed: int = 0
+
+  @property
+  def fixed_depth(self) -> int:
+    """Iterations where none are given."""
+    return self.mean_depth if self.eval_depth is None else self.eval_depth
+
+  @property
+  def last_iterations(self) -> int:
+    """How many iterations gradients go through."""
+    return -(-self.mean_depth // 2) if self.gradient_depth is None else self.gradient_depth
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    for name in ("prelude", "coda", "start_seed"):
+      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "0 or more")
+    check(self.mean_depth >= 1, f"{path}.mean_depth", self.mean_depth, "at least 1")
+    for name in ("eval_depth", "gradient_depth"):
+      value = getattr(self, name)
+      check(value is None or value >= 1, f"{path}.{name}", value, "None, or at least 1")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SecondPassConfig(Config):
+  """The whole stack twice with the same weights, as in the IQuest-Coder-V1 report's LoopCoder.
+
+  Attributes:
+    window: tokens back, itself included, that the local attention of the second pass sees; 64 is
+      what the released checkpoints are read with.
+  """
+
+  window: int = 64
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.window >= 1, f"{path}.window", self.window, "at least 1")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -17,8 +226,9 @@ class ModelConfig(Config):
   """A stack of pre-norm residual blocks, one character of ``pattern`` each.
 
   ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` mixture of experts, as in Nemotron-H
-  (2504.03624); a Llama or Qwen layer is ``*-``. The defaults are a small hybrid of ours that trains
-  on a CPU.
+  (2504.03624); a Llama or Qwen layer is ``*-``, one with latent attention ``A-``. ``S`` is a whole
+  layer of LongCat-Flash; a Gemma 4 model consists of ``lgLGrRxX`` (see ``KINDS``). The defaults are
+  a small hybrid of ours that trains on a CPU.
 
   Attributes:
     vocab_size: rows of the embedding; at least the tokenizer's vocabulary.
@@ -30,7 +240,8 @@ class ModelConfig(Config):
       and recurrent state are float32 whatever it is.
     param_dtype: dtype the weights are stored in. A_log, D, dt_bias and the router are float32.
     init_scale: matrices start as N(0, init_scale² / fan_in); ours.
-    remat: "block" recomputes each block in the backward pass and keeps only the residual stream.
+    remat: "block" recomputes each block in the backward pass and keeps only the residual stream;
+      "dots" keeps the results of dense projections (``products.linear``) as well.
     scan_unroll: repeats of a pattern unit that one step of the training scan spans. More compiles
       longer; at least the number of repeats gives a straight-line program.
     logits_chunk: time steps whose logits are held at once while scoring.
@@ -38,12 +249,23 @@ class ModelConfig(Config):
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.
+    rope_scaling_factor: how much slower the slow pairs of the rotary embedding turn, as in Llama
+      3.1 (2407.21783; 8 there, 32 in Llama 3.2); None is no scaling.
+    rope_low_freq_factor, rope_high_freq_factor: pairs that turn fewer times than the first over
+      ``rope_original_length`` tokens are slow, those that turn more than the second stay as they
+      were; 1, 4 and 8,192 in Llama 3.1.
+    rope_original_length: see there.
     qk_norm: RMSNorm on each query and key head.
     attention_bias: add a bias to queries, keys and values.
     attention_block: queries of one attention product in training; later keys are left out of it.
-    d_mlp: hidden width of ``-`` blocks.
+    record_max_scores: report the largest score of every attention head in training, which QK-clip
+      needs (2507.20534).
+    mla: widths of latent attention, of ``A`` and ``S`` blocks; ``num_heads`` and ``rope_theta``
+      hold there too.
+    gemma: what Gemma 4 layers need; None without them.
+    d_mlp: hidden width of ``-`` blocks, and of the MLPs inside ``S`` and Gemma 4 layers.
     mlp_activation: of ``-`` and ``E`` blocks: "relu2" is ``down relu(up x)²``, "swiglu" is
-      ``down (silu(gate x) * up x)``.
+      ``down (silu(gate x) * up x)``, "geglu" has GELU (tanh) in its place.
     mamba_heads, mamba_head_dim, mamba_state, mamba_groups: H, P, N, G of Mamba-2.
     conv_kernel: taps K of the causal convolution.
     chunk_size: tokens a chunk of the state space scan.
@@ -52,9 +274,28 @@ class ModelConfig(Config):
     num_experts, experts_per_token: routed experts E and how many of them each token visits.
     d_expert: hidden width of one routed expert.
     d_shared_expert: hidden width of the expert every token visits; 0 leaves it out.
+    latent_size: width that routed experts read and write, between two projections from and to
+      d_model (LatentMoE, 2512.20856); router and shared expert keep the full width. 0 is none.
+    router_scores: scores of a token, from its logits: "sigmoid" (DeepSeek-V3, Nemotron 3) or
+      "softmax" over all experts (Qwen3-MoE, LongCat-Flash).
+    num_expert_groups, expert_groups_per_token: experts stand in equal groups in order; a token
+      chooses among those of its best groups only, a group's score being the sum of its two largest
+      biased scores (2412.19437).
     routed_scaling: factor on the routed sum.
     norm_topk: divide the chosen gates by their sum.
+    expert_scale: a learned factor on the gates of each expert, as in Gemma 4.
+    zero_experts: experts behind the routed ones that give back their input (2509.01322).
+    frozen_router: no gradient reaches the router's weights; its bias may move.
+    router_bias_rule: how ``update_router_bias`` balances: by the "sign" of the gap in load
+      (2408.15664), or in proportion to it ("proportional", 2509.01322).
+    active_experts: routed experts K_e that "proportional" aims at per token, the remaining choices
+      being zero experts; 8 of 12 in LongCat-Flash. None is experts_per_token.
     expert_block: rows of one expert product where tokens are sorted by expert; ours.
+    mtp: multi-token prediction; None is without.
+    loop: a looped core; None runs every block once.
+    second_pass: a second pass over the whole stack; None is one pass.
+    expert_capacity: rows that a device sends to another at most, over their number at balance;
+      what does not fit is dropped. None sends all. Without an ``expert`` mesh axis nothing drops.
   """
 
   vocab_size: int = 264
@@ -65,7 +306,7 @@ class ModelConfig(Config):
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
   param_dtype: Literal["float32", "bfloat16"] = "float32"
   init_scale: float = 1.0
-  remat: Literal["none", "block"] = "none"
+  remat: Literal["none", "block", "dots"] = "none"
   scan_unroll: int = 1
   logits_chunk: int = 256
   kernels: Literal["reference", "xla", "pallas_tpu", "pallas_gpu"] | None = None
@@ -74,12 +315,20 @@ class ModelConfig(Config):
   num_kv_heads: int = 2
   head_dim: int = 32
   rope_theta: float | None = None
+  rope_scaling_factor: float | None = None
+  rope_low_freq_factor: float = 1.0
+  rope_high_freq_factor: float = 4.0
+  rope_original_length: int = 8192
   qk_norm: bool = False
   attention_bias: bool = False
   attention_block: int = 64
+  record_max_scores: bool = False
+
+  mla: MlaConfig | None = None
+  gemma: Gemma4Config | None = None
 
   d_mlp: int = 512
-  mlp_activation: Literal["relu2", "swiglu"] = "relu2"
+  mlp_activation: Activation = "relu2"
 
   mamba_heads: int = 8
   mamba_head_dim: int = 32
@@ -97,9 +346,31 @@ class ModelConfig(Config):
   experts_per_token: int = 2
   d_expert: int = 128
   d_shared_expert: int = 128
+  latent_size: int = 0
+  router_scores: Literal["sigmoid", "softmax"] = "sigmoid"
+  num_expert_groups: int = 1
+  expert_groups_per_token: int = 1
   routed_scaling: float = 1.0
   norm_topk: bool = True
+  expert_scale: bool = False
+  zero_experts: int = 0
+  frozen_router: bool = False
+  router_bias_rule: Literal["sign", "proportional"] = "sign"
+  active_experts: float | None = None
   expert_block: int = 128
+
+  mtp: MtpConfig | None = None
+  loop: LoopConfig | None = None
+  second_pass: SecondPassConfig | None = None
+  expert_capacity: float | None = None
+
+  @property
+  def sections(self) -> tuple[str, ...]:
+    """Stretches of the pattern that run as a whole: prelude, core and coda of a looped model."""
+    if self.loop is None:
+      return (self.pattern,)
+    core, coda = self.loop.prelude, len(self.pattern) - self.loop.coda
+    return self.pattern[:core], self.pattern[core:coda], self.pattern[coda:]
 
   @property
   def residual_scale(self) -> float:
@@ -121,8 +392,8 @@ class ModelConfig(Config):
     )
     positive = (
       "vocab_size d_model scan_unroll logits_chunk num_heads num_kv_heads head_dim "
-      "attention_block d_mlp mamba_heads mamba_head_dim mamba_state mamba_groups chunk_size "
-      "num_experts experts_per_token d_expert expert_block"
+      "rope_original_length attention_block d_mlp mamba_heads mamba_head_dim mamba_state "
+      "mamba_groups chunk_size num_experts experts_per_token d_expert expert_block"
     )
     for name in positive.split():
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
@@ -140,6 +411,30 @@ class ModelConfig(Config):
       self.rope_theta,
       f"None, or above 1 with an even head_dim (head_dim={self.head_dim})",
     )
+    check(
+      self.rope_scaling_factor is None
+      or (self.rope_scaling_factor >= 1 and self.rope_theta is not None),
+      f"{path}.rope_scaling_factor",
+      self.rope_scaling_factor,
+      f"None, or at least 1 with a rope_theta (rope_theta={self.rope_theta})",
+    )
+    check(
+      0 < self.rope_low_freq_factor < self.rope_high_freq_factor,
+      f"{path}.rope_low_freq_factor",
+      self.rope_low_freq_factor,
+      f"above 0 and below rope_high_freq_factor={self.rope_high_freq_factor}",
+    )
+    ahead = "" if self.mtp is None else self.mtp.pattern
+    latent = bool(set("AS") & set(self.pattern + ahead))
+    check(
+      not latent or (self.mla is not None and self.rope_theta is not None),
+      f"{path}.mla",
+      self.mla,
+      "an MlaConfig where pattern has 'A' or 'S', and there with a "
+      f"rope_theta (rope_theta={self.rope_theta})",
+    )
+    self._check_gemma(path)
+    self._check_loops(path)
     check(
       self.mamba_heads % self.mamba_groups == 0,
       f"{path}.mamba_groups",
@@ -160,10 +455,109 @@ class ModelConfig(Config):
       self.dt_limit_low,
       f"from 0 to below dt_limit_high={self.dt_limit_high}",
     )
+    self._check_experts(path)
+
+  def _check_experts(self, path: str) -> None:
+    for name in ("d_shared_expert", "latent_size", "zero_experts"):
+      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "0 or more")
     check(
-      self.experts_per_token <= self.num_experts,
+      self.zero_experts == 0 or self.latent_size == 0,
+      f"{path}.zero_experts",
+      self.zero_experts,
+      f"0 with a latent_size ({self.latent_size})",
+    )
+    groups = self.num_expert_groups
+    members = self.num_experts // max(groups, 1)
+    check(
+      groups == 1
+      or (groups > 1 and members * groups == self.num_experts and members > 1)
+      and self.zero_experts == 0,
+      f"{path}.num_expert_groups",
+      groups,
+      f"1, or without zero_experts ({self.zero_experts}) a divisor of "
+      f"num_experts={self.num_experts} that leaves two experts or more in a group",
+    )
+    check(
+      1 <= self.expert_groups_per_token <= groups,
+      f"{path}.expert_groups_per_token",
+      self.expert_groups_per_token,
+      f"from 1 to num_expert_groups={groups}",
+    )
+    reached = members * self.expert_groups_per_token + self.zero_experts
+    check(
+      self.experts_per_token <= reached,
       f"{path}.experts_per_token",
       self.experts_per_token,
-      f"at most num_experts={self.num_experts}",
+      f"at most the {reached} experts that a token can reach (num_experts={self.num_experts})",
     )
-    check(self.d_shared_expert >= 0, f"{path}.d_shared_expert", self.d_shared_expert, "0 or more")
+    check(
+      self.active_experts is None or 0 < self.active_experts <= self.experts_per_token,
+      f"{path}.active_experts",
+      self.active_experts,
+      f"None, or above 0 and at most experts_per_token={self.experts_per_token}",
+    )
+    check(
+      self.expert_capacity is None or self.expert_capacity > 0,
+      f"{path}.expert_capacity",
+      self.expert_capacity,
+      "None, or above 0",
+    )
+
+  def _check_loops(self, path: str) -> None:
+    check(
+      self.mtp is None or self.gemma is None,
+      f"{path}.mtp",
+      self.mtp,
+      "None with config.gemma, whose embeddings are scaled",
+    )
+    if self.loop is not None:
+      core = self.sections[1]
+      # A router would choose anew in every iteration, and replay names its choice once.
+      check(
+        bool(core) and set(core) <= set("*-MA"),
+        f"{path}.loop.prelude",
+        self.loop.prelude,
+        f"with coda={self.loop.coda} what leaves a core of '*', '-', 'M' and 'A' blocks between "
+        f"them (pattern={self.pattern!r}, core={core!r})",
+      )
+    check(
+      self.second_pass is None or (self.loop is None and set(self.pattern) <= set("*-")),
+      f"{path}.second_pass",
+      self.second_pass,
+      f"None, unless the pattern has '*' and '-' blocks only and config.loop is None "
+      f"(pattern={self.pattern!r})",
+    )
+
+  def _check_gemma(self, path: str) -> None:
+    layers = [kind for kind in self.pattern if kind in GEMMA_KINDS]
+    if not layers and self.gemma is None:
+      return
+    check(
+      len(layers) == len(self.pattern) and self.gemma is not None,
+      f"{path}.pattern",
+      self.pattern,
+      f"with config.gemma only {', '.join(GEMMA_KINDS)}, and these only with config.gemma",
+    )
+    check(
+      self.rope_theta is not None and self.rope_scaling_factor is None,
+      f"{path}.rope_theta",
+      self.rope_theta,
+      "a number, and config.rope_scaling_factor=None, in Gemma 4 models "
+      f"(rope_scaling_factor={self.rope_scaling_factor})",
+    )
+    assert self.gemma is not None
+    for lends, reads in ("Lr", "GR"):
+      lent = self.pattern.find(lends)
+      read = self.pattern.find(reads)
+      check(
+        self.pattern.count(lends) <= 1 and (read < 0 or 0 <= lent < read),
+        f"{path}.pattern",
+        self.pattern,
+        f"one {lends!r} at most, before every {reads!r}",
+      )
+    check(
+      self.num_heads % self.gemma.global_kv_heads == 0,
+      f"{path}.gemma.global_kv_heads",
+      self.gemma.global_kv_heads,
+      f"a divisor of num_heads={self.num_heads}",
+    )

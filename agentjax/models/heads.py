@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.products import precision
+from agentjax.models.products import linear_gradients, precision
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.models.stack import DecodeParams, ForwardOutput, Params, forward
+from agentjax.sharding import LOGICAL_AXES, partition_spec
 
 Array = jax.Array
+
+_UNROLLED_CHUNKS = 4  # chunks of logits in a straight line; more are a loop
 
 
 @flax.struct.dataclass
@@ -23,10 +30,12 @@ class TokenScores(ForwardOutput):
     log_probs: float32 [B, T], log p(token t | its past), nats; 0 on the first token of a sequence
       and on padding.
     entropies: float32 [B, T], entropy of the distribution token t was drawn from, nats; 0 likewise.
+    log_normalizers: float32 [B, T], logsumexp of the logits token t was drawn from; 0 likewise.
   """
 
   log_probs: Array
   entropies: Array
+  log_normalizers: Array
 
 
 @flax.struct.dataclass
@@ -38,10 +47,14 @@ class ValueHead:
 
 
 def compute_logits(
-  params: Params | DecodeParams, hidden: Float[Array, "*lead embed"]
+  params: Params | DecodeParams, config: ModelConfig, hidden: Float[Array, "*lead embed"]
 ) -> Float[Array, "*lead vocab"]:
   """Float32 logits of the next token."""
-  return _logits(hidden, _output_weight(params).astype(hidden.dtype))
+  return _logits(
+    hidden,
+    _output_weight(params).astype(hidden.dtype),
+    None if config.gemma is None else config.gemma.logit_softcap,
+  )
 
 
 def score_tokens(
@@ -53,6 +66,7 @@ def score_tokens(
   *,
   temperature: float | Array = 1.0,
   experts: Int[Array, "routers batch time choices"] | None = None,
+  depths: Int[Array, "batch time"] | None = None,
 ) -> TokenScores:
   """Log-prob and entropy of every token given its past, at ``temperature``.
 
@@ -60,32 +74,100 @@ def score_tokens(
   backward pass: [B, T, vocab] never exists.
 
   Args:
-    params, config, token_ids, segment_ids, positions, experts: see ``forward``.
+    params, config, token_ids, segment_ids, positions, experts, depths: see ``forward``.
     temperature: divides the logits; above 0. No gradient reaches it.
   """
-  out = forward(params, config, token_ids, segment_ids, positions, experts=experts)
+  out = forward(params, config, token_ids, segment_ids, positions, experts=experts, depths=depths)
   # Token t is read off the hidden state before it.
-  hidden, targets = out.hidden[:, :-1], token_ids[:, 1:]
-  weight = _output_weight(params).astype(hidden.dtype)
-  divisor = jnp.asarray(temperature, jnp.float32)
-  size = config.logits_chunk
-  parts = [
-    _score(hidden[:, start : start + size], weight, targets[:, start : start + size], divisor)
-    for start in range(0, targets.shape[1], size)
-  ]
+  scores = score_targets(params, config, out.hidden, jnp.roll(token_ids, -1, axis=1), temperature)
   follows = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
-
-  def join(index: int) -> Array:
-    values = [part[index] for part in parts]
-    joined = jnp.concatenate(values, axis=1) if values else jnp.zeros(targets.shape, jnp.float32)
-    return jnp.pad(jnp.where(follows, joined, 0.0), ((0, 0), (1, 0)))
-
+  log_probs, entropies, log_normalizers = (
+    jnp.pad(jnp.where(follows, v[:, :-1], 0.0), ((0, 0), (1, 0))) for v in scores
+  )
   return TokenScores(
-    log_probs=join(0),
-    entropies=join(1),
+    log_probs=log_probs,
+    entropies=entropies,
+    log_normalizers=log_normalizers,
     hidden=out.hidden,
     routing=out.routing,
+    max_scores=out.max_scores,
   )
+
+
+def score_targets(
+  params: Params,
+  config: ModelConfig,
+  hidden: Float[Array, "batch time embed"],
+  targets: Int[Array, "batch time"],
+  temperature: float | Array = 1.0,
+) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"], Float[Array, "batch time"]]:
+  """Log-prob of what each hidden state is to predict, entropy and log-normaliser, float32.
+
+  In chunks of ``config.logits_chunk`` time steps, see ``score_tokens``. Over a mesh every device
+  scores its own tokens, so that the weight is gathered and its gradient summed once and not once a
+  chunk; the vocabulary stays split over ``tensor``.
+  """
+  weight, axes = _output_weight(params), ("embed", "vocab")
+  softcap = None if config.gemma is None else config.gemma.logit_softcap
+  score = functools.partial(_score_chunks, softcap=softcap, size=config.logits_chunk)
+  divisor = jnp.asarray(temperature, jnp.float32)
+  mesh = jax.sharding.get_abstract_mesh()
+  own = {m for axis in ("batch", "time") for m in LOGICAL_AXES[axis]}
+  if mesh.empty or math.prod(mesh.shape[m] for m in own) == 1:
+    return score(hidden, weight.astype(hidden.dtype), targets, divisor)
+
+  def part(hidden: Array, weight: Array, targets: Array, divisor: Array) -> Any:
+    weight = jax.lax.all_gather(weight, LOGICAL_AXES["embed"], axis=0, tiled=True)
+    return score(hidden, weight, targets, divisor)
+
+  tokens = jax.P(LOGICAL_AXES["batch"], LOGICAL_AXES["time"])
+  for name, value, split in (
+    ("the hidden states", hidden, ("batch", "time", None)),
+    ("the output projection", weight, axes),
+  ):
+    partition_spec(split, value.shape, mesh, name=name)
+  return jax.shard_map(
+    part,
+    in_specs=(tokens, jax.P(LOGICAL_AXES["embed"]), tokens, jax.P()),
+    out_specs=tokens,
+    axis_names=own,
+    check_vma=False,
+  )(hidden, weight.astype(hidden.dtype), targets, divisor)
+
+
+def _score_chunks(
+  hidden: Array,
+  weight: Array,
+  targets: Array,
+  temperature: Array,
+  *,
+  softcap: float | None,
+  size: int,
+) -> tuple[Array, Array, Array]:
+  """``_score`` of ``size`` time steps at once."""
+  batch, time = targets.shape
+  if time <= _UNROLLED_CHUNKS * size:
+    parts = [
+      _score(hidden[:, at : at + size], weight, targets[:, at : at + size], temperature, softcap)
+      for at in range(0, time, size)
+    ]
+    first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*parts, strict=True))
+    return first, second, third
+  # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
+  count = -(-time // size)
+  chunks = tuple(
+    jnp.moveaxis(
+      jnp.pad(v, [(0, 0), (0, count * size - time)] + [(0, 0)] * (v.ndim - 2)).reshape(
+        batch, count, size, *v.shape[2:]
+      ),
+      1,
+      0,
+    )
+    for v in (hidden, targets)
+  )
+  scores = jax.lax.map(lambda c: _score(c[0], weight, c[1], temperature, softcap), chunks)
+  first, second, third = (jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :time] for v in scores)
+  return first, second, third
 
 
 def value_specs(config: ModelConfig) -> ValueHead:
@@ -101,26 +183,29 @@ def values(params: ValueHead, hidden: Float[Array, "*lead embed"]) -> Float[Arra
   return jnp.sum(hidden.astype(jnp.float32) * params.weight, axis=-1) + params.bias
 
 
-@jax.custom_vjp
-def _score(hidden: Array, weight: Array, targets: Array, temperature: Array) -> tuple[Array, Array]:
-  """Log-prob of the targets and entropy, keeping no logits for the gradient.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _score(
+  hidden: Array, weight: Array, targets: Array, temperature: Array, softcap: float | None
+) -> tuple[Array, Array, Array]:
+  """Log-prob of the targets, entropy and log-normaliser, keeping no logits for the gradient.
 
   Args:
     hidden: [B, T, embed].
     weight: [embed, vocab].
     targets: int [B, T].
     temperature: scalar; no gradient reaches it.
+    softcap: see ``Gemma4Config.logit_softcap``.
 
   Returns:
-    Log-probs and entropies, float32 [B, T].
+    Log-probs, entropies and log-normalisers, float32 [B, T].
   """
-  return _score_forward(hidden, weight, targets, temperature)[0]
+  return _score_forward(hidden, weight, targets, temperature, softcap)[0]
 
 
 def _score_forward(
-  hidden: Array, weight: Array, targets: Array, temperature: Array
-) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-  logits = _logits(hidden, weight) / temperature
+  hidden: Array, weight: Array, targets: Array, temperature: Array, softcap: float | None
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+  logits = _logits(hidden, weight, softcap) / temperature
   top = jnp.max(logits, axis=-1)
   shifted = logits - top[..., None]
   exps = jnp.exp(shifted)
@@ -130,27 +215,24 @@ def _score_forward(
   # -sum p log p = log Z - sum p logit.
   entropies = log_total - jnp.sum(exps * shifted, axis=-1) / total
   kept = (hidden, weight, targets, temperature, top + log_total, entropies)
-  return (chosen - top - log_total, entropies), kept
+  return (chosen - top - log_total, entropies, top + log_total), kept
 
 
 def _score_backward(
-  kept: tuple[Array, ...], gradients: tuple[Array, Array]
+  softcap: float | None, kept: tuple[Array, ...], gradients: tuple[Array, Array, Array]
 ) -> tuple[Array, Array, None, Array]:
-  """``d log p(y) / d logit_j = [j = y] - p_j`` and ``d H / d logit_j = -p_j (log p_j + H)``."""
+  """``d log p(y) = [j = y] - p_j``, ``d H = -p_j (log p_j + H)``, ``d log Z = p_j``, by logit j."""
   hidden, weight, targets, temperature, log_total, entropies = kept
-  to_log_prob, to_entropy = (g[..., None] for g in gradients)
-  log_probs = _logits(hidden, weight) / temperature - log_total[..., None]
-  pull = to_log_prob + to_entropy * (log_probs + entropies[..., None])
+  to_log_prob, to_entropy, to_log_total = (g[..., None] for g in gradients)
+  logits = _logits(hidden, weight, softcap)
+  log_probs = logits / temperature - log_total[..., None]
+  pull = to_log_prob + to_entropy * (log_probs + entropies[..., None]) - to_log_total
   hit = jnp.arange(weight.shape[1]) == targets[..., None]
   slope = jnp.where(hit, to_log_prob, 0.0) - jnp.exp(log_probs) * pull
-  slope = (slope / temperature).astype(hidden.dtype).reshape(-1, weight.shape[1])
-  exact = precision(hidden.dtype)
-  return (
-    jnp.matmul(slope, weight.T, precision=exact).reshape(hidden.shape),
-    jnp.matmul(hidden.reshape(-1, hidden.shape[-1]).T, slope, precision=exact),
-    None,
-    jnp.zeros_like(temperature),
-  )
+  if softcap is not None:
+    slope = slope * (1.0 - jnp.square(logits / softcap))
+  slope = (slope / temperature).astype(hidden.dtype)
+  return *linear_gradients(hidden, weight, slope), None, jnp.zeros_like(temperature)
 
 
 _score.defvjp(_score_forward, _score_backward)
@@ -160,7 +242,8 @@ def _output_weight(params: Params | DecodeParams) -> Array:
   return params.embedding.T if params.lm_head is None else params.lm_head
 
 
-def _logits(hidden: Array, weight: Array) -> Array:
-  return jnp.matmul(
+def _logits(hidden: Array, weight: Array, softcap: float | None) -> Array:
+  logits = jnp.matmul(
     hidden, weight, precision=precision(hidden.dtype), preferred_element_type=jnp.float32
   )
+  return logits if softcap is None else softcap * jnp.tanh(logits / softcap)

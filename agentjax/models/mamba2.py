@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
 import flax.struct
@@ -10,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
+from agentjax.models.context_parallel import incoming_state, incoming_tail
 from agentjax.models.norm import gated_rms_norm
 from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
+from agentjax.sharding import index, on_shards, ways
 from pallas_kernels.causal_conv1d.api import causal_conv1d
 from pallas_kernels.ssd.api import ssd, ssd_step
 
@@ -55,6 +59,20 @@ class _Projected(NamedTuple):
   b: Array  # [..., groups * state], before the convolution
   c: Array  # [..., groups * state], before the convolution
   step: Array  # [..., heads] float32, before bias and softplus
+
+
+class _Mixing(NamedTuple):
+  """The weights between the projections; fields of ``Mamba2``, or parts of them."""
+
+  conv_x: Array
+  conv_b: Array
+  conv_c: Array
+  conv_x_bias: Array
+  conv_b_bias: Array
+  conv_c_bias: Array
+  step_bias: Array
+  decay_rate: Array
+  skip: Array
 
 
 def mamba2_spec(config: ModelConfig) -> Mamba2:
@@ -137,21 +155,24 @@ def mamba2(
   References: Dao and Gu, 2405.21060; Nemotron-H, 2504.03624.
   """
   projected = _project(params, x)
-  convolved = [
-    causal_conv1d(v, w, bias, segment_ids=segment_ids, implementation=config.kernels)[0]
-    for v, (w, bias) in zip(projected[1:4], _filters(params, x.dtype), strict=True)
+  specs = mamba2_spec(config)
+  rows = ("batch", "time")
+  arguments = [(segment_ids, rows)]
+  arguments += [
+    (v.reshape(*v.shape[:2], *spec.shape[1:]), (*rows, *spec.axes[1:]))
+    for v, spec in (
+      (projected.x, specs.x),
+      (projected.b, specs.b),
+      (projected.c, specs.c),
+      (projected.step, specs.step),
+    )
   ]
-  inputs, b, c = _activate(params, *convolved)
-  y, _ = ssd(
-    inputs,
-    _step_size(params, projected.step, config),
-    _decay(params),
-    b,
-    c,
-    params.skip,
-    segment_ids=segment_ids,
-    chunk_size=config.chunk_size,
-    implementation=config.kernels,
+  arguments += [(getattr(params, name), getattr(specs, name).axes) for name in _Mixing._fields]
+  y = on_shards(
+    functools.partial(_mix, config=config),
+    arguments,
+    (*rows, "mamba_heads", "mamba_head_dim"),
+    name="the Mamba-2 scan",
   )
   return _output(params, y, projected.gate, config)
 
@@ -243,7 +264,64 @@ def _project(params: Mamba2, x: Array) -> _Projected:
   )
 
 
-def _filters(params: Mamba2, dtype: jnp.dtype) -> list[tuple[Array, Array]]:
+def _mix(
+  segment_ids: Array,
+  x: Array,
+  b: Array,
+  c: Array,
+  step: Array,
+  *weights: Array,
+  config: ModelConfig,
+) -> Array:
+  """Convolution and scan of one device's heads and tokens.
+
+  Args:
+    segment_ids: [B, T].
+    x: [B, T, heads, width], the device's heads.
+    b, c: [B, T, groups, state], all groups: those of its heads are picked out.
+    step: [B, T, heads].
+    weights: the fields of ``_Mixing``, for its heads and all groups.
+
+  Returns:
+    y [B, T, heads, width].
+  """
+  params = _Mixing(*weights)
+  if ways("mamba_heads") > 1:
+    # One group for as many neighbouring heads as surely share it.
+    heads, sharing = x.shape[2], config.mamba_heads // config.mamba_groups
+    together = math.gcd(heads, sharing)
+    mine = (index("mamba_heads") * heads + jnp.arange(0, heads, together)) // sharing
+    b, c = (jnp.take(v, mine, axis=2) for v in (b, c))
+    names = ("conv_b", "conv_c", "conv_b_bias", "conv_c_bias")
+    params = params._replace(
+      **{name: jnp.take(getattr(params, name), mine, axis=-2) for name in names}
+    )
+  convolved = []
+  for v, (w, bias) in zip((x, b, c), _filters(params, x.dtype), strict=True):
+    flat = v.reshape(*v.shape[:2], -1)
+    tail = incoming_tail(flat, segment_ids, w.shape[0] - 1)
+    out, _ = causal_conv1d(
+      flat, w, bias, initial_tail=tail, segment_ids=segment_ids, implementation=config.kernels
+    )
+    convolved.append(jax.nn.silu(out).reshape(v.shape))
+  x, b, c = convolved
+  dt, a = _step_size(params, step, config), _decay(params)
+  y, _ = ssd(
+    x,
+    dt,
+    a,
+    b,
+    c,
+    params.skip,
+    initial_state=incoming_state(x, dt, a, b, segment_ids),
+    segment_ids=segment_ids,
+    chunk_size=config.chunk_size,
+    implementation=config.kernels,
+  )
+  return y
+
+
+def _filters(params: Mamba2 | _Mixing, dtype: jnp.dtype) -> list[tuple[Array, Array]]:
   """Taps [kernel, channels] and bias [channels] of x, B and C."""
   pairs = (
     (params.conv_x, params.conv_x_bias),
@@ -264,14 +342,14 @@ def _activate(params: Mamba2, x: Array, b: Array, c: Array) -> tuple[Array, Arra
   )
 
 
-def _step_size(params: Mamba2, step: Array, config: ModelConfig) -> Array:
+def _step_size(params: Mamba2 | _Mixing, step: Array, config: ModelConfig) -> Array:
   size = jax.nn.softplus(step + params.step_bias)
   if config.dt_limit_low > 0.0 or config.dt_limit_high is not None:
     size = jnp.clip(size, config.dt_limit_low, config.dt_limit_high)
   return size
 
 
-def _decay(params: Mamba2) -> Array:
+def _decay(params: Mamba2 | _Mixing) -> Array:
   return -jnp.exp(params.decay_rate)
 
 

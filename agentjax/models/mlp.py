@@ -1,4 +1,4 @@
-"""Feed-forward block: squared ReLU, or gated by SiLU."""
+"""Feed-forward block: squared ReLU, or gated by SiLU or GELU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from agentjax.models.config import ModelConfig
+from agentjax.models.config import Activation, ModelConfig
 from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -33,7 +33,7 @@ def mlp_spec(config: ModelConfig, width: int) -> Mlp:
   )
   return Mlp(
     up=into,
-    gate=into if config.mlp_activation == "swiglu" else None,
+    gate=None if config.mlp_activation == "relu2" else into,
     down=ParamSpec(
       (width, config.d_model),
       ("mlp", "embed"),
@@ -43,14 +43,18 @@ def mlp_spec(config: ModelConfig, width: int) -> Mlp:
   )
 
 
-def mlp(params: Mlp, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
-  """``down relu(up x)²``, or ``down (silu(gate x) * up x)`` where there is a gate."""
+def mlp(
+  params: Mlp, x: Float[Array, "... embed"], activation: Activation
+) -> Float[Array, "... embed"]:
+  """``down activate(up x, gate x)``."""
   gate = None if params.gate is None else linear(x, params.gate)
-  return linear(activate(linear(x, params.up), gate), params.down)
+  return linear(activate(linear(x, params.up), gate, activation), params.down)
 
 
-def activate(hidden: Array, gate: Array | None) -> Array:
-  """``relu(hidden)²`` without a gate, ``silu(gate) * hidden`` with one."""
+def activate(hidden: Array, gate: Array | None, activation: Activation) -> Array:
+  """``relu(hidden)²`` without a gate; ``silu(gate) * hidden``, or with GELU (tanh) for "geglu"."""
   if gate is None:
     return jnp.square(jax.nn.relu(hidden))
+  if activation == "geglu":
+    return jax.nn.gelu(gate, approximate=True) * hidden
   return jax.nn.silu(gate) * hidden

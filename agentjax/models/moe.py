@@ -1,18 +1,20 @@
-"""Mixture of experts: sigmoid router, routed and shared experts, no token ever dropped."""
+"""Mixture of experts: a router, routed experts behind an optional latent, a shared expert."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from typing import NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.mlp import Mlp, activate, mlp, mlp_spec
-from agentjax.models.products import matmul, precision
+from agentjax.models.expert_parallel import sharded_sum
+from agentjax.models.experts import Experts, weighted_sum
+from agentjax.models.mlp import Mlp, mlp, mlp_spec
+from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
@@ -20,13 +22,20 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class Moe:
-  """Weights; ``expert_gate`` is None for squared ReLU, ``shared`` without a shared expert."""
+  """Weights. E routed and Z zero experts; ``in`` is the latent's width, embed without one.
 
-  router: Weight  # [embed, experts] float32
-  router_bias: Weight  # [experts] float32; moves the choice only, and only ``update_router_bias``
-  expert_up: Weight  # [experts, embed, expert_mlp]
-  expert_gate: Weight | None  # [experts, embed, expert_mlp]
-  expert_down: Weight  # [experts, expert_mlp, embed]
+  None: ``expert_gate`` for squared ReLU, ``latent_*`` without a latent, ``expert_scale`` unless the
+  config wants it, ``shared`` without a shared expert.
+  """
+
+  router: Weight  # [embed, E + Z] float32
+  router_bias: Weight  # [E + Z] float32; moves the choice only, and only ``update_router_bias``
+  expert_up: Weight  # [E, in, expert_mlp]
+  expert_gate: Weight | None  # [E, in, expert_mlp]
+  expert_down: Weight  # [E, expert_mlp, in]
+  latent_down: Weight | None  # [embed, in]
+  latent_up: Weight | None  # [in, embed]
+  expert_scale: Weight | None  # [E + Z] float32
   shared: Mlp | None
 
 
@@ -35,50 +44,81 @@ class Routing:
   """What one block routed. Only tokens that are not padding count in sums and means.
 
   Attributes:
-    experts: int32 [..., choices], ids of the experts of each token, padding too.
-    load: float32 [experts], tokens sent to each expert.
-    balance_loss: float32 scalar ``E sum_e f_e p_e``: f_e the share of the choices that fell on e,
-      p_e the mean of its score among all scores of a token; 1 at balance. Gradients reach p only.
+    experts: int32 [..., choices], ids of the experts of each token, padding too; zero experts
+      follow the routed ones.
+    load: float32 [E + Z], tokens sent to each expert. Adds up over micro-batches.
+    dropped: float32 scalar, choices that found no room on the way to their expert (see
+      ``expert_parallel``). Adds up over micro-batches.
+    balance_loss: float32 scalar ``(E + Z) sum_e f_e p_e``: f_e the share of the choices that fell
+      on e, p_e the mean of its score among all scores of a token; 1 at balance. Gradients reach p
+      only.
+    mean_scores: float32 [E + Z], these p; with the load of a whole batch they give the loss of the
+      whole batch from parts of it.
+    sequence_balance_loss: float32 scalar, the same within each sequence, mean over sequences
+      (2412.19437).
+    router_z_loss: float32 scalar, mean of ``logsumexp(logits)²`` (2202.08906).
   """
 
   experts: Array
   load: Array
+  dropped: Array
   balance_loss: Array
+  mean_scores: Array
+  sequence_balance_loss: Array
+  router_z_loss: Array
 
 
 class _Routes(NamedTuple):
-  scores: Array  # float32 [tokens, experts], after the sigmoid
-  experts: Array  # int32 [tokens, choices]
-  gates: Array  # float32 [tokens, choices]
+  logits: Array  # float32 [..., E + Z]
+  scores: Array  # float32 [..., E + Z]
+  experts: Array  # int32 [..., choices]
+  gates: Array  # float32 [..., choices]
 
 
 def moe_spec(config: ModelConfig) -> Moe:
   """Abstract parameters of one mixture block."""
   experts, width = config.num_experts, config.d_expert
+  latent, inner = config.latent_size, config.latent_size or config.d_model
+  axis = "latent" if latent else "embed"
+  routed = experts + config.zero_experts
+  out_scale = config.init_scale * config.residual_scale
   into = ParamSpec(
-    (experts, config.d_model, width),
-    ("experts", "embed", "expert_mlp"),
+    (experts, inner, width),
+    ("experts", axis, "expert_mlp"),
+    config.param_dtype,
+    scale=config.init_scale * inner**-0.5,
+  )
+  down = ParamSpec(
+    (config.d_model, latent),
+    ("embed", None),
     config.param_dtype,
     scale=config.init_scale * config.d_model**-0.5,
   )
+  up = ParamSpec((latent, config.d_model), (None, "embed"), config.param_dtype)
   return Moe(
     router=ParamSpec(
-      (config.d_model, experts),
+      (config.d_model, routed),
       ("embed", None),
       scale=config.init_scale * config.d_model**-0.5,
+      trained=not config.frozen_router,
       wide=True,
     ),
     router_bias=ParamSpec(
-      (experts,), (None,), init="zeros", trained=False, decayed=False, wide=True
+      (routed,), (None,), init="zeros", trained=False, decayed=False, wide=True
     ),
     expert_up=into,
-    expert_gate=into if config.mlp_activation == "swiglu" else None,
+    expert_gate=into if config.mlp_activation != "relu2" else None,
     expert_down=ParamSpec(
-      (experts, width, config.d_model),
-      ("experts", "expert_mlp", "embed"),
+      (experts, width, inner),
+      ("experts", "expert_mlp", axis),
       config.param_dtype,
-      scale=config.init_scale * config.residual_scale * width**-0.5,
+      scale=(config.init_scale if latent else out_scale) * width**-0.5,
     ),
+    latent_down=down if latent else None,
+    latent_up=dataclasses.replace(up, scale=out_scale * latent**-0.5) if latent else None,
+    expert_scale=ParamSpec((routed,), (None,), init="ones", decayed=False, wide=True)
+    if config.expert_scale
+    else None,
     shared=mlp_spec(config, config.d_shared_expert) if config.d_shared_expert else None,
   )
 
@@ -88,135 +128,169 @@ def moe(
   x: Float[Array, "*lead embed"],
   config: ModelConfig,
   *,
-  real: Bool[Array, "*lead"],
+  segment_ids: Int[Array, "*lead"],
   experts: Int[Array, "*lead choices"] | None = None,
+  router_input: Float[Array, "*lead embed"] | None = None,
 ) -> tuple[Float[Array, "*lead embed"], Routing]:
-  """``routed_scaling * sum_{e in top k} g_e f_e(x) + shared(x)``.
+  """``routed_scaling * up(sum_{e in top k} g_e f_e(down x)) + shared(x)``.
 
-  Scores ``s = sigmoid(router x)`` in float32; the k experts with the largest ``s + bias`` are
-  chosen; gates g are their scores, divided by their sum where ``norm_topk``. A token's result
-  depends on no other token: there is no capacity to overflow.
+  Scores are the sigmoid or the softmax of ``router x``, in float32; the k experts with the largest
+  ``score + bias`` are chosen, among the best groups of experts where there are groups; gates g are
+  their scores, divided by their sum where ``norm_topk``. f of a zero expert is the identity. The
+  projections down to and up from the latent are left out without a ``latent_size``.
+
+  On one device a token's result depends on no other token: there is no capacity to overflow. Over
+  several devices the same holds unless ``config.expert_capacity`` is set.
 
   Args:
-    x: any leading axes.
-    real: False at padding, which is left out of the statistics.
+    x: any leading axes, the last of them time; under a mesh [B, T], or [B] for one token each.
+    segment_ids: the sequence of each token, one run each; 0 at padding, which visits no routed
+      expert and is left out of the statistics.
     experts: ids to use in the place of the k largest, as recorded in sampling (router replay,
-      2510.11370); gates are still those of x.
+      2510.11370); gates and losses are still those of x. Where an id is -1 the router's own
+      choice holds.
+    router_input: what the router reads in the place of x.
 
-  References: DeepSeek-V3, 2412.19437 (sigmoid scores); Wang et al., 2408.15664 (the bias);
-  Nemotron 3, 2512.20856.
+  References: DeepSeek-V3, 2412.19437 (sigmoid scores, groups); Wang et al., 2408.15664 (the bias);
+  Nemotron 3, 2512.20856 (the latent); LongCat-Flash, 2509.01322 (zero experts).
   """
-  tokens = x.reshape(-1, x.shape[-1])
-  if experts is not None:
-    experts = experts.reshape(-1, experts.shape[-1])
-  routes = _route(params, tokens, config, experts)
-  if _every_expert_is_cheaper(tokens.shape[0], config):
-    out = _all_experts(params, tokens, routes)
-  else:
-    out = _sorted_experts(params, tokens, routes, config.expert_block)
-  out = out.reshape(x.shape)
-  if params.shared is not None:
-    out = out + mlp(params.shared, x)
-  return out, _summary(routes, real)
-
-
-def _route(params: Moe, tokens: Array, config: ModelConfig, experts: Array | None) -> _Routes:
-  logits = jnp.matmul(
-    tokens.astype(jnp.float32), params.router, precision=jax.lax.Precision.HIGHEST
+  routes = _route(params, x if router_input is None else router_input, config, experts)
+  routed = (segment_ids != 0)[..., None] & (routes.experts < config.num_experts)
+  visits = jnp.where(routed, routes.experts, config.num_experts)
+  inner = x if params.latent_down is None else linear(x, params.latent_down)
+  weights = Experts(
+    up=params.expert_up.astype(x.dtype),
+    gate=None if params.expert_gate is None else params.expert_gate.astype(x.dtype),
+    down=params.expert_down.astype(x.dtype),
+    activation=config.mlp_activation,
   )
-  scores = jax.nn.sigmoid(logits)
-  if experts is None:
-    _, experts = jax.lax.top_k(scores + params.router_bias, config.experts_per_token)
-  chosen = jax.nn.one_hot(experts, config.num_experts, dtype=jnp.float32)
-  gates = jnp.sum(chosen * scores[:, None], axis=-1)
+  if jax.sharding.get_abstract_mesh().size > 1:
+    out, dropped = sharded_sum(weights, inner, visits, routes.gates, config)
+  else:
+    tokens, ids, gates = (v.reshape(-1, v.shape[-1]) for v in (inner, visits, routes.gates))
+    out = weighted_sum(weights, tokens, ids, gates, config.expert_block).reshape(inner.shape)
+    dropped = jnp.zeros((), jnp.float32)
+  if config.zero_experts:
+    kept = jnp.where(routes.experts < config.num_experts, 0.0, routes.gates)
+    out = out + x * jnp.sum(kept, axis=-1, keepdims=True).astype(x.dtype)
+  if params.latent_up is not None:
+    out = linear(out, params.latent_up)
+  if params.shared is not None:
+    out = out + mlp(params.shared, x, config.mlp_activation)
+  return out, _summary(routes, segment_ids, dropped)
+
+
+def bias_change(
+  load: Float[Array, "*lead experts"], rate: float | Array, config: ModelConfig
+) -> Float[Array, "*lead experts"]:
+  """What balancing without a loss adds to the bias of each expert.
+
+  "sign": ``rate * sign(mean load - load_e)`` (2408.15664). "proportional": for each of the E routed
+  experts ``rate * ((K_e / K) / E - load_e / sum load)``, 0 for zero experts (2509.01322): K choices
+  of a token, of which K_e are to be routed ones.
+
+  Args:
+    load: tokens of the whole batch sent to each expert; 0 everywhere changes nothing.
+  """
+  if config.router_bias_rule == "sign":
+    return rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
+  choices = config.experts_per_token
+  active = choices if config.active_experts is None else config.active_experts
+  total = jnp.sum(load, axis=-1, keepdims=True)
+  gap = active / choices / config.num_experts - load / jnp.maximum(total, 1.0)
+  moves = (jnp.arange(load.shape[-1]) < config.num_experts) & (total > 0)
+  return jnp.where(moves, rate * gap, 0.0)
+
+
+def _route(params: Moe, x: Array, config: ModelConfig, experts: Array | None) -> _Routes:
+  router = jax.lax.stop_gradient(params.router) if config.frozen_router else params.router
+  logits = jnp.matmul(x.astype(jnp.float32), router, precision=jax.lax.Precision.HIGHEST)
+  if config.router_scores == "sigmoid":
+    scores = jax.nn.sigmoid(logits)
+  else:
+    scores = jax.nn.softmax(logits, axis=-1)
+  biased = scores + params.router_bias
+  if config.num_expert_groups > 1:
+    biased = _in_best_groups(biased, config)
+  _, best = jax.lax.top_k(biased, config.experts_per_token)
+  experts = best if experts is None else jnp.where(experts < 0, best, experts)
+  gates = _at(scores, experts)
   if config.norm_topk:
     gates = gates / (jnp.sum(gates, axis=-1, keepdims=True) + 1e-20)
-  return _Routes(scores=scores, experts=experts, gates=gates * config.routed_scaling)
+  gates = gates * config.routed_scaling
+  if params.expert_scale is not None:
+    gates = gates * _at(params.expert_scale, experts)
+  return _Routes(logits=logits, scores=scores, experts=experts, gates=gates)
 
 
-def _summary(routes: _Routes, real: Array) -> Routing:
-  experts, real = routes.experts.reshape(*real.shape, -1), real.reshape(-1)
+def _at(values: Array, ids: Array) -> Array:
+  """``values[..., ids]``, whose gradient is a sum over choices and no scatter."""
+  chosen = jax.nn.one_hot(ids, values.shape[-1], dtype=jnp.float32)
+  return jnp.sum(chosen * values[..., None, :], axis=-1)
+
+
+def _in_best_groups(biased: Array, config: ModelConfig) -> Array:
+  """Minus infinity outside the best groups of experts."""
+  groups = biased.reshape(*biased.shape[:-1], config.num_expert_groups, -1)
+  score = jnp.sum(jax.lax.top_k(groups, 2)[0], axis=-1)
+  _, best = jax.lax.top_k(score, config.expert_groups_per_token)
+  inside = jnp.any(best[..., None] == jnp.arange(config.num_expert_groups), axis=-2)
+  return jnp.where(inside[..., None], groups, -jnp.inf).reshape(biased.shape)
+
+
+def _summary(routes: _Routes, segment_ids: Array, dropped: Array) -> Routing:
+  real = (segment_ids != 0).astype(jnp.float32)[..., None]
+  tokens = jnp.maximum(jnp.sum(real), 1.0)
+  everywhere = tuple(range(segment_ids.ndim))
   num_experts = routes.scores.shape[-1]
-  chosen = jax.nn.one_hot(routes.experts, num_experts, dtype=jnp.float32)
-  load = jnp.sum(jnp.where(real[:, None, None], chosen, 0.0), axis=(0, 1))
+  # [..., E + Z]: how often a token chose an expert, and the expert's share of its scores.
+  chosen = jnp.sum(jax.nn.one_hot(routes.experts, num_experts, dtype=jnp.float32), axis=-2) * real
+  relative = routes.scores / jnp.sum(routes.scores, axis=-1, keepdims=True) * real
+  load = jnp.sum(chosen, axis=everywhere)
   share = load / jnp.maximum(jnp.sum(load), 1.0)
-  relative = routes.scores / jnp.sum(routes.scores, axis=-1, keepdims=True)
-  mean = jnp.sum(jnp.where(real[:, None], relative, 0.0), axis=0)
-  mean = mean / jnp.maximum(jnp.sum(real), 1)
-  return Routing(experts=experts, load=load, balance_loss=num_experts * jnp.sum(share * mean))
-
-
-def _every_expert_is_cheaper(tokens: int, config: ModelConfig) -> bool:
-  """Whether sorting saves less than half of the rows that all experts on all tokens take."""
-  choices = tokens * config.experts_per_token
-  blocks = _num_blocks(choices, config.num_experts, config.expert_block)
-  return 2 * blocks * config.expert_block > tokens * config.num_experts
-
-
-def _all_experts(params: Moe, tokens: Array, routes: _Routes) -> Array:
-  """Every expert on every token, weighted by its gate, which is 0 where it was not chosen."""
-  num_experts = params.expert_up.shape[0]
-  dtype = tokens.dtype
-  chosen = jax.nn.one_hot(routes.experts, num_experts, dtype=jnp.float32)
-  gates = jnp.sum(chosen * routes.gates[..., None], axis=1).astype(dtype)
-  product = functools.partial(jnp.einsum, precision=precision(dtype))
-  hidden = product("td,edf->tef", tokens, params.expert_up.astype(dtype))
-  gate = None
-  if params.expert_gate is not None:
-    gate = product("td,edf->tef", tokens, params.expert_gate.astype(dtype))
-  hidden = activate(hidden, gate) * gates[..., None]
-  return product("tef,efd->td", hidden, params.expert_down.astype(dtype))
-
-
-def _num_blocks(choices: int, num_experts: int, block: int) -> int:
-  """Blocks that hold any split of ``choices`` rows over the experts, each expert in its own."""
-  return min(-(-choices // block) + num_experts - 1, choices)
-
-
-def _sorted_experts(params: Moe, tokens: Array, routes: _Routes, block: int) -> Array:
-  """Sorts the (token, choice) pairs by expert into blocks of rows that share one expert."""
-  num_experts = params.expert_up.shape[0]
-  dtype = tokens.dtype
-  choices = routes.experts.reshape(-1)
-  blocks = _num_blocks(choices.size, num_experts, block)
-
-  chosen = jax.nn.one_hot(choices, num_experts, dtype=jnp.int32)
-  rank = jnp.sum((jnp.cumsum(chosen, axis=0) - 1) * chosen, axis=1)
-  last_block = jnp.cumsum(-(-jnp.sum(chosen, axis=0) // block))
-  first_block = jnp.concatenate([jnp.zeros((1,), jnp.int32), last_block[:-1]])
-  place = first_block[choices] * block + rank  # row of each pair, unique
-  source = jnp.full((blocks * block,), choices.size, jnp.int32)  # pair of each row
-  source = source.at[place].set(jnp.arange(choices.size, dtype=jnp.int32))
-  expert = jnp.minimum(
-    jnp.searchsorted(last_block, jnp.arange(blocks), side="right"), num_experts - 1
+  mean = jnp.sum(relative, axis=everywhere) / tokens
+  log_total = jax.nn.logsumexp(routes.logits, axis=-1, keepdims=True)
+  return Routing(
+    experts=routes.experts,
+    load=load,
+    dropped=dropped,
+    balance_loss=num_experts * jnp.sum(share * mean),
+    mean_scores=mean,
+    sequence_balance_loss=_sequence_balance_loss(
+      chosen, relative, segment_ids, routes.experts.shape[-1]
+    ),
+    router_z_loss=jnp.sum(jnp.square(log_total) * real) / tokens,
   )
 
-  pairs = jnp.repeat(tokens, routes.experts.shape[1], axis=0)
-  rows = _permute(pairs, source, place).reshape(blocks, block, -1)
-  hidden = matmul(rows, params.expert_up.astype(dtype)[expert])
-  gate = None
-  if params.expert_gate is not None:
-    gate = matmul(rows, params.expert_gate.astype(dtype)[expert])
-  out = matmul(activate(hidden, gate), params.expert_down.astype(dtype)[expert])
-  out = _permute(out.reshape(blocks * block, -1), place, source)
-  out = out.reshape(*routes.gates.shape, -1) * routes.gates[..., None].astype(dtype)
-  return jnp.sum(out, axis=1)
+
+def _sequence_balance_loss(
+  chosen: Array, relative: Array, segment_ids: Array, choices: int
+) -> Array:
+  """``mean over sequences of E sum_e f_e p_e``, f and p as counted within the sequence.
+
+  Written as a sum over tokens, each with the f of its sequence, which is the difference of two
+  running counts: exact, and no array has an axis of sequences.
+  """
+  first, last = _ends(segment_ids)
+  counts = jnp.cumsum(jax.lax.stop_gradient(chosen), axis=-2)
+  before = jnp.pad(counts, [(0, 0)] * (counts.ndim - 2) + [(1, 0), (0, 0)])
+  inside = jnp.take_along_axis(counts, last[..., None], axis=-2)
+  inside -= jnp.take_along_axis(before, first[..., None], axis=-2)
+  length = (last - first + 1).astype(jnp.float32)
+  per_token = jnp.sum(inside * relative, axis=-1) / (choices * jnp.square(length))
+  starts = (first == jnp.arange(first.shape[-1])) & (segment_ids != 0)
+  return chosen.shape[-1] * jnp.sum(per_token) / jnp.maximum(jnp.sum(starts), 1)
 
 
-@jax.custom_vjp
-def _permute(x: Array, source: Array, place: Array) -> Array:
-  """``x[source]``, zeros where it is out of range; ``place`` is its inverse, for the gradient."""
-  del place
-  return x.at[source].get(mode="fill", fill_value=0)
-
-
-def _permute_forward(x: Array, source: Array, place: Array) -> tuple[Array, tuple[Array, Array]]:
-  return _permute(x, source, place), (source, place)
-
-
-def _permute_backward(indices: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
-  source, place = indices
-  return _permute(gradient, place, source), None, None
-
-
-_permute.defvjp(_permute_forward, _permute_backward)
+def _ends(segment_ids: Array) -> tuple[Array, Array]:
+  """Index of the first and of the last token of each token's sequence, int32, as segment_ids."""
+  time = jnp.broadcast_to(jnp.arange(segment_ids.shape[-1]), segment_ids.shape)
+  changes = segment_ids[..., 1:] != segment_ids[..., :-1]
+  edge = jnp.ones_like(segment_ids[..., :1], bool)
+  axis = segment_ids.ndim - 1
+  first = jnp.where(jnp.concatenate([edge, changes], axis=-1), time, 0)
+  last = jnp.where(jnp.concatenate([changes, edge], axis=-1), time, time.shape[-1])
+  return (
+    jax.lax.cummax(first, axis=axis),
+    jax.lax.cummin(last, axis=axis, reverse=True),
+  )

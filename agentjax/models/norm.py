@@ -18,12 +18,14 @@ def norm_spec(size: int, config: ModelConfig) -> ParamSpec:
 
 
 def rms_norm(
-  x: Float[Array, "... channels"], weight: Float[Array, " channels"], eps: float
+  x: Float[Array, "... channels"], weight: Float[Array, " channels"] | None, eps: float
 ) -> Float[Array, "... channels"]:
-  """``x / sqrt(mean x² + eps) * weight`` in float32, in the dtype of x."""
+  """``x / sqrt(mean x² + eps) * weight`` in float32, in the dtype of x; no weight is ones."""
   wide = x.astype(jnp.float32)
   wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-  return (wide * weight.astype(jnp.float32)).astype(x.dtype)
+  if weight is not None:
+    wide = wide * weight.astype(jnp.float32)
+  return wide.astype(x.dtype)
 
 
 def gated_rms_norm(

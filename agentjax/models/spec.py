@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-Init = Literal["normal", "zeros", "ones", "decay_rate", "step_bias"]
+Init = Literal["normal", "zeros", "ones", "decay_rate", "step_bias", "identity"]
 Weight = Any  # a field of a parameter container: an Array, or the ParamSpec it is made from
 
 
@@ -26,6 +26,7 @@ class ParamSpec:
     init: "normal" draws N(0, scale²); "zeros"; "ones"; "decay_rate" is log(1), log(2), … along the
       last axis (Mamba-2's A_log); "step_bias" is the inverse softplus of a step drawn log-uniform
       in [low, high], at least ``floor`` (Mamba-2's dt_bias).
+      "identity" has ones where the last two indices agree.
     scale: standard deviation of "normal".
     low, high, floor: of "step_bias".
     trained: False for arrays that no gradient moves (the router's bias).
@@ -52,6 +53,11 @@ class ParamSpec:
   def stacked(self, repeats: int) -> ParamSpec:
     """The same array for ``repeats`` layers, along a new leading axis "layers"."""
     return dataclasses.replace(self, shape=(repeats, *self.shape), axes=("layers", *self.axes))
+
+  def __getitem__(self, layer: int) -> ParamSpec:
+    """One layer of a stacked array, as indexing the array gives it."""
+    del layer
+    return dataclasses.replace(self, shape=self.shape[1:], axes=self.axes[1:])
 
 
 def is_spec(value: Any) -> bool:
@@ -107,6 +113,9 @@ def _draw(spec: ParamSpec, key: Array) -> Array:
       return jnp.zeros(spec.shape, dtype)
     case "ones":
       return jnp.ones(spec.shape, dtype)
+    case "identity":
+      rows, columns = spec.shape[-2:]
+      return jnp.broadcast_to(jnp.eye(rows, columns, dtype=dtype), spec.shape)
     case "decay_rate":
       rates = jnp.arange(1, spec.shape[-1] + 1, dtype=jnp.float32)
       return jnp.broadcast_to(jnp.log(rates), spec.shape).astype(dtype)

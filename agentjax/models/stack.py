@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.struct
@@ -11,15 +14,47 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.blocks import KINDS, Rows
-from agentjax.models.config import ModelConfig
-from agentjax.models.moe import Moe, Routing
+from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows
+from agentjax.models.config import ModelConfig, MtpConfig
+from agentjax.models.gemma4 import Given, PerLayerTable, Stream, per_layer_spec, scaled_stream
+from agentjax.models.loop import (
+  Gates,
+  Injection,
+  Section,
+  gates_spec,
+  injection_spec,
+  run_core,
+  run_twice,
+)
+from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.products import LINEAR
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 from agentjax.sharding import constrain
 
 Array = jax.Array
 Blocks = tuple[Any, ...]  # one entry a character: what the kind's ``spec`` makes
+
+# What ``config.remat`` keeps of a block for its gradient: nothing, or its dense projections.
+_KEPT = {"block": None, "dots": jax.checkpoint_policies.save_only_these_names(LINEAR)}
+
+
+@flax.struct.dataclass
+class MtpLayer:
+  """What predicts further ahead; every array has a leading axis, of 1 where depths share weights.
+
+  Attributes:
+    token_norm, hidden_norm: [embed], of the embedding and of the hidden state.
+    join: [2 * embed, embed], of the normed embedding and hidden state one after the other.
+    blocks: what ``BlockKind.spec`` says per character of ``config.mtp.pattern``.
+    final_norm: [embed], before the output projection and the next depth.
+  """
+
+  token_norm: Weight
+  hidden_norm: Weight
+  join: Weight
+  blocks: Blocks
+  final_norm: Weight
 
 
 @flax.struct.dataclass
@@ -28,16 +63,24 @@ class Params:
 
   Attributes:
     embedding: [vocab, embed].
-    groups: per entry of ``factor_pattern``, what ``BlockKind.spec`` says per character of the
+    groups: per entry of ``pattern_units``, what ``BlockKind.spec`` says per character of the
       unit, its arrays stacked over the repeats along a leading axis.
     final_norm: [embed].
     lm_head: [embed, vocab]; None where embeddings are tied.
+    mtp: None without ``config.mtp``.
+    loop: None without ``config.loop``.
+    second_pass: None without ``config.second_pass``.
+    per_layer: None without ``config.gemma.per_layer_width``.
   """
 
   embedding: Weight
   groups: tuple[Blocks, ...]
   final_norm: Weight
   lm_head: Weight | None
+  mtp: MtpLayer | None = None
+  loop: Injection | None = None
+  second_pass: Gates | None = None
+  per_layer: PerLayerTable | None = None
 
 
 @flax.struct.dataclass
@@ -48,6 +91,9 @@ class DecodeParams:
   blocks: Blocks
   final_norm: Weight  # [embed]
   lm_head: Weight | None  # [embed, vocab]
+  loop: Injection | None = None
+  second_pass: Gates | None = None
+  per_layer: PerLayerTable | None = None
 
 
 @flax.struct.dataclass
@@ -57,15 +103,36 @@ class ForwardOutput:
   Attributes:
     hidden: [B, T, embed], after the last norm.
     routing: of all blocks with a router, in pattern order, on a leading axis; None without any.
+    max_scores: float32 [attentions, heads], the largest score of every attention head on these rows
+      in pattern order (see ``attend.max_scores``); None unless ``config.record_max_scores``.
   """
 
   hidden: Array
   routing: Routing | None
+  max_scores: Array | None
 
   @property
   def balance_loss(self) -> Array:
     """Float32 scalar, mean over the blocks with a router; 0 without one."""
-    return jnp.zeros(()) if self.routing is None else jnp.mean(self.routing.balance_loss)
+    return self._over_routers("balance_loss", jnp.mean)
+
+  @property
+  def sequence_balance_loss(self) -> Array:
+    """Likewise, balance within each sequence."""
+    return self._over_routers("sequence_balance_loss", jnp.mean)
+
+  @property
+  def router_z_loss(self) -> Array:
+    """Likewise, mean of ``logsumexp(logits)²``."""
+    return self._over_routers("router_z_loss", jnp.mean)
+
+  @property
+  def dropped(self) -> Array:
+    """Float32 scalar, choices of all blocks that found no room on the way to their expert."""
+    return self._over_routers("dropped", jnp.sum)
+
+  def _over_routers(self, name: str, reduce: Callable[[Array], Array]) -> Array:
+    return jnp.zeros(()) if self.routing is None else reduce(getattr(self.routing, name))
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,12 +161,16 @@ def factor_pattern(pattern: str) -> tuple[tuple[str, int], ...]:
   return best[-1][2]
 
 
+def pattern_units(config: ModelConfig) -> tuple[tuple[str, int], ...]:
+  """``factor_pattern`` of every section: no unit spans the border of a looped core."""
+  return tuple(unit for section in config.sections for unit in factor_pattern(section))
+
+
 def param_specs(config: ModelConfig) -> Params:
   """The whole model as ``ParamSpec``s."""
 
   def block(kind: str, repeats: int) -> Any:
-    spec = KINDS[kind].spec(config)
-    return jax.tree.map(lambda s: s.stacked(repeats), spec, is_leaf=is_spec)
+    return _stacked(KINDS[kind].spec(config), repeats)
 
   table = ParamSpec(
     (config.vocab_size, config.d_model),
@@ -111,12 +182,54 @@ def param_specs(config: ModelConfig) -> Params:
   return Params(
     embedding=table,
     groups=tuple(
-      tuple(block(kind, repeats) for kind in unit)
-      for unit, repeats in factor_pattern(config.pattern)
+      tuple(block(kind, repeats) for kind in unit) for unit, repeats in pattern_units(config)
     ),
     final_norm=norm_spec(config.d_model, config),
     lm_head=None if config.tie_embeddings else head,
+    mtp=None if config.mtp is None else _mtp_spec(config, config.mtp),
+    loop=None if config.loop is None else injection_spec(config),
+    second_pass=None if config.second_pass is None else gates_spec(config),
+    per_layer=per_layer_spec(config),
   )
+
+
+def count_active(config: ModelConfig, *, embedding: bool = True) -> int:
+  """Number of parameters that one token meets: of the routed experts those that it visits.
+
+  Args:
+    config: of the model; prediction heads (``config.mtp``) are counted where they are set.
+    embedding: count the input embedding. A tied one is always counted, as output projection.
+  """
+  specs = param_specs(config)
+  visited = config.experts_per_token / config.num_experts
+  total = sum(
+    math.prod(spec.shape) * (visited if "experts" in spec.axes else 1)
+    for spec in jax.tree.leaves(specs, is_leaf=is_spec)
+  )
+  if not embedding and not config.tie_embeddings:
+    total -= math.prod(specs.embedding.shape)
+  return round(total)
+
+
+def _mtp_spec(config: ModelConfig, mtp: MtpConfig) -> MtpLayer:
+  norm = norm_spec(config.d_model, config)
+  layer = MtpLayer(
+    token_norm=norm,
+    hidden_norm=norm,
+    join=ParamSpec(
+      (2 * config.d_model, config.d_model),
+      ("embed", None),
+      config.param_dtype,
+      scale=config.init_scale * (2 * config.d_model) ** -0.5,
+    ),
+    blocks=tuple(KINDS[kind].spec(config) for kind in mtp.pattern),
+    final_norm=norm,
+  )
+  return _stacked(layer, 1 if mtp.shared else mtp.depths)
+
+
+def _stacked(specs: Any, repeats: int) -> Any:
+  return jax.tree.map(lambda s: s.stacked(repeats), specs, is_leaf=is_spec)
 
 
 def init(config: ModelConfig, key: Array) -> Params:
@@ -132,6 +245,7 @@ def forward(
   positions: Int[Array, "batch time"],
   *,
   experts: Int[Array, "routers batch time choices"] | None = None,
+  depths: Int[Array, "batch time"] | None = None,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -143,72 +257,115 @@ def forward(
       convolution, nor state reaches across.
     positions: [B, T], place of the token in its sequence.
     experts: expert ids that every block with a router uses in the place of its own choice.
+    depths: iterations of a looped core, one number for all tokens of a sequence (see
+      ``sample_depths``); None is ``config.loop.fixed_depth``.
+
+  Raises:
+    ValueError: depths for a model without a looped core.
   """
-  x = _embed(params, config, token_ids)
+  if depths is not None and params.loop is None:
+    raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
+  x, per_layer = open_stream(params, config, token_ids)
+  x = _pin(x)
   rows = Rows(segment_ids, positions)
-  given = given_to_blocks(config, experts)
-  routings: list[Routing] = []
-  for (unit, repeats), group in zip(factor_pattern(config.pattern), params.groups, strict=True):
-    body = functools.partial(_run_unit, unit=unit, config=config, rows=rows)
-    here, given = given[: len(unit) * repeats], given[len(unit) * repeats :]
-    if repeats == 1:
-      x, routed = body(x, (jax.tree.map(lambda w: w[0], group), here))
-      routings += routed
-    else:
-      each = tuple(
-        jax.tree.map(lambda *v: jnp.stack(v), *here[i :: len(unit)]) for i in range(len(unit))
-      )
-      x, routed = jax.lax.scan(body, x, (group, each), unroll=min(config.scan_unroll, repeats))
-      routings += [jax.tree.map(lambda v, i=i: v[i], r) for i in range(repeats) for r in routed]
+  given = given_to_blocks(config, experts, per_layer)
+  sections = _sections(params.groups, given, config)
+  run = functools.partial(_run_section, config=config, rows=rows)
+  if params.loop is not None:
+    x, reports = run_core(params.loop, x, sections, config, rows, depths, run)
+  elif params.second_pass is not None:
+    x, reports = run_twice(params.second_pass, x, sections[0], run)
+  else:
+    x, reports = run(x, sections[0])
+  routings = [report.routing for report in reports if report.routing is not None]
+  scores = [report.max_scores for report in reports if report.max_scores is not None]
   return ForwardOutput(
-    hidden=rms_norm(x, params.final_norm, config.norm_eps),
+    hidden=rms_norm(close_stream(x), params.final_norm, config.norm_eps),
     routing=jax.tree.map(lambda *v: jnp.stack(v), *routings) if routings else None,
+    max_scores=jnp.concatenate(scores) if scores else None,
   )
 
 
-def given_to_blocks(config: ModelConfig, experts: Array | None) -> tuple[Array | None, ...]:
+def num_routers(config: ModelConfig) -> int:
+  """Blocks with a router in the pattern."""
+  return sum(KINDS[kind].routes for kind in config.pattern)
+
+
+def open_stream(
+  params: Params | DecodeParams, config: ModelConfig, token_ids: Int[Array, "*lead"]
+) -> tuple[Any, Array | None]:
+  """What the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
+
+  The stream is [*lead, embed] in the compute dtype, or a ``gemma4.Stream``; inputs are None in
+  models that have none.
+  """
+  x = params.embedding[token_ids].astype(config.dtype)
+  if config.gemma is None:
+    return x, None
+  return scaled_stream(x, params.per_layer, config, token_ids)
+
+
+def close_stream(x: Any) -> Float[Array, "*lead embed"]:
+  """What the last block leaves, before the last norm."""
+  return x.x if isinstance(x, Stream) else x
+
+
+def given_to_blocks(
+  config: ModelConfig, experts: Array | None, per_layer: Array | None
+) -> tuple[Any, ...]:
   """What each block of the pattern gets beside the stream (see ``BlockKind``)."""
   remaining = iter(() if experts is None else experts)
-  return tuple(next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
+  chosen = (next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
+  if config.gemma is None:
+    return tuple(chosen)
+  return tuple(
+    Given(None if per_layer is None else per_layer[..., i, :], ids) for i, ids in enumerate(chosen)
+  )
 
 
 def update_router_bias(
-  params: Params, load: Float[Array, "routers experts"], rate: float | Array
+  params: Params,
+  config: ModelConfig,
+  load: Float[Array, "routers experts"],
+  rate: float | Array,
 ) -> Params:
-  """Balances experts without a loss: ``bias_e += rate * sign(mean load - load_e)``.
+  """Balances experts without a loss, by ``config.router_bias_rule`` (see ``moe.bias_change``).
 
   Args:
     params: as from ``init``.
-    load: tokens of the whole batch sent to each expert, per block with a router in pattern order.
+    config: of the params.
+    load: tokens of the whole batch sent to each expert, per block with a router in pattern order,
+      and after these, if at all, per router of the multi-token prediction (``MtpLoss.load``).
     rate: 1e-3 in Nemotron 3 and DeepSeek-V3; 0 leaves the bias as it is.
-
-  References: Wang et al., 2408.15664.
   """
-  change = rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
-  groups, used = [], 0
-  for group in params.groups:
+  change = bias_change(load, rate, config)
+  used = 0
+
+  def moved(group: Any) -> Any:
+    nonlocal used
     routers = [leaf for leaf in jax.tree.leaves(group, is_leaf=_is_moe) if _is_moe(leaf)]
     if not routers:
-      groups.append(group)
-      continue
+      return group
     repeats = routers[0].router_bias.shape[0]
     here = change[used : used + repeats * len(routers)].reshape(repeats, len(routers), -1)
     used += repeats * len(routers)
     steps = iter(jnp.moveaxis(here, 1, 0))
 
-    def move(leaf: Any, steps: Any = steps) -> Any:
+    def move(leaf: Any) -> Any:
       if not _is_moe(leaf):
         return leaf
       return dataclasses.replace(leaf, router_bias=leaf.router_bias + next(steps))
 
-    groups.append(jax.tree.map(move, group, is_leaf=_is_moe))
-  return dataclasses.replace(params, groups=tuple(groups))
+    return jax.tree.map(move, group, is_leaf=_is_moe)
+
+  params = dataclasses.replace(params, groups=tuple(moved(group) for group in params.groups))
+  return params if used == len(change) else dataclasses.replace(params, mtp=moved(params.mtp))
 
 
 def unstack(groups: tuple[Blocks, ...], config: ModelConfig) -> list[Any]:
   """One block per character of the pattern, in order, of ``Params.groups``."""
   blocks: list[Any] = []
-  for (_, repeats), group in zip(factor_pattern(config.pattern), groups, strict=True):
+  for (_, repeats), group in zip(pattern_units(config), groups, strict=True):
     for i in range(repeats):
       blocks += [jax.tree.map(lambda w, i=i: w[i], block) for block in group]
   return blocks
@@ -218,30 +375,73 @@ def _is_moe(node: Any) -> bool:
   return isinstance(node, Moe)
 
 
-def _embed(params: Params, config: ModelConfig, token_ids: Array) -> Array:
-  x = params.embedding[token_ids].astype(config.dtype)
-  return constrain(x, ("batch", "time", "stream"), name="the residual stream")
+def _pin(x: Any) -> Any:
+  """Fixes where the stream of packed rows lies."""
+  axes, name = ("batch", "time", "stream"), "the residual stream"
+  if isinstance(x, Stream):
+    return dataclasses.replace(x, x=constrain(x.x, axes, name=name))
+  return constrain(x, axes, name=name)
 
 
-def _run_unit(
+def _sections(
+  groups: tuple[Blocks, ...], given: tuple[Any, ...], config: ModelConfig
+) -> tuple[Section, ...]:
+  """Groups and what their blocks are given, by stretch of the pattern (``config.sections``)."""
+  sections: list[Section] = []
+  rest = iter(groups)
+  for pattern in config.sections:
+    units = factor_pattern(pattern)
+    here = tuple(itertools.islice(rest, len(units)))
+    sections.append(Section(units, here, given[: len(pattern)]))
+    given = given[len(pattern) :]
+  return tuple(sections)
+
+
+def _run_section(
+  x: Array,
+  section: Section,
+  *,
+  config: ModelConfig,
+  rows: Rows,
+  kinds: Mapping[str, BlockKind] = KINDS,
+) -> tuple[Array, list[Any]]:
+  """Applies the groups of a stretch; the reports are those of its blocks, in pattern order."""
+  reports: list[Any] = []
+  given = section.given
+  for (unit, repeats), group in zip(section.units, section.groups, strict=True):
+    body = functools.partial(run_unit, unit=unit, config=config, rows=rows, kinds=kinds)
+    here, given = given[: len(unit) * repeats], given[len(unit) * repeats :]
+    if repeats == 1:
+      x, told = body(x, (jax.tree.map(lambda w: w[0], group), here))
+      reports += told
+    else:
+      each = tuple(
+        jax.tree.map(lambda *v: jnp.stack(v), *here[i :: len(unit)]) for i in range(len(unit))
+      )
+      x, told = jax.lax.scan(body, x, (group, each), unroll=min(config.scan_unroll, repeats))
+      reports += [jax.tree.map(lambda v, i=i: v[i], r) for i in range(repeats) for r in told]
+  return x, reports
+
+
+def run_unit(
   x: Array,
   blocks_and_given: tuple[Blocks, tuple[Array | None, ...]],
   *,
   unit: str,
   config: ModelConfig,
   rows: Rows,
-) -> tuple[Array, list[Routing]]:
-  """Applies the blocks of one unit; the routings are those of its blocks with a router."""
+  kinds: Mapping[str, BlockKind] = KINDS,
+) -> tuple[Array, list[BlockReport]]:
+  """Applies the blocks of one unit, and gathers what each of them reports."""
 
-  def run(x: Array, block: Any, given: Array | None, kind: str) -> tuple[Array, Routing | None]:
-    x, routing = KINDS[kind].forward(block, x, config, rows, given)
-    return constrain(x, ("batch", "time", "stream"), name="the residual stream"), routing
+  def run(x: Array, block: Any, given: Array | None, kind: str) -> tuple[Array, BlockReport]:
+    x, report = kinds[kind].forward(block, x, config, rows, given)
+    return _pin(x), report
 
-  if config.remat == "block":
-    run = jax.checkpoint(run, static_argnums=3)
-  routings = []
+  if config.remat != "none":
+    run = jax.checkpoint(run, static_argnums=3, policy=_KEPT[config.remat])
+  reports = []
   for kind, block, given in zip(unit, *blocks_and_given, strict=True):
-    x, routing = run(x, block, given, kind)
-    if routing is not None:
-      routings.append(routing)
-  return x, routings
+    x, report = run(x, block, given, kind)
+    reports.append(report)
+  return x, reports

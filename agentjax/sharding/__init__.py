@@ -12,6 +12,7 @@ from agentjax.sharding.layout import (
   time_multiple,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
+from agentjax.sharding.shards import index, largest, on_shards, ways, whole
 
 __all__ = [
   "LOGICAL_AXES",
@@ -20,10 +21,15 @@ __all__ = [
   "batch_sharding",
   "batch_shardings",
   "constrain",
+  "index",
+  "largest",
   "make_mesh",
+  "on_shards",
   "partition_spec",
   "replicated",
   "row_multiple",
   "shardings",
   "time_multiple",
+  "ways",
+  "whole",
 ]

@@ -20,6 +20,8 @@ LOGICAL_AXES: Mapping[str, tuple[str, ...]] = {
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
   "head_dim": (),
+  # The narrow vectors of latent attention, of latent mixtures and of Gemma's layer inputs.
+  "latent": ("fsdp",),
   "mamba_heads": ("tensor",),
   "mamba_head_dim": (),
   "mamba_inner": ("tensor",),
@@ -31,7 +33,7 @@ LOGICAL_AXES: Mapping[str, tuple[str, ...]] = {
   "expert_mlp": ("tensor",),
   "layers": (),
   # Activations.
-  "batch": ("data", "fsdp"),
+  "batch": ("data", "fsdp", "expert"),
   "time": ("context",),
   "stream": (),
 }
@@ -106,7 +108,7 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """For [B, T, ...] arrays: rows over (data, fsdp), time over context."""
+  """For [B, T, ...] arrays: rows over (data, fsdp, expert), time over context."""
   return NamedSharding(mesh, PartitionSpec(LOGICAL_AXES["batch"], LOGICAL_AXES["time"]))
 
 

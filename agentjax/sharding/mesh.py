@@ -23,7 +23,8 @@ class MeshConfig(Config):
     data: copies of the parameters, each with its own rows of the batch.
     fsdp: parameters and optimiser state are split, rows of the batch too; weights are gathered
       where they are used.
-    expert: experts of mixture blocks are split.
+    expert: experts of mixture blocks are split, rows of the batch too; tokens travel to the owner
+      of their expert. All other parameters are copied along it.
     tensor: heads, hidden units and the vocabulary are split.
     context: the time axis of the batch is split.
   """

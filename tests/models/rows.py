@@ -80,11 +80,11 @@ def draw(config: models.ModelConfig, seed: int) -> models.Params:
   Drawn by numpy, which spares every test module the compilation of ``init``.
   """
   rng = np.random.default_rng(seed)
-  middle = {"normal": 0.0, "zeros": 0.0, "ones": 1.0, "decay_rate": 0.5, "step_bias": -3.0}
+  middle = {"ones": 1.0, "decay_rate": 0.5, "step_bias": -3.0}
 
   def leaf(spec: models.ParamSpec) -> jax.Array:
     width = spec.scale if spec.init == "normal" else 0.1
-    values = middle[spec.init] + width * rng.standard_normal(spec.shape)
+    values = middle.get(spec.init, 0.0) + width * rng.standard_normal(spec.shape)
     return jnp.asarray(values, spec.dtype)
 
   specs = models.param_specs(config)

@@ -9,7 +9,7 @@ from agentjax.models import ModelConfig
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"pattern": "M*X"}, r"pattern='M\*X'; allowed: .*'E'"),
+    ({"pattern": "M*Q"}, r"pattern='M\*Q'; allowed: .*'E'"),
     ({"pattern": ""}, "pattern=''"),
     ({"num_heads": 6, "num_kv_heads": 4}, "num_kv_heads=4; allowed: a divisor of num_heads=6"),
     ({"head_dim": 7, "rope_theta": 1e4}, "rope_theta=10000.0.*even head_dim"),

@@ -11,7 +11,7 @@ from tests.models.rows import draw, forward, pack, score_tokens
 
 def plain_scores(params, config, rows, temperature):
   hidden = forward(params, config, *rows).hidden
-  logits = models.compute_logits(params, hidden)[:, :-1] / temperature
+  logits = models.compute_logits(params, config, hidden)[:, :-1] / temperature
   log_probs = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(log_probs, rows.token_ids[:, 1:, None], -1)[..., 0]
   entropies = -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
@@ -19,9 +19,12 @@ def plain_scores(params, config, rows, temperature):
   return tuple(jnp.pad(jnp.where(inside, v, 0.0), ((0, 0), (1, 0))) for v in (chosen, entropies))
 
 
-@pytest.mark.parametrize(("tied", "temperature"), [(False, 1.0), (True, 0.7)])
-def test_chunked_scores_equal_those_of_the_whole_logits(tiny, sequences, tied, temperature):
-  config = dataclasses.replace(tiny, pattern="*", tie_embeddings=tied)
+@pytest.mark.parametrize(
+  ("tied", "temperature", "chunk"), [(False, 1.0, 7), (True, 0.7, 64), (True, 0.7, 3)]
+)
+def test_chunked_scores_equal_those_of_the_whole_logits(tiny, sequences, tied, temperature, chunk):
+  """A few chunks, one, and a loop of ten."""
+  config = dataclasses.replace(tiny, pattern="*", tie_embeddings=tied, logits_chunk=chunk)
   params = draw(config, seed=0)
   rows = pack(sequences, [[0, 2, None], [1, 4]], 30)
   mix = jax.random.normal(jax.random.key(3), (2, *rows.token_ids.shape))

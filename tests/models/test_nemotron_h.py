@@ -13,16 +13,23 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.models import moe as moe_module
+from agentjax.models.blocks import KINDS, Rows
+from agentjax.models.norm import rms_norm
 from agentjax.models.stack import unstack
 
 DATA = os.environ.get("AGENTJAX_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="AGENTJAX_DATA names no folder of golden files")
 
 
+NAMES = ("nemotron_h_tiny", "nemotron_h_tiny_latent_moe")
+each_model = pytest.mark.parametrize("name", NAMES)
+
+
 @functools.cache
-def golden():
+def golden(name):
   folder = pathlib.Path(DATA or "") / "peer_golden"
-  theirs = json.loads((folder / "nemotron_h_tiny.config.json").read_text())
+  theirs = json.loads((folder / f"{name}.config.json").read_text())
   kinds = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
   config = models.ModelConfig(
     vocab_size=theirs["vocab_size"],
@@ -45,10 +52,11 @@ def golden():
     experts_per_token=theirs["num_experts_per_tok"],
     d_expert=theirs["moe_intermediate_size"],
     d_shared_expert=theirs["moe_shared_expert_intermediate_size"],
+    latent_size=theirs["moe_latent_size"] or 0,
     routed_scaling=theirs["routed_scaling_factor"],
   )
   config.validate()
-  arrays = np.load(folder / "nemotron_h_tiny.npz")
+  arrays = np.load(folder / f"{name}.npz")
   return config, {name: arrays[name] for name in arrays.files}
 
 
@@ -95,6 +103,9 @@ def mapped(config, arrays, prefix):
           "expert_up": jnp.swapaxes(get(at + "experts.up_proj"), 1, 2),
           "expert_down": jnp.swapaxes(get(at + "experts.down_proj"), 1, 2),
         }
+        if config.latent_size:
+          latent = {"latent_down": "fc1_latent_proj", "latent_up": "fc2_latent_proj"}
+          found |= {ours: get(at + f"{name}.weight").T for ours, name in latent.items()}
         found["shared"] = spec.mixer.shared.replace(
           **{n: get(at + f"shared_experts.{n}_proj.weight").T for n in ("up", "down")}
         )
@@ -117,19 +128,25 @@ def mapped(config, arrays, prefix):
   )
 
 
-def test_logits_loss_and_gradients_are_those_of_transformers():
-  config, arrays = golden()
-  params = mapped(config, arrays, "param")
+def whole_rows(arrays):
+  """Token ids, and rows of one sequence each."""
   token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
-  segment_ids = jnp.ones_like(token_ids)
   positions = jnp.broadcast_to(jnp.arange(token_ids.shape[1]), token_ids.shape)
+  return token_ids, Rows(jnp.ones_like(token_ids), positions)
+
+
+@each_model
+def test_logits_loss_and_gradients_are_those_of_transformers(name):
+  config, arrays = golden(name)
+  params = mapped(config, arrays, "param")
+  token_ids, rows = whole_rows(arrays)
 
   def loss(params):
-    scores = models.score_tokens(params, config, token_ids, segment_ids, positions)
+    scores = models.score_tokens(params, config, token_ids, *rows)
     return -jnp.mean(scores.log_probs[:, 1:]), scores
 
   (value, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-  logits = models.compute_logits(params, scores.hidden)
+  logits = models.compute_logits(params, config, scores.hidden)
   np.testing.assert_allclose(logits, arrays["logits"], atol=1e-5)
   np.testing.assert_allclose(scores.log_probs[:, 1:], arrays["token_logprobs"], atol=1e-5)
   np.testing.assert_allclose(value, arrays["loss"], atol=1e-6)
@@ -141,20 +158,46 @@ def test_logits_loss_and_gradients_are_those_of_transformers():
       np.testing.assert_allclose(got, expected, atol=3e-6, err_msg=jax.tree_util.keystr(path))
 
 
-def test_the_experts_chosen_are_those_of_transformers():
-  config, arrays = golden()
-  token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
-  positions = jnp.broadcast_to(jnp.arange(token_ids.shape[1]), token_ids.shape)
-  out = jax.jit(models.forward, static_argnums=1)(
-    mapped(config, arrays, "param"), config, token_ids, jnp.ones_like(token_ids), positions
-  )
-  for row, layer in zip(out.routing.load, (1, 4), strict=True):
-    chosen = arrays[f"act/layer{layer}_router2"]
-    np.testing.assert_array_equal(row, np.bincount(chosen.ravel(), minlength=config.num_experts))
+@each_model
+def test_what_every_block_and_router_gives_is_that_of_transformers(name):
+  config, arrays = golden(name)
+  params = mapped(config, arrays, "param")
+  token_ids, rows = whole_rows(arrays)
+
+  @jax.jit
+  def run(params):
+    x, found = params.embedding[token_ids], []
+    for kind, block in zip(config.pattern, unstack(params.groups, config), strict=True):
+      routes = None
+      if kind == "E":
+        inputs = rms_norm(x, block.norm, config.norm_eps)
+        routes = moe_module._route(block.mixer, inputs, config, None)
+      out, _ = KINDS[kind].forward(block, x, config, rows, None)
+      found.append((out, out - x, routes))
+      x = out
+    return found
+
+  for i, (out, added, routes) in enumerate(run(params)):
+    np.testing.assert_allclose(out, arrays[f"act/layer{i}_out"], atol=5e-6)
+    np.testing.assert_allclose(added, arrays[f"act/layer{i}_mixer_out"], atol=5e-6)
+    if routes is not None:
+      given = (routes.logits, routes.gates, routes.experts)
+      logits, gates, experts = (v.reshape(-1, v.shape[-1]) for v in given)
+      np.testing.assert_allclose(logits, arrays[f"act/layer{i}_router0"], atol=5e-6)
+      # Theirs come in no order.
+      theirs = np.argsort(arrays[f"act/layer{i}_router2"], axis=1)
+      ours = np.argsort(experts, axis=1)
+      for value, field in ((experts, "router2"), (gates, "router1")):
+        np.testing.assert_allclose(
+          np.take_along_axis(np.asarray(value), ours, 1),
+          np.take_along_axis(arrays[f"act/layer{i}_{field}"], theirs, 1),
+          atol=5e-6,
+        )
 
 
-def test_cached_decoding_continues_as_transformers_does():
-  config, arrays = golden()
+@each_model
+def test_cached_decoding_continues_as_transformers_does(name):
+  config, arrays = golden(name)
   params = models.prepare_decode_params(mapped(config, arrays, "param"), config)
   token_ids = jnp.asarray(arrays["input_ids"], jnp.int32)
   cache = models.init_cache(config, 2, token_ids.shape[1])

@@ -171,14 +171,14 @@ def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
 def test_the_router_bias_moves_towards_balance_and_only_the_choice(tiny, tiny_params, sequences):
   rows = pack(sequences, PACKED, 28)
   load = forward(tiny_params, tiny, *rows).routing.load
-  moved = models.update_router_bias(tiny_params, load, 0.25)
+  moved = models.update_router_bias(tiny_params, tiny, load, 0.25)
   change = moved.groups[0][1].mixer.router_bias - tiny_params.groups[0][1].mixer.router_bias
   np.testing.assert_allclose(change, 0.25 * np.sign(load.mean() - load), atol=1e-6)
-  level = models.update_router_bias(tiny_params, jnp.ones((1, 4)), 0.25)
+  level = models.update_router_bias(tiny_params, tiny, jnp.ones((1, 4)), 0.25)
   jax.tree.map(np.testing.assert_array_equal, level, tiny_params)
   for _ in range(60):
     load = forward(moved, tiny, *rows).routing.load
-    moved = models.update_router_bias(moved, load, 0.02)
+    moved = models.update_router_bias(moved, tiny, load, 0.02)
   first = forward(tiny_params, tiny, *rows).routing.load
   assert jnp.max(jnp.abs(load - load.mean())) < 0.5 * jnp.max(jnp.abs(first - first.mean()))
 
@@ -194,7 +194,7 @@ def test_the_bias_of_a_scanned_stack_is_updated_in_pattern_order(tiny):
   specs = models.abstract(models.param_specs(config))
   params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs)
   load = jnp.zeros((5, config.num_experts)).at[jnp.arange(5), jnp.array([0, 1, 2, 3, 0])].set(8.0)
-  moved = models.update_router_bias(params, load, 1.0)
+  moved = models.update_router_bias(params, config, load, 1.0)
   biases = [
     b.mixer.router_bias for b in unstack(moved.groups, config) if hasattr(b.mixer, "router_bias")
   ]

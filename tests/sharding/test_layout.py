@@ -54,7 +54,16 @@ def test_experts_and_time_have_mesh_axes_of_their_own():
   assert partition_spec(("experts", "embed"), (8, 3), mesh, name="w") == PartitionSpec(
     "expert", None
   )
-  assert partition_spec(("batch", "time"), (3, 8), mesh, name="w") == PartitionSpec(None, "context")
+  assert partition_spec(("batch", "time"), (8, 8), mesh, name="w") == PartitionSpec(
+    "expert", "context"
+  )
+
+
+def test_rows_are_split_over_all_axes_but_tensor_and_context():
+  mesh = abstract_mesh(data=2, fsdp=2, expert=2, tensor=2, context=2)
+  rows = ("data", "fsdp", "expert")
+  assert partition_spec(("batch", "time"), (8, 8), mesh, name="w") == PartitionSpec(rows, "context")
+  assert (sharding.row_multiple(mesh), sharding.time_multiple(mesh)) == (8, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Low-rank adapters: ``W + (alpha / rank) A B`` with W frozen, for any of the block's matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import math
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from agentjax.config import Config, ConfigError, check
+from agentjax.models.matrices import matrix_axes
+from agentjax.models.products import precision
+from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LoraConfig(Config):
+  """Which arrays are adapted, and how (2106.09685).
+
+  Attributes:
+    rank: columns of A and rows of B; each layer and each expert of a stacked array has its own.
+    alpha: the product is scaled by ``alpha / rank``.
+    targets: patterns in the manner of a shell on the arrays' paths, as ``groups.0.1.mixer.query``:
+      "*" are all matrices of the blocks, "*.mixer.query" the queries of all attention blocks.
+      Embeddings, output head, norms, biases and routers have no adapters.
+  """
+
+  rank: int = 16
+  alpha: float = 32.0
+  targets: tuple[str, ...] = ("*",)
+
+  @property
+  def scale(self) -> float:
+    """Factor on the product."""
+    return self.alpha / self.rank
+
+  def validate(self, path: str = "config.lora") -> None:
+    super().validate(path)
+    check(self.rank >= 1, f"{path}.rank", self.rank, ">= 1")
+    check(self.alpha > 0, f"{path}.alpha", self.alpha, "> 0")
+    check(bool(self.targets), f"{path}.targets", self.targets, "at least one pattern")
+
+
+@flax.struct.dataclass
+class Adapter:
+  """Float32 factors of one array, whose axes are ``(*stack, *inputs, *outputs)``."""
+
+  a: Weight  # [*stack, *inputs, rank], starts as N(0, 1 / inputs)
+  b: Weight  # [*stack, rank, *outputs], starts at zero
+
+
+def lora_specs(specs: Any, config: LoraConfig) -> Any:
+  """Abstract adapters: a tree like ``specs`` with an ``Adapter`` or None for every array.
+
+  Args:
+    specs: of the base parameters, from ``param_specs``.
+    config: settings.
+
+  Raises:
+    ConfigError: a pattern that matches no matrix; the message lists the nearest paths.
+  """
+  pairs, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)
+  paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs]
+  matrices = [p for p, (_, s) in zip(paths, pairs, strict=True) if matrix_axes(s) is not None]
+  for pattern in config.targets:
+    if not fnmatch.filter(matrices, pattern):
+      near = difflib.get_close_matches(pattern.lstrip("*."), matrices, n=5, cutoff=0.3)
+      raise ConfigError(
+        f"config.lora.targets has {pattern!r}, which matches no matrix; the nearest are "
+        f"{', '.join(near or matrices[:5])}."
+      )
+
+  def adapter(path: str, spec: ParamSpec) -> Adapter | None:
+    if path not in matrices or not any(fnmatch.fnmatchcase(path, p) for p in config.targets):
+      return None
+    return _adapter_spec(spec, config.rank)
+
+  leaves = [adapter(path, spec) for path, (_, spec) in zip(paths, pairs, strict=True)]
+  return jax.tree.unflatten(structure, leaves)
+
+
+def init_lora(specs: Any, config: LoraConfig, key: Array) -> Any:
+  """Draws adapters for parameters of ``specs``; their product is zero."""
+  return init_params(lora_specs(specs, config), key)
+
+
+def merge_lora(params: Any, adapters: Any, config: LoraConfig) -> Any:
+  """Parameters with the adapters added in, in the parameters' dtypes, as for export.
+
+  Args:
+    params: base parameters.
+    adapters: from ``init_lora`` for these.
+    config: of the adapters.
+  """
+
+  def add(weight: Array, adapter: Adapter | None) -> Array:
+    if adapter is None:
+      return weight
+    change = config.scale * _product(adapter, weight.ndim).reshape(weight.shape)
+    return (weight.astype(jnp.float32) + change).astype(weight.dtype)
+
+  return jax.tree.map(add, params, adapters)
+
+
+def _adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
+  axes = matrix_axes(spec)
+  assert axes is not None
+
+  def factor(*places: int | None, **fields: Any) -> ParamSpec:
+    return ParamSpec(
+      tuple(rank if i is None else spec.shape[i] for i in places),
+      tuple(None if i is None else spec.axes[i] for i in places),
+      **fields,
+    )
+
+  fan_in = math.prod(spec.shape[i] for i in axes.inputs)
+  return Adapter(
+    a=factor(*axes.stack, *axes.inputs, None, scale=fan_in**-0.5),
+    b=factor(*axes.stack, None, *axes.outputs, init="zeros"),
+  )
+
+
+def _product(adapter: Adapter, ndim: int) -> Array:
+  """``A B`` [*stack, inputs, outputs] for an array of ``ndim`` axes."""
+  a, b = adapter.a, adapter.b
+  stack = a.shape[: a.ndim + b.ndim - 2 - ndim]
+  rank = a.shape[-1]
+  return jnp.matmul(
+    a.reshape(*stack, -1, rank), b.reshape(*stack, rank, -1), precision=precision(a.dtype)
+  )

@@ -1,0 +1,39 @@
+"""Which arrays are matrices, and which of their axes go in and out: read off their specs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentjax.models.spec import ParamSpec
+
+# One matrix for each place along these; they stand before the matrix's own axes.
+_STACKED = ("layers", "experts")
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixAxes:
+  """How an array is a stack of linear maps; its axes are ``(*stack, *inputs, *outputs)``."""
+
+  stack: tuple[int, ...]
+  inputs: tuple[int, ...]
+  outputs: tuple[int, ...]
+
+
+def matrix_axes(spec: ParamSpec) -> MatrixAxes | None:
+  """The linear maps that an array holds, or None where it is none.
+
+  A matrix of a block goes from its first axis to all others, or from all others to a last axis
+  "embed": attention's [embed, heads, head_dim] is ``embed x (heads head_dim)``, its way back
+  [heads, head_dim, embed] is ``(heads head_dim) x embed``. Layers and experts stacked in one array
+  are maps of their own. Embeddings, output heads, norms, biases, convolution taps, decay rates and
+  routers are not such maps.
+  """
+  stack = 0
+  while stack < len(spec.axes) and spec.axes[stack] in _STACKED:
+    stack += 1
+  own = tuple(range(stack, len(spec.shape)))
+  special = spec.wide or not spec.decayed or not spec.trained or "vocab" in spec.axes
+  if special or len(own) < 2:
+    return None
+  split = len(own) - 1 if spec.axes[-1] == "embed" else 1
+  return MatrixAxes(tuple(range(stack)), own[:split], own[split:])

@@ -1,0 +1,225 @@
+"""Multi-head latent attention: keys and values of all heads come from one narrow vector a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from agentjax.models.attend import attend, attend_cache, max_scores
+from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
+from agentjax.models.config import MlaConfig, ModelConfig
+from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.products import linear, precision
+from agentjax.models.spec import ParamSpec, Weight
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Mla:
+  """Projections; ``query_down`` and ``query_norm`` are None where queries are projected directly.
+
+  ``query_in`` is query_lora, or embed without it.
+  """
+
+  query_down: Weight | None  # [embed, query_lora]
+  query_norm: Weight | None  # [query_lora]
+  query_nope: Weight  # [query_in, heads, nope]
+  query_rope: Weight  # [query_in, heads, rope]
+  latent_down: Weight  # [embed, kv_lora]
+  latent_norm: Weight  # [kv_lora]
+  key_rope: Weight  # [embed, rope]
+  key_up: Weight  # [kv_lora, heads, nope]
+  value_up: Weight  # [kv_lora, heads, value]
+  out: Weight  # [heads, value, embed]
+
+
+@flax.struct.dataclass
+class LatentCache:
+  """What every slot keeps of a token: its latent and, behind it, its rotated shared key."""
+
+  latents: Array  # [slots, length, kv_lora + rope]
+
+
+def mla_spec(config: ModelConfig) -> Mla:
+  """Abstract parameters of one latent attention block."""
+  sizes = _sizes(config)
+  heads = config.num_heads
+
+  def matrix(size: int, axis: str, *to: int) -> ParamSpec:
+    return ParamSpec(
+      (size, *to),
+      (axis, *(("heads", "head_dim") if len(to) == 2 else (None,))),
+      config.param_dtype,
+      scale=config.init_scale * size**-0.5,
+    )
+
+  low = sizes.query_lora
+  query_in = (config.d_model, "embed") if low is None else (low, "latent")
+  return Mla(
+    query_down=None if low is None else matrix(config.d_model, "embed", low),
+    query_norm=None if low is None else norm_spec(low, config),
+    query_nope=matrix(*query_in, heads, sizes.nope_dim),
+    query_rope=matrix(*query_in, heads, sizes.rope_dim),
+    latent_down=matrix(config.d_model, "embed", sizes.kv_lora),
+    latent_norm=norm_spec(sizes.kv_lora, config),
+    key_rope=matrix(config.d_model, "embed", sizes.rope_dim),
+    key_up=matrix(sizes.kv_lora, "latent", heads, sizes.nope_dim),
+    value_up=matrix(sizes.kv_lora, "latent", heads, sizes.value_dim),
+    out=ParamSpec(
+      (heads, sizes.value_dim, config.d_model),
+      ("heads", "head_dim", "embed"),
+      config.param_dtype,
+      scale=config.init_scale * config.residual_scale * (heads * sizes.value_dim) ** -0.5,
+    ),
+  )
+
+
+def init_latent_cache(config: ModelConfig, slots: int, length: int) -> LatentCache:
+  """Zeros, in the compute dtype."""
+  sizes = _sizes(config)
+  shape = (slots, length, sizes.kv_lora + sizes.rope_dim)
+  return LatentCache(latents=jnp.zeros(shape, config.dtype))
+
+
+def mla(
+  params: Mla,
+  x: Float[Array, "batch time embed"],
+  config: ModelConfig,
+  *,
+  segment_ids: Int[Array, "batch time"],
+  positions: Int[Array, "batch time"],
+) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
+  """Attention with ``k_h = [W_uk,h c | rope(W_kr x)]`` and ``v_h = W_uv,h c``, for training.
+
+  The latent is ``c = norm(W_dkv x)``, queries are ``[W_nope u | rope(W_rope u)]`` with
+  ``u = norm(W_dq x)``, or x itself without ``query_lora``; scores are divided by
+  ``sqrt(nope + rope)``. With ``align_variance`` queries and c are multiplied by
+  ``sqrt(embed / query_lora)`` and ``sqrt(embed / kv_lora)`` (2509.01322).
+
+  Returns:
+    The output, and with ``record_max_scores`` the largest score of each head.
+
+  References: DeepSeek-V2, 2405.04434.
+  """
+  nope, rope, latent, shared = _project(params, x, config, positions)
+  query = jnp.concatenate([nope, rope], axis=-1)
+  shared = jnp.broadcast_to(shared, rope.shape)
+  key = jnp.concatenate([_up(latent, params.key_up), shared], axis=-1)
+  how: dict[str, Any] = {
+    "segment_ids": segment_ids,
+    "scale": _scale(config),
+    "block": config.attention_block,
+  }
+  top = max_scores(query, key, **how) if config.record_max_scores else None
+  return _output(params, attend(query, key, _up(latent, params.value_up), **how)), top
+
+
+def mla_extend(
+  params: Mla,
+  x: Float[Array, "rows time embed"],
+  cache: LatentCache,
+  config: ModelConfig,
+  *,
+  rows: Int[Array, " rows"],
+  positions: Int[Array, "rows time"],
+  counts: Int[Array, " rows"],
+) -> tuple[Float[Array, "rows time embed"], LatentCache]:
+  """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
+
+  Args:
+    rows: slot of each row; the number of slots for a row that is not used.
+    positions: place of each token in its slot.
+    counts: tokens of each row that are not right padding.
+  """
+  query, kept = _absorb(params, x, config, positions)
+  real = jnp.arange(x.shape[1]) < counts[:, None]
+  place = jnp.where(real, positions, cache.latents.shape[1])
+  latents = cache.latents.at[rows[:, None], place].set(kept, mode="drop")
+  held = latents.at[rows].get(mode="clip")
+  return _read(params, query, held, config, positions), LatentCache(latents)
+
+
+def mla_step(
+  params: Mla,
+  x: Float[Array, "slots embed"],
+  cache: LatentCache,
+  config: ModelConfig,
+  *,
+  lengths: Int[Array, " slots"],
+  active: Bool[Array, " slots"],
+) -> tuple[Float[Array, "slots embed"], LatentCache]:
+  """One token for every active slot, written at ``lengths``."""
+  positions = lengths[:, None]
+  query, kept = _absorb(params, x[:, None], config, positions)
+  place = jnp.where(active, lengths, cache.latents.shape[1])
+  latents = cache.latents.at[jnp.arange(x.shape[0]), place].set(kept[:, 0], mode="drop")
+  return _read(params, query, latents, config, positions)[:, 0], LatentCache(latents)
+
+
+def _sizes(config: ModelConfig) -> MlaConfig:
+  assert config.mla is not None, "validate() sees to it"
+  return config.mla
+
+
+def _scale(config: ModelConfig) -> float:
+  sizes = _sizes(config)
+  return (sizes.nope_dim + sizes.rope_dim) ** -0.5
+
+
+def _project(
+  params: Mla, x: Array, config: ModelConfig, positions: Array
+) -> tuple[Array, Array, Array, Array]:
+  """Queries [B, T, heads, nope] and [.., rope], latent [B, T, kv_lora], key [B, T, 1, rope]."""
+  sizes = _sizes(config)
+  assert config.rope_theta is not None, "validate() sees to it"
+  frequencies = rope_frequencies(sizes.rope_dim, config.rope_theta, scaling=rope_scaling(config))
+  narrow = x
+  if params.query_down is not None:
+    narrow = rms_norm(linear(x, params.query_down), params.query_norm, sizes.norm_eps)
+  nope, rope = _up(narrow, params.query_nope), _up(narrow, params.query_rope)
+  latent = rms_norm(linear(x, params.latent_down), params.latent_norm, sizes.norm_eps)
+  if sizes.align_variance:
+    factor = (config.d_model / narrow.shape[-1]) ** 0.5
+    nope, rope = nope * factor, rope * factor
+    latent = latent * (config.d_model / sizes.kv_lora) ** 0.5
+  key = linear(x, params.key_rope)[:, :, None]
+  rope, key = (rotate(v, positions, frequencies, sizes.interleaved) for v in (rope, key))
+  return nope, rope, latent, key
+
+
+def _absorb(params: Mla, x: Array, config: ModelConfig, positions: Array) -> tuple[Array, Array]:
+  """Queries against the cache [R, C, heads, kv_lora + rope], and what it keeps of the tokens.
+
+  ``q · W_uk c = (W_ukᵀ q) · c``: with W_uk on the side of the query, all heads read one key.
+  """
+  nope, rope, latent, key = _project(params, x, config, positions)
+  weight = params.key_up.astype(x.dtype)
+  query = jnp.einsum("rthn,lhn->rthl", nope, weight, precision=precision(x.dtype))
+  kept = jnp.concatenate([latent, key[:, :, 0]], axis=-1)
+  return jnp.concatenate([query, rope], axis=-1), kept
+
+
+def _read(params: Mla, query: Array, held: Array, config: ModelConfig, positions: Array) -> Array:
+  """``W_o W_uv sum_s p_s c_s`` over what slots hold [R, length, kv_lora + rope]."""
+  keys = held[:, None]
+  values = keys[..., : params.value_up.shape[0]]
+  read = attend_cache(query, keys, values, positions=positions, scale=_scale(config))
+  weight = params.value_up.astype(read.dtype)
+  heads = jnp.einsum("rthl,lhv->rthv", read, weight, precision=precision(read.dtype))
+  return _output(params, heads)
+
+
+def _up(x: Array, weight: Array) -> Array:
+  """[B, T, in] times [in, heads, width] to [B, T, heads, width]."""
+  return linear(x, weight).reshape(*x.shape[:2], *weight.shape[1:])
+
+
+def _output(params: Mla, heads: Array) -> Array:
+  """[B, T, heads, value] to [B, T, embed]."""
+  merged = heads.reshape(*heads.shape[:2], -1)
+  return linear(merged, params.out.reshape(-1, params.out.shape[-1]))
