@@ -12,7 +12,7 @@ if TYPE_CHECKING:
   from agentjax.data import TaskSplits
   from agentjax.engine import Engine, EngineConfig, SamplingConfig
   from agentjax.envs.environment import Action, Environment, Observation, Step
-  from agentjax.models import ModelConfig
+  from agentjax.models import ModelConfig, load_pretrained, save_pretrained
   from agentjax.objectives import AdvantageConfig, LossInputs, ObjectiveConfig, PolicyLossConfig
   from agentjax.rollout import RolloutConfig
   from agentjax.tools import function_tool
@@ -45,13 +45,15 @@ __all__ = [
   "Trajectory",
   "function_tool",
   "load_experiment",
+  "load_pretrained",
+  "save_pretrained",
 ]
 
 _HOMES = {
   "agentjax.data": ("TaskSplits",),
   "agentjax.engine": ("Engine", "EngineConfig", "SamplingConfig"),
   "agentjax.envs.environment": ("Action", "Environment", "Observation", "Step"),
-  "agentjax.models": ("ModelConfig",),
+  "agentjax.models": ("ModelConfig", "load_pretrained", "save_pretrained"),
   "agentjax.objectives": ("AdvantageConfig", "LossInputs", "ObjectiveConfig", "PolicyLossConfig"),
   "agentjax.rollout": ("RolloutConfig",),
   "agentjax.tools": ("function_tool",),

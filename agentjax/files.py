@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 
+class CheckpointError(RuntimeError):
+  """A checkpoint could not be written, is damaged or does not fit; others are untouched."""
+
+
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
   """Writes beside ``path``, syncs, renames: a reader sees the old file or the whole new one.
 

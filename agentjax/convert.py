@@ -1,0 +1,330 @@
+"""Hugging Face folder to checkpoint, or a run's checkpoint to Hugging Face folder.
+
+  python -m agentjax.convert --input=Qwen3-0.6B --output=runs/start
+  python -m agentjax.convert --input=runs/a --output=exported --tokenizer_from=Qwen3-0.6B
+  python -m agentjax.convert --input=runs/a/checkpoints/300 --output=exported --dtype=bfloat16
+
+The direction follows from what the input is. From a folder, OUTPUT becomes the directory of a run
+of no steps: ``config.start_from=OUTPUT`` takes its networks over, ``OUTPUT/model.json`` holds the
+``config.model`` to use, and ``OUTPUT/huggingface`` the tokenizer files for
+``config.tokenizer.path``. (``config.pretrained`` starts from a folder without this detour.) To a
+folder, tokenizer files come from ``--tokenizer_from``, else from where the run had them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from rich.console import Console
+
+from agentjax.config import ConfigError
+from agentjax.files import CheckpointError
+from agentjax.training.flags import main
+
+if TYPE_CHECKING:
+  from agentjax.models import ModelConfig, Params
+  from agentjax.models.lora import LoraConfig
+
+_INPUT = flags.DEFINE_string(
+  "input", None, "Hugging Face folder, run directory or RUN/checkpoints/STEP.", required=True
+)
+_OUTPUT = flags.DEFINE_string("output", None, "New or empty directory.", required=True)
+_DTYPE = flags.DEFINE_enum(
+  "dtype",
+  None,
+  ["float32", "bfloat16", "float16"],
+  "Dtype of the weights; that of the input if not given. A checkpoint has no float16.",
+)
+_SHARD_GB = flags.DEFINE_float(
+  "max_shard_gb", 5.0, "Largest file of a Hugging Face folder, in 10^9 bytes.", lower_bound=0.0
+)
+_OVERRIDE = flags.DEFINE_multi_string(
+  "model",
+  [],
+  "FIELD=JSON of the ModelConfig that a checkpoint is made for, as --model='remat=\"block\"'.",
+)
+_TOKENIZER_FROM = flags.DEFINE_string(
+  "tokenizer_from", None, "Folder whose tokenizer files go into the Hugging Face folder."
+)
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer",
+  None,
+  "Vocabulary of the runs that will start from a folder without tokenizer.json: 'byte' or a "
+  "sentencepiece file.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """What was converted.
+
+  Attributes:
+    family: ``model_type`` of config.json.
+    parameters: numbers in the model.
+    tensors: tensors in the Hugging Face folder.
+    size: bytes of the Hugging Face folder's weights.
+    dtype: of the weights, several where they differ.
+    output: directory written.
+    companions: tokenizer files that came along.
+  """
+
+  family: str
+  parameters: int
+  tensors: int
+  size: int
+  dtype: str
+  output: str
+  companions: tuple[str, ...]
+
+
+def to_checkpoint(
+  folder: str | os.PathLike[str],
+  output: str | os.PathLike[str],
+  *,
+  overrides: dict[str, Any],
+  tokenizer: str | None = None,
+) -> Summary:
+  """Writes the weights of a Hugging Face folder as the checkpoint of a run of no steps.
+
+  Args:
+    folder: with ``config.json`` and safetensors files.
+    output: new or empty directory.
+    overrides: fields of ModelConfig, which must be those of the runs that start from it.
+    tokenizer: "byte" or a sentencepiece file, where the folder has no ``tokenizer.json``.
+
+  Raises:
+    ConfigError, CheckpointError: as ``load_pretrained``, or the vocabulary is not known.
+  """
+  import jax.numpy as jnp
+
+  from agentjax.models import huggingface
+  from agentjax.training.checkpoint import CheckpointStore
+  from agentjax.training.state import Networks, TrainState
+
+  source, target = pathlib.Path(folder), pathlib.Path(output).absolute()
+  fingerprint = _fingerprint(source, tokenizer)
+  beside = _beside(target)
+  params, config = huggingface.load_pretrained(source, overrides=overrides)
+  try:
+    beside.mkdir(parents=True)
+    identity = {"model": config.to_dict(), "tokenizer": fingerprint}
+    state = TrainState(
+      step=jnp.zeros((), jnp.int32),
+      networks=Networks(policy=params, value=None),
+      opt_state=None,
+      reference=None,
+    )
+    store = CheckpointStore(beside / "checkpoints", keep=1, identity=identity)
+    store.save(0, state, {"iterators": {}, "evaluations": []})
+    (beside / "model.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    (beside / "huggingface").mkdir()
+    shutil.copyfile(source / "config.json", beside / "huggingface" / "config.json")
+    companions = huggingface.copy_companions(source, beside / "huggingface")
+    beside.rename(target)
+  finally:
+    shutil.rmtree(beside, ignore_errors=True)
+  return _summary(source, params, target, companions)
+
+
+def to_folder(
+  checkpoint: str | os.PathLike[str],
+  output: str | os.PathLike[str],
+  *,
+  dtype: str | None = None,
+  max_shard_bytes: int = 5_000_000_000,
+  tokenizer_from: str | os.PathLike[str] | None = None,
+) -> Summary:
+  """Writes the policy of a checkpoint as a Hugging Face folder, adapters added in.
+
+  Args:
+    checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
+    output: new or empty directory.
+    dtype, max_shard_bytes: as ``save_pretrained``.
+    tokenizer_from: folder with tokenizer files; None takes those of the run, if it has any.
+
+  Raises:
+    ConfigError: no family of Hugging Face models can say the model.
+    CheckpointError: there is no checkpoint, or the output is in use.
+  """
+  from agentjax.models import ModelConfig, huggingface
+  from agentjax.models.lora import LoraConfig
+  from agentjax.training.checkpoint import latest_checkpoint, read_metadata
+
+  try:
+    path = latest_checkpoint(pathlib.Path(checkpoint))
+  except CheckpointError as error:
+    raise CheckpointError(
+      f"{checkpoint} is neither a Hugging Face folder (a config.json with a model_type) nor a "
+      "run's directory nor RUN/checkpoints/STEP."
+    ) from error
+  identity = read_metadata(path)["identity"]
+  config = ModelConfig.from_dict(identity["model"], "checkpoint.model")
+  lora = LoraConfig.from_dict(identity["lora"]).freeze() if "lora" in identity else None
+  huggingface.family_of(config)
+  run = path.parents[1]
+  tokenizer_from = tokenizer_from or _tokenizer_folder(run)
+  params = _load_policy(path, config, lora)
+  target = pathlib.Path(output).absolute()
+  huggingface.save_pretrained(
+    target,
+    params,
+    config,
+    max_shard_bytes=max_shard_bytes,
+    dtype=dtype,
+    tokenizer_from=tokenizer_from,
+  )
+  companions = [name for name in huggingface.COMPANIONS if (target / name).is_file()]
+  return _summary(target, params, target, companions)
+
+
+def _load_policy(path: pathlib.Path, config: ModelConfig, lora: LoraConfig | None) -> Params:
+  """The policy of a checkpoint on the default device, adapters added in."""
+  import jax
+  from orbax.checkpoint import v1 as ocp
+
+  from agentjax.models import abstract, param_specs
+  from agentjax.training.checkpoint import load_reference
+  from agentjax.training.state import full_policy, network_specs
+
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+  def target(specs: Any) -> Any:
+    return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), abstract(specs)
+    )
+
+  critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
+  wanted = target(network_specs(config, critic, lora))
+  networks = ocp.load_checkpointables(path, {"networks": wanted})["networks"]
+  if lora is None:
+    return networks.policy
+  reference = load_reference(path, target(param_specs(config)))
+  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
+
+
+def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
+  """Where a run's tokenizer files are: kept by ``to_checkpoint``, or named by its config."""
+  if (run / "huggingface").is_dir():
+    return run / "huggingface"
+  if not (run / "config.json").is_file():
+    return None
+  experiment = json.loads((run / "config.json").read_text())
+  tokenizer = experiment.get("tokenizer", {})
+  if tokenizer.get("kind") != "huggingface":
+    return None
+  folder = pathlib.Path(tokenizer.get("path") or experiment["pretrained"])
+  if not folder.is_dir():
+    raise CheckpointError(
+      f"the run's tokenizer was in {folder}, which is gone; give --tokenizer_from=DIR."
+    )
+  return folder
+
+
+def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
+  """What tells a vocabulary, as checkpoints of runs with it hold it."""
+  from agentjax.text import ByteTokenizer, SentencePieceTokenizer
+  from agentjax.text.template import TemplateChat
+
+  if tokenizer == "byte":
+    return ByteTokenizer().fingerprint()
+  if tokenizer is not None:
+    return SentencePieceTokenizer(tokenizer).fingerprint()
+  if not (folder / "tokenizer.json").is_file():
+    raise ConfigError(
+      f"{folder} has no tokenizer.json; say with --tokenizer which vocabulary the runs that start "
+      "from it have: 'byte' or a sentencepiece file."
+    )
+  return TemplateChat.from_folder(folder).fingerprint()
+
+
+def _beside(target: pathlib.Path) -> pathlib.Path:
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise CheckpointError(f"{target} is there already and not empty; give a new directory.")
+  return target.with_name(f".{target.name}.{os.getpid()}")
+
+
+def _summary(
+  folder: pathlib.Path, params: Any, target: pathlib.Path, companions: list[str]
+) -> Summary:
+  import jax
+
+  from agentjax.models.huggingface import tensor_entries
+
+  entries = tensor_entries(folder)
+  return Summary(
+    family=json.loads((folder / "config.json").read_text())["model_type"],
+    parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+    tensors=len(entries),
+    size=sum(entry.size for entry in entries.values()),
+    dtype=", ".join(sorted({entry.dtype for entry in entries.values()})),
+    output=str(target),
+    companions=tuple(companions),
+  )
+
+
+def _overrides() -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for text in _OVERRIDE.value:
+    name, equals, value = text.partition("=")
+    try:
+      found[name] = json.loads(value)
+    except json.JSONDecodeError as error:
+      raise ConfigError(f"--model={text}: {error}; allowed: FIELD=JSON.") from error
+    if not equals:
+      raise ConfigError(f"--model={text}; allowed: FIELD=JSON.")
+  if _DTYPE.value is not None:
+    found.setdefault("param_dtype", _DTYPE.value)
+  return found
+
+
+def _is_folder(path: pathlib.Path) -> bool:
+  """Whether this is a Hugging Face folder; a run's config.json has no ``model_type``."""
+  file = path / "config.json"
+  if not file.is_file():
+    return False
+  values = json.loads(file.read_text())
+  return isinstance(values, dict) and "model_type" in values
+
+
+def run(argv: list[str]) -> None:
+  """Entry point; see the module's docstring."""
+  del argv
+  from agentjax.training.progress import print_table
+
+  try:
+    if _is_folder(pathlib.Path(_INPUT.value)):
+      summary = to_checkpoint(
+        _INPUT.value, _OUTPUT.value, overrides=_overrides(), tokenizer=_TOKENIZER.value
+      )
+    else:
+      summary = to_folder(
+        _INPUT.value,
+        _OUTPUT.value,
+        dtype=_DTYPE.value,
+        max_shard_bytes=int(_SHARD_GB.value * 1e9),
+        tokenizer_from=_TOKENIZER_FROM.value,
+      )
+  except CheckpointError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  rows = [
+    ("family", summary.family),
+    ("parameters", f"{summary.parameters:,}"),
+    ("tensors", f"{summary.tensors:,}"),
+    ("bytes", f"{summary.size:,}"),
+    ("dtype", summary.dtype),
+    ("with", ", ".join(summary.companions) or "no tokenizer files"),
+  ]
+  print_table(Console(), summary.output, ("", ""), rows)
+
+
+if __name__ == "__main__":
+  main(run)

@@ -1,0 +1,32 @@
+"""Hugging Face checkpoints in and out: one name map a family, both directions from it."""
+
+from agentjax.files import CheckpointError
+from agentjax.models.huggingface.checkpoint import (
+  COMPANIONS,
+  RUNTIME_FIELDS,
+  copy_companions,
+  family_of,
+  load_pretrained,
+  read_config,
+  save_pretrained,
+  tensor_entries,
+)
+from agentjax.models.huggingface.families import FAMILIES
+from agentjax.models.huggingface.mapping import Absent, Family, OneOf, Tensor
+
+__all__ = [
+  "COMPANIONS",
+  "FAMILIES",
+  "RUNTIME_FIELDS",
+  "Absent",
+  "CheckpointError",
+  "Family",
+  "OneOf",
+  "Tensor",
+  "copy_companions",
+  "family_of",
+  "load_pretrained",
+  "read_config",
+  "save_pretrained",
+  "tensor_entries",
+]

@@ -1,0 +1,97 @@
+"""LongCat-Flash: shortcut-connected layers with zero-computation experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentjax.models.config import ModelConfig
+from agentjax.models.huggingface.families import latent, transformer
+from agentjax.models.huggingface.mapping import Family, OneOf, Tensor
+
+
+def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
+  """See ``Family``."""
+  transformer.require(values, "router_bias", False)
+  transformer.require(values, "norm_topk_prob", False)
+  transformer.require(values, "zero_expert_type", "identity")
+  transformer.require(values, "attention_method", "MLA")
+  for key in ("mla_scale_q_lora", "mla_scale_kv_lora"):
+    transformer.require(values, key, True)
+  fields = latent.config_fields(values, align_variance=True)
+  transformer.get(values, "q_lora_rank")
+  return transformer.model_config(
+    values,
+    pattern="S" * transformer.get(values, "num_layers"),
+    norm_eps=transformer.get(values, "rms_norm_eps", 1e-5),
+    tie_embeddings=transformer.get(values, "tie_word_embeddings", False),
+    d_mlp=transformer.get(values, "ffn_hidden_size"),
+    mlp_activation="swiglu",
+    num_experts=transformer.get(values, "n_routed_experts"),
+    zero_experts=transformer.get(values, "zero_expert_num", 0),
+    experts_per_token=transformer.get(values, "moe_topk"),
+    d_expert=transformer.get(values, "expert_ffn_hidden_size"),
+    d_shared_expert=0,
+    router_scores="softmax",
+    norm_topk=False,
+    routed_scaling=float(transformer.get(values, "routed_scaling_factor", 1.0)),
+    **fields,
+  )
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+  """See ``Family``."""
+  keys = latent.to_hf(config)
+  del keys["num_hidden_layers"], keys["intermediate_size"]
+  return {
+    **keys,
+    "num_layers": len(config.pattern),
+    "ffn_hidden_size": config.d_mlp,
+    "n_routed_experts": config.num_experts,
+    "zero_expert_num": config.zero_experts,
+    "zero_expert_type": "identity",
+    "moe_topk": config.experts_per_token,
+    "expert_ffn_hidden_size": config.d_expert,
+    "routed_scaling_factor": config.routed_scaling,
+    "mla_scale_q_lora": True,
+    "mla_scale_kv_lora": True,
+  }
+
+
+def tensors(config: ModelConfig) -> Iterator[Tensor | OneOf]:
+  """See ``Family``."""
+  yield from transformer.ends(config)
+  for layer in range(len(config.pattern)):
+    at, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+    for i, half in enumerate((f"{ours}first.", f"{ours}second.")):
+      yield Tensor(f"{at}input_layernorm.{i}.weight", {f"{half}attention_norm": "embed"})
+      yield from latent.attention(config, f"{at}self_attn.{i}.", f"{half}attention.")
+      yield Tensor(f"{at}post_attention_layernorm.{i}.weight", {f"{half}mlp_norm": "embed"})
+      yield from transformer.mlp(config, f"{at}mlps.{i}.", f"{half}mlp.")
+    yield from _mixture(f"{at}mlp.", f"{ours}moe.")
+
+
+def _mixture(at: str, ours: str) -> Iterator[Tensor | OneOf]:
+  router = f"{at}router."
+  yield Tensor(
+    f"{router}classifier.weight", {f"{ours}router": "experts embed -> embed experts"}, dtype="F32"
+  )
+  yield Tensor(f"{router}e_score_correction_bias", {f"{ours}router_bias": "experts"}, dtype="F32")
+  up, down = "mlp embed -> experts embed mlp", "embed mlp -> experts mlp embed"
+  for field, pattern in (("gate", up), ("up", up), ("down", down)):
+    yield Tensor(f"{at}experts.{{experts}}.{field}_proj.weight", {f"{ours}expert_{field}": pattern})
+
+
+FAMILY = Family(
+  model_type="longcat_flash",
+  architecture="LongcatFlashForCausalLM",
+  config_from_hf=config_from_hf,
+  config_to_hf=config_to_hf,
+  tensors=tensors,
+  # transformers writes two projections for zero experts, which compute nothing. Layers that predict
+  # further ahead are published beside the model, and nobody reads them.
+  ignored=(
+    r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up)_proj\.weight",
+    r"model\.mtp\..*",
+  ),
+)
