@@ -30,10 +30,8 @@ from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.rollout import keys
 from agentjax.rollout.config import RolloutConfig
-from agentjax.text.chat import ChatConfig, Span, encode_observation, encode_prompt
-from agentjax.text.tokenizer import Tokenizer
-from agentjax.text.tool_calls import Schemas, parse_turn
-from agentjax.tools.protocol import ToolStatus
+from agentjax.text.chat import Chat, Span
+from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Flag, Reward, Status, Task, ToolRecord, Trajectory
 
@@ -61,15 +59,14 @@ class Player:
 
   Attributes:
     engine: samples; many episodes share it.
-    tokenizer, chat: turn conversations into ids and back.
+    chat: turns conversations into ids, and the policy's turns back.
     sampling: how tokens are drawn.
     config: turns, tokens and time-outs of an episode.
     run_seed: seed that all addressed randomness starts from.
   """
 
   engine: Engine
-  tokenizer: Tokenizer
-  chat: ChatConfig
+  chat: Chat
   sampling: SamplingConfig
   config: RolloutConfig
   run_seed: int
@@ -110,7 +107,7 @@ class Episode:
   Attributes:
     task: what is to be solved.
     address: (step, task id, sample), from which all its randomness follows.
-    player: engine, tokenizer and settings.
+    player: engine, chat and settings.
     turn: model calls made so far.
   """
 
@@ -139,9 +136,9 @@ class Episode:
     self._rewards: list[Reward] = []
     self._answer: str | None = None
     self._last_turn: int | None = None  # index of the policy's latest segment
-    self._ended_turn = True  # whether that ends in <|end|>
+    self._drawn: list[int] = []  # its ids
     self._asked_seconds = 0.0  # of the environment's latest answer
-    self._schemas: Schemas = {}
+    self._offered: Sequence[Tool] = ()
     self._close_error = ""
 
   async def reset(self) -> Observation:
@@ -149,18 +146,13 @@ class Episode:
     key = keys.environment_key(self.player.run_seed, self.address)
     environment = self._environment
     observation = await self._ask("reset", Observation, lambda: environment.reset(self.task, key))
-    self._schemas = {tool.name: tool.parameters for tool in environment.tools}
+    self._offered = environment.tools
     return observation
 
   async def open(self, observation: Observation) -> None:
     """Puts the first observation before the policy."""
     with _encoding():
-      spans = encode_prompt(
-        self.player.tokenizer,
-        observation.messages,
-        tool_call_format=self.player.chat.tool_call_format,
-        schemas=self._schemas,
-      )
+      spans = self.player.chat.prompt(observation.messages, self._offered)
     ids = _flat(spans)
     limit = self.player.config.max_total_tokens
     if len(ids) >= limit:
@@ -176,7 +168,7 @@ class Episode:
 
   async def act(self) -> Action:
     """Lets the policy take one turn."""
-    context, config, special = self._context, self.player.config, self.player.tokenizer.special
+    context, config, chat = self._context, self.player.config, self.player.chat
     if context is None:
       raise RuntimeError("act() before open(observation)")
     start = time.monotonic()
@@ -186,7 +178,7 @@ class Episode:
           key_data=keys.turn_key(self.player.run_seed, self.address, self.turn),
           max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
           sampling=self.player.sampling,
-          stop_ids=(special.end,),
+          stop_ids=chat.stop_ids,
         )
       )
     cut = sample.finish is not Finish.STOP
@@ -199,24 +191,19 @@ class Episode:
       flags=frozenset({Flag.TRUNCATED} if cut else ()),
     )
     self._length += len(sample.token_ids)
-    self._ended_turn = not cut
+    self._drawn = sample.token_ids.tolist()
     self.turn += 1
     if len(context) != self._length:
       raise RuntimeError(
         f"the engine's context of {self.address} holds {len(context)} tokens, the record "
         f"{self._length}: the policy no longer sees what is recorded"
       )
-    ids = sample.token_ids.tolist()
-    # Whoever may write <|tool|> could make up what its tools answered.
-    forged = (set(dataclasses.astuple(special)) - {special.call, special.end}).intersection(ids)
-    if forged:
+    if forged := chat.reserved_ids.intersection(self._drawn):
       raise EpisodeEnd(
         Status.POLICY_ERROR,
-        f"the policy drew {self.player.tokenizer.decode(sorted(forged))} within its own turn",
+        f"the policy drew {chat.tokenizer.decode(sorted(forged))} within its own turn",
       )
-    text, calls = parse_turn(
-      self.player.tokenizer, ids, self._schemas, self.player.chat.tool_call_format
-    )
+    text, calls = chat.parse(self._drawn, self._offered)
     return Action(text, calls, truncated=cut)
 
   async def step(self, action: Action) -> Step:
@@ -245,9 +232,7 @@ class Episode:
     if self.turn >= config.max_turns:
       raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={config.max_turns} turns are used")
     with _encoding():
-      spans = encode_observation(
-        self.player.tokenizer, observation.messages, closed=self._ended_turn
-      )
+      spans = self.player.chat.observation(observation.messages, self._drawn, self._offered)
     ids = _flat(spans)
     if self._length + len(ids) >= config.max_total_tokens:
       raise EpisodeEnd(
@@ -274,6 +259,8 @@ class Episode:
     """The trajectory so far, not yet scored."""
     if status is Status.ENV_ERROR and self._last_turn is not None:
       self._builder.flag(self._last_turn, Flag.ENV_FAULT)
+    if self._context is not None and self._context.experts is not None:
+      self._builder.record_experts(self._context.experts)
     metadata = {"reason": reason, "close_error": self._close_error}
     trajectory = self._builder.build(
       status=status,

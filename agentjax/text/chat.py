@@ -1,26 +1,38 @@
 """Conversations as token ids that only ever grow.
 
-A conversation is ``<|bos|>`` followed by ``<|role|> content <|end|>`` a message. Contents are
-encoded one by one between special ids, so no merge crosses a border: the ids of a longer
-conversation start with the ids of the shorter one, also when the policy's own turn is spelled in
-tokens that encoding its text would never give.
+A ``Chat`` writes conversations over one vocabulary and reads the policy's turns back. Whatever its
+markup, the ids of a longer conversation start with the ids of the shorter one, also when the
+policy's own turn is spelled in tokens that encoding its text would never give: what comes after a
+turn is encoded alone and appended.
+
+``MarkedChat`` writes the markup of our own vocabularies; ``template.TemplateChat`` follows the chat
+template of a Hugging Face folder.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from agentjax.config import Config
-from agentjax.text.tokenizer import Tokenizer
-from agentjax.text.tool_calls import Schemas, ToolCallFormat, format_call
+from agentjax.text.tokenizer import MarkedTokenizer, Tokenizer
+from agentjax.text.tool_calls import (
+  DescribedTool,
+  ParsedTurn,
+  Schemas,
+  ToolCallFormat,
+  format_call,
+  parse_turn,
+  tool_schemas,
+)
 from agentjax.trajectory.record import Message
 
 ROLES = ("system", "user", "assistant", "tool")
-MARKUP_OWNER = "environment"  # owns the <|end|> that a cut-off turn lacks
+MARKUP_OWNER = "environment"  # owns the end of a turn that a cut-off one lacks
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -28,11 +40,18 @@ class ChatConfig(Config):
   """How conversations are written.
 
   Attributes:
-    tool_call_format: "compact", ``<|call|>NAME TEXT``; "json",
-      ``<|call|>{"name": NAME, "arguments": {...}}``.
+    tool_call_format: "auto" is "compact" for our own vocabularies and what the chat template shows
+      for a Hugging Face folder. Ours: "compact", ``<|call|>NAME TEXT``; "json",
+      ``<|call|>{"name": NAME, "arguments": {...}}``. Templates: "hermes",
+      ``<tool_call>{"name": NAME, "arguments": {...}}</tool_call>``; "xml",
+      ``<tool_call><function=NAME><parameter=P>VALUE</parameter></function></tool_call>``.
+    system_prompt: system message before every conversation that has none of its own; "" adds none.
+    thinking: given to a chat template as ``enable_thinking``; None leaves it to the template.
   """
 
-  tool_call_format: ToolCallFormat = "compact"
+  tool_call_format: Literal["auto", "compact", "json", "hermes", "xml"] = "auto"
+  system_prompt: str = ""
+  thinking: bool | None = None
 
 
 class Span(NamedTuple):
@@ -54,105 +73,193 @@ class PrefixError(AssertionError):
   """Ids of a later turn do not extend the ids seen so far."""
 
 
-def encode_prompt(
-  tokenizer: Tokenizer,
-  messages: Sequence[Message],
-  *,
-  tool_call_format: ToolCallFormat = "compact",
-  schemas: Schemas | None = None,
-) -> list[Span]:
-  """``<|bos|>``, every message, then ``<|assistant|>`` for the policy to go on.
+class Chat(abc.ABC):
+  """How a run writes conversations as ids, and reads the policy's turns.
 
-  One span a message (the first holds ``<|bos|>``) and one for the last id. ``tool_call_format``
-  and ``schemas`` matter only for calls inside assistant messages (see ``format_call``).
-
-  Raises:
-    ValueError: no message, or a role that is not in ``ROLES``.
+  Attributes:
+    tokenizer: the vocabulary.
+    stop_ids: ids that end a turn of the policy.
+    reserved_ids: ids that only the conversation itself may contain. A policy that draws one within
+      its turn forges what others say.
   """
-  if not messages:
-    raise ValueError("a prompt needs at least one message, got none.")
-  spans = [_encode_message(tokenizer, m, tool_call_format, schemas) for m in messages]
-  spans[0].ids.insert(0, tokenizer.special.bos)
-  return [*spans, Span("assistant", [tokenizer.special.assistant])]
+
+  tokenizer: Tokenizer
+  stop_ids: tuple[int, ...]
+  reserved_ids: frozenset[int]
+
+  def __init__(self, system_prompt: str = ""):
+    self._system = (Message("system", system_prompt),) if system_prompt else ()
+
+  @abc.abstractmethod
+  def fingerprint(self) -> str:
+    """SHA-256 hex: equal where conversations have the same ids and ids the same meaning."""
+
+  def prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool] = ()) -> list[Span]:
+    """Ids of a conversation's beginning, up to where the policy goes on.
+
+    The last span, of owner "assistant", asks the policy for its turn.
+
+    Args:
+      messages: what was said; the chat's system prompt comes first where they have none.
+      tools: what the policy may call.
+
+    Raises:
+      ValueError: no message, a role that is not in ``ROLES``, or calls outside an assistant's.
+    """
+    if not messages:
+      raise ValueError("a prompt needs at least one message, got none.")
+    _check_messages(messages)
+    before = () if messages[0].role == "system" else self._system
+    return self._prompt([*before, *messages], tools)
+
+  def observation(
+    self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool] = ()
+  ) -> list[Span]:
+    """Ids to append after a turn of the policy: the messages, then the request for a turn.
+
+    Args:
+      messages: tool results, or words of a user; the policy's own turns stand as sampled.
+      turn: ids the policy drew; where they lack the end of a turn, that comes first.
+      tools: those of the conversation's prompt.
+
+    Raises:
+      ValueError: an assistant message, or a role that is not in ``ROLES``.
+      PrefixError: a chat template that would change what was said before.
+    """
+    _check_messages(messages)
+    for message in messages:
+      if message.role == "assistant":
+        raise ValueError(
+          "an observation holds what others say; the policy's turn is appended as sampled, never "
+          f"encoded again. Got the assistant message {message.content[:80]!r}."
+        )
+    return self._observation(messages, turn, tools)
+
+  @abc.abstractmethod
+  def assistant(self, message: Message, tools: Sequence[DescribedTool] = ()) -> list[int]:
+    """Ids of a turn as the policy would sample it, its end included."""
+
+  @abc.abstractmethod
+  def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
+    """Reads the ids the policy sampled in one turn.
+
+    What cannot be read as a call becomes a ``ToolCall`` with ``error`` set, for the environment to
+    answer. A tool that is not in ``tools`` is no error here.
+
+    Raises:
+      ValueError: ids follow one of ``stop_ids``.
+    """
+
+  def conversation(
+    self,
+    prompt: Sequence[Message],
+    demonstration: Sequence[Message],
+    tools: Sequence[DescribedTool] = (),
+  ) -> list[TargetSpan]:
+    """A worked solution for supervised learning, in the very ids an episode would have.
+
+    Assistant turns are targets with their calls and their end; the prompt, tool results and what
+    asks for a turn are not.
+
+    Raises:
+      ValueError: the demonstration does not start and end with an assistant message.
+    """
+    roles = [message.role for message in demonstration]
+    if not roles or roles[0] != "assistant" or roles[-1] != "assistant":
+      raise ValueError(
+        f"a demonstration starts and ends with an assistant message, got the roles {roles}."
+      )
+    spans = [TargetSpan(owner, ids, False) for owner, ids in self.prompt(prompt, tools)]
+    heard: list[Message] = []
+    turn: list[int] = []
+    for message in demonstration:
+      if message.role != "assistant":
+        heard.append(message)
+        continue
+      if turn:
+        between = self.observation(heard, turn, tools)
+        spans.extend(TargetSpan(owner, ids, False) for owner, ids in between)
+        heard = []
+      turn = self.assistant(message, tools)
+      spans.append(TargetSpan("assistant", turn, True))
+    return spans
+
+  @abc.abstractmethod
+  def _prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> list[Span]: ...
+
+  @abc.abstractmethod
+  def _observation(
+    self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool]
+  ) -> list[Span]: ...
 
 
-def encode_observation(
-  tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bool = True
-) -> list[Span]:
-  """What to append after a turn of the policy: the messages, then ``<|assistant|>``.
+class MarkedChat(Chat):
+  """``<|bos|>``, then ``<|role|> content <|end|>`` a message, then ``<|assistant|>``.
+
+  Contents are encoded one by one between special ids, so no merge crosses a border.
 
   Args:
-    tokenizer: the run's.
-    messages: tool results, or words of a user; the policy's own turns stand as sampled.
-    closed: whether the sampled turn ended in ``<|end|>``; if not, one comes first.
-
-  Raises:
-    ValueError: an assistant message.
+    tokenizer: one whose first ids are the markup.
+    tool_call_format: how calls are written.
+    system_prompt: as in ``ChatConfig``.
   """
-  spans = [] if closed else [Span(MARKUP_OWNER, [tokenizer.special.end])]
-  for message in messages:
+
+  tokenizer: MarkedTokenizer
+
+  def __init__(
+    self,
+    tokenizer: MarkedTokenizer,
+    tool_call_format: ToolCallFormat = "compact",
+    system_prompt: str = "",
+  ):
+    super().__init__(system_prompt)
+    self.tokenizer = tokenizer
+    self.stop_ids = (tokenizer.special.end,)
+    # Whoever may write <|tool|> could make up what its tools answered.
+    special = tokenizer.special
+    self.reserved_ids = frozenset(dataclasses.astuple(special)) - {special.call, special.end}
+    self._format = tool_call_format
+
+  def fingerprint(self) -> str:
+    return self.tokenizer.fingerprint()  # the markup is the same for every vocabulary
+
+  def assistant(self, message: Message, tools: Sequence[DescribedTool] = ()) -> list[int]:
+    return self._turn(message, tool_schemas(tools))
+
+  def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
+    return parse_turn(self.tokenizer, turn, tool_schemas(tools), self._format)
+
+  def _prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> list[Span]:
+    schemas = tool_schemas(tools)
+    spans = [self._message(m, schemas) for m in messages]
+    spans[0].ids.insert(0, self.tokenizer.special.bos)
+    return [*spans, Span("assistant", [self.tokenizer.special.assistant])]
+
+  def _observation(
+    self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool]
+  ) -> list[Span]:
+    special = self.tokenizer.special
+    closed = len(turn) > 0 and turn[-1] == special.end
+    spans = [] if closed else [Span(MARKUP_OWNER, [special.end])]
+    spans += [self._message(m, {}) for m in messages]
+    return [*spans, Span("assistant", [special.assistant])]
+
+  def _message(self, message: Message, schemas: Schemas) -> Span:
+    role_id = getattr(self.tokenizer.special, message.role)
     if message.role == "assistant":
-      raise ValueError(
-        "an observation holds what others say; the policy's turn is appended as sampled, never "
-        f"encoded again. Got the assistant message {message.content[:80]!r}."
-      )
-    spans.append(_encode_message(tokenizer, message, "compact", None))
-  return [*spans, Span("assistant", [tokenizer.special.assistant])]
+      return Span("assistant", [role_id, *self._turn(message, schemas)])
+    content = self.tokenizer.encode(message.content)
+    return Span(message.role, [role_id, *content, self.tokenizer.special.end])
 
-
-def encode_assistant(
-  tokenizer: Tokenizer,
-  message: Message,
-  *,
-  tool_call_format: ToolCallFormat = "compact",
-  schemas: Schemas | None = None,
-) -> list[int]:
-  """Ids of a turn as the policy would sample it after ``<|assistant|>``, ``<|end|>`` included."""
-  if message.role != "assistant":
-    raise ValueError(f"an assistant turn needs role 'assistant', got {message.role!r}.")
-  ids = tokenizer.encode(message.content)
-  for call in message.tool_calls:
-    ids.append(tokenizer.special.call)
-    ids.extend(tokenizer.encode(format_call(call, tool_call_format, schemas)))
-  ids.append(tokenizer.special.end)
-  return ids
-
-
-def encode_conversation(
-  tokenizer: Tokenizer,
-  prompt: Sequence[Message],
-  demonstration: Sequence[Message],
-  *,
-  tool_call_format: ToolCallFormat = "compact",
-  schemas: Schemas | None = None,
-) -> list[TargetSpan]:
-  """A worked solution for supervised learning, in the very ids an episode would have.
-
-  Assistant turns are targets with their ``<|call|>`` and ``<|end|>``; the prompt, tool results and
-  the ``<|assistant|>`` before a turn are not.
-
-  Raises:
-    ValueError: the demonstration does not start and end with an assistant message.
-  """
-  roles = [message.role for message in demonstration]
-  if not roles or roles[0] != "assistant" or roles[-1] != "assistant":
-    raise ValueError(
-      f"a demonstration starts and ends with an assistant message, got the roles {roles}."
-    )
-  context = encode_prompt(tokenizer, prompt, tool_call_format=tool_call_format, schemas=schemas)
-  spans = [TargetSpan(owner, ids, False) for owner, ids in context]
-  heard: list[Message] = []
-  for i, message in enumerate(demonstration):
+  def _turn(self, message: Message, schemas: Schemas) -> list[int]:
     if message.role != "assistant":
-      heard.append(message)
-      continue
-    if i:
-      between = encode_observation(tokenizer, heard)
-      spans.extend(TargetSpan(owner, ids, False) for owner, ids in between)
-      heard = []
-    turn = encode_assistant(tokenizer, message, tool_call_format=tool_call_format, schemas=schemas)
-    spans.append(TargetSpan("assistant", turn, True))
-  return spans
+      raise ValueError(f"an assistant turn needs role 'assistant', got {message.role!r}.")
+    ids = self.tokenizer.encode(message.content)
+    for call in message.tool_calls:
+      ids.append(self.tokenizer.special.call)
+      ids.extend(self.tokenizer.encode(format_call(call, self._format, schemas)))
+    ids.append(self.tokenizer.special.end)
+    return ids
 
 
 def conversation_texts(
@@ -161,7 +268,7 @@ def conversation_texts(
   tool_call_format: ToolCallFormat = "compact",
   schemas: Schemas | None = None,
 ) -> Iterator[str]:
-  """Every text that rendering ``messages`` encodes: what a tokenizer is trained on."""
+  """Every text that ``MarkedChat`` encodes for ``messages``: what a tokenizer is trained on."""
   for message in messages:
     yield message.content
     for call in message.tool_calls:
@@ -188,18 +295,11 @@ def assert_extends(
     )
 
 
-def _encode_message(
-  tokenizer: Tokenizer,
-  message: Message,
-  tool_call_format: ToolCallFormat,
-  schemas: Schemas | None,
-) -> Span:
-  if message.role not in ROLES:
-    raise ValueError(f"message role {message.role!r}; allowed: {', '.join(ROLES)}.")
-  role_id = getattr(tokenizer.special, message.role)
-  if message.role == "assistant":
-    turn = encode_assistant(tokenizer, message, tool_call_format=tool_call_format, schemas=schemas)
-    return Span("assistant", [role_id, *turn])
-  if message.tool_calls:
-    raise ValueError(f"only an assistant message calls tools, got calls in a {message.role!r} one.")
-  return Span(message.role, [role_id, *tokenizer.encode(message.content), tokenizer.special.end])
+def _check_messages(messages: Sequence[Message]) -> None:
+  for message in messages:
+    if message.role not in ROLES:
+      raise ValueError(f"message role {message.role!r}; allowed: {', '.join(ROLES)}.")
+    if message.tool_calls and message.role != "assistant":
+      raise ValueError(
+        f"only an assistant message calls tools, got calls in a {message.role!r} one."
+      )

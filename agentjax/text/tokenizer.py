@@ -1,7 +1,8 @@
 """Text to token ids and back, exactly: byte and sentencepiece vocabularies that share special ids.
 
-The first eight ids of every tokenizer mark roles, calls and ends. ``encode`` never yields them,
-whatever the text spells, so text cannot forge a role; only the chat rendering and the policy can.
+The first eight ids of these mark roles, calls and ends. ``encode`` never yields them, whatever the
+text spells, so text cannot forge a role; only the chat rendering and the policy can. Vocabularies
+of Hugging Face folders stand in ``huggingface.py`` and follow the same protocol.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SPACE = "\u2581"  # sentencepiece writes a space as this character
 _NOT_LEARNT = re.compile(
   "|".join([r"[\x00-\x1f\x7f\u2581\u2585\ud800-\udfff]", *map(re.escape, SPECIAL_SPELLINGS)])
 )
-_PROBE = "  two  spaces\n\tand 123<|end|>\u2581\u2047\u00e9\U0001f600 "
+ROUND_TRIP_PROBE = "  two  spaces\n\tand 123<|end|>\u2581\u2047\u00e9\U0001f600 "
 
 
 class TokenizerError(ValueError):
@@ -64,12 +65,12 @@ class Tokenizer(Protocol):
   name: str
   vocab_size: int
   pad_id: int
-  special: SpecialTokens
 
   def encode(self, text: str) -> list[int]:
-    """Ids of ``text``, none of them special; ``decode(encode(text)) == text``.
+    """Ids of ``text``, none of which is markup; ``decode(encode(text)) == text``.
 
-    Lone surrogates, which are no text, become U+FFFD first.
+    Lone surrogates, which are no text, become U+FFFD first. A vocabulary that normalises text
+    (Qwen's does, to NFC) gives the normalised one back.
     """
     ...
 
@@ -86,6 +87,12 @@ class Tokenizer(Protocol):
     ...
 
 
+class MarkedTokenizer(Tokenizer, Protocol):
+  """A vocabulary whose first ids are the markup of this project."""
+
+  special: SpecialTokens
+
+
 class ByteTokenizer:
   """UTF-8 bytes after the special tokens: id = 8 + byte, 264 ids in all."""
 
@@ -97,7 +104,7 @@ class ByteTokenizer:
     self._pieces = [s.encode() for s in SPECIAL_SPELLINGS] + [bytes([b]) for b in range(NUM_BYTES)]
 
   def encode(self, text: str) -> list[int]:
-    return [byte + len(SPECIAL_SPELLINGS) for byte in _valid_text(text).encode()]
+    return [byte + len(SPECIAL_SPELLINGS) for byte in valid_text(text).encode()]
 
   def decode(self, ids: Sequence[int]) -> str:
     return _join(self._pieces, ids)
@@ -149,15 +156,15 @@ class SentencePieceTokenizer:
       raise TokenizerError(f"{path} has no byte pieces; train the model with byte_fallback.")
     self._pieces = [_piece_bytes(self._processor, i) for i in range(self.vocab_size)]
     self._space_ids = [byte_ids[byte] for byte in _SPACE.encode()]
-    if self.decode(self.encode(_PROBE)) != _PROBE:
+    if self.decode(self.encode(ROUND_TRIP_PROBE)) != ROUND_TRIP_PROBE:
       raise TokenizerError(
-        f"{path} does not keep text as it is: {_PROBE!r} came back as "
-        f"{self.decode(self.encode(_PROBE))!r}. Train it with identity normalisation, no dummy "
-        "prefix and extra whitespace kept."
+        f"{path} does not keep text as it is: {ROUND_TRIP_PROBE!r} came back as "
+        f"{self.decode(self.encode(ROUND_TRIP_PROBE))!r}. Train it with identity normalisation, no "
+        "dummy prefix and extra whitespace kept."
       )
 
   def encode(self, text: str) -> list[int]:
-    text = _valid_text(text)
+    text = valid_text(text)
     if _SPACE not in text:
       return self._processor.encode(text)
     ids: list[int] = []
@@ -258,12 +265,14 @@ class TokenizerConfig(Config):
 
   Attributes:
     kind: "byte"; "sentencepiece", a trained model at ``path``; "sentencepiece_from_tasks", trained
-      on the text of the training tasks when a run starts and kept in its work directory.
-    path: model file, for kind "sentencepiece" only.
+      on the text of the training tasks when a run starts and kept in its work directory;
+      "huggingface", ``tokenizer.json`` and the chat template of a folder.
+    path: model file of kind "sentencepiece", or folder of kind "huggingface", where None is the
+      folder of ``config.pretrained``.
     vocab_size: upper bound of ids, for kind "sentencepiece_from_tasks" only. Ours.
   """
 
-  kind: Literal["byte", "sentencepiece", "sentencepiece_from_tasks"] = "byte"
+  kind: Literal["byte", "sentencepiece", "sentencepiece_from_tasks", "huggingface"] = "byte"
   path: str | None = None
   vocab_size: int = 512
 
@@ -276,12 +285,12 @@ class TokenizerConfig(Config):
         self.path,
         'the file of a sentencepiece model when kind is "sentencepiece"',
       )
-    else:
+    elif self.kind != "huggingface":
       check(
         self.path is None,
         f"{path}.path",
         self.path,
-        f'None when kind is {self.kind!r}; kind "sentencepiece" reads a file',
+        f'None when kind is {self.kind!r}; "sentencepiece" reads a file, "huggingface" a folder',
       )
     least = _UNKNOWN + 1 + NUM_BYTES
     if self.kind == "sentencepiece_from_tasks":
@@ -298,11 +307,11 @@ def build_tokenizer(
   *,
   lines: Iterable[str] = (),
   directory: str | os.PathLike[str] | None = None,
-) -> Tokenizer:
-  """The tokenizer of a run.
+) -> MarkedTokenizer:
+  """The tokenizer of a run whose vocabulary holds our markup.
 
   Args:
-    config: which one.
+    config: which one; any kind but "huggingface" (see ``build_chat``).
     lines: text to train on, read only by kind "sentencepiece_from_tasks" and only where
       ``directory`` holds no model yet.
     directory: where that kind keeps ``tokenizer.model``, so that a resumed run has the same ids.
@@ -310,10 +319,13 @@ def build_tokenizer(
   Raises:
     TokenizerError: the model cannot be read or trained.
     ConfigError: kind "sentencepiece_from_tasks" without a directory.
+    ValueError: kind "huggingface".
   """
   config.validate("config.tokenizer")
   if config.kind == "byte":
     return ByteTokenizer()
+  if config.kind == "huggingface":
+    raise ValueError('kind "huggingface" comes with a chat template; use build_chat.')
   if config.path is not None:
     return SentencePieceTokenizer(config.path)
   if directory is None:
@@ -342,7 +354,7 @@ class _Sentences:
           yield part
 
 
-def _valid_text(text: str) -> str:
+def valid_text(text: str) -> str:
   """``text`` with lone surrogates, which UTF-8 cannot hold, as U+FFFD."""
   if text.isascii():
     return text

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from agentjax.text.tokenizer import SPECIAL_SPELLINGS, Tokenizer
+from agentjax.text.tokenizer import SPECIAL_SPELLINGS, MarkedTokenizer
 from agentjax.trajectory.record import ToolCall
 
-ToolCallFormat = Literal["compact", "json"]
+ToolCallFormat = Literal["compact", "json"]  # of the vocabularies that share our markup
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
 
 UNKNOWN_TOOL_PARAMETER = "input"  # holds the text of a compact call of a tool nobody knows
@@ -33,6 +33,11 @@ class DescribedTool(Protocol):
 
   @property
   def parameters(self) -> Mapping[str, Any]: ...
+
+
+def tool_schemas(tools: Sequence[DescribedTool]) -> dict[str, Mapping[str, Any]]:
+  """Parameters (JSON schema) by tool name."""
+  return {tool.name: tool.parameters for tool in tools}
 
 
 def text_parameter(schema: Mapping[str, Any]) -> str | None:
@@ -84,7 +89,7 @@ def format_call(
 
 
 def parse_turn(
-  tokenizer: Tokenizer,
+  tokenizer: MarkedTokenizer,
   ids: Sequence[int],
   schemas: Schemas,
   tool_call_format: ToolCallFormat = "compact",
@@ -124,7 +129,7 @@ def parse_turn(
       name = _compact_name(tokenizer.decode(part)) if tool_call_format == "compact" else ""
       calls.append(ToolCall(name, {}, error=f"{tokenizer.decode(stray[:1])} inside a call"))
     elif tool_call_format == "json":
-      calls.append(_parse_json(tokenizer.decode(part)))
+      calls.append(parse_json_call(tokenizer.decode(part)))
     else:
       calls.append(_parse_compact(tokenizer.decode(part), schemas))
   return ParsedTurn(tokenizer.decode(parts[0]), tuple(calls))
@@ -170,7 +175,8 @@ def _parse_compact(text: str, schemas: Schemas) -> ToolCall:
   return ToolCall(name, arguments)
 
 
-def _parse_json(text: str) -> ToolCall:
+def parse_json_call(text: str) -> ToolCall:
+  """The call that ``{"name": NAME, "arguments": {...}}`` writes; ``error`` set where it is none."""
   value, error = _load(text)
   if error is not None:
     return ToolCall("", {}, error=f"a call must be a JSON object: {error}")
@@ -184,18 +190,24 @@ def _parse_json(text: str) -> ToolCall:
   return ToolCall(name, arguments)
 
 
-def _load(text: str) -> tuple[dict[str, Any], str | None]:
-  """A JSON object, or why it is none. Whatever a policy writes, nothing is raised."""
+def load_json(text: str) -> tuple[Any, str | None]:
+  """A JSON value, or why it is none. Whatever a policy writes, nothing is raised."""
   try:
     value = json.loads(text, parse_constant=_no_constant)
     json.dumps(value, ensure_ascii=False).encode()  # lone surrogates would fail in every tool
   except RecursionError:
-    return {}, "it is nested too deeply"
+    return None, "it is nested too deeply"
   except ValueError as error:
-    return {}, str(error)
-  if not isinstance(value, dict):
-    return {}, f"got a JSON {type(value).__name__}"
+    return None, str(error)
   return value, None
+
+
+def _load(text: str) -> tuple[dict[str, Any], str | None]:
+  """A JSON object, or why it is none."""
+  value, error = load_json(text)
+  if error is None and not isinstance(value, dict):
+    error = f"got a JSON {type(value).__name__}"
+  return ({}, error) if error is not None else (value, None)
 
 
 def _no_constant(name: str) -> None:

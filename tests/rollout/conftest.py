@@ -12,7 +12,7 @@ from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
-from agentjax.text.chat import ChatConfig
+from agentjax.text.chat import MarkedChat
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task
@@ -43,8 +43,7 @@ def question(task):
 def make_player(engine, **changes):
   return Player(
     engine=engine,
-    tokenizer=TOKENIZER,
-    chat=ChatConfig(),
+    chat=MarkedChat(TOKENIZER),
     sampling=SamplingConfig(),
     config=dataclasses.replace(CONFIG, **changes),
     run_seed=7,

@@ -71,6 +71,8 @@ class _Prefix:
 
 
 class _Context:
+  experts = None  # there is no router
+
   def __init__(self, engine, address, ids):
     self.engine, self.address, self.ids = engine, address, list(ids)
     self.turn, self.live = 0, True

@@ -5,7 +5,7 @@ import pytest
 
 from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.rollout import keys
-from agentjax.text.chat import encode_prompt
+from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import Flag, Message, Reward, Status, ToolCall
 from tests.rollout.conftest import make_task
@@ -66,7 +66,7 @@ def test_the_record_is_the_conversation_rendered_at_once(run):
     Message("tool", "4"),
     Message("assistant", "#### 4"),
   ]
-  rendered = [i for _, ids in encode_prompt(TOKENIZER, messages) for i in ids]
+  rendered = [i for _, ids in MarkedChat(TOKENIZER).prompt(messages) for i in ids]
   assert ids_of(trajectory) == rendered[:-1]  # a prompt ends in <|assistant|>
 
 

@@ -19,7 +19,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan, evaluate
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
-from agentjax.text.chat import ChatConfig
+from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Status, Task, ToolCall
 from agentjax.trajectory.store import to_record
@@ -77,8 +77,7 @@ def engine(params):
 def make_player(engine, *, concurrency=16):
   return Player(
     engine=engine,
-    tokenizer=TOKENIZER,
-    chat=ChatConfig(),
+    chat=MarkedChat(TOKENIZER),
     sampling=SamplingConfig(temperature=TEMPERATURE),
     config=RolloutConfig(
       max_turns=3, max_tokens_per_turn=7, max_total_tokens=320, concurrency=concurrency

@@ -3,17 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax.text.chat import (
-  PrefixError,
-  assert_extends,
-  conversation_texts,
-  encode_assistant,
-  encode_conversation,
-  encode_observation,
-  encode_prompt,
-)
+from agentjax.text.chat import MarkedChat, PrefixError, assert_extends, conversation_texts
 from agentjax.text.tokenizer import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
-from agentjax.text.tool_calls import parse_turn
 from agentjax.trajectory.record import Message, ToolCall
 
 TEXTS = st.one_of(
@@ -56,23 +47,24 @@ def conversations(draw):
 @settings(max_examples=200, deadline=None)
 @given(conversation=conversations())
 def test_turn_by_turn_gives_the_ids_of_the_whole_conversation(tokenizer, conversation):
+  chat = MarkedChat(tokenizer)
   prompt, rounds = conversation
-  context, messages = _ids(encode_prompt(tokenizer, prompt)), list(prompt)
+  context, messages = _ids(chat.prompt(prompt)), list(prompt)
   for turn, answers in rounds:
-    longer = context + encode_assistant(tokenizer, turn)
-    longer += _ids(encode_observation(tokenizer, answers))
+    drawn = chat.assistant(turn)
+    longer = context + drawn + _ids(chat.observation(answers, drawn))
     messages += [turn, *answers]
     assert_extends(context, longer)
-    assert longer == _ids(encode_prompt(tokenizer, messages))
+    assert longer == _ids(chat.prompt(messages))
     context = longer
 
 
 @settings(max_examples=200, deadline=None)
 @given(conversation=conversations(), data=st.data())
 def test_turns_spelled_in_strange_tokens_stay_as_sampled(tokenizer, conversation, data):
-  special = tokenizer.special
+  chat, special = MarkedChat(tokenizer), tokenizer.special
   prompt, rounds = conversation
-  context = _ids(encode_prompt(tokenizer, prompt))
+  context = _ids(chat.prompt(prompt))
   bounds = []
   for _, answers in rounds:
     drawn = data.draw(
@@ -82,7 +74,7 @@ def test_turns_spelled_in_strange_tokens_stay_as_sampled(tokenizer, conversation
     )
     closed = data.draw(st.booleans())
     sampled = [*drawn, special.end] if closed else drawn
-    longer = [*context, *sampled, *_ids(encode_observation(tokenizer, answers, closed=closed))]
+    longer = [*context, *sampled, *_ids(chat.observation(answers, sampled))]
     assert_extends(context, longer)
     bounds.append((len(context), sampled))
     assert longer[len(context) + len(drawn)] == special.end  # closed by the policy or for it
@@ -93,10 +85,11 @@ def test_turns_spelled_in_strange_tokens_stay_as_sampled(tokenizer, conversation
 
 def test_encoding_a_sampled_turn_again_is_caught():
   tokenizer = ByteTokenizer()
+  chat = MarkedChat(tokenizer)
   broken_utf8 = [8 + 0xFF, tokenizer.special.end]
-  context = [*_ids(encode_prompt(tokenizer, [Message("user", "hi")])), *broken_utf8]
+  context = [*_ids(chat.prompt([Message("user", "hi")])), *broken_utf8]
   text = tokenizer.decode(broken_utf8[:-1])
-  again = _ids(encode_prompt(tokenizer, [Message("user", "hi"), Message("assistant", text)]))
+  again = _ids(chat.prompt([Message("user", "hi"), Message("assistant", text)]))
   with pytest.raises(PrefixError, match=f"differ at index {len(context) - 2}"):
     assert_extends(context, again)
 
@@ -112,7 +105,7 @@ def test_extending_means_keeping_every_id():
 
 def test_a_prompt_reads_as_documented():
   tokenizer = ByteTokenizer()
-  spans = encode_prompt(tokenizer, [Message("system", "Be brief."), Message("user", "3+4?")])
+  spans = MarkedChat(tokenizer).prompt([Message("system", "Be brief."), Message("user", "3+4?")])
   assert [(s.owner, tokenizer.decode(s.ids)) for s in spans] == [
     ("system", "<|bos|><|system|>Be brief.<|end|>"),
     ("user", "<|user|>3+4?<|end|>"),
@@ -122,7 +115,7 @@ def test_a_prompt_reads_as_documented():
 
 def test_an_observation_closes_a_turn_that_was_cut_off():
   tokenizer = ByteTokenizer()
-  spans = encode_observation(tokenizer, [Message("tool", "7")], closed=False)
+  spans = MarkedChat(tokenizer).observation([Message("tool", "7")], tokenizer.encode("cut"))
   assert [(s.owner, tokenizer.decode(s.ids)) for s in spans] == [
     ("environment", "<|end|>"),
     ("tool", "<|tool|>7<|end|>"),
@@ -136,7 +129,7 @@ def test_a_demonstration_teaches_turns_with_their_markup_and_nothing_else(tokeni
     Message("tool", "7"),
     Message("assistant", "#### 7"),
   ]
-  spans = encode_conversation(tokenizer, [Message("user", "3+4?")], demonstration)
+  spans = MarkedChat(tokenizer).conversation([Message("user", "3+4?")], demonstration)
   taught = [tokenizer.decode(s.ids) for s in spans if s.target]
   assert taught == ["Add.<|call|>calculator 3+4<|end|>", "#### 7<|end|>"]
   rest = [tokenizer.decode(s.ids) for s in spans if not s.target]
@@ -151,16 +144,18 @@ def test_a_demonstration_teaches_turns_with_their_markup_and_nothing_else(tokeni
 @settings(max_examples=100, deadline=None)
 @given(conversation=conversations())
 def test_a_demonstration_has_the_ids_an_episode_would_have(tokenizer, conversation):
+  chat = MarkedChat(tokenizer)
   prompt, rounds = conversation
-  episode = _ids(encode_prompt(tokenizer, prompt))
+  episode = _ids(chat.prompt(prompt))
   demonstration = []
   for k, (turn, answers) in enumerate(rounds):
-    episode += encode_assistant(tokenizer, turn)
+    drawn = chat.assistant(turn)
+    episode += drawn
     demonstration.append(turn)
     if k < len(rounds) - 1:
-      episode += _ids(encode_observation(tokenizer, answers))
+      episode += _ids(chat.observation(answers, drawn))
       demonstration += answers
-  assert _ids(encode_conversation(tokenizer, prompt, demonstration)) == episode
+  assert _ids(chat.conversation(prompt, demonstration)) == episode
 
 
 def test_texts_to_train_on_are_those_that_rendering_encodes():
@@ -172,35 +167,48 @@ def test_texts_to_train_on_are_those_that_rendering_encodes():
       return super().encode(text)
 
   messages = [Message("user", "3+4?"), Message("assistant", "Add.", (CALL, CALL))]
-  encode_prompt(Spy(), messages)
+  MarkedChat(Spy()).prompt(messages)
   assert list(conversation_texts(messages)) == asked
 
 
 @pytest.mark.parametrize(
   ("make", "message"),
   [
-    (lambda t: encode_prompt(t, []), "at least one message"),
-    (lambda t: encode_prompt(t, [Message("root", "x")]), "role 'root'; allowed: system, user"),
-    (lambda t: encode_prompt(t, [Message("user", "x", (CALL,))]), "only an assistant message"),
-    (lambda t: encode_observation(t, [Message("assistant", "x")]), "never encoded again"),
-    (lambda t: encode_assistant(t, Message("tool", "x")), "got 'tool'"),
+    (lambda c: c.prompt([]), "at least one message"),
+    (lambda c: c.prompt([Message("root", "x")]), "role 'root'; allowed: system, user"),
+    (lambda c: c.prompt([Message("user", "x", (CALL,))]), "only an assistant message"),
+    (lambda c: c.observation([Message("assistant", "x")], []), "never encoded again"),
+    (lambda c: c.assistant(Message("tool", "x")), "got 'tool'"),
     (
-      lambda t: encode_conversation(t, [Message("user", "x")], [Message("tool", "y")]),
+      lambda c: c.conversation([Message("user", "x")], [Message("tool", "y")]),
       "starts and ends with an assistant",
     ),
-    (lambda t: encode_conversation(t, [Message("user", "x")], []), "starts and ends with"),
+    (lambda c: c.conversation([Message("user", "x")], []), "starts and ends with"),
   ],
 )
 def test_a_conversation_that_cannot_be_is_refused(make, message):
   with pytest.raises(ValueError, match=message):
-    make(ByteTokenizer())
+    make(MarkedChat(ByteTokenizer()))
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, argument=TEXTS, tool_call_format=st.sampled_from(["compact", "json"]))
 def test_a_turn_reads_back_as_it_was_written(tokenizer, text, argument, tool_call_format):
-  schemas = {"run": {"properties": {"code": {"type": "string"}}, "required": ["code"]}}
+  class Run:
+    name, description = "run", "Runs code."
+    parameters = {"properties": {"code": {"type": "string"}}, "required": ["code"]}
+
+  chat = MarkedChat(tokenizer, tool_call_format)
   call = ToolCall("run", {"code": argument})
   message = Message("assistant", text, (call, call))
-  ids = encode_assistant(tokenizer, message, tool_call_format=tool_call_format, schemas=schemas)
-  assert parse_turn(tokenizer, ids, schemas, tool_call_format) == (text, (call, call))
+  assert chat.parse(chat.assistant(message, [Run()]), [Run()]) == (text, (call, call))
+
+
+def test_a_system_prompt_stands_before_conversations_without_one():
+  tokenizer = ByteTokenizer()
+  chat = MarkedChat(tokenizer, system_prompt="Be brief.")
+  own = [Message("system", "Be long."), Message("user", "3+4?")]
+  assert tokenizer.decode(_ids(chat.prompt(own[1:]))) == (
+    "<|bos|><|system|>Be brief.<|end|><|user|>3+4?<|end|><|assistant|>"
+  )
+  assert _ids(chat.prompt(own)) == _ids(MarkedChat(tokenizer).prompt(own))

@@ -1,0 +1,190 @@
+"""Small folders in the form of Hugging Face's: a real vocabulary, and templates like Qwen's and
+Nemotron's."""
+
+import json
+import pathlib
+
+import tokenizers
+
+# <tool_response> is a control token like the rest, so that no tool's output can end it.
+CONTROLS = (
+  "<|endoftext|>",
+  "<|im_start|>",
+  "<|im_end|>",
+  "<tool_call>",
+  "</tool_call>",
+  "<tool_response>",
+  "</tool_response>",
+  "<think>",
+  "</think>",
+)
+CORPUS = (
+  "Tom has 3 apples and buys 4 more. How many apples does he have? #### 7",
+  "To sum the numbers, run python and print the result. The answer is 12.",
+  '{"name": "python", "arguments": {"code": "print(3 + 4)"}}',
+  "for i in range(10):\n  total += i * i\nprint(total)\n",
+)
+
+# Tools as JSON lines, tool results grouped into one user turn, thinking dropped before the latest
+# question and written empty in the last turn.
+JSON_TEMPLATE = """\
+{%- if tools %}
+  {{- '<|im_start|>system\\n' }}
+  {%- if messages[0].role == 'system' %}
+    {{- messages[0].content + '\\n\\n' }}
+  {%- endif %}
+  {{- 'You may call these functions:\\n<tools>' }}
+  {%- for tool in tools %}
+    {{- '\\n' }}
+    {{- tool | tojson }}
+  {%- endfor %}
+  {{- '\\n</tools>\\nWrite <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>.' }}
+  {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+  {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set seen = namespace(question=messages | length) %}
+{%- for message in messages[::-1] %}
+  {%- if message.role == 'user' and not message.content.startswith('<tool_response>') %}
+    {%- set seen.question = messages | length - 1 - loop.index0 %}
+    {%- break %}
+  {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+  {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+  {%- elif message.role == 'assistant' %}
+    {%- set said = message.content %}
+    {%- set thought = '' %}
+    {%- if '</think>' in said %}
+      {%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+      {%- set said = said.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if loop.index0 > seen.question and (loop.last or thought) %}
+      {{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {% generation %}
+      {{- said }}
+    {%- endgeneration %}
+    {%- for call in message.tool_calls %}
+      {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+      {{- call.function.arguments | tojson }}
+      {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+  {%- elif message.role == 'tool' %}
+    {%- if loop.first or loop.previtem.role != 'tool' %}
+      {{- '<|im_start|>user' }}
+    {%- endif %}
+    {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- if loop.last or loop.nextitem.role != 'tool' %}
+      {{- '<|im_end|>\\n' }}
+    {%- endif %}
+  {%- elif message.role != 'system' %}
+    {{- raise_exception('no role ' + message.role) }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|im_start|>assistant\\n' }}
+  {%- if enable_thinking is defined and not enable_thinking %}
+    {{- '<think>\\n\\n</think>\\n\\n' }}
+  {%- endif %}
+{%- endif %}
+"""
+
+# Tools and calls as XML, contents trimmed, the request for a turn opens the thinking.
+XML_TEMPLATE = """\
+{%- set thinking = enable_thinking if enable_thinking is defined else true %}
+{%- set rest = messages %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}
+  {%- set rest = messages[1:] %}
+  {{- messages[0].content }}
+{%- endif %}
+{%- for tool in tools or [] %}
+  {{- '\\n<function>\\n<name>' ~ tool.function.name ~ '</name>' }}
+  {%- for name, field in tool.function.parameters.properties | items %}
+    {{- '\\n<parameter><name>' ~ name ~ '</name><type>' ~ field.type ~ '</type></parameter>' }}
+  {%- endfor %}
+  {{- '\\n</function>' }}
+{%- endfor %}
+{%- if tools %}
+  {{- '\\nWrite <tool_call>\\n<function=NAME>\\n<parameter=P>\\nVALUE\\n</parameter>\\n' }}
+  {{- '</function>\\n</tool_call>.' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in rest %}
+  {%- if message.role == 'assistant' %}
+    {%- set said = message.content %}
+    {%- if '<think>' not in said %}
+      {%- set said = '<think></think>' ~ said %}
+    {%- endif %}
+    {{- '<|im_start|>assistant\\n' ~ (said | trim) }}
+    {%- for call in message.tool_calls %}
+      {{- '\\n<tool_call>\\n<function=' ~ call.function.name ~ '>\\n' }}
+      {%- for name, value in call.function.arguments | items %}
+        {%- set text = value | tojson if value is mapping or (value is sequence and value is not
+          string) else value | string %}
+        {{- '<parameter=' ~ name ~ '>\\n' ~ text ~ '\\n</parameter>\\n' }}
+      {%- endfor %}
+      {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+  {%- elif message.role == 'tool' %}
+    {%- if loop.previtem and loop.previtem.role != 'tool' %}
+      {{- '<|im_start|>user\\n' }}
+    {%- endif %}
+    {{- '<tool_response>\\n' ~ message.content ~ '\\n</tool_response>\\n' }}
+    {%- if loop.last or loop.nextitem.role != 'tool' %}
+      {{- '<|im_end|>\\n' }}
+    {%- endif %}
+  {%- else %}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|im_start|>assistant\\n<think>' ~ ('\\n' if thinking else '</think>') }}
+{%- endif %}
+"""
+
+
+def write_vocabulary(
+  directory: pathlib.Path,
+  *,
+  template: str = JSON_TEMPLATE,
+  corpus: tuple[str, ...] = CORPUS,
+  vocab_size: int = 330,
+  normalizer: str | None = "NFC",
+  split: bool = True,
+) -> None:
+  """tokenizer.json with a byte-level BPE trained here, its settings, a template and stop ids.
+
+  ``split`` False lets merges cross words, so that a whole line of the corpus may be one token.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  if normalizer == "NFC":
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=split
+  )
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size - len(CONTROLS),
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(corpus * 8, trainer)
+  # Added behind the vocabulary, thinking and calls not "special": as in Qwen's files.
+  tokenizer.add_special_tokens(list(CONTROLS[:3]))
+  tokenizer.add_tokens(
+    [tokenizers.AddedToken(t, normalized=False, special=False) for t in CONTROLS[3:]]
+  )
+  tokenizer.save(str(directory / "tokenizer.json"))
+  settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None}
+  (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+  (directory / "chat_template.jinja").write_text(template)
+  stops = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+  (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
