@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from agentjax.models.spec import count, decay_mask
+from agentjax.models.spec import count
 from agentjax.objectives.objective import policy_objective, prepare
 from agentjax.sharding import make_mesh
 from agentjax.training import load_experiment
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
   experiment = load_experiment(_CONFIG)
   config, rows = experiment.model, experiment.rl.microbatch_rows
   specs = network_specs(config, critic=False)
-  optimizer = build_optimizer(experiment.rl.optimizer, 1000, decay_mask(specs))
+  optimizer = build_optimizer(experiment.rl.optimizer, 1000, specs)
   placed = state_shardings(
     config, optimizer, make_mesh(experiment.mesh), critic=False, reference=False
   )
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
   )
   objective = policy_objective(experiment.rl.objective)
   update = make_update(config, optimizer, objective, UpdateSettings(), placed)
-  score = make_score(config, UpdateSettings())
+  score = make_score(config, temperature=1.0)
   held = [state]
 
   def run_update():
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
 
   def run_score():
     grids = (batch.token_ids, batch.segment_ids, batch.positions)
-    return score(held[0].networks, *split_rows(grids, rows), used)
+    return score(held[0].networks, *split_rows(grids, rows), None, used)
 
   forward = _time("score", tokens, run_score)
   both = _time("update", tokens, run_update)

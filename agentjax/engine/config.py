@@ -55,6 +55,8 @@ class EngineConfig(Config):
       a quick tool call does not cost its context a chunk of idleness.
     max_parked: contexts whose state may be kept outside the slots. When all slots are taken, the
       longest idle context is parked to let another run.
+    record_experts: keep what the routers chose for every token, for training to do the same
+      (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
     warmup: compile everything when the first weights are published, rather than each program when
       it is first needed. Several lanes would then compile one program twice.
   """
@@ -68,6 +70,7 @@ class EngineConfig(Config):
   max_stop_ids: int = 4
   host_turns: int = 16
   max_parked: int = 1024
+  record_experts: bool = False
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:

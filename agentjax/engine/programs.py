@@ -16,6 +16,7 @@ from agentjax.engine import sampling
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.models import Cache, ModelConfig
+from agentjax.trajectory.experts import compact_dtype
 
 Array = jax.Array
 
@@ -89,10 +90,21 @@ class Programs:
 
   def _extend(
     self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
-  ) -> DeviceState:
-    """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot."""
+  ) -> tuple[DeviceState, Array | None]:
+    """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot.
+
+    Beside the state, what the routers chose, [rows, tokens, routers, choices], where recorded.
+    """
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
-    return DeviceState(cache=out.cache, logits=device.logits.at[rows].set(out.logits, mode="drop"))
+    logits = device.logits.at[rows].set(out.logits, mode="drop")
+    return DeviceState(cache=out.cache, logits=logits), self._compact(out.experts)
+
+  def _compact(self, experts: Array | None) -> Array | None:
+    """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
+    if experts is None or not self._config.record_experts:
+      return None
+    ids = self._model.num_experts + self._model.zero_experts
+    return jnp.moveaxis(experts, 0, -2).astype(compact_dtype(ids))
 
   def _place(self, device: DeviceState, state: Cache, logits: Array, rows: Array) -> DeviceState:
     """One context into every slot of ``rows``; places that are not used name no slot."""
@@ -131,6 +143,7 @@ class Programs:
       token_ids = jnp.where(live, drawn.token_ids, 0)
       out = models.decode_step(params, self._model, device.cache, token_ids, live)
       stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
+      routed = self._compact(out.experts)
       chunk = Chunk(
         token_ids=chunk.token_ids.at[step].set(token_ids),
         log_probs=chunk.log_probs.at[step].set(drawn.log_probs),
@@ -138,11 +151,14 @@ class Programs:
         sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
         counts=chunk.counts + live,
         stopped=chunk.stopped | stopped,
+        experts=None if routed is None else chunk.experts.at[step].set(routed),
       )
       logits = jnp.where(live[:, None], out.logits, device.logits)
       device = DeviceState(cache=out.cache, logits=logits)
       return step + 1, live & ~stopped & (step + 1 < plan.budget), device, chunk
 
+    record = self._config.record_experts
+    routed = jax.eval_shape(self._routed, device, params) if record else None
     chunk = Chunk(
       token_ids=jnp.zeros(shape, jnp.int32),
       log_probs=jnp.zeros(shape, jnp.float32),
@@ -150,11 +166,17 @@ class Programs:
       sampling_log_probs=jnp.zeros(shape, jnp.float32),
       counts=jnp.zeros(shape[1:], jnp.int32),
       stopped=jnp.zeros(shape[1:], bool),
+      experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
     )
     start = (jnp.int32(0), plan.budget > 0, device, chunk)
     _, _, device, chunk = jax.lax.while_loop(unfinished, advance, start)
-    rows_first = [v.T if v.ndim == 2 else v for v in chunk]
-    return device, Chunk(*rows_first)
+    return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
+
+  def _routed(self, device: DeviceState, params: Any) -> Array | None:
+    """What the routers choose in one step."""
+    nothing = jnp.zeros(self.slots, jnp.int32)
+    out = models.decode_step(params, self._model, device.cache, nothing, nothing > 0)
+    return self._compact(out.experts)
 
 
 def programs_of_lane(
@@ -168,6 +190,7 @@ def programs_of_lane(
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,
     max_stop_ids=config.max_stop_ids,
+    record_experts=config.record_experts,
   )
   return _programs(model_config, lane.freeze(), vocab_limit)
 

@@ -82,6 +82,8 @@ class Sample:
     sampling_log_probs: float32 [n], under the distribution after top-k, top-p and min-p.
     versions: int32 [n], version of the weights that sampled the token.
     finish: why the call ended.
+    experts: uint8 or uint16 [n, routers, choices], what the routers chose for each token (see
+      ``trajectory.experts``); None unless ``EngineConfig.record_experts``.
   """
 
   token_ids: np.ndarray
@@ -90,6 +92,7 @@ class Sample:
   sampling_log_probs: np.ndarray
   versions: np.ndarray
   finish: Finish
+  experts: np.ndarray | None = None
 
 
 class DecodePlan(NamedTuple):
@@ -130,6 +133,7 @@ class Chunk(NamedTuple):
   sampling_log_probs: Array  # float32 [slots, chunk_tokens]
   counts: Array  # int32 [slots]
   stopped: Array  # bool [slots], the last token is a stop id
+  experts: Array | None  # uint8 or uint16 [slots, chunk_tokens, routers, choices], if recorded
 
 
 class Generation:
@@ -152,6 +156,7 @@ class Generation:
     self.kept = 0  # tokens of the result
     self._decode = decode
     self._parts: list[tuple[np.ndarray, ...]] = []
+    self._experts: list[np.ndarray] = []
 
   def write(self, plan: DecodePlan, slot: int, room: int) -> None:
     """Fills row ``slot``; ``room`` is how many tokens its context can still hold."""
@@ -180,6 +185,8 @@ class Generation:
         np.full(count, version, np.int32),
       )
     )
+    if chunk.experts is not None:
+      self._experts.append(chunk.experts[slot, :count])
     before, self.sampled = self.sampled, self.sampled + count
     self.kept = self.sampled
     if self.request.stop_strings and self._cut_at_stop_string(before):
@@ -197,7 +204,15 @@ class Generation:
     assert self.finish is not None
     columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
     token_ids, log_probs, entropies, sampling_log_probs, versions = columns
-    return Sample(token_ids, log_probs, entropies, sampling_log_probs, versions, self.finish)
+    return Sample(
+      token_ids,
+      log_probs,
+      entropies,
+      sampling_log_probs,
+      versions,
+      self.finish,
+      np.concatenate(self._experts)[: self.kept] if self._experts else None,
+    )
 
   def _cut_at_stop_string(self, before: int) -> bool:
     """Sets ``kept`` to the first token at which the text holds a stop string."""

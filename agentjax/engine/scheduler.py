@@ -32,7 +32,7 @@ from agentjax.engine.request import (
   Sample,
   SampleRequest,
 )
-from agentjax.engine.slots import SlotEngine, Weights, token_array
+from agentjax.engine.slots import Routed, SlotEngine, Weights, token_array
 from agentjax.models import ModelConfig, Params
 
 
@@ -66,9 +66,10 @@ class EngineStats:
 class Prefix:
   """A prompt that was run once and starts any number of contexts. ``release`` frees its memory."""
 
-  def __init__(self, snapshot: Snapshot, ids: np.ndarray) -> None:
+  def __init__(self, snapshot: Snapshot, ids: np.ndarray, experts: list[np.ndarray]) -> None:
     self._snapshot: Snapshot | None = snapshot
     self._ids = ids
+    self._experts = experts
 
   def __len__(self) -> int:
     return len(self._ids)
@@ -96,6 +97,7 @@ class Context:
     self._parking = False  # on its way out: _base is not there yet
     self._job: _Job | None = None
     self._lost: str | None = None
+    self._experts: list[np.ndarray] = []  # of the tokens held, where they are recorded
 
   def __len__(self) -> int:
     """Tokens of the context, those not yet run through the model included."""
@@ -105,6 +107,15 @@ class Context:
   def room(self) -> int:
     """Tokens it can still take."""
     return self._engine.config.max_length - len(self)
+
+  @property
+  def experts(self) -> np.ndarray | None:
+    """What the routers chose for the tokens run through the model so far, from the first on.
+
+    Uint8 or uint16 [tokens, routers, choices] (see ``trajectory.experts``); None unless
+    ``EngineConfig.record_experts``.
+    """
+    return np.concatenate(self._experts) if self._experts else None
 
   async def extend(self, token_ids: Sequence[int] | np.ndarray) -> None:
     """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
@@ -144,11 +155,21 @@ class Context:
     forks = [Context(self._engine, self._priority) for _ in range(count)]
     for fork in forks:
       fork._base, fork._origin, fork._held = base, origin, self._held
+      fork._experts = list(self._experts)
     return forks
 
   def close(self) -> None:
     """Frees the slot; may be called twice. A call under way ends in EngineError."""
     self._engine._drop(self, "it was closed")
+
+  def _record(self, start: int, experts: np.ndarray) -> None:
+    """Notes the choices for the tokens from ``start`` on; what stood there was taken back."""
+    kept, end = [], 0
+    for part in self._experts:
+      kept.append(part[: max(start - end, 0)])
+      end += len(kept[-1])
+    assert end == start, (end, start)
+    self._experts = [part for part in (*kept, experts) if len(part)]
 
   def _check_usable(self) -> None:
     if self._lost is not None:
@@ -190,6 +211,7 @@ class _Cycle:
   evictions: list[tuple[Context, int]] = dataclasses.field(default_factory=list)
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
   runs: list[tuple[int, np.ndarray]] = dataclasses.field(default_factory=list)
+  running: dict[int, Context] = dataclasses.field(default_factory=dict)  # by slot, of the runs
   reads: list[tuple[int, _Job]] = dataclasses.field(default_factory=list)
   decoding: list[tuple[int, _Job]] = dataclasses.field(default_factory=list)
   plan: DecodePlan | None = None
@@ -201,6 +223,7 @@ class _Outcome:
 
   evicted: list[Snapshot]
   reads: list[Snapshot]
+  routed: list[Routed]
   chunk: Chunk | None
   seconds: float
 
@@ -233,6 +256,7 @@ class _Lane:
       while pending and pending[0].kind == "extend":
         ids = pending.popleft().ids
         cycle.runs.append((slot, ids))
+        cycle.running[slot] = context
         context._held += len(ids)
       if not pending and (job.generation is None or job.needs_turn_base):
         cycle.reads.append((slot, job))
@@ -252,10 +276,10 @@ class _Lane:
     evicted = [slots.read(slot) for _, slot in cycle.evictions]
     for snapshot, targets in cycle.placements:
       slots.place(snapshot, targets)
-    slots.extend(cycle.runs)
+    routed = slots.extend(cycle.runs)
     reads = [slots.read(slot) for slot, _ in cycle.reads]
     chunk = None if cycle.plan is None else slots.decode(cycle.plan)
-    return _Outcome(evicted, reads, chunk, time.perf_counter() - start)
+    return _Outcome(evicted, reads, routed, chunk, time.perf_counter() - start)
 
   def finish(self, cycle: _Cycle, outcome: _Outcome) -> None:
     """Hands the results of a cycle to their contexts."""
@@ -264,6 +288,8 @@ class _Lane:
       context._parking = False
       if context._lost is None:
         context._base = snapshot
+    for routed in outcome.routed:
+      cycle.running[routed.slot]._record(routed.start, routed.experts())
     for (slot, job), snapshot in zip(cycle.reads, outcome.reads, strict=True):
       if job.over:
         continue
@@ -301,6 +327,8 @@ class _Lane:
 
   def _read(self, slot: int, job: _Job, chunk: Chunk, version: int) -> None:
     context = job.context
+    if chunk.experts is not None:
+      context._record(context._held, chunk.experts[slot, : int(chunk.counts[slot])])
     context._held += int(chunk.counts[slot])
     room = self.slots.config.max_length - context._held
     if job.forcing is not None:
@@ -426,7 +454,7 @@ class Engine:
     finally:
       context.close()
     assert snapshot is not None
-    return Prefix(snapshot, ids)
+    return Prefix(snapshot, ids, context._experts)
 
   async def open(self, prefix: Prefix, *, priority: tuple[int, ...] = ()) -> Context:
     """A context that begins with ``prefix``. Lower priority tuples get slots first."""
@@ -435,6 +463,7 @@ class Engine:
     context = Context(self, priority)
     context._base, context._origin = prefix._snapshot, prefix._ids
     context._held = len(prefix)
+    context._experts = list(prefix._experts)
     return context
 
   async def open_ids(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from agentjax.config import check
 from agentjax.engine.config import EngineConfig, SamplingConfig
 from agentjax.engine.programs import Snapshot, programs_of_lane
 from agentjax.engine.request import (
@@ -22,7 +23,7 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.sampling import address_key
-from agentjax.models import DecodeParams, ModelConfig, Params
+from agentjax.models import DecodeParams, ModelConfig, Params, num_routers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,20 @@ class Weights:
 
   params: DecodeParams
   version: int
+
+
+class Routed(NamedTuple):
+  """What the routers chose for some tokens of one slot."""
+
+  slot: int
+  start: int  # tokens before these in the context
+  dispatched: Any  # of a whole dispatch, still on the device: [rows, tokens, routers, choices]
+  row: int
+  tokens: int
+
+  def experts(self) -> np.ndarray:
+    """[tokens, routers, choices]; waits for the dispatch."""
+    return np.asarray(self.dispatched)[self.row, : self.tokens]
 
 
 class SlotEngine:
@@ -63,6 +78,12 @@ class SlotEngine:
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
+    check(
+      not config.record_experts or num_routers(model_config) > 0,
+      "engine.record_experts",
+      config.record_experts,
+      f"False for a model without routers (model.pattern={model_config.pattern!r})",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
@@ -110,7 +131,8 @@ class SlotEngine:
     self._place(self._blank, [])
     self._read(0)
     for tokens, rows in zip(self.config.extend_buckets, self.config.extend_rows, strict=True):
-      self._state = self.programs.extend[tokens](self._state, params, *self._rows([], rows, tokens))
+      empty = self._rows([], rows, tokens)
+      self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
     self.decode(self.idle_plan())
 
   def idle_plan(self) -> DecodePlan:
@@ -130,10 +152,13 @@ class SlotEngine:
     version = -1 if self._weights is None else self._weights.version
     return dataclasses.replace(self._read(slot), version=version)
 
-  def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> None:
+  def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
     """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.
 
     Several runs of one slot are appended one after the other, each in its own bucket.
+
+    Returns:
+      What the routers chose, in the order of the tokens; empty unless ``record_experts``.
 
     Raises:
       ContextLengthError: a context would hold more than ``max_length`` tokens.
@@ -146,6 +171,7 @@ class SlotEngine:
       pieces.setdefault(slot, []).extend(ids[cut : cut + largest] for cut in cuts)
     for slot, queue in pieces.items():
       self._check_room(slot, sum(map(len, queue)))
+    routed: list[Routed] = []
     while any(pieces.values()):
       by_bucket: dict[int, list[tuple[int, np.ndarray]]] = {}
       for slot, queue in pieces.items():
@@ -158,10 +184,14 @@ class SlotEngine:
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
-          self._state = program(self._state, params, *self._rows(part, rows, bucket))
+          given = self._rows(part, rows, bucket)
+          self._state, experts = program(self._state, params, *given)
           self._count(program)
-          for slot, ids in part:
+          for row, (slot, ids) in enumerate(part):
+            if experts is not None:
+              routed.append(Routed(slot, int(self.lengths[slot]), experts, row, len(ids)))
             self.lengths[slot] += len(ids)
+    return routed
 
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs one chunk for all slots with a budget and waits for it.

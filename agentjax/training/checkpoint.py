@@ -16,10 +16,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import Config, ConfigError, check, differing_fields
-
-
-class CheckpointError(RuntimeError):
-  """A checkpoint could not be written or does not fit; earlier ones are untouched."""
+from agentjax.files import CheckpointError
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -77,9 +74,11 @@ class CheckpointStore:
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.networks,
-      "rest": state.replace(networks=None),
+      "rest": state.replace(networks=None, reference=None),
       "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
     }
+    if state.reference is not None:
+      payload["reference"] = state.reference
     # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
     metadata = {
       "host": json.dumps(host),
@@ -114,12 +113,14 @@ class CheckpointStore:
     compare_identity(metadata["identity"], self.identity, path)
     wanted = {
       "networks": abstract_state.networks,
-      "rest": abstract_state.replace(networks=None),
+      "rest": abstract_state.replace(networks=None, reference=None),
       "pending": None,
     }
+    if abstract_state.reference is not None:
+      wanted["reference"] = abstract_state.reference
     loaded = ocp.load_checkpointables(path, wanted)
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
-    state = loaded["rest"].replace(networks=loaded["networks"])
+    state = loaded["rest"].replace(networks=loaded["networks"], reference=loaded.get("reference"))
     return state, metadata["host"], pending
 
   def _drop_old(self) -> None:
@@ -168,6 +169,12 @@ def load_networks(
   path = latest_checkpoint(pathlib.Path(path))
   compare_identity(read_metadata(path)["identity"], identity, path)
   return ocp.load_checkpointables(path, {"networks": abstract_networks})["networks"]
+
+
+def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
+  """Frozen policy of a checkpoint, what the adapters of a LoRA run are added to."""
+  path = latest_checkpoint(pathlib.Path(path))
+  return ocp.load_checkpointables(path, {"reference": abstract_params})["reference"]
 
 
 def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentjax.config import ConfigError
-from agentjax.text.chat import encode_conversation
 from agentjax.training.parts import Parts
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Task, Trajectory
@@ -15,13 +14,7 @@ def demonstration_trajectory(task: Task, parts: Parts) -> Trajectory:
   Raises:
     ConfigError: longer than a training row.
   """
-  spans = encode_conversation(
-    parts.tokenizer,
-    task.prompt,
-    task.demonstration,
-    tool_call_format=parts.experiment.chat.tool_call_format,
-    schemas=parts.registry.schemas,
-  )
+  spans = parts.chat.conversation(task.prompt, task.demonstration, parts.registry.tools)
   builder = TrajectoryBuilder(step=0, task_id=task.id, sample=0, source=task.source)
   for span in spans:
     builder.append(span.owner, span.ids, weight=float(span.target))

@@ -5,29 +5,33 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
 from agentjax.config import ConfigError
 from agentjax.engine import Engine
-from agentjax.models import Params
+from agentjax.models import Params, param_specs
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, evaluate
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
-from agentjax.training.checkpoint import latest_checkpoint, load_networks
+from agentjax.training.checkpoint import latest_checkpoint, load_networks, load_reference
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
-from agentjax.training.state import network_specs
+from agentjax.training.state import full_policy, network_specs
 
 
 def build_engine(parts: Parts) -> Engine:
   """The sampling engine of a run; it draws no id that the tokenizer does not have."""
   return Engine(
     parts.model,
-    parts.experiment.engine,
+    dataclasses.replace(
+      parts.experiment.engine,
+      record_experts=parts.experiment.engine.record_experts or parts.experiment.rl.replay_experts,
+    ),
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
   )
@@ -85,18 +89,13 @@ def evaluate_checkpoint(
   path = latest_checkpoint(pathlib.Path(checkpoint))
   # A tokenizer trained on the tasks stands two levels up, in the run's directory.
   parts = build_parts(experiment, path.parents[1], extensions or Extensions())
-  specs = network_specs(parts.model, experiment.rl.objective.needs_values)
-  placed = shardings(specs, make_mesh(experiment.mesh))
-  target = jax.tree.map(_with_sharding, abstract(specs), placed)
-  networks = load_networks(path, target, parts.identity)
+  policy = load_policy(parts, path)
   engine = build_engine(parts)
 
   runner = LoopThread()
   try:
     report = runner.run(
-      evaluate_policy(
-        parts, engine, networks.policy, int(path.name), settings.plan(settings.samples)
-      )
+      evaluate_policy(parts, engine, policy, int(path.name), settings.plan(settings.samples))
     )
   finally:
     runner.run(parts.registry.close())
@@ -111,6 +110,27 @@ def evaluate_checkpoint(
       title=f"{experiment.name}: held-out episodes of {path}",
     )
   return report
+
+
+def load_policy(parts: Parts, path: pathlib.Path) -> Params:
+  """Policy of a checkpoint on the experiment's mesh, adapters added in.
+
+  Raises:
+    ConfigError: the checkpoint is of another config.
+    CheckpointError: it is none.
+  """
+  experiment = parts.experiment
+  mesh, lora = make_mesh(experiment.mesh), experiment.lora
+
+  def target(specs: Any) -> Any:
+    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
+
+  specs = network_specs(parts.model, experiment.rl.objective.needs_values, lora)
+  networks = load_networks(path, target(specs), parts.identity)
+  if lora is None:
+    return networks.policy
+  reference = load_reference(path, target(param_specs(parts.model)))
+  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import pathlib
 from typing import Literal
@@ -12,7 +13,9 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.models import ModelConfig
+from agentjax.models import ModelConfig, num_routers, param_specs
+from agentjax.models.lora import LoraConfig, lora_specs
+from agentjax.models.param_ops import qk_clip_obstacle
 from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
@@ -20,10 +23,12 @@ from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.sharding import MeshConfig
-from agentjax.text import ChatConfig, TokenizerConfig
+from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
+from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.pretrained import pretrained_model
 from agentjax.trajectory.weights import WeightConfig
 
 
@@ -37,7 +42,8 @@ class SupervisedStage(Config):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
-    router_bias_rate, balance_coefficient: see RLStage.
+    router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
+      z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
   """
 
   steps: int = 0
@@ -47,6 +53,11 @@ class SupervisedStage(Config):
   aggregation: Aggregation = "token_mean"
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
+  sequence_balance_coefficient: float = 0.0
+  router_z_coefficient: float = 0.0
+  z_loss_coefficient: float = 0.0
+  mtp_coefficient: float = 0.0
+  qk_clip: float | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.supervised") -> None:
@@ -54,6 +65,7 @@ class SupervisedStage(Config):
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+    _check_rates(self, path)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -72,7 +84,15 @@ class RLStage(Config):
     objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
       value head is trained where ``objective.advantage.credit`` is "gae".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
-    balance_coefficient: weight of the router's balance loss.
+    balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
+      losses (``training.auxiliary_losses``): balance over the whole batch, which costs a forward
+      pass of its own; balance within each sequence; squared log-normaliser.
+    z_loss_coefficient: weight of the output distribution's squared log-normaliser.
+    mtp_coefficient: weight of the loss of ``model.mtp``, which must be set.
+    qk_clip: attention heads whose largest score on a batch is above this are scaled down after its
+      update (``models.qk_clip_scales``); 100 in Kimi K2 (2507.20534), None is off.
+    replay_experts: the update sends every token to the experts that the sampler's routers chose
+      (router replay, 2510.11370), which the engine then records.
     weights: rules whose product is the loss weight of a token.
     sampling: how episodes are drawn.
   """
@@ -87,6 +107,12 @@ class RLStage(Config):
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
+  sequence_balance_coefficient: float = 0.0
+  router_z_coefficient: float = 0.0
+  z_loss_coefficient: float = 0.0
+  mtp_coefficient: float = 0.0
+  qk_clip: float | None = None
+  replay_experts: bool = False
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -96,8 +122,13 @@ class RLStage(Config):
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("router_bias_rate", "balance_coefficient"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
+    _check_rates(self, path)
+
+
+def _check_rates(stage: SupervisedStage | RLStage, path: str) -> None:
+  for name in ("router_bias_rate", *COEFFICIENTS):
+    check(getattr(stage, name) >= 0, f"{path}.{name}", getattr(stage, name), ">= 0")
+  check(stage.qk_clip is None or stage.qk_clip > 0, f"{path}.qk_clip", stage.qk_clip, "> 0 or none")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -153,13 +184,23 @@ class HeldOutConfig(Config):
 class Experiment(Config):
   """Everything a run needs; saved as ``config.json`` in the run's directory.
 
+  Where the policy comes from: ``start_from`` if it is set, else ``pretrained`` if that is, else
+  chance. With ``pretrained`` the folder's ``config.json`` decides the architecture; ``model`` may
+  repeat it or keep its defaults, and chooses how the model is run (``models.huggingface``'s
+  RUNTIME_FIELDS: dtypes, remat, chunks, kernels). A run's checkpoints belong to the folder's
+  contents: they load wherever an unchanged copy of it stands.
+
   Attributes:
     name: shown in plots and logs.
     seed: addresses all randomness of the run.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
-    start_from: checkpoint directory of an earlier run whose networks are taken over; None draws
-      them at random.
+    lora: trains low-rank adapters on the frozen policy, which is then the reference as well; None
+      trains the policy itself. ``start_from`` then names a run that was made without.
+    pretrained: Hugging Face folder (``config.json``, ``*.safetensors``, ``tokenizer.json``, a chat
+      template) whose model is trained; needs ``tokenizer.kind`` "huggingface".
+    start_from: checkpoint directory of an earlier run whose networks are taken over; the earlier
+      run had the same model, tokenizer and ``pretrained``.
   """
 
   name: str = "run"
@@ -177,6 +218,8 @@ class Experiment(Config):
   evaluation: HeldOutConfig = dataclasses.field(default_factory=HeldOutConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+  lora: LoraConfig | None = None
+  pretrained: str | None = None
   start_from: str | None = None
 
   def validate(self, path: str = "config") -> None:
@@ -189,9 +232,39 @@ class Experiment(Config):
       self.rl.steps,
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
+    check_chat(self.chat, self.tokenizer, path)
+    self._validate_pretrained(path)
+    if self.pretrained is None:
+      check_model_features(self, self.model, path)
     self._validate_groups(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
+
+  def _validate_pretrained(self, path: str) -> None:
+    templated = self.tokenizer.kind == "huggingface"
+    if self.pretrained is None:
+      check(
+        not templated or self.tokenizer.path is not None,
+        f"{path}.tokenizer.path",
+        None,
+        f"a folder when tokenizer.kind is 'huggingface' and {path}.pretrained is None; set "
+        f"--{path}.pretrained=DIR to train the model of a folder",
+      )
+      return
+    check(
+      templated,
+      f"{path}.tokenizer.kind",
+      self.tokenizer.kind,
+      f"'huggingface' when {path}.pretrained is set: its weights know those ids only",
+    )
+    config = pathlib.Path(self.pretrained) / "config.json"
+    check(
+      config.is_file(),
+      f"{path}.pretrained",
+      self.pretrained,
+      "a Hugging Face folder with config.json, *.safetensors and tokenizer.json",
+    )
+    pretrained_model(self.pretrained, self.model, f"{path}.model")
 
   def _validate_groups(self, path: str) -> None:
     if not self.rl.steps:
@@ -245,14 +318,15 @@ class Experiment(Config):
       )
 
   def _validate_mesh(self, path: str) -> None:
-    rows = max(self.mesh.data, 1) * max(self.mesh.fsdp, 1)  # -1 is known on the machine only
+    splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
+    rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
       if settings.steps:
         check(
           settings.microbatch_rows % rows == 0,
           f"{path}.{stage}.microbatch_rows",
           settings.microbatch_rows,
-          f"a multiple of mesh.data * mesh.fsdp = {rows}",
+          f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {rows}",
         )
       if settings.steps and self.mesh.context > 0:
         check(
@@ -261,6 +335,48 @@ class Experiment(Config):
           settings.row_length,
           f"a multiple of mesh.context ({self.mesh.context})",
         )
+
+
+def check_model_features(experiment: Experiment, model: ModelConfig, path: str = "config") -> None:
+  """Raises ConfigError where a stage asks for what the model has not.
+
+  Args:
+    experiment: its stages and ``lora`` are looked at.
+    model: what is trained; the experiment's own, or that of its pretrained folder.
+    path: dotted name of the experiment, for messages.
+  """
+  routers = num_routers(model)
+  for name, stage in (("supervised", experiment.supervised), ("rl", experiment.rl)):
+    where = f"{path}.{name}"
+    if not stage.steps:
+      continue
+    for field in ("balance_coefficient", "sequence_balance_coefficient", "router_z_coefficient"):
+      value = getattr(stage, field)
+      check(routers > 0 or not value, f"{where}.{field}", value, "0 for a model without a router")
+    check(
+      model.mtp is not None or not stage.mtp_coefficient,
+      f"{where}.mtp_coefficient",
+      stage.mtp_coefficient,
+      f"0 unless {path}.model.mtp is set",
+    )
+    check(
+      experiment.lora is None or not stage.router_bias_rate,
+      f"{where}.router_bias_rate",
+      stage.router_bias_rate,
+      f"0 with {path}.lora: the routers' biases belong to the frozen policy",
+    )
+    if stage.qk_clip is not None:
+      check(experiment.lora is None, f"{where}.qk_clip", stage.qk_clip, f"none with {path}.lora")
+      reason = qk_clip_obstacle(model)
+      check(reason is None, f"{where}.qk_clip", stage.qk_clip, f"none, as {reason}")
+  check(
+    routers > 0 or not experiment.rl.replay_experts,
+    f"{path}.rl.replay_experts",
+    experiment.rl.replay_experts,
+    "False for a model without a router",
+  )
+  if experiment.lora is not None:
+    lora_specs(param_specs(model), experiment.lora)
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:

@@ -21,7 +21,7 @@ from agentjax.trajectory.recordlog import RecordReader, RecordWriter
 from agentjax.trajectory.store import from_record, to_record
 
 MAGIC = b"AJXJRNL\0"
-VERSION = 1
+VERSION = 2
 
 Address = tuple[int, int, int]
 

@@ -10,19 +10,25 @@ import jax
 import numpy as np
 
 from agentjax.config import check
-from agentjax.models.spec import decay_mask
+from agentjax.models import Params, sample_depths
+from agentjax.models.huggingface import load_pretrained
+from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantages import check_rewards
 from agentjax.objectives.objective import Objective, Prepared, prepare, prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
+from agentjax.training.experiment import RLStage, SupervisedStage, check_model_features
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
+from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import (
   Networks,
   TrainState,
+  abstract_state,
   begin_stage,
+  full_policy,
   init_state,
   network_specs,
   state_shardings,
@@ -41,7 +47,15 @@ from agentjax.trajectory.packing import pack, plan_rows, to_sequences
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
 
-_SUMMARIES = ("loss", "grad_norm", "update_norm", "bad_steps", "router_imbalance", "nll")
+_SUMMARIES = (
+  "loss",
+  "grad_norm",
+  "update_norm",
+  "bad_steps",
+  "router_imbalance",
+  "router_dropped",
+  "nll",
+)
 
 
 class NoEpisodesError(RuntimeError):
@@ -58,6 +72,7 @@ class Learner:
 
   def __init__(self, parts: Parts, objective: Objective):
     self._parts, experiment = parts, parts.experiment
+    check_model_features(experiment, parts.model)
     self.mesh = make_mesh(experiment.mesh)
     for name, stage in (("supervised", experiment.supervised), ("rl", experiment.rl)):
       if stage.steps:
@@ -75,29 +90,30 @@ class Learner:
     self._config = experiment.rl.objective
     self._critic = experiment.rl.steps > 0 and self._config.needs_values
     self._reference = experiment.rl.steps > 0 and self._config.needs_reference
-    decayed = decay_mask(network_specs(parts.model, self._critic))
+    self._lora = experiment.lora
+    specs = network_specs(parts.model, self._critic, self._lora)
     updates = experiment.rl.steps * experiment.rl.minibatches * experiment.rl.epochs
     self._optimizers = {
       "supervised": build_optimizer(
-        experiment.supervised.optimizer, experiment.supervised.steps, decayed
+        experiment.supervised.optimizer, experiment.supervised.steps, specs
       ),
-      "rl": build_optimizer(experiment.rl.optimizer, updates, decayed),
+      "rl": build_optimizer(experiment.rl.optimizer, updates, specs),
     }
     self._placed = {
       stage: state_shardings(
-        parts.model, optimizer, self.mesh, critic=self._critic, reference=self._reference
+        parts.model,
+        optimizer,
+        self.mesh,
+        critic=self._critic,
+        reference=self._reference,
+        lora=self._lora,
       )
       for stage, optimizer in self._optimizers.items()
     }
-    settings = UpdateSettings(
-      temperature=experiment.rl.sampling.temperature or 1.0,
-      router_bias_rate=experiment.rl.router_bias_rate,
-      balance_coefficient=experiment.rl.balance_coefficient,
+    settings = update_settings(
+      experiment.rl, self._lora, temperature=experiment.rl.sampling.temperature or 1.0
     )
-    warm = UpdateSettings(
-      router_bias_rate=experiment.supervised.router_bias_rate,
-      balance_coefficient=experiment.supervised.balance_coefficient,
-    )
+    warm = update_settings(experiment.supervised, self._lora)
     self._update = {
       "supervised": make_update(
         parts.model,
@@ -110,26 +126,55 @@ class Learner:
         parts.model, self._optimizers["rl"], objective, settings, self._placed["rl"]
       ),
     }
-    self._score = make_score(parts.model, settings)
+    self._score = make_score(parts.model, settings.temperature)
+    self._full_policy = jax.jit(
+      lambda networks, reference: full_policy(networks, reference, self._lora)
+    )
     self._prepare = jax.jit(lambda batch, extra: prepare(batch, self._config, **extra))
     self._prepare_supervised = jax.jit(prepare_supervised, static_argnames="aggregation")
+    # 0, 1 and 2 address the initial parameters.
+    key = jax.random.fold_in(jax.random.key(experiment.seed), 3)
+    self._sample_depths = jax.jit(
+      lambda step, sequences: sample_depths(parts.model, jax.random.fold_in(key, step), sequences)
+    )
 
   # States.
 
-  def initial_state(self, stage: str) -> TrainState:
-    """Random parameters of the run's seed, with the optimiser of ``stage``."""
-    key = jax.random.key(self._parts.experiment.seed)
-    return init_state(self._parts.model, self._optimizers[stage], key, self._placed[stage])
-
-  def with_networks(self, state: TrainState, networks: Networks, stage: str) -> TrainState:
-    """``state`` with other parameters, a fresh optimiser and a reference to match."""
-    return begin_stage(
-      dataclasses.replace(state, networks=networks), self._optimizers[stage], self._placed[stage]
+  def initial_state(self, stage: str, networks: Networks | None = None) -> TrainState:
+    """``networks``, else the pretrained policy, else random parameters; all else fresh."""
+    experiment = self._parts.experiment
+    if networks is None and experiment.pretrained is not None:
+      policy, _ = load_pretrained(
+        experiment.pretrained, mesh=self.mesh, overrides=runtime_overrides(self._parts.model)
+      )
+      networks = Networks(policy=policy, value=None)
+    key = jax.random.key(experiment.seed)
+    return init_state(
+      self._parts.model, self._optimizers[stage], key, self._placed[stage], networks, self._lora
     )
+
+  def abstract_state(self, stage: str) -> TrainState:
+    """What a checkpoint of ``stage`` is restored to: shapes, dtypes and shardings."""
+    return abstract_state(
+      self._parts.model, self._optimizers[stage], self._placed[stage], self._lora
+    )
+
+  def whole_networks(self, state: TrainState) -> Networks:
+    """What ``initial_state`` takes: with adapters, the policy they are added to."""
+    if self._lora is None:
+      return state.networks
+    return dataclasses.replace(state.networks, policy=state.reference)
+
+  def policy(self, state: TrainState) -> Params:
+    """What the policy plays with: its parameters, with adapters added in where there are any."""
+    if self._lora is None:
+      return state.networks.policy
+    with jax.set_mesh(self.mesh):
+      return self._full_policy(state.networks, state.reference)
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
-    return begin_stage(state, self._optimizers["rl"], self._placed["rl"])
+    return begin_stage(state, self._optimizers["rl"], self._placed["rl"], self._lora)
 
   # Steps.
 
@@ -144,7 +189,12 @@ class Learner:
       settings.microbatch_rows,
     )
     prepared = self._prepare_supervised(batch, aggregation=settings.aggregation)
-    state, values = self._apply("supervised", state, batch, prepared, settings.microbatch_rows)
+    depths = None
+    if self._parts.model.loop is not None:
+      # Reinforcement learning keeps to the depth that was sampled with.
+      depths = _to_host(self._sample_depths(state.step, batch.segment_ids))
+    rows = settings.microbatch_rows
+    state, values = self._apply("supervised", state, batch, prepared, rows, depths)
     # Nothing was sampled, so there is no sampler to disagree with.
     return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
 
@@ -166,6 +216,8 @@ class Learner:
       self._pack(part, settings.row_length, rows)
       for part in _by_task(started, settings.minibatches)
     ]
+    if not settings.replay_experts:
+      batches = [dataclasses.replace(batch, experts=None) for batch in batches]
     ready = [self._prepare_rl(state, batch, rows) for batch in batches]
     every: list[dict[str, float]] = []
     for _ in range(settings.epochs):
@@ -185,30 +237,41 @@ class Learner:
     extra: dict[str, Any] = {}
     settings = self._parts.experiment.rl
     if settings.old_log_probs == "recomputed" or self._critic:
-      log_probs, old_values = self._scores(state.networks, batch, rows)
+      networks = dataclasses.replace(state.networks, policy=self.policy(state))
+      log_probs, old_values = self._scores(networks, batch, rows)
       if settings.old_log_probs == "recomputed":
         extra["old_log_probs"] = log_probs
       if self._critic:
         extra["values"] = old_values
     if self._reference:
       frozen = Networks(policy=state.reference, value=None)
-      extra["reference_log_probs"] = self._scores(frozen, batch, rows)[0]
-    return self._prepare(batch, extra)
+      # The reference chooses its own experts: those recorded are the sampler's.
+      own = dataclasses.replace(batch, experts=None)
+      extra["reference_log_probs"] = self._scores(frozen, own, rows)[0]
+    return self._prepare(dataclasses.replace(batch, experts=None), extra)
 
   def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    token_ids, segment_ids, positions = self._place(
-      split_rows((batch.token_ids, batch.segment_ids, batch.positions), rows)
+    token_ids, segment_ids, positions, experts = self._place(
+      split_rows((batch.token_ids, batch.segment_ids, batch.positions, batch.experts), rows)
     )
     count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
-      results = self._score(networks, token_ids, segment_ids, positions, count)
+      results = self._score(networks, token_ids, segment_ids, positions, experts, count)
     log_probs, values = (_to_host(x).reshape(batch.token_ids.shape) for x in results)
     return log_probs, values
 
   def _apply(
-    self, stage: str, state: TrainState, batch: Batch, prepared: Prepared, rows: int
+    self,
+    stage: str,
+    state: TrainState,
+    batch: Batch,
+    prepared: Prepared,
+    rows: int,
+    depths: Any = None,
   ) -> tuple[TrainState, dict[str, float]]:
-    whole = UpdateBatch(batch.token_ids, batch.positions, jax.tree.map(_to_host, prepared))
+    whole = UpdateBatch(
+      batch.token_ids, batch.positions, jax.tree.map(_to_host, prepared), batch.experts, depths
+    )
     count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
       state, metrics = self._update[stage](state, self._place(split_rows(whole, rows)), count)
@@ -233,6 +296,15 @@ class Learner:
     rows = batch_sharding(self.mesh)
     spec = jax.sharding.NamedSharding(self.mesh, jax.P(None, *rows.spec))
     return jax.tree.map(lambda x: jax.device_put(x, spec), tree)
+
+
+def update_settings(
+  stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
+) -> UpdateSettings:
+  """What ``make_update`` takes of a stage."""
+  own: dict[str, Any] = {"temperature": temperature, "lora": lora}
+  names = [field.name for field in dataclasses.fields(UpdateSettings)]
+  return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
 
 
 def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajectory]]:

@@ -1,29 +1,52 @@
-"""Optimisers from optax: schedule, clipping, AdamW, and a guard against non-finite updates."""
+"""Optimisers from optax: schedule, clipping, AdamW or Muon, and a guard against bad gradients."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+import math
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from agentjax.config import Config, check
+from agentjax.models.matrices import matrix_axes
+from agentjax.models.spec import ParamSpec, decay_mask, is_spec
+
+Array = jax.Array
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig(Config):
-  """AdamW with warm-up and decay.
+  """AdamW or Muon, with warm-up and decay.
+
+  Moments are float32 whatever the parameters' dtype.
 
   Attributes:
+    name: "muon" moves every matrix (``models.matrices``) by its orthogonalised momentum and all
+      other arrays by Adam; "adamw" moves everything by Adam. Weight decay is decoupled in both.
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.
     weight_decay: for arrays whose ParamSpec says ``decayed``: no norms, biases or decay rates.
     clip_norm: global gradient norm, None for no clipping.
     max_bad_steps: consecutive non-finite gradients that are skipped before training stops.
+    momentum, nesterov: of Muon; 0.95 without Nesterov's look-ahead in Kimi K2.
+    update_rms: Muon's update is ``update_rms sqrt(max(n, m))`` times the orthogonalised [n, m]
+      momentum, 0.2 in Kimi K2, about the size of an Adam update; None scales by
+      ``sqrt(max(1, m / n))`` instead (n in, m out).
+    newton_schulz_steps: iterations of the orthogonalisation.
+    master_dtype: "float32" keeps a float32 copy of narrower parameters, moves that, and lets the
+      parameters be its rounding, so that updates below their resolution add up; None moves the
+      parameters themselves.
+
+  References: Loshchilov & Hutter, 1711.05101 (AdamW); Liu et al., 2502.16982, and Kimi K2,
+  2507.20534 (Muon).
   """
 
+  name: Literal["adamw", "muon"] = "adamw"
   learning_rate: float = 1e-3
   schedule: Literal["constant", "linear", "cosine"] = "constant"
   warmup_steps: int = 0
@@ -34,22 +57,32 @@ class OptimizerConfig(Config):
   weight_decay: float = 0.0
   clip_norm: float | None = 1.0
   max_bad_steps: int = 5
+  momentum: float = 0.95
+  nesterov: bool = False
+  update_rms: float | None = 0.2
+  newton_schulz_steps: int = 5
+  master_dtype: Literal["float32"] | None = "float32"
 
   def validate(self, path: str = "config.optimizer") -> None:
     super().validate(path)
     check(self.learning_rate > 0, f"{path}.learning_rate", self.learning_rate, "> 0")
     check(self.warmup_steps >= 0, f"{path}.warmup_steps", self.warmup_steps, ">= 0")
     check(0 <= self.final_fraction <= 1, f"{path}.final_fraction", self.final_fraction, "0 to 1")
-    check(0 <= self.b1 < 1, f"{path}.b1", self.b1, "0 <= b1 < 1")
-    check(0 <= self.b2 < 1, f"{path}.b2", self.b2, "0 <= b2 < 1")
+    for name in ("b1", "b2", "momentum"):
+      check(0 <= getattr(self, name) < 1, f"{path}.{name}", getattr(self, name), f"0 <= {name} < 1")
     check(self.weight_decay >= 0, f"{path}.weight_decay", self.weight_decay, ">= 0")
-    check(
-      self.clip_norm is None or self.clip_norm > 0,
-      f"{path}.clip_norm",
-      self.clip_norm,
-      "> 0 or none",
-    )
-    check(self.max_bad_steps >= 1, f"{path}.max_bad_steps", self.max_bad_steps, ">= 1")
+    for name in ("clip_norm", "update_rms"):
+      value = getattr(self, name)
+      check(value is None or value > 0, f"{path}.{name}", value, "> 0 or none")
+    for name in ("max_bad_steps", "newton_schulz_steps"):
+      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+
+
+class MasterState(NamedTuple):
+  """State of an optimiser that works in float32 on narrower parameters."""
+
+  masters: Any  # float32 copies of the narrower arrays, optax.MaskedNode for all others
+  inner: Any
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -70,31 +103,126 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
 
 def build_optimizer(
-  config: OptimizerConfig, total_steps: int, decay_mask: Any
+  config: OptimizerConfig, total_steps: int, specs: Any
 ) -> optax.GradientTransformation:
   """The transformation; its state counts skipped updates (``bad_steps``).
+
+  Arrays whose spec says they are not trained stay as they are and have no moments. Gradients must
+  be float32, whatever the parameters are.
 
   Args:
     config: settings.
     total_steps: optimiser steps the schedule spans.
-    decay_mask: tree of bool like the parameters, from ``models.spec.decay_mask``.
+    specs: tree of ParamSpec like the parameters: what is a matrix, what decays, what is trained.
   """
   steps = [
-    optax.adamw(
-      learning_rate_schedule(config, total_steps),
-      b1=config.b1,
-      b2=config.b2,
-      eps=config.eps,
-      weight_decay=config.weight_decay,
-      mask=decay_mask,
-    )
+    optax.partition(_directions(config, specs), _labels(config, specs)),
+    optax.add_decayed_weights(config.weight_decay, decay_mask(specs)),
+    optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)),
   ]
   if config.clip_norm is not None:
     steps.insert(0, optax.clip_by_global_norm(config.clip_norm))
+  optimizer = optax.chain(*steps)
+  if any(jnp.dtype(s.dtype) != jnp.float32 for s in jax.tree.leaves(specs, is_leaf=is_spec)):
+    optimizer = _in_float32(optimizer, keep=config.master_dtype is not None)
   # The limit is enforced on the host, which can say what happened; optax would let the update pass.
-  return optax.apply_if_finite(optax.chain(*steps), max_consecutive_errors=2**30)
+  return optax.apply_if_finite(optimizer, max_consecutive_errors=2**30)
 
 
-def bad_steps(state: Any) -> jax.Array:
+def bad_steps(state: Any) -> Array:
   """Consecutive updates skipped so far because a gradient was not finite; 0 when healthy."""
   return state.notfinite_count
+
+
+def scale_masters(state: Any, scales: Any) -> Any:
+  """Optimiser state after the parameters were multiplied by ``scales`` outside of it.
+
+  Args:
+    state: of an optimiser from ``build_optimizer``.
+    scales: tree like the parameters: what an array was multiplied by, None where it was not.
+  """
+  if not isinstance(state.inner_state, MasterState):
+    return state
+
+  def multiply(master: Any, scale: Array | None) -> Any:
+    return master if scale is None or _masked(master) else master * scale
+
+  masters = jax.tree.map(multiply, state.inner_state.masters, scales, is_leaf=_masked)
+  return state._replace(inner_state=state.inner_state._replace(masters=masters))
+
+
+def _labels(config: OptimizerConfig, specs: Any) -> Any:
+  def label(spec: ParamSpec) -> str:
+    if not spec.trained:
+      return "frozen"
+    return "muon" if config.name == "muon" and matrix_axes(spec) is not None else "adam"
+
+  return jax.tree.map(label, specs, is_leaf=is_spec)
+
+
+def _directions(config: OptimizerConfig, specs: Any) -> dict[str, optax.GradientTransformation]:
+  """What turns gradients into directions, per label."""
+
+  def numbers(spec: ParamSpec) -> Any:
+    axes = matrix_axes(spec)
+    if axes is None:
+      return optax.MaskedNode()
+    return optax.contrib.MuonDimensionNumbers(axes.inputs, axes.outputs)
+
+  def scaled(change: Array, axes: optax.contrib.MuonDimensionNumbers) -> Array:
+    n, m = (math.prod(change.shape[i] for i in side) for side in axes)
+    if config.update_rms is None:
+      return change * math.sqrt(max(1.0, m / n))
+    return change * (config.update_rms * math.sqrt(max(n, m)))
+
+  matrices = jax.tree.map(numbers, specs, is_leaf=is_spec)
+  muon = optax.chain(
+    optax.contrib.scale_by_muon(
+      ns_steps=config.newton_schulz_steps,
+      beta=config.momentum,
+      nesterov=config.nesterov,
+      weight_dimension_numbers=lambda _: matrices,
+    ),
+    optax.stateless(lambda changes, _: jax.tree.map(scaled, changes, matrices)),
+  )
+  return {
+    "adam": optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
+    "frozen": optax.set_to_zero(),
+  } | ({"muon": muon} if config.name == "muon" else {})
+
+
+def _in_float32(inner: optax.GradientTransformation, *, keep: bool) -> optax.GradientTransformation:
+  """``inner`` on float32 parameters, which it keeps between updates where ``keep``."""
+
+  def widen(value: Any) -> Any:
+    return value.astype(jnp.float32)
+
+  def init(params: Any) -> MasterState:
+    def master(value: Any) -> Any:
+      return widen(value) if keep and value.dtype != jnp.float32 else optax.MaskedNode()
+
+    return MasterState(jax.tree.map(master, params), inner.init(jax.tree.map(widen, params)))
+
+  def update(grads: Any, state: MasterState, params: Any) -> tuple[Any, MasterState]:
+    wide = jax.tree.map(
+      lambda m, p: widen(p) if _masked(m) else m, state.masters, params, is_leaf=_masked
+    )
+    changes, inner_state = inner.update(grads, state.inner, wide)
+    masters = jax.tree.map(
+      lambda m, c: m if _masked(m) else m + c, state.masters, changes, is_leaf=_masked
+    )
+    # The difference of two narrow numbers: adding it to the one gives the other exactly.
+    changes = jax.tree.map(
+      lambda m, c, p: c if _masked(m) else widen(m.astype(p.dtype)) - widen(p),
+      masters,
+      changes,
+      params,
+      is_leaf=_masked,
+    )
+    return changes, MasterState(masters, inner_state)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _masked(value: Any) -> bool:
+  return isinstance(value, optax.MaskedNode)

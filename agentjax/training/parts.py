@@ -18,12 +18,14 @@ from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
-from agentjax.text.chat import conversation_texts, encode_prompt
-from agentjax.text.tokenizer import Tokenizer, build_tokenizer
+from agentjax.text.build import build_chat, marked_format
+from agentjax.text.chat import Chat, conversation_texts
+from agentjax.text.tokenizer import Tokenizer
 from agentjax.tools.build import build_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
+from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 from agentjax.trajectory.record import Task
 
 
@@ -51,8 +53,8 @@ class Parts:
   """Everything on the host side of a run."""
 
   experiment: Experiment
-  model: ModelConfig  # with the vocabulary of the tokenizer
-  tokenizer: Tokenizer
+  model: ModelConfig  # with the vocabulary of the tokenizer, or as the pretrained folder says
+  chat: Chat
   tasks: TaskSplits
   registry: ToolRegistry
   rewards: RewardGraph
@@ -60,16 +62,29 @@ class Parts:
   program: EpisodeProgram
 
   @property
+  def tokenizer(self) -> Tokenizer:
+    """The vocabulary of ``chat``."""
+    return self.chat.tokenizer
+
+  @property
   def identity(self) -> dict[str, Any]:
     """What a checkpoint must match to be loaded here."""
-    return {"model": self.model.to_dict(), "tokenizer": self.tokenizer.fingerprint()}
+    lora = self.experiment.lora
+    return self.base_identity | ({} if lora is None else {"lora": lora.to_dict()})
+
+  @property
+  def base_identity(self) -> dict[str, Any]:
+    """What a checkpoint must match for its whole policy to be taken over."""
+    identity = {"model": self.model.to_dict(), "tokenizer": self.chat.fingerprint()}
+    if self.experiment.pretrained is None:
+      return identity
+    return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
 
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""
     return Player(
       engine=engine,
-      tokenizer=self.tokenizer,
-      chat=self.experiment.chat,
+      chat=self.chat,
       sampling=sampling,
       config=self.experiment.rollout,
       run_seed=seed,
@@ -95,12 +110,18 @@ def build_parts(
   lines = itertools.chain.from_iterable(
     conversation_texts(
       (*task.prompt, *task.demonstration),
-      tool_call_format=experiment.chat.tool_call_format,
+      tool_call_format=marked_format(experiment.chat),
       schemas=registry.schemas,
     )
     for task in tasks.train
   )
-  tokenizer = build_tokenizer(experiment.tokenizer, lines=lines, directory=directory)
+  chat = build_chat(
+    experiment.chat,
+    experiment.tokenizer,
+    lines=itertools.chain([experiment.chat.system_prompt], lines),
+    directory=directory,
+    pretrained=experiment.pretrained,
+  )
   rollout, timeout = experiment.rollout, experiment.tools.timeout
 
   def question(task: Task) -> Environment:
@@ -108,11 +129,11 @@ def build_parts(
     return QuestionEnvironment(registry, max_turns=rollout.max_turns, tool_timeout=timeout)
 
   if extensions.make_environment is None:
-    _check_prompts(experiment, tokenizer, tasks)
+    _check_prompts(experiment, chat, registry.tools, tasks)
   return Parts(
     experiment=experiment,
-    model=_with_vocabulary(experiment, tokenizer),
-    tokenizer=tokenizer,
+    model=_model(experiment, chat.tokenizer),
+    chat=chat,
     tasks=tasks,
     registry=registry,
     rewards=build_rewards(experiment.reward, {**SCORERS, **extensions.scorers}),
@@ -121,12 +142,13 @@ def build_parts(
   )
 
 
-def _check_prompts(experiment: Experiment, tokenizer: Tokenizer, tasks: TaskSplits) -> None:
+def _check_prompts(
+  experiment: Experiment, chat: Chat, tools: Sequence[Tool], tasks: TaskSplits
+) -> None:
   """Raises ConfigError for the first task whose prompt leaves no room to answer."""
   limit = experiment.rollout.max_total_tokens
   for task in itertools.chain(tasks.train, tasks.test):
-    spans = encode_prompt(tokenizer, task.prompt)
-    length = sum(len(span.ids) for span in spans)
+    length = sum(len(span.ids) for span in chat.prompt(task.prompt, tools))
     if length >= limit:
       raise ConfigError(
         f"the prompt of task {task.id} of {task.source!r} has {length} tokens; "
@@ -135,13 +157,16 @@ def _check_prompts(experiment: Experiment, tokenizer: Tokenizer, tasks: TaskSpli
       )
 
 
-def _with_vocabulary(experiment: Experiment, tokenizer: Tokenizer) -> ModelConfig:
+def _model(experiment: Experiment, tokenizer: Tokenizer) -> ModelConfig:
+  """The policy's settings; for a pretrained folder its own, with ``RUNTIME_FIELDS`` on top."""
   model = experiment.model
+  if experiment.pretrained is not None:
+    model = pretrained_model(experiment.pretrained, model)
   if experiment.tokenizer.kind == "sentencepiece_from_tasks":
     return dataclasses.replace(model, vocab_size=tokenizer.vocab_size).freeze()
   if model.vocab_size < tokenizer.vocab_size:
     raise ConfigError(
       f"config.model.vocab_size={model.vocab_size}; allowed: at least {tokenizer.vocab_size}, the "
-      f"size of the {tokenizer.name} tokenizer."
+      f"size of the {tokenizer.name} vocabulary."
     )
   return model

@@ -26,7 +26,7 @@ from agentjax.rollout.loop import collect
 from agentjax.rollout.statistics import rollout_statistics
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.training import processes
-from agentjax.training.checkpoint import CheckpointStore, abstract_like, load_networks
+from agentjax.training.checkpoint import CheckpointStore, load_networks
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.fingerprint import fingerprint
@@ -312,7 +312,7 @@ class _Session:
         self.writer.add_trajectory(trajectory)
       self.pending[trajectory.address] = trajectory
 
-    self.engine.publish(state.networks.policy, step)
+    self.engine.publish(self.learner.policy(state), step)
     work = collect(
       processes.share(tasks),
       step=step,
@@ -383,15 +383,17 @@ class _Session:
     """State and step to go on from: the newest checkpoint (not after ``at_most``), or the start."""
     steps = [s for s in self.checkpoints.steps() if at_most is None or s <= at_most]
     stage = self.stage_of(max(steps[-1], 1) if steps else 1)
-    state = self.learner.initial_state(stage)
+    target = self.learner.abstract_state(stage)
     if not steps:
-      if self.experiment.start_from is not None:
-        networks = load_networks(
-          self.experiment.start_from, abstract_like(state.networks), self.parts.identity
-        )
-        state = self.learner.with_networks(state, networks, stage)
-      return state, 0
-    state, host, pending = self.checkpoints.restore(steps[-1], abstract_like(state))
+      if self.experiment.start_from is None:
+        return self.learner.initial_state(stage), 0
+      networks = load_networks(
+        self.experiment.start_from,
+        self.learner.whole_networks(target),
+        self.parts.base_identity,
+      )
+      return self.learner.initial_state(stage, networks), 0
+    state, host, pending = self.checkpoints.restore(steps[-1], target)
     for name, saved in host["iterators"].items():
       iterator = self.iterators[name]
       assert iterator is not None
@@ -430,7 +432,7 @@ class _Session:
   def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
     plan = self.experiment.evaluation.plan(samples)
     return self.runner.run(
-      evaluate_policy(self.parts, self.engine, state.networks.policy, step, plan)
+      evaluate_policy(self.parts, self.engine, self.learner.policy(state), step, plan)
     )
 
   def _evaluate_into(

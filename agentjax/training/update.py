@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -16,21 +16,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.models import ModelConfig, score_tokens, update_router_bias, values
+from agentjax.models import ModelConfig, forward, score_tokens, update_router_bias, values
+from agentjax.models.lora import LoraConfig
+from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.objective import Objective, Prepared
-from agentjax.training.optimizer import bad_steps
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
+from agentjax.training.optimizer import bad_steps, scale_masters
+from agentjax.training.state import Networks, TrainState, full_policy
+from agentjax.trajectory.experts import unrecorded
 
 Array = jax.Array
 
 
 @flax.struct.dataclass
 class UpdateBatch:
-  """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T]."""
+  """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T].
+
+  ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
+  are the iterations of a looped core (``models.sample_depths``); None is its fixed depth.
+  """
 
   token_ids: Array
   positions: Array
   prepared: Prepared
+  experts: Array | None = None
+  depths: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +50,25 @@ class UpdateSettings:
   Attributes:
     temperature: divides logits before log-probs, as in sampling.
     router_bias_rate: step of the expert bias outside the gradient; 0 leaves routers alone.
-    balance_coefficient: weight of the routers' balance loss.
+    balance_coefficient, sequence_balance_coefficient, router_z_coefficient, z_loss_coefficient,
+      mtp_coefficient: weights of the losses of ``auxiliary_losses``.
+    qk_clip: largest attention score that is left alone (``models.qk_clip_scales``); None is off.
+    lora: adapters are trained, on ``TrainState.reference``.
   """
 
   temperature: float = 1.0
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
+  sequence_balance_coefficient: float = 0.0
+  router_z_coefficient: float = 0.0
+  z_loss_coefficient: float = 0.0
+  mtp_coefficient: float = 0.0
+  qk_clip: float | None = None
+  lora: LoraConfig | None = None
 
 
 Update = Callable[[TrainState, UpdateBatch, int], tuple[TrainState, dict[str, Array]]]
-Score = Callable[[Networks, Array, Array, Array, int], tuple[Array, Array]]
+Score = Callable[[Networks, Array, Array, Array, Array | None, int], tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:
@@ -96,95 +115,142 @@ def make_update(
     ``update_norm``, ``bad_steps``; of the weighted tokens, trainer against sampler before the
     update: ``mismatch/mean``, ``mismatch/max`` (|difference of log-probs|, nats) and
     ``mismatch/multiplicative_error`` (mean of exp |difference|); with experts ``router_imbalance``
-    (largest load over mean load of a layer, the worst layer; 1 is even).
+    (largest load over mean load of a layer, the worst layer; 1 is even) and ``router_dropped``
+    (choices that found no room); the ``auxiliary/...`` losses that have a coefficient; with
+    ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
   """
+  if settings.qk_clip is not None:
+    config = dataclasses.replace(config, record_max_scores=True)
 
-  def loss_fn(networks: Networks, batch: UpdateBatch, count: Array):
+  def loss_fn(networks: Networks, reference: Any, batch: UpdateBatch, whole: WholeBatch):
     fixed = batch.prepared
+    policy = full_policy(networks, reference, settings.lora)
     scores = score_tokens(
-      networks.policy,
+      policy,
       config,
       batch.token_ids,
       fixed.segment_ids,
       batch.positions,
       temperature=settings.temperature,
+      experts=replayed(batch.experts),
+      depths=batch.depths,
     )
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
     loss, metrics = objective(fixed.with_scores(scores.log_probs, scores.entropies, predicted))
-    if settings.balance_coefficient:
-      loss = loss + settings.balance_coefficient / count * scores.balance_loss
+    beside = auxiliary_losses(scores, policy, config, batch, whole, settings)
+    loss = loss + beside.total
     gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
     gap = jnp.where(fixed.weights > 0, gap, 0.0)
     sums = {
       **metrics,
+      **beside.metrics,
       "loss": loss,
       "mismatch/mean": jnp.sum(fixed.shares * gap),
       "mismatch/multiplicative_error": jnp.sum(fixed.shares * jnp.exp(gap)),
     }
-    routing = scores.routing
-    return loss, (sums, gap.max(), None if routing is None else routing.load)
+    if scores.routing is not None:
+      sums["router_dropped"] = scores.dropped
+    return loss, (_Sums(sums, beside.load), _Largest(gap.max(), scores.max_scores))
+
+  def whole_load(state: TrainState, batches: UpdateBatch, count: Array) -> Array:
+    """Tokens that the whole batch sends to each expert, by a forward pass of its own."""
+    policy = full_policy(state.networks, state.reference, settings.lora)
+
+    def load(i: Array | int) -> Array:
+      one = _take(batches, i)
+      ids = (one.token_ids, one.prepared.segment_ids, one.positions)
+      routing = forward(
+        policy, config, *ids, experts=replayed(one.experts), depths=one.depths
+      ).routing
+      assert routing is not None
+      return routing.load
+
+    zeros = _filled(jax.eval_shape(load, 0), 0)
+    return jax.lax.fori_loop(0, count, lambda i, total: total + load(i), zeros)
 
   def update(state: TrainState, batches: UpdateBatch, count: Array):
-    first = jax.tree.map(lambda x: x[0], batches)
-    shapes = jax.eval_shape(loss_fn, state.networks, first, count)[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    no_grads = jax.tree.map(jnp.zeros_like, state.networks)
+    tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
+    load = whole_load(state, batches, count) if settings.balance_coefficient else None
+    whole = WholeBatch(tokens, sequences, load)
+
+    def step(i: Array | int):
+      return jax.grad(loss_fn, has_aux=True)(
+        state.networks, state.reference, _take(batches, i), whole
+      )
 
     def body(i: Array, carry):
-      grads, (sums, largest, load) = carry
-      new, (more, gap, more_load) = jax.grad(loss_fn, has_aux=True)(
-        state.networks, _take(batches, i), count
-      )
+      grads, (sums, largest) = carry
+      more_grads, (more_sums, more_largest) = step(i)
       return (
-        jax.tree.map(jnp.add, grads, new),
+        # Gradients of narrow parameters add up in float32.
+        jax.tree.map(jnp.add, grads, more_grads),
         (
-          jax.tree.map(jnp.add, sums, more),
-          jnp.maximum(largest, gap),
-          jax.tree.map(jnp.add, load, more_load),
+          jax.tree.map(jnp.add, sums, more_sums),
+          jax.tree.map(jnp.maximum, largest, more_largest),
         ),
       )
 
-    grads, (sums, largest, load) = jax.lax.fori_loop(0, count, body, (no_grads, zeros))
+    sum_shapes, largest_shapes = jax.eval_shape(step, 0)[1]
+    empty = (_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf))
+    no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), state.networks)
+    grads, (sums, largest) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
-    if settings.router_bias_rate and load is not None:
-      # A skipped update changes nothing at all.
-      rate = jnp.where(bad_steps(opt_state) == 0, settings.router_bias_rate, 0.0)
-      moved = update_router_bias(networks.policy, load, rate)
+    healthy = bad_steps(opt_state) == 0  # a skipped update changes nothing at all
+    clipping = {}
+    if settings.qk_clip is not None:
+      scales, clipped = qk_clip_scales(
+        networks.policy, config, jnp.where(healthy, largest.scores, 0), threshold=settings.qk_clip
+      )
+      networks = dataclasses.replace(networks, policy=rescale(networks.policy, scales))
+      untouched = jax.tree.map(lambda _: None, networks.value)
+      opt_state = scale_masters(opt_state, Networks(policy=scales, value=untouched))
+      clipping = {"qk_clip/max": jnp.max(largest.scores), "qk_clip/heads": clipped}
+    if settings.router_bias_rate and sums.load is not None:
+      rate = jnp.where(healthy, settings.router_bias_rate, 0.0)
+      moved = update_router_bias(networks.policy, config, sums.load, rate)
       networks = dataclasses.replace(networks, policy=moved)
     metrics = {
-      **sums,
-      "mismatch/max": largest,
+      **sums.metrics,
+      **clipping,
+      "mismatch/max": largest.gap,
       "grad_norm": optax.tree.norm(grads),
       "update_norm": optax.tree.norm(changes),
       "bad_steps": bad_steps(opt_state).astype(jnp.float32),
     }
-    if load is not None:
-      metrics["router_imbalance"] = jnp.max(load.max(-1) / jnp.maximum(load.mean(-1), 1e-9))
+    if sums.load is not None:
+      uneven = sums.load.max(-1) / jnp.maximum(sums.load.mean(-1), 1e-9)
+      metrics["router_imbalance"] = jnp.max(uneven)
     return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics
 
   return jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
 
 
-def make_score(config: ModelConfig, settings: UpdateSettings) -> Score:
-  """Builds ``score(networks, token_ids, segment_ids, positions, count) -> (log_probs, values)``.
+def make_score(config: ModelConfig, temperature: float) -> Score:
+  """Builds ``score(networks, token_ids, segment_ids, positions, experts, count)``.
 
-  Arguments and results are [M, rows, T], of which the first ``count`` are used. The forward pass of
-  the update without its gradient: log-probs of the old or the reference policy, and old values (0
-  without a value head).
+  Arguments and results, log-probs and values, are [M, rows, T], of which the first ``count`` are
+  used; ``experts`` as in ``UpdateBatch``. The forward pass of the update without its gradient:
+  log-probs of the old or the reference policy, and old values (0 without a value head).
   """
 
   def score(
-    networks: Networks, token_ids: Array, segment_ids: Array, positions: Array, count: Array
+    networks: Networks,
+    token_ids: Array,
+    segment_ids: Array,
+    positions: Array,
+    experts: Array | None,
+    count: Array,
   ):
     def body(i: Array, carry):
       scores = score_tokens(
         networks.policy,
         config,
         *_take((token_ids, segment_ids, positions), i),
-        temperature=settings.temperature,
+        temperature=temperature,
+        experts=replayed(_take(experts, i)),
       )
       results = [scores.log_probs, jnp.zeros_like(scores.log_probs)]
       if networks.value is not None:
@@ -200,6 +266,14 @@ def make_score(config: ModelConfig, settings: UpdateSettings) -> Score:
   return jax.jit(score)
 
 
+def replayed(experts: Array | None) -> Array | None:
+  """What ``score_tokens`` takes of recorded choices [B, T, routers, choices]; -1 is unrecorded."""
+  if experts is None:
+    return None
+  ids = experts.astype(jnp.int32)
+  return jnp.moveaxis(jnp.where(ids == unrecorded(experts.dtype), -1, ids), -2, 0)
+
+
 def state_values(networks: Networks, hidden: Array) -> Array:
   """[B, T] values of the states in which each token was chosen: read off the token before it.
 
@@ -208,5 +282,23 @@ def state_values(networks: Networks, hidden: Array) -> Array:
   return jnp.pad(values(networks.value, hidden)[:, :-1], ((0, 0), (1, 0)))
 
 
-def _take(tree: Any, i: Array) -> Any:
+class _Sums(NamedTuple):
+  """What adds up over micro-batches."""
+
+  metrics: dict[str, Array]
+  load: Array | None  # [routers, experts]
+
+
+class _Largest(NamedTuple):
+  """What is the largest of all micro-batches."""
+
+  gap: Array
+  scores: Array | None  # [attentions, heads]
+
+
+def _filled(shapes: Any, value: float) -> Any:
+  return jax.tree.map(lambda s: jnp.full(s.shape, value, s.dtype), shapes)
+
+
+def _take(tree: Any, i: Array | int) -> Any:
   return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)

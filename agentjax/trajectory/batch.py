@@ -25,6 +25,8 @@ class Batch:
     log_probs: float32 [B, T], behaviour log-probs; entropies: float32 [B, T], behaviour entropies.
     versions: int32 [B, T], weight version that sampled the token, -1 elsewhere.
     turns: int32 [B, T], index of the model call in its sequence, -1 on padding.
+    experts: uint8 or uint16 [B, T, routers, choices], what the sampler's routers chose (see
+      ``trajectory.experts``); None where no sequence has any.
     rewards: float32 [N]; 0 where not valid. valid: bool [N], False for invalid rewards and for
       unused sequence places.
     groups: int32 [N], group id for group statistics; -1 for unused places.
@@ -41,6 +43,7 @@ class Batch:
   rewards: Array
   valid: Array
   groups: Array
+  experts: Array | None = None
 
   @property
   def num_sequences(self) -> int:

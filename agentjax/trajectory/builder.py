@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agentjax.trajectory.experts import fit, join
 from agentjax.trajectory.record import Flag, Reward, Segment, Status, ToolRecord, Trajectory
 
 _FIELDS = {
@@ -41,6 +42,7 @@ class TokenPath:
     token_ids: int32. sampled: bool. weights, log_probs, entropies: float32. versions: int32.
     turns: int32, the model call each token belongs to.
     segment_of: int32, index in the trajectory of the segment each token stands in.
+    experts: [n, routers, choices] as in ``Segment``; None where no segment has any.
   """
 
   segments: tuple[int, ...]
@@ -52,6 +54,7 @@ class TokenPath:
   versions: np.ndarray
   turns: np.ndarray
   segment_of: np.ndarray
+  experts: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -185,6 +188,23 @@ class TrajectoryBuilder:
     chain = path(self._trajectory, last if index is None else index)
     return np.concatenate([self._trajectory.segments[i].token_ids for i in chain])
 
+  def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
+    """Notes what the routers chose for the tokens from the root to segment ``index``.
+
+    Args:
+      experts: uint8 or uint16 [n, routers, choices], from the first token on; tokens beyond its end
+        stay unrecorded, entries beyond theirs are dropped.
+      index: the default is the last segment.
+    """
+    segments = self._trajectory.segments
+    if not segments:
+      return
+    start = 0
+    for i in path(self._trajectory, len(segments) - 1 if index is None else index):
+      segment = segments[i]
+      segment.experts = fit(experts[start : start + len(segment)], len(segment))
+      start += len(segment)
+
   def flag(self, index: int, *flags: Flag) -> None:
     """Adds flags to a segment, for what is known only after it was appended."""
     segment = self._trajectory.segments[index]
@@ -266,6 +286,7 @@ def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
     segments=indices,
     turns=np.repeat(np.array([s.turn for s in chain], np.int32), lengths),
     segment_of=np.repeat(np.array(indices, np.int32), lengths),
+    experts=join([s.experts for s in chain], lengths),
     **arrays,
   )
 
@@ -323,6 +344,14 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
         f"{_where(trajectory, index)}: {name} is {array.dtype}{list(array.shape)}; allowed: "
         f"{np.dtype(dtype)}[{n}], as there are {n} token ids."
       )
+  experts = segment.experts
+  if experts is not None and (
+    experts.ndim != 3 or len(experts) != n or experts.dtype not in (np.uint8, np.uint16)
+  ):
+    raise TrajectoryError(
+      f"{_where(trajectory, index)}: experts is {experts.dtype}{list(experts.shape)}; allowed: "
+      f"None, or uint8 or uint16 [{n}, routers, choices], as there are {n} token ids."
+    )
   drawn = segment.sampled
   rules = (
     ("token_ids", segment.token_ids >= 0, "ids >= 0"),

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.experts import join, unrecorded
 from agentjax.trajectory.record import Status, Trajectory
 
 _FAULTS = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
@@ -36,6 +37,7 @@ class PackedSequence:
     token_ids: int32 [n]. weights, log_probs, entropies: float32 [n]. versions, turns: int32 [n].
     reward: value, 0 where not valid. valid: whether it is one.
     group: id of the group for group statistics, >= 0.
+    experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
   """
 
   name: str
@@ -48,6 +50,7 @@ class PackedSequence:
   reward: float = 0.0
   valid: bool = True
   group: int = 0
+  experts: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -85,6 +88,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           reward=trajectory.reward.value if trajectory.reward.value is not None else 0.0,
           valid=trajectory.reward.valid and trajectory.status not in _FAULTS,
           group=group,
+          experts=tokens.experts,
           **{name: getattr(tokens, name) for name in _PER_TOKEN},
         )
       )
@@ -130,7 +134,8 @@ def pack(
   """Packs sequences into a Batch of numpy arrays [rows, row_length] and [max_sequences].
 
   The first token of a sequence has nothing before it to be predicted from: its weight, log-prob and
-  entropy are 0 in the batch. Padding has ``pad_id``, segment 0, version and turn -1, zero else.
+  entropy are 0 in the batch. Padding has ``pad_id``, segment 0, version and turn -1, unrecorded
+  experts, zero else.
 
   Args:
     sequences: in the order of the [N] arrays. One without tokens keeps its place there.
@@ -196,6 +201,12 @@ def pack(
   groups: Any = np.full(places, -1, np.int32)
   groups[:count] = [s.group for s in sequences]
   numbers = np.repeat(np.arange(1, count + 1), lengths)
+  chosen: Any = join([s.experts for s in sequences], lengths.tolist())
+  if chosen is not None:
+    shape = (num_rows * row_length, *chosen.shape[1:])
+    everywhere = np.full(shape, unrecorded(chosen.dtype), chosen.dtype)
+    everywhere[cells] = chosen
+    chosen = everywhere.reshape(num_rows, row_length, *chosen.shape[1:])
   return Batch(
     token_ids=grid(gather("token_ids"), pad_id, np.int32),
     segment_ids=grid(numbers, 0, np.int32),
@@ -208,6 +219,7 @@ def pack(
     rewards=rewards,
     valid=valid,
     groups=groups,
+    experts=chosen,
   )
 
 

@@ -108,6 +108,8 @@ class Segment:
     parent: index of the segment this one continues in ``Trajectory.segments``; None at a root.
     visible_to: agents that see it; empty means all.
     seconds: wall time the segment took.
+    experts: uint8 or uint16 [n, routers, choices], what the sampler's routers chose (see
+      ``trajectory.experts``); None where that was not recorded.
   """
 
   owner: str
@@ -124,6 +126,7 @@ class Segment:
   visible_to: tuple[str, ...] = ()
   seconds: float = 0.0
   flags: frozenset[Flag] = frozenset()
+  experts: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)

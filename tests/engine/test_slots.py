@@ -66,7 +66,7 @@ def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
     [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
   )
   scores = trainer_scores(params, model_config, [*PROMPTS[0], *sample.token_ids])
-  logits = models.compute_logits(params, scores.hidden[0])
+  logits = models.compute_logits(params, model_config, scores.hidden[0])
   np.testing.assert_array_equal(np.argmax(logits, axis=-1)[2:-1], sample.token_ids)
 
 

@@ -187,7 +187,7 @@ def test_an_episode_without_a_prompt_gives_no_sequence():
 
 def test_dtypes_are_those_the_batch_documents():
   batch = pack([_sequence(3)], row_length=4, pad_id=PAD)
-  dtypes = {k: str(v.dtype) for k, v in vars(batch).items()}
+  dtypes = {k: str(v.dtype) for k, v in vars(batch).items() if v is not None}
   integers = ("token_ids", "segment_ids", "positions", "versions", "turns", "groups")
   assert dtypes == {
     **dict.fromkeys(integers, "int32"),

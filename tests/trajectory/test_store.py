@@ -21,7 +21,14 @@ from agentjax.trajectory.recordlog import (
   decode_record,
   encode_record,
 )
-from agentjax.trajectory.store import MAGIC, StoreWriter, from_record, read_store, to_record
+from agentjax.trajectory.store import (
+  MAGIC,
+  VERSION,
+  StoreWriter,
+  from_record,
+  read_store,
+  to_record,
+)
 
 KIND = b"TESTLOG\0"
 
@@ -290,7 +297,7 @@ def test_a_missing_or_other_file_is_named(tmp_path):
   _write(tmp_path / "log", _records(1))
   with pytest.raises(StoreError, match="not a AJXTRAJ file"):
     list(read_store(tmp_path / "log"))
-  with RecordWriter(tmp_path / "odd", MAGIC) as writer:
+  with RecordWriter(tmp_path / "odd", MAGIC, VERSION) as writer:
     writer.append({"step": 3})
   with pytest.raises(StoreError, match="byte 16: not the record of a trajectory"):
     list(read_store(tmp_path / "odd"))

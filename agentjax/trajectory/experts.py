@@ -1,0 +1,39 @@
+"""Recorded choices of routers, kept small: ids in one or two bytes, the largest for "none". No jax.
+
+An array [tokens, routers, choices] holds the expert ids each token went through in sampling, so
+that training can send it the same way. A token whose choice is not known has ``unrecorded`` in all
+places; its routers choose for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def compact_dtype(num_experts: int) -> np.dtype:
+  """The smallest unsigned dtype for ids 0 to num_experts - 1 and ``unrecorded``."""
+  return np.dtype(np.uint8 if num_experts < 2**8 else np.uint16)
+
+
+def unrecorded(dtype: np.dtype) -> int:
+  """The value that stands for no expert in an array of ``dtype``."""
+  return int(np.iinfo(dtype).max)
+
+
+def fit(experts: np.ndarray, tokens: int) -> np.ndarray:
+  """The first ``tokens`` entries of [n, routers, choices]; unrecorded ones behind, if n is less."""
+  missing = max(tokens - len(experts), 0)
+  widths = ((0, missing), *((0, 0),) * (experts.ndim - 1))
+  return np.pad(experts[:tokens], widths, constant_values=unrecorded(experts.dtype))
+
+
+def join(parts: Sequence[np.ndarray | None], lengths: Sequence[int]) -> np.ndarray | None:
+  """Parts of these lengths in one array, unrecorded where a part is None; None if all are."""
+  known = next((part for part in parts if part is not None), None)
+  if known is None:
+    return None
+  return np.concatenate(
+    [fit(known[:0] if p is None else p, n) for p, n in zip(parts, lengths, strict=True)]
+  )

@@ -1,0 +1,52 @@
+r"""GRPO on Nemotron 3 Nano 30B-A3B, planned for v5p:4x4x4.
+
+  python -m agentjax.plan --config=configs/models/nemotron3_nano_30b_a3b.py --topology=v5p:4x4x4
+  python -m agentjax.train --config=configs/models/nemotron3_nano_30b_a3b.py \
+      --workdir=RUN --config.pretrained=FOLDER
+
+FOLDER is the model's Hugging Face folder. The router is frozen and balanced
+by its bias alone, as in the published recipe.
+"""
+
+import dataclasses
+
+from agentjax.engine import EngineConfig
+from agentjax.models import model_preset
+from agentjax.objectives import AdvantageConfig, MismatchConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.rollout import RolloutConfig
+from agentjax.sharding import MeshConfig
+from agentjax.text import TokenizerConfig
+from agentjax.tools import ToolsConfig
+from agentjax.training import Experiment, OptimizerConfig, RLStage
+
+
+def get_config() -> Experiment:
+  return Experiment(
+    name="nemotron3_nano_30b_a3b",
+    model=dataclasses.replace(
+      model_preset("nemotron3_nano_30b_a3b"),
+      param_dtype="bfloat16",
+      remat="block",
+      attention_block=512,
+      frozen_router=True,
+    ),
+    tokenizer=TokenizerConfig(kind="huggingface"),
+    tools=ToolsConfig(names=("python",)),
+    mesh=MeshConfig(fsdp=16, expert=4),
+    engine=EngineConfig(slots=64, max_length=8192),
+    rollout=RolloutConfig(group_size=16, max_total_tokens=8192),
+    rl=RLStage(
+      steps=200,
+      tasks_per_step=64,
+      row_length=8192,
+      microbatch_rows=64,
+      # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
+      old_log_probs="recomputed",
+      objective=ObjectiveConfig(
+        AdvantageConfig(), PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
+      ),
+      router_bias_rate=1e-3,
+      replay_experts=True,
+      optimizer=OptimizerConfig(learning_rate=3e-6, warmup_steps=10),
+    ),
+  )

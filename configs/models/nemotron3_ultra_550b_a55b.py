@@ -1,0 +1,55 @@
+r"""GRPO on Nemotron 3 Ultra 550B-A55B, planned for v5p:8x8x16.
+
+  python -m agentjax.plan --config=configs/models/nemotron3_ultra_550b_a55b.py --topology=v5p:8x8x16
+  python -m agentjax.train --config=configs/models/nemotron3_ultra_550b_a55b.py \
+      --workdir=RUN --config.pretrained=FOLDER
+
+FOLDER is the model's Hugging Face folder. The router is frozen and balanced
+by its bias alone, as in the published recipe.
+"""
+
+import dataclasses
+
+from agentjax.engine import EngineConfig
+from agentjax.models import MtpConfig, model_preset
+from agentjax.objectives import AdvantageConfig, MismatchConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.rollout import RolloutConfig
+from agentjax.sharding import MeshConfig
+from agentjax.text import TokenizerConfig
+from agentjax.tools import ToolsConfig
+from agentjax.training import Experiment, OptimizerConfig, RLStage
+
+
+def get_config() -> Experiment:
+  return Experiment(
+    name="nemotron3_ultra_550b_a55b",
+    model=dataclasses.replace(
+      model_preset("nemotron3_ultra_550b_a55b"),
+      param_dtype="bfloat16",
+      remat="block",
+      attention_block=512,
+      frozen_router=True,
+      expert_capacity=2.0,
+      mtp=MtpConfig(depths=2, detach=True),
+    ),
+    tokenizer=TokenizerConfig(kind="huggingface"),
+    tools=ToolsConfig(names=("python",)),
+    mesh=MeshConfig(fsdp=16, expert=32, context=2),
+    engine=EngineConfig(slots=64, max_length=65536),
+    rollout=RolloutConfig(group_size=16, max_total_tokens=65536),
+    rl=RLStage(
+      steps=200,
+      tasks_per_step=64,
+      row_length=65536,
+      microbatch_rows=512,
+      # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
+      old_log_probs="recomputed",
+      objective=ObjectiveConfig(
+        AdvantageConfig(), PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
+      ),
+      router_bias_rate=1e-3,
+      replay_experts=True,
+      mtp_coefficient=0.3,
+      optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
+    ),
+  )

@@ -1,0 +1,84 @@
+"""The search for the largest batch, and the tables of a plan compiled for a TPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.planning import parse_topology
+from agentjax.planning.compile import Plan, describe_devices, largest_rows
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIBTPU = importlib.util.find_spec("libtpu") is not None
+
+
+def fake(capacity: int, fixed: int, a_row: int, curve: int = 0):
+  """Plans of a program that takes ``fixed + a_row * rows + curve * rows²`` bytes."""
+  tried = []
+
+  def plan(rows: int) -> Plan:
+    tried.append(rows)
+    temporary = a_row * rows + curve * rows**2
+    peak = fixed + temporary
+    return Plan(rows, {"parameters": fixed}, temporary, peak, peak <= capacity, None)
+
+  return plan, tried
+
+
+@pytest.mark.parametrize("first", [8, 64, 512])
+@pytest.mark.parametrize(("a_row", "curve"), [(7, 0), (7, 1), (1, 3)])
+def test_the_largest_batch_fits_and_a_much_larger_one_does_not(first, a_row, curve):
+  plan, tried = fake(1000 + 5000, 1000, a_row, curve)
+  best = largest_rows(plan, plan(first), 8, 6000)
+  assert best is not None and best.fits and best.rows % 8 == 0
+  assert not plan(best.rows + max(8, best.rows // 3)).fits
+  assert len(tried) <= 8
+
+
+def test_no_batch_fits_where_the_weights_do_not():
+  plan, _ = fake(500, 1000, 1)
+  assert largest_rows(plan, plan(8), 8, 500) is None
+
+
+def test_topologies_are_checked():
+  assert parse_topology("v5p:8x8x8")[0] == "v5p:8x8x8"
+  assert parse_topology("v6e")[0] == "v6e:2x4"
+  with pytest.raises(ConfigError, match=r"v4:2x2.*v5e, v5p, v6e, tpu7x"):
+    parse_topology("v4:2x2")
+  with pytest.raises(ConfigError, match="topology"):
+    parse_topology("v5e:many")
+
+
+@pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
+def test_without_libtpu_the_error_names_the_extra():
+  with pytest.raises(ConfigError, match=r"agentjax\[tpu\]"):
+    describe_devices("v5e:2x2")
+
+
+@pytest.mark.tpu
+@pytest.mark.skipif(not LIBTPU, reason="libtpu is not installed")
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_a_hybrid_is_planned_for_a_tpu(topology):
+  result = subprocess.run(
+    [
+      *(sys.executable, "-m", "agentjax.plan", "--config=configs/quickstart.py"),
+      *(f"--topology={topology}", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"),
+    ],
+    cwd=ROOT,
+    env=os.environ | {"COLUMNS": "100"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert "update, micro-batch" in result.stdout and "decoding step" in result.stdout
+  peaks = re.findall(r"peak\s*│ ([\d.]+) GiB", result.stdout)
+  assert len(peaks) >= 2 and all(0 < float(p) < 32 for p in peaks)
+  assert float(re.findall(r"FLOPs\s*│ ([\d.,]+) T", result.stdout)[0]) > 0
+  assert "all-gather bytes" in result.stdout
