@@ -6,11 +6,12 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 WORKERS ?= 2
 
-.PHONY: help venv quickstart test test-slow lint bench clean
+.PHONY: help venv quickstart test test-slow test-tpu lint bench clean
 
 help:
 	@echo "make quickstart   train a tool-using policy in minutes (sets up $(VENV) first)"
 	@echo "make test         the test suite; make test-slow: what takes minutes"
+	@echo "make test-tpu     compile for TPUs on this CPU, with libtpu"
 	@echo "make lint         ruff, mypy, import-linter"
 	@echo "make bench        speed of engine, update and kernels on this machine"
 	@echo "make venv         set-up only; PYTHON=python3.12 picks the interpreter"
@@ -30,10 +31,20 @@ quickstart: $(VENV)/.ready
 	$(BIN)/python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 test: $(VENV)/.ready
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" tests
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not tpu" tests
 
 test-slow: $(VENV)/.ready
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 1 -m slow tests
+
+# libtpu in an environment of its own: where it is installed, jax looks for a TPU unless told not to.
+$(VENV)-tpu/.ready: pyproject.toml $(wildcard constraints/*.txt)
+	$(PYTHON) -m venv --clear $(VENV)-tpu
+	$(VENV)-tpu/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tpu]' --constraint \
+	  constraints/python$$($(VENV)-tpu/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+	@touch $@
+
+test-tpu: $(VENV)-tpu/.ready
+	JAX_PLATFORMS=cpu $(VENV)-tpu/bin/python -m pytest -n 1 -m tpu tests
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -45,4 +56,4 @@ bench: $(VENV)/.ready
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean:
-	rm -rf $(VENV) .jax_cache runs build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-tpu .jax_cache runs build dist *.egg-info

@@ -1,0 +1,138 @@
+r"""What a run needs on TPUs that are not there, from the compiler itself.
+
+  python -m agentjax.plan --config=configs/models/qwen3_8b.py --topology=v5e:4x4
+
+Compiles the sharded update of the RL stage and a decoding step for the topology on this machine's
+CPU and prints, for one device, memory, work and collectives, whether it fits, and the largest batch
+that does. Needs libtpu: ``pip install 'agentjax[tpu]'``.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # Before jax: the TPU is only described.
+
+import functools
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from agentjax.planning.chips import Chip, parse_topology
+from agentjax.planning.compile import (
+  Plan,
+  describe_devices,
+  largest_rows,
+  plan_decoding,
+  plan_training,
+)
+from agentjax.sharding import MESH_AXES, MeshConfig, make_mesh, row_multiple
+from agentjax.training.experiment import Experiment
+from agentjax.training.flags import define_config_flag, main
+
+_CONFIG = define_config_flag()
+_TOPOLOGY = flags.DEFINE_string(
+  "topology", None, "TPU topology, as v5e:16x16, v5p:8x8x8, v6e or tpu7x.", required=True
+)
+_ROWS = flags.DEFINE_integer(
+  "rows", None, "Rows of a micro-batch over all devices; default rl.microbatch_rows.", lower_bound=1
+)
+_LARGEST = flags.DEFINE_bool("largest", True, "Also look for the largest batch that fits.")
+_DECODE = flags.DEFINE_bool("decode", True, "Also plan a decoding step.")
+_DECODE_MESH = flags.DEFINE_string(
+  "decode_mesh", None, "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh."
+)
+_SLOTS = flags.DEFINE_integer("slots", None, "Contexts decoded at once; default engine.slots.")
+
+
+def run(argv: list[str]) -> None:
+  """Plans the config of the flags and prints the tables."""
+  del argv
+  experiment: Experiment = _CONFIG.value
+  # What else a run needs, tasks and weights, a plan does without.
+  for name in ("model", "mesh", "engine", "rl"):
+    getattr(experiment, name).validate(f"config.{name}")
+  experiment.freeze()
+  topology, chip = parse_topology(_TOPOLOGY.value)
+  devices = describe_devices(topology)
+  console = Console(width=100)
+  console.print(f"{experiment.name} on {topology}, {len(devices)} devices, bytes a device")
+
+  step = row_multiple(make_mesh(experiment.mesh, devices))
+  rows = _ROWS.value or experiment.rl.microbatch_rows
+  train = functools.partial(plan_training, experiment, devices, capacity=chip.hbm_bytes)
+  first = train(rows)
+  tokens = experiment.rl.row_length
+  console.print(_table(f"update, micro-batch of {rows} rows x {tokens} tokens", first, chip))
+  if _LARGEST.value:
+    best = largest_rows(train, first, step, chip.hbm_bytes)
+    _print_largest(console, best, first, chip, f"rows x {tokens} tokens")
+  if not _DECODE.value:
+    return
+  mesh, length = _decode_mesh(experiment), experiment.engine.max_length
+  slots = _SLOTS.value or experiment.engine.slots
+  decode = functools.partial(
+    plan_decoding, experiment.model, mesh, devices, length=length, capacity=chip.hbm_bytes
+  )
+  first = decode(slots=slots)
+  console.print(_table(f"decoding step, {slots} slots of {length} tokens", first, chip))
+  if _LARGEST.value:
+    step = row_multiple(make_mesh(mesh, devices))
+    best = largest_rows(lambda n: decode(slots=n), first, step, chip.hbm_bytes)
+    _print_largest(console, best, first, chip, f"slots of {length} tokens")
+
+
+def _decode_mesh(experiment: Experiment) -> MeshConfig:
+  if _DECODE_MESH.value is None:
+    return experiment.mesh
+  sizes: dict[str, Any] = dict.fromkeys(MESH_AXES, 1) | {"data": -1}
+  for part in _DECODE_MESH.value.split(","):
+    axis, _, size = part.partition("=")
+    if axis not in MESH_AXES or not size.isdigit():
+      raise flags.IllegalFlagValueError(
+        f"--decode_mesh={_DECODE_MESH.value!r}; allowed: AXIS=N, comma-separated, with AXIS one of "
+        f"{', '.join(MESH_AXES)}."
+      )
+    sizes[axis] = int(size)
+  mesh = MeshConfig(**sizes)
+  mesh.validate("--decode_mesh")
+  return mesh
+
+
+def _table(title: str, plan: Plan, chip: Chip) -> Table:
+  table = Table(title=title, title_justify="left", show_header=False)
+  for name, size in plan.parts.items():
+    table.add_row(name, _gib(size))
+  table.add_row("activations and temporaries", _gib(plan.temporary))
+  share = plan.peak / chip.hbm_bytes
+  table.add_row("peak", f"{_gib(plan.peak)}, {share:.0%} of {_gib(chip.hbm_bytes)}")
+  table.add_row("fits", "yes" if plan.fits else "no")
+  if plan.cost is not None:
+    cost = plan.cost
+    table.add_row("FLOPs", f"{cost.flops / 1e12:,.2f} T")
+    table.add_row("bytes from and to memory", _gib(cost.hbm_bytes))
+    for kind, received in cost.collective_bytes.items():
+      table.add_row(f"{kind} bytes", _gib(received))
+    table.add_row("compiler's time, without collectives", f"{cost.cycles / chip.clock:,.4g} s")
+    table.add_row("least time for the FLOPs", f"{cost.flops / chip.flops:,.4g} s")
+    table.add_row("least time for the bytes", f"{cost.hbm_bytes / chip.hbm_bandwidth:,.4g} s")
+  return table
+
+
+def _print_largest(console: Console, best: Plan | None, first: Plan, chip: Chip, unit: str) -> None:
+  if best is None:
+    console.print("no batch fits: split the model over more devices or recompute more.\n")
+  elif best.rows == first.rows:
+    console.print(f"the largest that fits: this, {best.rows} {unit}.\n")
+  else:
+    console.print(_table(f"the largest that fits: {best.rows} {unit}", best, chip))
+
+
+def _gib(size: float) -> str:
+  return f"{size / 2**30:,.2f} GiB"
+
+
+if __name__ == "__main__":
+  main(run)

@@ -1,0 +1,54 @@
+"""TPU generations: names, memory and peak rates, from their public documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from agentjax.config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """One device as jax counts them (tpu7x has two a chip).
+
+  Attributes:
+    hbm_bytes: memory that the compiler gives to a program.
+    flops: peak bfloat16 products and sums a second.
+    hbm_bandwidth: bytes a second.
+    clock: cycles a second, by which the compiler's cycle counts become seconds. Ours: peak rate
+      over the multiply-adds that its matrix units do in a cycle.
+    smallest: the topology a bare name stands for.
+  """
+
+  hbm_bytes: int
+  flops: float
+  hbm_bandwidth: float
+  clock: float
+  smallest: str
+
+
+_GIB = 2**30
+CHIPS: Mapping[str, Chip] = {
+  "v5e": Chip(int(15.75 * _GIB), 197e12, 819e9, 1.5e9, "2x4"),
+  "v5p": Chip(int(95.74 * _GIB), 459e12, 2765e9, 1.75e9, "2x2x1"),
+  "v6e": Chip(int(31.25 * _GIB), 918e12, 1640e9, 1.75e9, "2x4"),
+  "tpu7x": Chip(int(94.75 * _GIB), 1153e12, 3690e9, 2.2e9, "2x2x1"),
+}
+
+
+def parse_topology(text: str) -> tuple[str, Chip]:
+  """``"v5p:8x8x8"`` as libtpu spells it, and its chip; a bare name is the smallest of its kind.
+
+  Raises:
+    ConfigError: another spelling or an unknown chip.
+  """
+  name, _, shape = text.partition(":")
+  if name not in CHIPS or (shape and not re.fullmatch(r"\d+(x\d+){1,2}", shape)):
+    raise ConfigError(
+      f"--topology={text!r}; allowed: {', '.join(CHIPS)}, each with an optional shape, "
+      "as in v5e:16x16 or v5p:8x8x8."
+    )
+  chip = CHIPS[name]
+  return f"{name}:{shape or chip.smallest}", chip

@@ -1,0 +1,283 @@
+"""The run's own training and decoding steps, compiled for devices that are only described."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agentjax import models
+from agentjax.config import ConfigError
+from agentjax.models import ModelConfig
+from agentjax.models.spec import abstract
+from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.planning.hlo import ProgramCost, program_cost
+from agentjax.sharding import (
+  MeshConfig,
+  batch_sharding,
+  make_mesh,
+  replicated,
+  shardings,
+)
+from agentjax.training.experiment import Experiment
+from agentjax.training.learner import update_settings
+from agentjax.training.optimizer import build_optimizer
+from agentjax.training.state import abstract_state, network_specs, state_shardings
+from agentjax.training.update import UpdateBatch, make_update, split_rows
+from agentjax.trajectory.batch import Batch
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """One program on one device.
+
+  Attributes:
+    rows: rows (training) or slots (decoding) over all devices.
+    parts: bytes of its arguments, by what they are.
+    temporary: bytes of activations and other intermediates, at the peak.
+    peak: bytes altogether.
+    fits: whether that is at most what a device has.
+    cost: of one run; None where the temporaries alone are too many to compile.
+  """
+
+  rows: int
+  parts: dict[str, int]
+  temporary: int
+  peak: int
+  fits: bool
+  cost: ProgramCost | None
+
+
+def describe_devices(topology: str) -> Sequence[jax.Device]:
+  """Devices of a TPU topology such as ``v5p:8x8x8``, for compilation only.
+
+  Raises:
+    ConfigError: libtpu is missing, or it knows no such topology.
+  """
+  if importlib.util.find_spec("libtpu") is None:
+    raise ConfigError(
+      "agentjax.plan compiles with libtpu, which is not installed; "
+      "run: pip install 'agentjax[tpu]'."
+    )
+  # No TPU is looked for, neither here nor at a cloud's metadata server.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # Nor is one taken for ourselves.
+  from jax.experimental import topologies
+
+  try:
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+  except jax.errors.JaxRuntimeError as error:
+    raise ConfigError(f"--topology={topology!r}: {str(error).splitlines()[0]}") from error
+
+
+def plan_training(
+  experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
+) -> Plan:
+  """The update of the RL stage on one micro-batch of ``rows`` rows.
+
+  Args:
+    experiment: validated; its mesh is laid over ``devices``.
+    devices: from ``describe_devices``.
+    rows: of one micro-batch, over all devices.
+    capacity: bytes of memory of a device.
+
+  Raises:
+    ConfigError: arrays or rows that do not divide over the mesh.
+  """
+  stage, model = experiment.rl, experiment.model
+  mesh = make_mesh(experiment.mesh, devices)
+  critic, reference = stage.objective.needs_values, stage.objective.needs_reference
+  optimizer = build_optimizer(
+    stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
+  )
+  placed = state_shardings(
+    model, optimizer, mesh, critic=critic, reference=reference, lora=experiment.lora
+  )
+  state = abstract_state(model, optimizer, placed, experiment.lora)
+  update = make_update(
+    model,
+    optimizer,
+    policy_objective(stage.objective),
+    update_settings(stage, experiment.lora),
+    placed,
+  )
+  rows_first = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
+  batch = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows_first),
+    _abstract_update_batch(experiment, rows),
+  )
+  with jax.set_mesh(mesh):
+    return _compile(
+      update,
+      (state, batch, jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))),
+      parts={
+        "parameters": state.networks,
+        "optimiser": state.opt_state,
+        "reference": state.reference,
+        "batch": batch,
+      },
+      rows=rows,
+      capacity=capacity,
+    )
+
+
+def plan_decoding(
+  model: ModelConfig,
+  mesh: MeshConfig,
+  devices: Sequence[jax.Device],
+  slots: int,
+  length: int,
+  capacity: int,
+) -> Plan:
+  """One decoding step of ``slots`` contexts of up to ``length`` tokens.
+
+  Args:
+    model: the policy.
+    mesh: laid over ``devices``; weights are split over tensor and expert and kept whole otherwise,
+      slots over the rest.
+    devices: from ``describe_devices``.
+    slots: contexts over all devices.
+    length: tokens each slot has room for.
+    capacity: bytes of memory of a device.
+  """
+  grid = make_mesh(mesh, devices)
+  specs = models.decode_specs(model)
+  params = _placed(abstract(specs), shardings(specs, grid))
+  cache = jax.eval_shape(lambda: models.init_cache(model, slots, length))
+  cache = _placed(cache, models.cache_shardings(cache, grid))
+  one = jax.sharding.NamedSharding(grid, jax.P(batch_sharding(grid).spec[0]))
+  token_ids = jax.ShapeDtypeStruct((slots,), jnp.int32, sharding=one)
+  active = jax.ShapeDtypeStruct((slots,), bool, sharding=one)
+  step = jax.jit(models.decode_step, static_argnums=1, donate_argnums=2)
+  with jax.set_mesh(grid):
+    return _compile(
+      step,
+      (params, model, cache, token_ids, active),
+      parts={"parameters": params, "cache": cache},
+      rows=slots,
+      capacity=capacity,
+    )
+
+
+def largest_rows(
+  plan: Callable[[int], Plan], first: Plan, step: int, capacity: int, compiles: int = 6
+) -> Plan | None:
+  """The plan with the most rows found to fit, to about an eighth; None where not one does.
+
+  Args:
+    plan: compiles for a number of rows.
+    first: result for some rows.
+    step: rows must be a multiple of this.
+    capacity: bytes of a device, from which guesses are made; what fits the compiler says.
+    compiles: programs compiled at most.
+  """
+  best = first if first.fits else None
+  low, high = (first.rows, None) if first.fits else (0, first.rows)
+  last = first
+  for _ in range(compiles):
+    if high is not None and high - low <= max(step, low // 8):
+      break
+    if high is None or last is first:
+      a_row = max(last.temporary, 1) / last.rows
+      rows = int((capacity - sum(last.parts.values())) / a_row) // step * step
+      rows = min(max(rows, low + step), 16 * low if high is None else high - step)
+    else:
+      rows = (low + high) // (2 * step) * step
+    if rows <= low:
+      break
+    last = plan(rows)
+    if last.fits:
+      best, low = last, rows
+    else:
+      high = rows
+  return best
+
+
+def _compile(
+  function: Any, arguments: tuple[Any, ...], parts: dict[str, Any], rows: int, capacity: int
+) -> Plan:
+  sizes = {name: _bytes_a_device(tree) for name, tree in parts.items() if jax.tree.leaves(tree)}
+  lowered = function.trace(*arguments).lower(lowering_platforms=("tpu",))
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    needed = re.search(r"temporaries \(([\d.]+)([GM])\)", str(error))
+    if "RESOURCE_EXHAUSTED" not in str(error) or needed is None:
+      raise
+    temporary = int(float(needed.group(1)) * (_GIB if needed.group(2) == "G" else 2**20))
+    return Plan(rows, sizes, temporary, sum(sizes.values()) + temporary, False, None)
+  memory = compiled.memory_analysis()
+  peak = (
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.generated_code_size_in_bytes
+  )
+  return Plan(
+    rows=rows,
+    parts=sizes,
+    temporary=memory.temp_size_in_bytes,
+    peak=peak,
+    # The compiler itself minds temporaries only.
+    fits=peak <= capacity,
+    cost=program_cost(compiled.as_text()),
+  )
+
+
+def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
+  """[2, rows, T] shapes of what ``Learner`` hands to an update.
+
+  Two micro-batches: the compiler would treat a single one as a constant of the loop over them.
+  """
+  stage, time = experiment.rl, experiment.rl.row_length
+  micro, rows = rows, 2 * rows
+  integers: Any = jax.ShapeDtypeStruct((rows, time), jnp.int32)
+  floats: Any = jax.ShapeDtypeStruct((rows, time), jnp.float32)
+  sequences: Any = functools.partial(jax.ShapeDtypeStruct, (rows,))
+  batch = Batch(
+    token_ids=integers,
+    segment_ids=integers,
+    positions=integers,
+    weights=floats,
+    log_probs=floats,
+    entropies=floats,
+    versions=integers,
+    turns=integers,
+    rewards=sequences(jnp.float32),
+    valid=sequences(bool),
+    groups=sequences(jnp.int32),
+  )
+  extra: dict[str, Any] = {}
+  if stage.old_log_probs == "recomputed":
+    extra["old_log_probs"] = floats
+  if stage.objective.needs_reference:
+    extra["reference_log_probs"] = floats
+  if stage.objective.needs_values:
+    extra["values"] = floats
+  prepared, _ = jax.eval_shape(lambda b, e: prepare(b, stage.objective, **e), batch, extra)
+  whole = UpdateBatch(integers, integers, prepared)
+  return jax.eval_shape(lambda tree: split_rows(tree, micro), whole)
+
+
+def _placed(shapes: Any, placements: Any) -> Any:
+  return jax.tree.map(
+    lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, placements
+  )
+
+
+def _bytes_a_device(tree: Any) -> int:
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+  )
