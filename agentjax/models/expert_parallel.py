@@ -25,10 +25,9 @@ _TOKENS = PartitionSpec(LOGICAL_AXES["batch"], LOGICAL_AXES["time"], None)
 _INTO = PartitionSpec(*(LOGICAL_AXES[axis] for axis in ("experts", "embed", "expert_mlp")))
 _OUT_OF = PartitionSpec(*(LOGICAL_AXES[axis] for axis in ("experts", "expert_mlp", "embed")))
 _SPLITS = (*LOGICAL_AXES["batch"], *LOGICAL_AXES["time"])  # mesh axes with tokens of their own
-(_OWNERS,), (_GATHERED,), (_SUMMED,) = (
-  LOGICAL_AXES[axis] for axis in ("experts", "embed", "expert_mlp")
-)
-_COPIED = tuple(axis for axis in _SPLITS if axis not in (_OWNERS, _GATHERED))
+(_OWNERS,), (_SUMMED,) = (LOGICAL_AXES[axis] for axis in ("experts", "expert_mlp"))
+_GATHERED = LOGICAL_AXES["embed"]
+_COPIED = tuple(axis for axis in _SPLITS if axis not in (_OWNERS, *_GATHERED))
 
 
 def sharded_sum(
@@ -40,7 +39,7 @@ def sharded_sum(
 ) -> tuple[Float[Array, "batch *time in"], Float[Array, ""]]:
   """``sum_j gates_j f_{ids_j}(x)`` over the mesh of ``jax.set_mesh``, and the choices dropped.
 
-  Weights are gathered over ``fsdp`` where they are used and stay split over ``expert`` and
+  Weights are gathered over ``fsdp`` and ``context`` where they are used and stay split over ``expert`` and
   ``tensor``. Between each two devices of the ``expert`` axis there is room for
   ``min(k, experts a device holds)`` rows per token, which every choice fits into, or for
   ``config.expert_capacity`` times the rows of balance, ``tokens k / devices``. Choices that do not

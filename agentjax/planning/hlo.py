@@ -102,7 +102,7 @@ class _Walk:
   def _cost(self, name: str) -> _Sums:
     here = self._computations[name]
     total: _Sums = collections.defaultdict(float)
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
     for op in here.values():
       if op.opcode == "while":
         trips = _trips(op, here, self._computations, self._dynamic_trips)
@@ -117,13 +117,13 @@ class _Walk:
       elif op.opcode not in _FREE:
         total["cycles"] += _estimated_cycles(op)
         total["bytes"] += _hbm_bytes(op, here, self._computations)
-        # A collective stands in every part of its asynchronous chain, by one channel.
+        # A collective stands in every part of its asynchronous chain.
         for inner, where in self._flat(op, here):
           total["flops"] += _flops(inner, where)
           kind = inner.opcode.removesuffix("-start")
           if kind in COLLECTIVES:
-            channel = re.search(r"channel_id=(\d+)", inner.attributes)
-            key = (kind, channel.group(1) if channel else inner.name)
+            chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', inner.attributes)
+            key = (kind, *chain.groups()) if chain else (kind, inner.name)
             if key not in seen:
               seen.add(key)
               total[kind] += _received_bytes(inner, kind)

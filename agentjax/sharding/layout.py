@@ -13,15 +13,15 @@ Array = jax.Array
 
 # A name that is not split stays here too, so that a misspelt one is an error.
 LOGICAL_AXES: Mapping[str, tuple[str, ...]] = {
-  # Parameters.
+  # Parameters. Devices that share a row's time share the weights too.
   "vocab": ("tensor",),
-  "embed": ("fsdp",),
+  "embed": ("fsdp", "context"),
   "mlp": ("tensor",),
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
   "head_dim": (),
   # The narrow vectors of latent attention, of latent mixtures and of Gemma's layer inputs.
-  "latent": ("fsdp",),
+  "latent": ("fsdp", "context"),
   "mamba_heads": ("tensor",),
   "mamba_head_dim": (),
   "mamba_inner": ("tensor",),

@@ -26,7 +26,7 @@ class MeshConfig(Config):
     expert: experts of mixture blocks are split, rows of the batch too; tokens travel to the owner
       of their expert. All other parameters are copied along it.
     tensor: heads, hidden units and the vocabulary are split.
-    context: the time axis of the batch is split.
+    context: the time axis of the batch is split, and parameters as over fsdp.
   """
 
   data: int = 1

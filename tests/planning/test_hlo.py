@@ -57,18 +57,18 @@ def test_memory_traffic_grows_with_the_loop_and_not_with_what_is_sliced():
   assert many / few == pytest.approx(4, rel=0.2)
 
 
-# What XLA:TPU writes: an unrolled loop that counts by twos, batched products as convolutions, a
-# collective whose parts share a channel, arrays in fast memory.
+# What XLA:TPU writes: an unrolled loop that counts by twos, products as convolutions, a collective
+# in two parts of one chain, arrays in fast memory.
 TPU = """
 %fused_computation.1 (param_0.1: bf16[8,16]) -> bf16[8,64] {
   %param_0.1 = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
-  ROOT %all-gather.1 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.1), channel_id=3, dimensions={1}
+  ROOT %all-gather.1 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.1), channel_id=3, dimensions={1}, frontend_attributes={chain_id="0"}
 }
 
 %fused_computation.2 (param_0.2: bf16[8,16], param_1.2: bf16[64,32]) -> bf16[8,32] {
   %param_0.2 = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
   %param_1.2 = bf16[64,32]{1,0:T(8,128)(2,1)S(1)} parameter(1)
-  %all-gather.2 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.2), channel_id=3, dimensions={1}
+  %all-gather.2 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%param_0.2), channel_id=3, dimensions={1}, frontend_attributes={chain_id="0"}
   ROOT %convolution.1 = bf16[8,32]{1,0:T(8,128)(2,1)} convolution(%all-gather.2, %param_1.2), dim_labels=bf_io->bf
 }
 

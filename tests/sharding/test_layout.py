@@ -51,8 +51,8 @@ def test_axes_go_where_the_table_says_and_size_one_axes_are_left_out(axes, shape
 
 def test_experts_and_time_have_mesh_axes_of_their_own():
   mesh = abstract_mesh(expert=4, context=2)
-  assert partition_spec(("experts", "embed"), (8, 3), mesh, name="w") == PartitionSpec(
-    "expert", None
+  assert partition_spec(("experts", "embed"), (8, 4), mesh, name="w") == PartitionSpec(
+    "expert", "context"
   )
   assert partition_spec(("batch", "time"), (8, 8), mesh, name="w") == PartitionSpec(
     "expert", "context"
@@ -61,7 +61,10 @@ def test_experts_and_time_have_mesh_axes_of_their_own():
 
 def test_rows_are_split_over_all_axes_but_tensor_and_context():
   mesh = abstract_mesh(data=2, fsdp=2, expert=2, tensor=2, context=2)
-  rows = ("data", "fsdp", "expert")
+  rows, weights = ("data", "fsdp", "expert"), ("fsdp", "context")
+  assert partition_spec(("embed", "mlp"), (8, 8), mesh, name="w") == PartitionSpec(
+    weights, "tensor"
+  )
   assert partition_spec(("batch", "time"), (8, 8), mesh, name="w") == PartitionSpec(rows, "context")
   assert (sharding.row_multiple(mesh), sharding.time_multiple(mesh)) == (8, 2)
 

@@ -129,6 +129,10 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   experiment = load_experiment(str(config))
   if experiment.data.source in ("gsm8k", "jsonl", "tfds"):
     experiment.data.path = str(tmp_path)
+  if experiment.tokenizer.kind == "huggingface":
+    with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):
+      experiment.validate()
+    experiment.tokenizer.path = str(tmp_path)
   experiment.validate()
   assert f"--config=configs/{config.name}" in config.read_text().split('"""')[1]
 

@@ -84,6 +84,7 @@ def _experiment(**changes):
   )
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_trains_resumes_replays_and_is_evaluated(tmp_path):
   directory = tmp_path / "run"
   report = Run(_experiment(), directory, console=quiet()).train()

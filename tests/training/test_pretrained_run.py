@@ -300,7 +300,7 @@ def test_a_trained_policy_goes_back_to_a_folder_and_on_from_there(finished, fold
   [
     (
       lambda e: setattr(e.model, "d_model", 32),
-      "config.model.d_model=32; allowed: 128, its default",
+      "config.model.d_model=32; allowed: 64, as config.pretrained's config.json decides",
     ),
     (
       lambda e: setattr(e.tokenizer, "kind", "byte"),

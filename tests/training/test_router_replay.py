@@ -181,6 +181,7 @@ def test_an_update_goes_the_sampler_s_way_and_still_trains_the_router():
   assert same["mismatch/max"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_with_replay_can_be_resumed_and_replayed_to_the_same_bits(tmp_path):
   experiment = smoke_experiment()
   experiment = dataclasses.replace(
