@@ -39,8 +39,8 @@ def sharded_sum(
 ) -> tuple[Float[Array, "batch *time in"], Float[Array, ""]]:
   """``sum_j gates_j f_{ids_j}(x)`` over the mesh of ``jax.set_mesh``, and the choices dropped.
 
-  Weights are gathered over ``fsdp`` and ``context`` where they are used and stay split over ``expert`` and
-  ``tensor``. Between each two devices of the ``expert`` axis there is room for
+  Weights are gathered over ``fsdp`` and ``context`` where they are used and stay split over
+  ``expert`` and ``tensor``. Between each two devices of the ``expert`` axis there is room for
   ``min(k, experts a device holds)`` rows per token, which every choice fits into, or for
   ``config.expert_capacity`` times the rows of balance, ``tokens k / devices``. Choices that do not
   fit add zero: a token's other gates stay as they are. The first to be left out are last choices,

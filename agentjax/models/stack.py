@@ -30,7 +30,7 @@ from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.products import LINEAR
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
-from agentjax.sharding import constrain
+from agentjax.sharding import LOGICAL_AXES, constrain, index, on_shards, ways
 
 Array = jax.Array
 Blocks = tuple[Any, ...]  # one entry a character: what the kind's ``spec`` makes
@@ -299,10 +299,32 @@ def open_stream(
   The stream is [*lead, embed] in the compute dtype, or a ``gemma4.Stream``; inputs are None in
   models that have none.
   """
-  x = params.embedding[token_ids].astype(config.dtype)
+  x = _embed(params.embedding.astype(config.dtype), token_ids)
   if config.gemma is None:
     return x, None
   return scaled_stream(x, params.per_layer, config, token_ids)
+
+
+def _embed(table: Array, token_ids: Array) -> Array:
+  """``table[token_ids]``; over a mesh each device looks up its own tokens.
+
+  Left to itself the compiler sums a gradient of the whole table on every device.
+  """
+  if token_ids.ndim != 2:
+    return table[token_ids]
+
+  def part(table: Array, token_ids: Array) -> Array:
+    if ways("embed") > 1:
+      table = jax.lax.all_gather(table, LOGICAL_AXES["embed"], axis=1, tiled=True)
+    if ways("vocab") == 1:
+      return table[token_ids]
+    own = token_ids - index("vocab") * table.shape[0]
+    here = (own >= 0) & (own < table.shape[0])
+    found = jnp.where(here[..., None], table[jnp.where(here, own, 0)], 0)
+    return jax.lax.psum(found, LOGICAL_AXES["vocab"])
+
+  arguments = [(table, ("vocab", "embed")), (token_ids, ("batch", "time"))]
+  return on_shards(part, arguments, ("batch", "time", None), name="the embedding")
 
 
 def close_stream(x: Any) -> Float[Array, "*lead embed"]:

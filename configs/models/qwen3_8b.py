@@ -30,14 +30,14 @@ def get_config() -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
-    mesh=MeshConfig(fsdp=8, tensor=2),
+    mesh=MeshConfig(fsdp=4, tensor=4),
     engine=EngineConfig(slots=64, max_length=4096),
     rollout=RolloutConfig(group_size=16, max_total_tokens=4096),
     rl=RLStage(
       steps=200,
       tasks_per_step=64,
       row_length=4096,
-      microbatch_rows=8,
+      microbatch_rows=4,
       # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
       old_log_probs="recomputed",
       objective=ObjectiveConfig(
