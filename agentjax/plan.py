@@ -14,6 +14,7 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"  # Before jax: the TPU is only described.
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -40,7 +41,8 @@ _ROWS = flags.DEFINE_integer(
   "rows", None, "Rows of a micro-batch over all devices; default rl.microbatch_rows.", lower_bound=1
 )
 _LARGEST = flags.DEFINE_bool("largest", True, "Also look for the largest batch that fits.")
-_DECODE = flags.DEFINE_bool("decode", True, "Also plan a decoding step.")
+_UPDATE = flags.DEFINE_bool("update", True, "Plan the update.")
+_DECODE = flags.DEFINE_bool("decode", True, "Plan a decoding step.")
 _DECODE_MESH = flags.DEFINE_string(
   "decode_mesh", None, "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh."
 )
@@ -60,28 +62,55 @@ def run(argv: list[str]) -> None:
   console = Console(width=100)
   console.print(f"{experiment.name} on {topology}, {len(devices)} devices, bytes a device")
 
-  step = row_multiple(make_mesh(experiment.mesh, devices))
-  rows = _ROWS.value or experiment.rl.microbatch_rows
-  train = functools.partial(plan_training, experiment, devices, capacity=chip.hbm_bytes)
-  first = train(rows)
-  tokens = experiment.rl.row_length
-  console.print(_table(f"update, micro-batch of {rows} rows x {tokens} tokens", first, chip))
-  if _LARGEST.value:
-    best = largest_rows(train, first, step, chip.hbm_bytes)
-    _print_largest(console, best, first, chip, f"rows x {tokens} tokens")
-  if not _DECODE.value:
+  if _UPDATE.value:
+    rows, tokens = _ROWS.value or experiment.rl.microbatch_rows, experiment.rl.row_length
+    _report(
+      console,
+      functools.partial(plan_training, experiment, devices, capacity=chip.hbm_bytes),
+      rows,
+      row_multiple(make_mesh(experiment.mesh, devices)),
+      chip,
+      ("update, micro-batch of", f"rows x {tokens} tokens"),
+    )
+  if _DECODE.value:
+    mesh, length = _decode_mesh(experiment), experiment.engine.max_length
+
+    def decode(slots: int) -> Plan:
+      return plan_decoding(
+        experiment.model, mesh, devices, slots=slots, length=length, capacity=chip.hbm_bytes
+      )
+
+    _report(
+      console,
+      decode,
+      _SLOTS.value or experiment.engine.slots,
+      row_multiple(make_mesh(mesh, devices)),
+      chip,
+      ("decoding step,", f"slots of {length} tokens"),
+    )
+
+
+def _report(
+  console: Console,
+  plan: Callable[[int], Plan],
+  rows: int,
+  step: int,
+  chip: Chip,
+  words: tuple[str, str],
+) -> None:
+  """Prints the plan for ``rows``, and that of the most that fit."""
+  what, unit = words
+  first = plan(rows)
+  console.print(_table(f"{what} {rows} {unit}", first, chip))
+  if not _LARGEST.value:
     return
-  mesh, length = _decode_mesh(experiment), experiment.engine.max_length
-  slots = _SLOTS.value or experiment.engine.slots
-  decode = functools.partial(
-    plan_decoding, experiment.model, mesh, devices, length=length, capacity=chip.hbm_bytes
-  )
-  first = decode(slots=slots)
-  console.print(_table(f"decoding step, {slots} slots of {length} tokens", first, chip))
-  if _LARGEST.value:
-    step = row_multiple(make_mesh(mesh, devices))
-    best = largest_rows(lambda n: decode(slots=n), first, step, chip.hbm_bytes)
-    _print_largest(console, best, first, chip, f"slots of {length} tokens")
+  best = largest_rows(plan, first, step, chip.hbm_bytes)
+  if best is None:
+    console.print("no batch fits: split the model over more devices or recompute more.\n")
+  elif best.rows == first.rows:
+    console.print(f"the largest that fits: this, {best.rows} {unit}.\n")
+  else:
+    console.print(_table(f"the largest that fits: {best.rows} {unit}", best, chip))
 
 
 def _decode_mesh(experiment: Experiment) -> MeshConfig:
@@ -119,15 +148,6 @@ def _table(title: str, plan: Plan, chip: Chip) -> Table:
     table.add_row("least time for the FLOPs", f"{cost.flops / chip.flops:,.4g} s")
     table.add_row("least time for the bytes", f"{cost.hbm_bytes / chip.hbm_bandwidth:,.4g} s")
   return table
-
-
-def _print_largest(console: Console, best: Plan | None, first: Plan, chip: Chip, unit: str) -> None:
-  if best is None:
-    console.print("no batch fits: split the model over more devices or recompute more.\n")
-  elif best.rows == first.rows:
-    console.print(f"the largest that fits: this, {best.rows} {unit}.\n")
-  else:
-    console.print(_table(f"the largest that fits: {best.rows} {unit}", best, chip))
 
 
 def _gib(size: float) -> str:

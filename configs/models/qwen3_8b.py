@@ -31,12 +31,12 @@ def get_config() -> Experiment:
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
     mesh=MeshConfig(fsdp=4, tensor=4),
-    engine=EngineConfig(slots=64, max_length=4096),
-    rollout=RolloutConfig(group_size=16, max_total_tokens=4096),
+    engine=EngineConfig(slots=64, max_length=2048),
+    rollout=RolloutConfig(group_size=16, max_total_tokens=2048),
     rl=RLStage(
       steps=200,
       tasks_per_step=64,
-      row_length=4096,
+      row_length=2048,
       microbatch_rows=4,
       # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
       old_log_probs="recomputed",
