@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import flax.struct
@@ -104,21 +103,20 @@ def score_targets(
   """Log-prob of what each hidden state is to predict, entropy and log-normaliser, float32.
 
   In chunks of ``config.logits_chunk`` time steps, see ``score_tokens``. Over a mesh every device
-  scores its own tokens, so that the weight is gathered and its gradient summed once and not once a
-  chunk; the vocabulary stays split over ``tensor``.
+  scores its own tokens with its part of the vocabulary, so that the weight is gathered and its
+  gradient summed once and not once a chunk.
   """
   weight, axes = _output_weight(params), ("embed", "vocab")
   softcap = None if config.gemma is None else config.gemma.logit_softcap
   score = functools.partial(_score_chunks, softcap=softcap, size=config.logits_chunk)
   divisor = jnp.asarray(temperature, jnp.float32)
   mesh = jax.sharding.get_abstract_mesh()
-  own = {m for axis in ("batch", "time") for m in LOGICAL_AXES[axis]}
-  if mesh.empty or math.prod(mesh.shape[m] for m in own) == 1:
+  if mesh.empty or mesh.size == 1:
     return score(hidden, weight.astype(hidden.dtype), targets, divisor)
 
   def part(hidden: Array, weight: Array, targets: Array, divisor: Array) -> Any:
     weight = jax.lax.all_gather(weight, LOGICAL_AXES["embed"], axis=0, tiled=True)
-    return score(hidden, weight, targets, divisor)
+    return score(hidden, weight, targets, divisor, parts=LOGICAL_AXES["vocab"])
 
   tokens = jax.P(LOGICAL_AXES["batch"], LOGICAL_AXES["time"])
   for name, value, split in (
@@ -128,9 +126,8 @@ def score_targets(
     partition_spec(split, value.shape, mesh, name=name)
   return jax.shard_map(
     part,
-    in_specs=(tokens, jax.P(LOGICAL_AXES["embed"]), tokens, jax.P()),
+    in_specs=(tokens, jax.P(*(LOGICAL_AXES[axis] for axis in axes)), tokens, jax.P()),
     out_specs=tokens,
-    axis_names=own,
     check_vma=False,
   )(hidden, weight.astype(hidden.dtype), targets, divisor)
 
@@ -143,15 +140,19 @@ def _score_chunks(
   *,
   softcap: float | None,
   size: int,
+  parts: tuple[str, ...] | None = None,
 ) -> tuple[Array, Array, Array]:
   """``_score`` of ``size`` time steps at once."""
   batch, time = targets.shape
+
+  def one(hidden: Array, targets: Array) -> tuple[Array, Array, Array]:
+    return _score(hidden, weight, targets, temperature, softcap, parts)
+
   if time <= _UNROLLED_CHUNKS * size:
-    parts = [
-      _score(hidden[:, at : at + size], weight, targets[:, at : at + size], temperature, softcap)
-      for at in range(0, time, size)
+    pieces = [
+      one(hidden[:, at : at + size], targets[:, at : at + size]) for at in range(0, time, size)
     ]
-    first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*parts, strict=True))
+    first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*pieces, strict=True))
     return first, second, third
   # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
   count = -(-time // size)
@@ -165,7 +166,7 @@ def _score_chunks(
     )
     for v in (hidden, targets)
   )
-  scores = jax.lax.map(lambda c: _score(c[0], weight, c[1], temperature, softcap), chunks)
+  scores = jax.lax.map(lambda c: one(*c), chunks)
   first, second, third = (jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :time] for v in scores)
   return first, second, third
 
@@ -183,9 +184,14 @@ def values(params: ValueHead, hidden: Float[Array, "*lead embed"]) -> Float[Arra
   return jnp.sum(hidden.astype(jnp.float32) * params.weight, axis=-1) + params.bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _score(
-  hidden: Array, weight: Array, targets: Array, temperature: Array, softcap: float | None
+  hidden: Array,
+  weight: Array,
+  targets: Array,
+  temperature: Array,
+  softcap: float | None,
+  parts: tuple[str, ...] | None,
 ) -> tuple[Array, Array, Array]:
   """Log-prob of the targets, entropy and log-normaliser, keeping no logits for the gradient.
 
@@ -195,39 +201,55 @@ def _score(
     targets: int [B, T].
     temperature: scalar; no gradient reaches it.
     softcap: see ``Gemma4Config.logit_softcap``.
+    parts: mesh axes that the vocabulary is split over, inside ``jax.shard_map``; ``weight`` is then
+      the device's part. None is a whole one.
 
   Returns:
     Log-probs, entropies and log-normalisers, float32 [B, T].
   """
-  return _score_forward(hidden, weight, targets, temperature, softcap)[0]
+  return _score_forward(hidden, weight, targets, temperature, softcap, parts)[0]
 
 
 def _score_forward(
-  hidden: Array, weight: Array, targets: Array, temperature: Array, softcap: float | None
+  hidden: Array,
+  weight: Array,
+  targets: Array,
+  temperature: Array,
+  softcap: float | None,
+  parts: tuple[str, ...] | None,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
   logits = _logits(hidden, weight, softcap) / temperature
   top = jnp.max(logits, axis=-1)
+  if parts is not None:
+    top = jax.lax.pmax(top, parts)
   shifted = logits - top[..., None]
   exps = jnp.exp(shifted)
-  total = jnp.sum(exps, axis=-1)
+  total = _over_parts(jnp.sum(exps, axis=-1), parts)
   log_total = jnp.log(total)
-  chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+  own = targets - _first_id(weight, parts)
+  inside = (own >= 0) & (own < weight.shape[1])
+  chosen = jnp.take_along_axis(logits, jnp.where(inside, own, 0)[..., None], axis=-1)[..., 0]
+  chosen = _over_parts(jnp.where(inside, chosen, 0.0), parts)
   # -sum p log p = log Z - sum p logit.
-  entropies = log_total - jnp.sum(exps * shifted, axis=-1) / total
+  entropies = log_total - _over_parts(jnp.sum(exps * shifted, axis=-1), parts) / total
   kept = (hidden, weight, targets, temperature, top + log_total, entropies)
   return (chosen - top - log_total, entropies, top + log_total), kept
 
 
 def _score_backward(
-  softcap: float | None, kept: tuple[Array, ...], gradients: tuple[Array, Array, Array]
+  softcap: float | None,
+  parts: tuple[str, ...] | None,
+  kept: tuple[Array, ...],
+  gradients: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, None, Array]:
   """``d log p(y) = [j = y] - p_j``, ``d H = -p_j (log p_j + H)``, ``d log Z = p_j``, by logit j."""
   hidden, weight, targets, temperature, log_total, entropies = kept
-  to_log_prob, to_entropy, to_log_total = (g[..., None] for g in gradients)
+  # Each of the devices that hold one result is given its share of the gradient.
+  to_log_prob, to_entropy, to_log_total = (_over_parts(g, parts)[..., None] for g in gradients)
   logits = _logits(hidden, weight, softcap)
   log_probs = logits / temperature - log_total[..., None]
   pull = to_log_prob + to_entropy * (log_probs + entropies[..., None]) - to_log_total
-  hit = jnp.arange(weight.shape[1]) == targets[..., None]
+  hit = jnp.arange(weight.shape[1]) + _first_id(weight, parts) == targets[..., None]
   slope = jnp.where(hit, to_log_prob, 0.0) - jnp.exp(log_probs) * pull
   if softcap is not None:
     slope = slope * (1.0 - jnp.square(logits / softcap))
@@ -236,6 +258,15 @@ def _score_backward(
 
 
 _score.defvjp(_score_forward, _score_backward)
+
+
+def _over_parts(x: Array, parts: tuple[str, ...] | None) -> Array:
+  return x if parts is None else jax.lax.psum(x, parts)
+
+
+def _first_id(weight: Array, parts: tuple[str, ...] | None) -> Array | int:
+  """Id of the first token of a device's part of the vocabulary."""
+  return 0 if parts is None else jax.lax.axis_index(parts) * weight.shape[1]
 
 
 def _output_weight(params: Params | DecodeParams) -> Array:
