@@ -11,7 +11,13 @@ import copy
 import dataclasses
 
 from agentjax.config import ConfigError
-from agentjax.models.config import Gemma4Config, MlaConfig, ModelConfig
+from agentjax.models.config import (
+  Gemma4Config,
+  LoopConfig,
+  MlaConfig,
+  ModelConfig,
+  SecondPassConfig,
+)
 
 _NEMOTRON = ModelConfig(
   vocab_size=131072,
@@ -265,6 +271,35 @@ MAMBA2_2_7B = ModelConfig(
   mamba_state=128,
   mamba_groups=1,
   chunk_size=256,
+)
+
+# Parcae, 2604.12946: eight layers each before, in and after the loop. Without its value embeddings,
+# which are nearly half of its parameters. No width of the MLP is given; four times d_model is ours.
+PARCAE_1_3B = ModelConfig(
+  vocab_size=32768,
+  d_model=1536,
+  pattern="*-" * 24,
+  tie_embeddings=True,
+  compute_dtype="bfloat16",
+  num_heads=12,
+  num_kv_heads=12,
+  head_dim=128,
+  qk_norm=True,
+  rope_theta=1e4,
+  d_mlp=6144,
+  loop=LoopConfig(prelude=16, coda=16, mean_depth=8),
+)
+# LoopCoder of the IQuest-Coder-V1 report, 40B; the base of its rotary embedding is ours.
+IQUEST_LOOPCODER_40B = dataclasses.replace(
+  _TRANSFORMER,
+  vocab_size=76800,
+  d_model=5120,
+  pattern="*-" * 80,
+  num_heads=40,
+  num_kv_heads=8,
+  rope_theta=5e5,
+  d_mlp=27648,
+  second_pass=SecondPassConfig(),
 )
 
 _PRESETS = {

@@ -1,0 +1,49 @@
+r"""GRPO on IQuest LoopCoder 40B, planned for v5p:4x4x4.
+
+  python -m agentjax.plan --config=configs/models/iquest_loopcoder_40b.py --topology=v5p:4x4x4
+  python -m agentjax.train --config=configs/models/iquest_loopcoder_40b.py \
+      --workdir=RUN --config.tokenizer.path=FOLDER
+
+From random weights, with the tokenizer and the template of a Hugging Face folder: none is published
+in this form. Every token passes through the whole stack twice.
+"""
+
+import dataclasses
+
+from agentjax.engine import EngineConfig
+from agentjax.models import model_preset
+from agentjax.objectives import AdvantageConfig, MismatchConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.rollout import RolloutConfig
+from agentjax.sharding import MeshConfig
+from agentjax.text import TokenizerConfig
+from agentjax.tools import ToolsConfig
+from agentjax.training import Experiment, OptimizerConfig, RLStage
+
+
+def get_config() -> Experiment:
+  return Experiment(
+    name="iquest_loopcoder_40b",
+    model=dataclasses.replace(
+      model_preset("iquest_loopcoder_40b"),
+      param_dtype="bfloat16",
+      remat="block",
+      attention_block=512,
+    ),
+    tokenizer=TokenizerConfig(kind="huggingface"),
+    tools=ToolsConfig(names=("python",)),
+    mesh=MeshConfig(fsdp=-1),
+    engine=EngineConfig(slots=64, max_length=4096),
+    rollout=RolloutConfig(group_size=16, max_total_tokens=4096),
+    rl=RLStage(
+      steps=200,
+      tasks_per_step=64,
+      row_length=4096,
+      microbatch_rows=64,
+      # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
+      old_log_probs="recomputed",
+      objective=ObjectiveConfig(
+        AdvantageConfig(), PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
+      ),
+      optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
+    ),
+  )
