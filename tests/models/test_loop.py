@@ -237,6 +237,7 @@ def two_passes_by_hand(first, second, tokens, config):
   return rms(x, second.final_norm)
 
 
+@pytest.mark.slow
 def test_two_passes_mix_near_and_far_as_written_out_and_learn_from_both(tiny):
   """Values; the gradient is the sum over both uses of the weights, and a slope that is there."""
   config = dataclasses.replace(two_pass(tiny), rope_theta=None)

@@ -91,6 +91,7 @@ def test_values_and_gradients_are_those_of_a_computation_by_hand(tiny):
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=2e-4), grads, wanted_grads)
 
 
+@pytest.mark.slow
 def test_packing_and_padding_change_neither_values_nor_gradients(tiny, sequences):
   config = with_mtp(tiny, "*E")
   params = draw(config, seed=0)

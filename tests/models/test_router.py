@@ -182,6 +182,7 @@ def test_the_bias_moves_by_the_sign_of_the_gap_or_in_proportion_to_it(config):
   )
 
 
+@pytest.mark.slow
 def test_the_proportional_rule_brings_the_wanted_number_of_routed_experts(config):
   config = dataclasses.replace(
     config,

@@ -108,6 +108,7 @@ def test_a_run_with_adapters_trains_resumes_replays_and_is_evaluated(tmp_path):
     assert measured[name] == report.after[name], name
 
 
+@pytest.mark.slow
 def test_adapters_start_from_a_run_without_and_refuse_what_needs_the_base(tmp_path):
   whole = dataclasses.replace(_experiment(), lora=None)
   whole = dataclasses.replace(

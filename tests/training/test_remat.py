@@ -16,6 +16,7 @@ from tests.models import rows
 from tests.training.machine import MIXTURE, machine, sequences, step, update_batch
 
 
+@pytest.mark.slow
 def test_less_is_kept_with_remat_and_the_gradient_is_the_same():
   base = dataclasses.replace(rows.TINY, pattern="*-" * 3, d_mlp=256)
   rng = np.random.default_rng(0)

@@ -72,6 +72,7 @@ def test_the_engine_records_what_every_token_went_through():
   np.testing.assert_array_equal(np.sort(experts), np.sort(np.moveaxis(own[:, 0], 0, 1)))
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_unless_asked_for():
   quiet_engine = dataclasses.replace(_ENGINE, record_experts=False)
   _, held, experts, second = _converse(Engine(_MODEL, quiet_engine))
