@@ -30,7 +30,14 @@ def load(name: str) -> tuple[models.Params, models.ModelConfig]:
   return params, dataclasses.replace(config, compute_dtype="float32")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Close to another folder, compiled for as long.
+VARIANTS = ("gemma4_31b", "gemma4_moe", "iquestcoder", "llama_tied", "nemotron_h")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in FAMILIES],
+)
 def test_logits_log_probs_and_decoding_are_those_of_transformers(name):
   params, config = load(name)
   expected = np.load(GOLDEN / name / "expected.npz")
