@@ -133,25 +133,25 @@ def _decode_mesh(experiment: Experiment) -> MeshConfig:
 def _table(title: str, plan: Plan, chip: Chip) -> Table:
   table = Table(title=title, title_justify="left", show_header=False)
   for name, size in plan.parts.items():
-    table.add_row(name, _gib(size))
-  table.add_row("activations and temporaries", _gib(plan.temporary))
+    table.add_row(name, _bytes(size))
+  table.add_row("activations and temporaries", _bytes(plan.temporary))
   share = plan.peak / chip.hbm_bytes
-  table.add_row("peak", f"{_gib(plan.peak)}, {share:.0%} of {_gib(chip.hbm_bytes)}")
+  table.add_row("peak", f"{_bytes(plan.peak)}, {share:.0%} of {_bytes(chip.hbm_bytes)}")
   table.add_row("fits", "yes" if plan.fits else "no")
   if plan.cost is not None:
     cost = plan.cost
-    table.add_row("FLOPs", f"{cost.flops / 1e12:,.2f} T")
-    table.add_row("bytes from and to memory", _gib(cost.hbm_bytes))
+    table.add_row("FLOPs", f"{cost.flops / 1e9:,.2f} G")
+    table.add_row("bytes from and to memory", _bytes(cost.hbm_bytes))
     for kind, received in cost.collective_bytes.items():
-      table.add_row(f"{kind} bytes", _gib(received))
+      table.add_row(f"{kind} bytes", _bytes(received))
     table.add_row("compiler's time, without collectives", f"{cost.cycles / chip.clock:,.4g} s")
     table.add_row("least time for the FLOPs", f"{cost.flops / chip.flops:,.4g} s")
     table.add_row("least time for the bytes", f"{cost.hbm_bytes / chip.hbm_bandwidth:,.4g} s")
   return table
 
 
-def _gib(size: float) -> str:
-  return f"{size / 2**30:,.2f} GiB"
+def _bytes(size: float) -> str:
+  return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.2f} MiB"
 
 
 if __name__ == "__main__":

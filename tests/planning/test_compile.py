@@ -77,7 +77,8 @@ def test_a_hybrid_is_planned_for_a_tpu():
     check=True,
   )
   assert "update, micro-batch" in result.stdout and "decoding step" in result.stdout
-  peaks = re.findall(r"peak\s*│ ([\d.]+) GiB", result.stdout)
-  assert len(peaks) >= 2 and all(0 < float(p) < 32 for p in peaks)
-  assert float(re.findall(r"FLOPs\s*│ ([\d.,]+) T", result.stdout)[0]) > 0
+  peaks = re.findall(r"peak\s*│ ([\d.]+) [MG]iB", result.stdout)
+  assert len(peaks) == 2 and all(float(p) > 0 for p in peaks)
+  # 0.5M parameters, 16 rows of 256 tokens, six operations each, over four devices: about 3 G.
+  assert 2 < float(re.findall(r"FLOPs\s*│ ([\d.,]+) G", result.stdout)[0]) < 12
   assert "all-gather bytes" in result.stdout
