@@ -1,9 +1,11 @@
-"""The choice among a kernel's implementations."""
+"""The choice among a kernel's implementations, and where a Pallas kernel is interpreted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
+
+import jax
 
 T = TypeVar("T")
 
@@ -17,3 +19,17 @@ def choose(kernel: str, name: str | None, available: Mapping[str, T], *, default
       f"{', '.join(repr(n) for n in available)}, or None for the fastest measured."
     )
   return available[chosen]
+
+
+def on_platform(
+  platform: Literal["tpu", "gpu"], call: Callable[[bool], Callable[..., T]], *args: jax.Array
+) -> T:
+  """``call(interpret)(*args)``: compiled on its platform, interpreted on CPU.
+
+  The platform is the one the program is lowered for, not the one it is traced on, so a program
+  compiled ahead of time for a TPU on a CPU has the kernel. Any other platform is an error of
+  ``jax.lax.platform_dependent``.
+  """
+  native = {"tpu": ("tpu",), "gpu": ("cuda", "rocm")}[platform]
+  branches = {name: call(False) for name in native}
+  return jax.lax.platform_dependent(*args, cpu=call(True), **branches)

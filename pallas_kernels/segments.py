@@ -26,7 +26,18 @@ def starts(segment_ids: Array) -> Array:
   return real & (before >= 0) & (previous != segment_ids)
 
 
-def lengths(segment_ids: Array) -> Array:
-  """Tokens up to and including the last real one, int32 [B]; 0 for a row of padding."""
-  place = jnp.arange(1, segment_ids.shape[1] + 1, dtype=jnp.int32)
-  return jnp.max(jnp.where(segment_ids != 0, place, 0), axis=1)
+def cut(
+  segment_ids: Array | None, lengths: Array | None, time: int
+) -> tuple[Array | None, Array | None]:
+  """Segment ids with 0 beyond ``lengths``, and which tokens are real; None where all are.
+
+  Args:
+    segment_ids: int [B, T] or None. lengths: int [B] or None.
+    time: T.
+  """
+  inside = None if lengths is None else jnp.arange(time) < lengths[:, None]
+  if segment_ids is None:
+    return None, inside
+  if inside is not None:
+    segment_ids = jnp.where(inside, segment_ids, 0)
+  return segment_ids, jnp.not_equal(segment_ids, 0)

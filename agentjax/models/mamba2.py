@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
 
 import flax.struct
 import jax
@@ -12,11 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.context_parallel import incoming_state, incoming_tail
 from agentjax.models.norm import gated_rms_norm
 from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
-from agentjax.sharding import index, on_shards, ways
+from agentjax.sharding import LOGICAL_AXES, index, on_shards, ways
 from pallas_kernels.causal_conv1d.api import causal_conv1d
 from pallas_kernels.ssd.api import ssd, ssd_step
 
@@ -191,25 +192,34 @@ def mamba2_extend(
   ``rows[r]`` is the number of slots for a row that is not used.
   """
   projected = _project(params, x)
-  sizes = [v.shape[-1] for v in projected[1:4]]
-  tails = _split(cache.tail.at[rows].get(mode="clip"), sizes)
+  flat = projected[1:4]
+  tails = _split(cache.tail.at[rows].get(mode="clip"), flat)
   convolved, new_tails = zip(
     *(
-      causal_conv1d(v, w, bias, initial_tail=tail, lengths=counts, implementation=config.kernels)
-      for v, (w, bias), tail in zip(projected[1:4], _filters(params, x.dtype), tails, strict=True)
+      causal_conv1d(
+        v,
+        w,
+        bias,
+        initial_tail=tail,
+        lengths=counts,
+        activation="silu",
+        implementation=config.kernels,
+      )
+      for v, (w, bias), tail in zip(flat, _filters(params, x.dtype), tails, strict=True)
     ),
     strict=True,
   )
-  inputs, b, c = _activate(params, *convolved)
-  real = jnp.arange(x.shape[1]) < counts[:, None]
+  inputs, b, c = _by_head(params, *convolved)
   y, state = ssd(
     inputs,
-    jnp.where(real[..., None], _step_size(params, projected.step, config), 0.0),
+    projected.step,
     _decay(params),
     b,
     c,
     params.skip,
     initial_state=cache.state.at[rows].get(mode="clip"),
+    lengths=counts,
+    **_steps(params, config),
     chunk_size=config.chunk_size,
     implementation=config.kernels,
   )
@@ -236,21 +246,21 @@ def mamba2_step(
   taps = jnp.concatenate([w for w, _ in filters], axis=-1)
   bias = jnp.concatenate([v for _, v in filters], axis=-1)
   convolved = jnp.sum(window.astype(jnp.float32) * taps, axis=1) + bias
-  sizes = [v.shape[-1] for v in projected[1:4]]
-  inputs, b, c = _activate(params, *_split(convolved.astype(x.dtype), sizes))
+  activated = jax.nn.silu(convolved.astype(x.dtype))
+  inputs, b, c = _by_head(params, *_split(activated, projected[1:4]))
   y, state = ssd_step(
     inputs,
-    _step_size(params, projected.step, config),
+    projected.step,
     _decay(params),
     b,
     c,
     params.skip,
     cache.state,
+    active=active,
+    **_steps(params, config),
   )
-  cache = MambaCache(
-    tail=jnp.where(active[:, None, None], window[:, 1:], cache.tail),
-    state=jnp.where(active[:, None, None, None], state, cache.state),
-  )
+  tail = jnp.where(active[:, None, None], window[:, 1:], cache.tail)
+  cache = MambaCache(tail=tail, state=state)
   return _output(params, y, projected.gate, config), cache
 
 
@@ -296,25 +306,30 @@ def _mix(
     params = params._replace(
       **{name: jnp.take(getattr(params, name), mine, axis=-2) for name in names}
     )
+  time_axis = LOGICAL_AXES["time"] if ways("time") > 1 else None
   convolved = []
   for v, (w, bias) in zip((x, b, c), _filters(params, x.dtype), strict=True):
-    flat = v.reshape(*v.shape[:2], -1)
-    tail = incoming_tail(flat, segment_ids, w.shape[0] - 1)
     out, _ = causal_conv1d(
-      flat, w, bias, initial_tail=tail, segment_ids=segment_ids, implementation=config.kernels
+      v.reshape(*v.shape[:2], -1),
+      w,
+      bias,
+      segment_ids=segment_ids,
+      activation="silu",
+      time_axis=time_axis,
+      implementation=config.kernels,
     )
-    convolved.append(jax.nn.silu(out).reshape(v.shape))
+    convolved.append(out.reshape(v.shape))
   x, b, c = convolved
-  dt, a = _step_size(params, step, config), _decay(params)
   y, _ = ssd(
     x,
-    dt,
-    a,
+    step,
+    _decay(params),
     b,
     c,
     params.skip,
-    initial_state=incoming_state(x, dt, a, b, segment_ids),
     segment_ids=segment_ids,
+    **_steps(params, config),
+    time_axis=time_axis,
     chunk_size=config.chunk_size,
     implementation=config.kernels,
   )
@@ -331,9 +346,8 @@ def _filters(params: Mamba2 | _Mixing, dtype: jnp.dtype) -> list[tuple[Array, Ar
   return [(w.reshape(w.shape[0], -1).astype(dtype), v.reshape(-1).astype(dtype)) for w, v in pairs]
 
 
-def _activate(params: Mamba2, x: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-  """SiLU, then heads and groups on axes of their own."""
-  x, b, c = (jax.nn.silu(v) for v in (x, b, c))
+def _by_head(params: Mamba2, x: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+  """Heads and groups on axes of their own."""
   lead = x.shape[:-1]
   return (
     x.reshape(*lead, *params.x.shape[1:]),
@@ -342,11 +356,19 @@ def _activate(params: Mamba2, x: Array, b: Array, c: Array) -> tuple[Array, Arra
   )
 
 
-def _step_size(params: Mamba2 | _Mixing, step: Array, config: ModelConfig) -> Array:
-  size = jax.nn.softplus(step + params.step_bias)
-  if config.dt_limit_low > 0.0 or config.dt_limit_high is not None:
-    size = jnp.clip(size, config.dt_limit_low, config.dt_limit_high)
-  return size
+class _Steps(TypedDict):
+  dt_bias: Array
+  dt_softplus: bool
+  dt_limit: tuple[float, float | None]
+
+
+def _steps(params: Mamba2 | _Mixing, config: ModelConfig) -> _Steps:
+  """How step sizes come from the projection."""
+  return {
+    "dt_bias": params.step_bias,
+    "dt_softplus": True,
+    "dt_limit": (config.dt_limit_low, config.dt_limit_high),
+  }
 
 
 def _decay(params: Mamba2 | _Mixing) -> Array:
@@ -360,7 +382,7 @@ def _output(params: Mamba2, y: Array, gate: Array, config: ModelConfig) -> Array
   return linear(flat, params.out.reshape(-1, params.out.shape[-1]))
 
 
-def _split(x: Array, sizes: list[int]) -> list[Array]:
-  """Cuts the last axis into runs of the given sizes."""
-  ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+def _split(x: Array, like: Sequence[Array]) -> list[Array]:
+  """Cuts the last axis into runs as wide as the arrays of ``like``."""
+  ends = list(itertools.accumulate(v.shape[-1] for v in like[:-1]))
   return jnp.split(x, ends, axis=-1)

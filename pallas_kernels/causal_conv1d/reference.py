@@ -5,21 +5,31 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.causal_conv1d.activation import Activation, activate
+
 Array = jax.Array
 
 
 def causal_conv1d(
-  x: Array, w: Array, bias: Array, initial_tail: Array, resets: Array | None
+  x: Array,
+  w: Array,
+  bias: Array,
+  initial_tail: Array,
+  reach: Array | None,
+  activation: Activation | None,
 ) -> Array:
-  """Slides a window of K columns; ``resets[b, t]`` empties the window before token t."""
-  if resets is None:
-    resets = jnp.zeros(x.shape[:2], bool)
+  """Slides a window of K columns, of which token t sees its own and the ``reach`` before it."""
+  kept = initial_tail.shape[1]
+  if reach is None:
+    reach = jnp.full(x.shape[:2], kept)
 
   def body(tail: Array, token: tuple[Array, Array]) -> tuple[Array, Array]:
-    column, reset = token
-    tail = jnp.where(reset[:, None, None], 0.0, tail)
+    column, reach = token
     window = jnp.concatenate([tail, column[:, None]], axis=1)
-    return window[:, 1:], jnp.sum(window * w, axis=1) + bias
+    seen = kept - jnp.arange(kept + 1) <= reach[:, None]
+    z = jnp.sum(jnp.where(seen[..., None], window, 0.0) * w, axis=1) + bias
+    return window[:, 1:], jnp.where(seen[:, -1:], activate(z, activation), 0.0)
 
-  _, y = jax.lax.scan(body, initial_tail, (jnp.moveaxis(x, 1, 0), resets.T))
-  return jnp.moveaxis(y, 0, 1)
+  tokens = (jnp.moveaxis(x, 1, 0).astype(w.dtype), reach.T)
+  _, y = jax.lax.scan(body, initial_tail.astype(w.dtype), tokens)
+  return jnp.moveaxis(y, 0, 1).astype(x.dtype)

@@ -7,15 +7,21 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import segments
+from pallas_kernels import segments, sequence
 from pallas_kernels.implementations import choose
-from pallas_kernels.ssd import reference, xla
+from pallas_kernels.ssd import pallas_gpu, pallas_tpu, reference, xla
+from pallas_kernels.steps import step_sizes
 
 Array = jax.Array
+
+# Finite: exp gives exactly 0, and the gradient of what is masked is 0 and not NaN.
+_MASKED = -1e30
 
 IMPLEMENTATIONS: Mapping[str, Callable[..., tuple[Array, Array]]] = {
   "reference": reference.ssd,
   "xla": xla.ssd,
+  "pallas_tpu": pallas_tpu.ssd,
+  "pallas_gpu": pallas_gpu.ssd,
 }
 
 
@@ -29,19 +35,23 @@ def ssd(
   *,
   initial_state: Array | None = None,
   segment_ids: Array | None = None,
-  chunk_size: int = 128,
+  lengths: Array | None = None,
+  dt_bias: Array | None = None,
+  dt_softplus: bool = False,
+  dt_limit: tuple[float, float | None] | None = None,
+  time_axis: sequence.Axis | None = None,
+  chunk_size: int = 64,
   implementation: str | None = None,
 ) -> tuple[Array, Array]:
   r"""Scans ``S_t = exp(dt_t a) S_{t-1} + dt_t x_t b_tᵀ``, ``y_t = S_t c_t + d x_t`` over time.
 
   One matrix state [P, N] a head; head h reads b and c of group ``h // (H / G)``. State, decays and
   sums are float32 (float64 if an input is). A token with ``dt = 0`` leaves the state as it was, bit
-  for bit, which is how right padding is written without segment ids. Every row of the batch is
-  computed alike and apart from the others.
+  for bit. Every row of the batch is computed alike and apart from the others.
 
   Args:
     x: [B, T, H, P] inputs, T >= 1, any float dtype.
-    dt: [B, T, H] step sizes >= 0, after softplus and bias; 0 at padding.
+    dt: [B, T, H] step sizes >= 0, or what gives them by bias, softplus and limit.
     a: [H] decay rates, negative (``-exp(A_log)``).
     b: [B, T, G, N] input maps; G divides H.
     c: [B, T, G, N] output maps.
@@ -49,14 +59,23 @@ def ssd(
     initial_state: [B, H, P, N] state before the first token; None is zeros. With ``segment_ids`` it
       belongs to the first segment of the row.
     segment_ids: int [B, T], 0 at padding, else the id of the sequence the token belongs to; a
-      sequence is contiguous in its row. The state restarts at zero where a new one begins. Padding
-      does not touch the state and its output is 0. None: each row is one sequence.
+      sequence is contiguous in its row. The state restarts at zero where a new one begins. None:
+      each row is one sequence.
+    lengths: int [B], tokens of each row that are not right padding. None: all T, or as the segment
+      ids say. Padding of either kind does not touch the state, its output is 0, and what stands
+      there, NaN included, reaches no result and no gradient.
+    dt_bias: [H] added to dt, or None.
+    dt_softplus: whether softplus follows.
+    dt_limit: lower and upper bound (None: none) of the step size after that, or None.
+    time_axis: inside ``jax.shard_map``, the mesh axis that cuts time: the arguments are one shard's
+      tokens, and the state that the shards before leave is worked out and put in. Not together with
+      ``initial_state`` or ``lengths``.
     chunk_size: tokens a chunk, the grid of the chunked implementations; T need not be a multiple.
-    implementation: None (the fastest measured for this backend), "reference" or "xla".
+    implementation: None (the fastest measured for this backend), or a key of ``IMPLEMENTATIONS``.
 
   Returns:
     y [B, T, H, P] in the dtype of x, and the state after the last token that is not padding,
-    [B, H, P, N] float32.
+    [B, H, P, N] float32 (of a shard: after its last token).
 
   Raises:
     ValueError: shapes that do not fit, or an implementation that is not available.
@@ -80,41 +99,67 @@ def ssd(
   _check_shape("c", c, b.shape)
   if d is not None:
     _check_shape("d", d, (heads,))
+  if dt_bias is not None:
+    _check_shape("dt_bias", dt_bias, (heads,))
   if segment_ids is not None:
     _check_shape("segment_ids", segment_ids, (batch, time))
+  if time_axis is not None and (lengths is not None or initial_state is not None):
+    raise ValueError(
+      "ssd: time_axis goes with neither lengths nor initial_state; write padding as segment 0."
+    )
+  if lengths is not None:
+    _check_shape("lengths", lengths, (batch,))
 
   dtype = jnp.result_type(jnp.float32, x, dt, a, b, c)
-  if initial_state is None:
-    initial_state = jnp.zeros((batch, heads, width, size), dtype)
-  _check_shape("initial_state", initial_state, (batch, heads, width, size))
-
-  dt = dt.astype(dtype)
-  resets = None
-  if segment_ids is not None:
-    real = segment_ids != 0
-    dt = jnp.where(real[..., None], dt, 0.0)
-    resets = segments.starts(segment_ids)
+  a = a.astype(dtype)
   d = None if d is None else d.astype(dtype)
-  y, state = run(x, dt, a.astype(dtype), b, c, d, initial_state.astype(dtype), resets, chunk_size)
-  if segment_ids is not None:
-    y = jnp.where(real[..., None, None], y, 0.0)
+  if initial_state is not None:
+    _check_shape("initial_state", initial_state, (batch, heads, width, size))
+
+  segment_ids, real = segments.cut(segment_ids, lengths, time)
+  dt = step_sizes(dt.astype(dtype), bias=dt_bias, softplus=dt_softplus, limit=dt_limit, real=real)
+  if real is not None:
+    x, b, c = (jnp.where(real[..., None, None], v, 0) for v in (x, b, c))
+  resets = None if segment_ids is None else segments.starts(segment_ids)
+  if time_axis is not None:
+    initial_state = _state_of_earlier_shards(x, dt, a, b, segment_ids, resets, time_axis)
+  elif initial_state is None:
+    initial_state = jnp.zeros((batch, heads, width, size), dtype)
+  arguments = x, dt, a, b, c, d, initial_state.astype(dtype), resets
+  y, state = run(*sequence.vary_alike(*arguments), chunk_size)
   return y.astype(x.dtype), state
 
 
 def ssd_step(
-  x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None,
+  state: Array,
+  *,
+  active: Array | None = None,
+  dt_bias: Array | None = None,
+  dt_softplus: bool = False,
+  dt_limit: tuple[float, float | None] | None = None,
 ) -> tuple[Array, Array]:
   """One token of ``ssd`` for every row: the decoding step.
 
+  One fused pass over the state, and in place where the caller's program donates it.
+
   Args:
     x: [B, H, P] inputs.
-    dt: [B, H] step sizes >= 0; 0 leaves a row's state as it was.
+    dt: [B, H] step sizes >= 0, or what gives them by bias, softplus and limit.
     a, d: [H] decay rates (negative) and skip weights or None.
     b, c: [B, G, N] input and output maps.
     state: [B, H, P, N] float32.
+    active: bool [B]; a row where it is False keeps its state bit for bit. None: all are.
+    dt_bias, dt_softplus, dt_limit: see ``ssd``.
 
   Returns:
-    y [B, H, P] in the dtype of x, and the new state, in the dtype of ``state``.
+    y [B, H, P] in the dtype of x (of no meaning in a row that is not active), and the new state,
+    in the dtype of ``state``.
 
   Raises:
     ValueError: shapes that do not fit.
@@ -130,9 +175,51 @@ def ssd_step(
   _check_shape("c", c, b.shape)
   if d is not None:
     _check_shape("d", d, x.shape[1:2])
+  if dt_bias is not None:
+    _check_shape("dt_bias", dt_bias, x.shape[1:2])
+  if active is not None:
+    _check_shape("active", active, x.shape[:1])
   _check_shape("state", state, (*x.shape, b.shape[2]))
-  y, state = reference.step(x, dt, a, b, c, d, state)
+  dt = step_sizes(
+    dt.astype(state.dtype), bias=dt_bias, softplus=dt_softplus, limit=dt_limit, real=None
+  )
+  y, state = reference.step(x, dt, a, b, c, d, state, active)
   return y.astype(x.dtype), state
+
+
+def _state_of_earlier_shards(
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  segment_ids: Array | None,
+  resets: Array | None,
+  axis: sequence.Axis,
+) -> Array:
+  """State before a shard's first token.
+
+  From an empty state a shard makes ``sum_t exp(sum_{s>t} dt_s a) dt_t x_t b_tᵀ`` over its last
+  sequence; of an incoming one it keeps ``exp(sum_t dt_t a)``, or 0 if a sequence begins inside.
+  """
+  batch, _, heads, width = x.shape
+  groups, size = b.shape[2:]
+  rate = dt * a
+  later = jnp.flip(jnp.cumsum(jnp.flip(rate, 1), axis=1), 1)
+  later = jnp.pad(later[:, 1:], ((0, 0), (0, 1), (0, 0)))
+  total = jnp.sum(rate, axis=1)
+  if resets is not None:
+    runs = jnp.cumsum(resets, axis=1)
+    later = jnp.where((runs == runs[:, -1:])[..., None], later, _MASKED)
+    total = jnp.where((runs[:, -1] == 0)[:, None], total, _MASKED)
+  inputs = (jnp.exp(later) * dt)[..., None] * x
+  state = jnp.einsum(
+    "btghp,btgn->bghpn",
+    inputs.reshape(*dt.shape[:2], groups, heads // groups, width),
+    b.astype(inputs.dtype),
+    precision=None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST,
+  ).reshape(batch, heads, width, size)
+  goes_on = sequence.continues(segment_ids, batch, axis)
+  return sequence.incoming_state(jnp.exp(total)[..., None, None], state, goes_on, axis)
 
 
 def _check_shape(name: str, value: Array, expected: tuple[int, ...]) -> None:

@@ -9,12 +9,20 @@ Array = jax.Array
 
 
 def step(
-  x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None,
+  state: Array,
+  active: Array | None = None,
 ) -> tuple[Array, Array]:
   """``S <- exp(dt a) S + (dt x) bᵀ``; ``y = S c + d x``, elementwise in the dtype of ``state``.
 
   Args:
     x: [B, H, P]; dt: [B, H]; a, d: [H]; b, c: [B, G, N]; state: [B, H, P, N].
+    active: bool [B], rows whose state changes; None: all.
 
   Returns:
     y [B, H, P] in the dtype of ``state``, and the new state.
@@ -24,7 +32,9 @@ def step(
   b = jnp.repeat(b.astype(state.dtype), heads_per_group, axis=1)
   c = jnp.repeat(c.astype(state.dtype), heads_per_group, axis=1)
   decay = jnp.exp(dt * a)
-  state = decay[..., None, None] * state + (dt[..., None] * x)[..., None] * b[:, :, None, :]
+  new = decay[..., None, None] * state + (dt[..., None] * x)[..., None] * b[:, :, None, :]
+  # Before y is read from it, so that XLA writes the state once, in place.
+  state = new if active is None else jnp.where(active[:, None, None, None], new, state)
   y = jnp.sum(state * c[:, :, None, :], axis=-1)
   if d is not None:
     y = y + d[:, None] * x

@@ -41,8 +41,8 @@ def ssd(
   With ``s`` the running sum of ``dt a`` inside the chunk and S the incoming state,
   ``y_i = sum_{j<=i} (c_i b_j) exp(s_i - s_j) dt_j x_j + exp(s_i) S c_i`` and
   ``S <- exp(s_Q) S + sum_j exp(s_Q - s_j) dt_j x_j b_jᵀ``. Terms across a reset are masked in the
-  exponent, before ``exp``. Kept for the gradient are y and the incoming states; the Q x Q matrices
-  of one chunk at a time are alive. Time is padded with ``dt = 0``. Reverse mode only.
+  exponent, before ``exp``. Kept for the gradient are the incoming states; the Q x Q matrices of
+  one chunk at a time are alive. Time is padded with ``dt = 0``. Reverse mode only.
   """
   batch, time, heads, width = x.shape
   groups, size = b.shape[2:]
@@ -70,7 +70,7 @@ def ssd(
   return y, state.reshape(initial_state.shape)
 
 
-_Kept = tuple[_Chunk, Array, Array, Array, Array]  # chunks, a, y, incoming states, last state
+_Kept = tuple[_Chunk, Array, Array]  # chunks, a, incoming states
 
 
 class _Decays(NamedTuple):
@@ -80,7 +80,6 @@ class _Decays(NamedTuple):
   entering: Array  # [B, G, H/G, Q] of the incoming state at each token
   leaving: Array  # [B, G, H/G, Q] of each token in the outgoing state
   kept: Array  # [B, G, H/G] of the incoming state in the outgoing one
-  seen: Array  # [B or 1, Q, Q] whether token i sees token j
 
 
 @jax.custom_vjp
@@ -96,15 +95,14 @@ def _scan_forward(state: Array, chunks: _Chunk, a: Array) -> tuple[tuple[Array, 
     return new, (y, state)
 
   last, (y, states) = jax.lax.scan(body, state, chunks)
-  return (y, last), (chunks, a, y, states, last)
+  return (y, last), (chunks, a, states)
 
 
 def _scan_backward(kept: _Kept, gradients: tuple[Array, Array]) -> tuple[Array, _Chunk, Array]:
-  chunks, a, y, states, last = kept
-  left = jnp.concatenate([states[1:], last[None]])
+  chunks, a, states = kept
 
   def body(
-    carry: tuple[Array, Array], step: tuple[_Chunk, Array, Array, Array, Array]
+    carry: tuple[Array, Array], step: tuple[_Chunk, Array, Array]
   ) -> tuple[tuple[Array, Array], _Chunk]:
     to_state, to_a = carry
     to_state, to_chunk, more = _chunk_backward(to_state, a, *step)
@@ -112,7 +110,7 @@ def _scan_backward(kept: _Kept, gradients: tuple[Array, Array]) -> tuple[Array, 
 
   to_y, to_last = gradients
   (to_state, to_a), to_chunks = jax.lax.scan(
-    body, (to_last, jnp.zeros_like(a)), (chunks, states, left, y, to_y), reverse=True
+    body, (to_last, jnp.zeros_like(a)), (chunks, states, to_y), reverse=True
   )
   return to_state, to_chunks, to_a
 
@@ -136,16 +134,17 @@ def _chunk_forward(state: Array, chunk: _Chunk, a: Array) -> tuple[Array, Array]
 
 
 def _chunk_backward(
-  to_left: Array, a: Array, chunk: _Chunk, entered: Array, left: Array, y: Array, to_y: Array
+  to_left: Array, a: Array, chunk: _Chunk, entered: Array, to_y: Array
 ) -> tuple[Array, _Chunk, Array]:
   """Gradients of the incoming state, of the chunk and of a.
 
-  The gradient of the running sum needs no Q x Q sums: its i-th entry is
-  ``<to_y_i, y_i> - <to_input_i, input_i>``, and the last one gains ``<to_left, left>``.
+  A decay of token t scales what crosses t: pairs i >= t > j, the incoming state at outputs i >= t,
+  inputs j < t in the outgoing state, and the incoming state in the outgoing one. Those products are
+  summed as they are; differences of larger sums would cancel where decays are strong.
 
   Args:
-    to_left: gradient of the outgoing state. entered, left: the incoming and the outgoing state.
-    y, to_y: outputs of the chunk and their gradient.
+    to_left: gradient of the outgoing state. entered: the incoming state.
+    to_y: gradient of the chunk's outputs.
   """
   product = _product(chunk)
   x, dt, b, c = (v.astype(entered.dtype) for v in chunk[:4])
@@ -155,8 +154,10 @@ def _chunk_backward(
 
   # The small operand first, and heads added one by one: XLA:CPU is slow at the direct forms.
   to_input = jnp.swapaxes(product("zghip,zghij->zghpj", to_y, mixing), -1, -2)
-  to_input += decays.leaving[..., None] * product("zgjn,zghpn->zghjp", b, to_left)
-  to_pair = product("zghip,zghjp->zghij", to_y, inputs) * decays.pair
+  from_left = decays.leaving[..., None] * product("zgjn,zghpn->zghjp", b, to_left)
+  to_input += from_left
+  pairs = product("zghip,zghjp->zghij", to_y, inputs)
+  to_pair = pairs * decays.pair
   to_product = functools.reduce(jnp.add, [to_pair[:, :, h] for h in range(a.shape[1])])
   to_entered = decays.entering[..., None] * to_y
   to_b = jnp.swapaxes(product("zgin,zgij->zgnj", c, to_product), -1, -2)
@@ -164,10 +165,17 @@ def _chunk_backward(
   to_c = product("zgij,zgjn->zgin", to_product, b)
   to_c += product("zghip,zghpn->zgin", to_entered, entered)
 
+  time = dt.shape[-1]
+  before = jnp.triu(jnp.ones((time, time), dt.dtype), 1)  # [j, t]: j < t
+  crossing = jnp.sum(jnp.tril(product("zghij,jt->zghit", pairs * mixing, before)), axis=-2)
+  at_outputs = jnp.sum(to_entered * product("zgin,zghpn->zghip", c, entered), axis=-1)
+  at_inputs = jnp.sum(from_left * inputs, axis=-1)
+  through = decays.kept * jnp.sum(to_left * entered, axis=(-1, -2))
+  to_rate = crossing + through[..., None]
+  to_rate += _exactly("zghi,ti->zght", at_outputs, 1.0 - before.T)
+  to_rate += _exactly("zghj,jt->zght", at_inputs, before)
+
   to_scale = jnp.sum(to_input * x, axis=-1)
-  to_total = jnp.sum(to_y * y, axis=-1) - dt * to_scale
-  to_total = to_total.at[..., -1].add(jnp.sum(to_left * left, axis=(-1, -2)))
-  to_rate = _sum_over_runs("zij,zghi->zghj", decays.seen, to_total)
   to_dt = to_rate * a[..., None] + to_scale
   to_entered = product("zghip,zgin->zghpn", to_entered, c)
   to_entered += decays.kept[..., None, None] * to_left
@@ -188,7 +196,8 @@ def _decays(rate: Array, run: Array | None) -> _Decays:
   if run is not None:
     seen = seen & (run[:, :, None] == run[:, None, :])
   # As a product the sum starts anew at a reset, so no rounding of one sequence reaches the next.
-  total = _sum_over_runs("zij,zghj->zghi", seen, rate)
+  sums = jnp.broadcast_to(seen, (rate.shape[0], time, time)).astype(rate.dtype)
+  total = _exactly("zij,zghj->zghi", sums, rate)
   entering, leaving, kept = total, total[..., -1:] - total, total[..., -1]
   if run is not None:
     ends = run[:, None, None]
@@ -196,12 +205,10 @@ def _decays(rate: Array, run: Array | None) -> _Decays:
     leaving = jnp.where(ends == ends[..., -1:], leaving, _MASKED)
     kept = jnp.where(ends[..., -1] == 0, kept, _MASKED)
   pair = jnp.where(seen[:, None, None], total[..., :, None] - total[..., None, :], _MASKED)
-  return _Decays(jnp.exp(pair), jnp.exp(entering), jnp.exp(leaving), jnp.exp(kept), seen)
+  return _Decays(jnp.exp(pair), jnp.exp(entering), jnp.exp(leaving), jnp.exp(kept))
 
 
-def _sum_over_runs(equation: str, seen: Array, values: Array) -> Array:
-  weights = jnp.broadcast_to(seen, (values.shape[0], *seen.shape[1:])).astype(values.dtype)
-  return jnp.einsum(equation, weights, values, precision=jax.lax.Precision.HIGHEST)
+_exactly = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(chunk: _Chunk) -> Callable[..., Array]:

@@ -71,7 +71,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   )
 
 
-@pytest.mark.parametrize("changes", [{"remat": "block"}, {"scan_unroll": 2}])
+@pytest.mark.parametrize("changes", [{"remat": "block"}, {"unrolled_blocks": 1}])
 def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
   config = dataclasses.replace(tiny, pattern="MEME")
   params = draw(config, seed=0)

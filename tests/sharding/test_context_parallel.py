@@ -18,6 +18,7 @@ from agentjax import models, sharding
 from agentjax.models import splash
 from agentjax.models.attend import attend, max_scores
 from agentjax.models.mamba2 import mamba2, mamba2_spec
+from pallas_kernels.ssd import ssd
 
 CONFIG = models.ModelConfig(
   vocab_size=40,
@@ -131,6 +132,47 @@ def compare_mamba(mesh: jax.sharding.Mesh) -> None:
       assert all(size < own for size in gathered_sizes(compiled.as_text()))
 
 
+def compare_ssd(mesh: jax.sharding.Mesh) -> None:
+  """The scan by itself, of rows that are one sequence each and of packed ones, in bfloat16 too."""
+  rows = jax.sharding.PartitionSpec(None, "context")
+  _, segments, _ = packed_rows()
+  keys = jax.random.split(jax.random.key(3), 4)
+  shapes = ((4, TIME, 4, 4), (4, TIME, 4), (4, TIME, 2, 4), (4, TIME, 2, 4))
+  x, dt, b, c = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+  a = -jnp.linspace(0.1, 2.0, 4)
+  for ids, dtype in ((None, x.dtype), (segments, x.dtype), (segments, jnp.bfloat16)):
+
+    def scan(x, dt, b, c, time_axis=None, ids=ids, dtype=dtype):
+      split = ids
+      if ids is not None and time_axis is not None:
+        size = TIME // mesh.shape[time_axis]
+        start = jax.lax.axis_index(time_axis) * size
+        split = jax.lax.dynamic_slice_in_dim(jnp.asarray(ids), start, size, axis=1)
+      inputs = (x.astype(dtype), dt, a, b.astype(dtype), c.astype(dtype))
+      y, _ = ssd(*inputs, segment_ids=split, dt_softplus=True, time_axis=time_axis, chunk_size=4)
+      return y.astype(jnp.float32)
+
+    cut = jax.shard_map(
+      functools.partial(scan, time_axis="context"), mesh=mesh, in_specs=rows, out_specs=rows
+    )
+
+    def total(run, *inputs):
+      y = run(*inputs)
+      return jnp.sum(jnp.sin(3 * y)), y
+
+    expected, got = (
+      jax.jit(jax.value_and_grad(functools.partial(total, run), (0, 1, 2, 3), has_aux=True))(
+        x, dt, b, c
+      )
+      for run in (scan, cut)
+    )
+    if dtype == x.dtype:
+      jax.tree.map(functools.partial(close, name="ssd"), got, expected)
+    else:
+      scale = float(jnp.max(jnp.abs(expected[0][1])))
+      np.testing.assert_allclose(got[0][1] / scale, expected[0][1] / scale, atol=2**-7)
+
+
 def compare_attention(mesh: jax.sharding.Mesh) -> None:
   """A window, wide keys, tiles that do not divide a shard."""
   _, segments, _ = packed_rows()
@@ -189,6 +231,7 @@ def compare_splash(mesh: jax.sharding.Mesh) -> None:
     ("model", {"context": 8}),
     pytest.param("model", {"context": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
     ("mamba", {"context": 2, "tensor": 4}),
+    ("ssd", {"context": 8}),
     ("attention", {"context": 4, "tensor": 2}),
     pytest.param("splash", {"data": 1, "context": 4}, marks=pytest.mark.slow),
   ],

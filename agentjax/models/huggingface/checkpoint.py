@@ -56,7 +56,7 @@ _COMPANION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position
 
 # Fields of ModelConfig that say how a model is run, trained or drawn, not what it computes.
 RUNTIME_FIELDS = frozenset((
-  "compute_dtype param_dtype init_scale remat scan_unroll logits_chunk kernels attention_block "
+  "compute_dtype param_dtype init_scale remat unrolled_blocks logits_chunk kernels attention_block "
   "record_max_scores dt_min dt_max dt_floor frozen_router router_bias_rule active_experts "
   "expert_block expert_capacity"
 ).split())  # fmt: skip
