@@ -170,7 +170,6 @@ def _scan_backward(
     walk,
     [
       (to_y, walk.x),
-      (chunks.dt, walk.dt),
       (total, walk.dt),
       (chunks.c, walk.maps),
       (run, walk.run),
@@ -410,6 +409,7 @@ def _states_kernel(
   states_ref: Ref,
   last_ref: Ref,
 ) -> None:
+  """The walk: states before the chunks, and after the last."""
   end = dt_ref.shape[1] - 1
 
   def step(i: Array, state: Array) -> Array:
@@ -424,7 +424,6 @@ def _states_kernel(
 
 def _to_states_kernel(
   to_y_ref: Ref,
-  dt_ref: Ref,
   total_ref: Ref,
   c_ref: Ref,
   run_ref: Ref,
@@ -432,17 +431,17 @@ def _to_states_kernel(
   to_states_ref: Ref,
   to_first_ref: Ref,
 ) -> None:
-  """The walk back: gradients of the states after the chunks."""
-  count, chunk = total_ref.shape
+  """The walk back: gradients of the states after the chunks, and of the first."""
+  number, end = total_ref.shape[0], total_ref.shape[1] - 1
 
   def step(back: Array, to_state: Array) -> Array:
-    i = count - 1 - back
+    i = number - 1 - back
     to_states_ref[i] = to_state.astype(to_states_ref.dtype)
-    decays = _decays(total_ref[i], total_ref[i, chunk - 1], run_ref[i], run_ref[i, chunk - 1])
+    decays = _decays(total_ref[i], total_ref[i, end], run_ref[i], run_ref[i, end])
     to_y = (decays.entering[:, None] * to_y_ref[i]).astype(to_y_ref.dtype)
     return decays.kept * to_state + _dot(to_y, c_ref[i], 0, 0)
 
-  to_first_ref[...] = jax.lax.fori_loop(0, count, step, to_last_ref[...])
+  to_first_ref[...] = jax.lax.fori_loop(0, number, step, to_last_ref[...])
 
 
 def _outputs_kernel(
@@ -456,6 +455,7 @@ def _outputs_kernel(
   states_ref: Ref,
   y_ref: Ref,
 ) -> None:
+  """Outputs of a chunk from the states before it."""
   c = c_ref[...]
   products = _dot(c, b_ref[...], 1, 1)
 

@@ -276,7 +276,7 @@ def bytes_needed(shape: Shape, dtype) -> dict[str, int]:
   state = 4 * batch * heads * width * size
   return {
     "states": time // chunk * state,
-    "y": batch * time * heads * width * jnp.dtype(dtype).itemsize,
+    "y and its gradient": 2 * batch * time * heads * width * jnp.dtype(dtype).itemsize,
     # First and last states and their gradients; dt, its sums and the parts of its gradient.
     "rest": 4 * state + 8 * 4 * batch * time * heads,
   }
