@@ -1,4 +1,4 @@
-"""The choice among a kernel's implementations, and where a Pallas kernel is interpreted."""
+"""What every kernel's ``api.py`` needs: checks, the choice of an implementation, where it runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def choose(kernel: str, name: str | None, available: Mapping[str, T], *, default
       f"{', '.join(repr(n) for n in available)}, or None for the fastest measured."
     )
   return available[chosen]
+
+
+def check_shape(kernel: str, name: str, value: jax.Array | None, expected: tuple[int, ...]) -> None:
+  """Raises ValueError unless the argument ``name`` is None or has the expected shape."""
+  if value is not None and value.shape != expected:
+    raise ValueError(f"{kernel}: {name} must have shape {expected}, got {value.shape}.")
 
 
 def on_platform(

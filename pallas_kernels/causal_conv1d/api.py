@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pallas_kernels import segments, sequence
 from pallas_kernels.causal_conv1d import pallas_gpu, pallas_tpu, reference, xla
 from pallas_kernels.causal_conv1d.activation import Activation
-from pallas_kernels.implementations import choose
+from pallas_kernels.implementations import check_shape, choose
 
 Array = jax.Array
 
@@ -73,8 +73,7 @@ def causal_conv1d(
   if w.ndim != 2 or w.shape[0] < 2 or w.shape[1] != channels:
     raise ValueError(f"causal_conv1d: w must be [K >= 2, C={channels}], got {w.shape}.")
   kept = w.shape[0] - 1
-  if bias is not None:
-    _check_shape("bias", bias, (channels,))
+  check_shape("causal_conv1d", "bias", bias, (channels,))
   if activation is not None and activation not in get_args(Activation):
     raise ValueError(
       f"causal_conv1d: activation={activation!r}; allowed: None, "
@@ -82,11 +81,10 @@ def causal_conv1d(
     )
   if initial_tail is None:
     initial_tail = jnp.zeros((batch, kept, channels), x.dtype)
-  _check_shape("initial_tail", initial_tail, (batch, kept, channels))
-  if segment_ids is not None:
-    _check_shape("segment_ids", segment_ids, (batch, time))
+  check_shape("causal_conv1d", "initial_tail", initial_tail, (batch, kept, channels))
+  check_shape("causal_conv1d", "segment_ids", segment_ids, (batch, time))
   if lengths is not None:
-    _check_shape("lengths", lengths, (batch,))
+    check_shape("causal_conv1d", "lengths", lengths, (batch,))
     if time_axis is not None:
       raise ValueError(
         f"causal_conv1d: lengths count the tokens of whole rows, which time_axis={time_axis!r} "
@@ -132,8 +130,3 @@ def _final_tail(x: Array, initial_tail: Array, reach: Array | None) -> Array:
   sees = jnp.take_along_axis(reach, jnp.maximum(end - 1, 0), axis=1)
   seen = (end == 0) | (end - 1 - place <= sees)
   return jnp.where(seen[..., None], jnp.where((place < 0)[..., None], old, new), 0.0)
-
-
-def _check_shape(name: str, value: Array, expected: tuple[int, ...]) -> None:
-  if value.shape != expected:
-    raise ValueError(f"causal_conv1d: {name} must have shape {expected}, got {value.shape}.")

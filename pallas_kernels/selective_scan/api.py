@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import segments, sequence
-from pallas_kernels.implementations import choose
+from pallas_kernels.implementations import check_shape, choose
 from pallas_kernels.selective_scan import pallas_gpu, pallas_tpu, reference, xla
 from pallas_kernels.steps import step_sizes
 
@@ -95,24 +95,19 @@ def selective_scan(
   size = b.shape[3]
   if chunk_size < 1:
     raise ValueError(f"selective_scan: chunk_size={chunk_size}; allowed: at least 1.")
-  _check_shape("dt", dt, x.shape)
-  _check_shape("a", a, (channels, size))
-  _check_shape("c", c, b.shape)
-  if d is not None:
-    _check_shape("d", d, (channels,))
-  if dt_bias is not None:
-    _check_shape("dt_bias", dt_bias, (channels,))
-  if segment_ids is not None:
-    _check_shape("segment_ids", segment_ids, (batch, time))
+  check_shape("selective_scan", "dt", dt, x.shape)
+  check_shape("selective_scan", "a", a, (channels, size))
+  check_shape("selective_scan", "c", c, b.shape)
+  check_shape("selective_scan", "d", d, (channels,))
+  check_shape("selective_scan", "dt_bias", dt_bias, (channels,))
+  check_shape("selective_scan", "segment_ids", segment_ids, (batch, time))
   if time_axis is not None and (lengths is not None or initial_state is not None):
     raise ValueError(
       "selective_scan: time_axis goes with neither lengths nor initial_state; write padding as "
       "segment 0."
     )
-  if lengths is not None:
-    _check_shape("lengths", lengths, (batch,))
-  if initial_state is not None:
-    _check_shape("initial_state", initial_state, (batch, channels, size))
+  check_shape("selective_scan", "lengths", lengths, (batch,))
+  check_shape("selective_scan", "initial_state", initial_state, (batch, channels, size))
 
   dtype = jnp.result_type(jnp.float32, x, dt, a, b, c)
   a = a.astype(dtype)
@@ -178,26 +173,16 @@ def selective_scan_step(
       f"{x.shape} and {b.shape}."
     )
   channels, size = x.shape[1], b.shape[2]
-  _check_shape("dt", dt, x.shape)
-  _check_shape("a", a, (channels, size))
-  _check_shape("b", b, (x.shape[0], *b.shape[1:]))
-  _check_shape("c", c, b.shape)
-  if d is not None:
-    _check_shape("d", d, (channels,))
-  if dt_bias is not None:
-    _check_shape("dt_bias", dt_bias, (channels,))
-  if active is not None:
-    _check_shape("active", active, x.shape[:1])
-  _check_shape("state", state, (*x.shape, size))
+  check_shape("selective_scan_step", "dt", dt, x.shape)
+  check_shape("selective_scan_step", "a", a, (channels, size))
+  check_shape("selective_scan_step", "b", b, (x.shape[0], *b.shape[1:]))
+  check_shape("selective_scan_step", "c", c, b.shape)
+  check_shape("selective_scan_step", "d", d, (channels,))
+  check_shape("selective_scan_step", "dt_bias", dt_bias, (channels,))
+  check_shape("selective_scan_step", "active", active, x.shape[:1])
+  check_shape("selective_scan_step", "state", state, (*x.shape, size))
   dt = step_sizes(
     dt.astype(state.dtype), bias=dt_bias, softplus=dt_softplus, limit=dt_limit, real=None
   )
-  y, new = reference.step(x, dt, a, b, c, d, state)
-  if active is not None:
-    new = jnp.where(active[:, None, None], new, state)
-  return y.astype(x.dtype), new
-
-
-def _check_shape(name: str, value: Array, expected: tuple[int, ...]) -> None:
-  if value.shape != expected:
-    raise ValueError(f"selective_scan: {name} must have shape {expected}, got {value.shape}.")
+  y, state = reference.step(x, dt, a, b, c, d, state, active)
+  return y.astype(x.dtype), state

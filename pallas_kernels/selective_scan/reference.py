@@ -9,12 +9,20 @@ Array = jax.Array
 
 
 def step(
-  x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, state: Array
+  x: Array,
+  dt: Array,
+  a: Array,
+  b: Array,
+  c: Array,
+  d: Array | None,
+  state: Array,
+  active: Array | None = None,
 ) -> tuple[Array, Array]:
   """``h <- exp(dt a) h + dt x b``; ``y = sum_n c h + d x``, elementwise in the dtype of ``state``.
 
   Args:
     x, dt: [B, D]; a: [D, N]; b, c: [B, G, N]; d: [D] or None; state: [B, D, N].
+    active: bool [B], rows whose state changes; None: all.
 
   Returns:
     y [B, D] in the dtype of ``state``, and the new state.
@@ -23,7 +31,9 @@ def step(
   channels_per_group = x.shape[1] // b.shape[1]
   b = jnp.repeat(b.astype(state.dtype), channels_per_group, axis=1)
   c = jnp.repeat(c.astype(state.dtype), channels_per_group, axis=1)
-  state = jnp.exp(dt[..., None] * a) * state + (dt * x)[..., None] * b
+  new = jnp.exp(dt[..., None] * a) * state + (dt * x)[..., None] * b
+  # Before y is read from it, so that XLA writes the state once, in place.
+  state = new if active is None else jnp.where(active[:, None, None], new, state)
   y = jnp.sum(state * c, axis=-1)
   if d is not None:
     y = y + d * x

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import segments, sequence
-from pallas_kernels.implementations import choose
+from pallas_kernels.implementations import check_shape, choose
 from pallas_kernels.ssd import pallas_gpu, pallas_tpu, reference, xla
 from pallas_kernels.steps import step_sizes
 
@@ -94,27 +94,22 @@ def ssd(
   size = b.shape[3]
   if chunk_size < 1:
     raise ValueError(f"ssd: chunk_size={chunk_size}; allowed: at least 1.")
-  _check_shape("dt", dt, (batch, time, heads))
-  _check_shape("a", a, (heads,))
-  _check_shape("c", c, b.shape)
-  if d is not None:
-    _check_shape("d", d, (heads,))
-  if dt_bias is not None:
-    _check_shape("dt_bias", dt_bias, (heads,))
-  if segment_ids is not None:
-    _check_shape("segment_ids", segment_ids, (batch, time))
+  check_shape("ssd", "dt", dt, (batch, time, heads))
+  check_shape("ssd", "a", a, (heads,))
+  check_shape("ssd", "c", c, b.shape)
+  check_shape("ssd", "d", d, (heads,))
+  check_shape("ssd", "dt_bias", dt_bias, (heads,))
+  check_shape("ssd", "segment_ids", segment_ids, (batch, time))
   if time_axis is not None and (lengths is not None or initial_state is not None):
     raise ValueError(
       "ssd: time_axis goes with neither lengths nor initial_state; write padding as segment 0."
     )
-  if lengths is not None:
-    _check_shape("lengths", lengths, (batch,))
+  check_shape("ssd", "lengths", lengths, (batch,))
 
   dtype = jnp.result_type(jnp.float32, x, dt, a, b, c)
   a = a.astype(dtype)
   d = None if d is None else d.astype(dtype)
-  if initial_state is not None:
-    _check_shape("initial_state", initial_state, (batch, heads, width, size))
+  check_shape("ssd", "initial_state", initial_state, (batch, heads, width, size))
 
   segment_ids, real = segments.cut(segment_ids, lengths, time)
   dt = step_sizes(dt.astype(dtype), bias=dt_bias, softplus=dt_softplus, limit=dt_limit, real=real)
@@ -169,17 +164,14 @@ def ssd_step(
       "ssd_step: x must be [B, H, P] and b [B, G, N] with G dividing H, got "
       f"{x.shape} and {b.shape}."
     )
-  _check_shape("dt", dt, x.shape[:2])
-  _check_shape("a", a, x.shape[1:2])
-  _check_shape("b", b, (x.shape[0], *b.shape[1:]))
-  _check_shape("c", c, b.shape)
-  if d is not None:
-    _check_shape("d", d, x.shape[1:2])
-  if dt_bias is not None:
-    _check_shape("dt_bias", dt_bias, x.shape[1:2])
-  if active is not None:
-    _check_shape("active", active, x.shape[:1])
-  _check_shape("state", state, (*x.shape, b.shape[2]))
+  check_shape("ssd_step", "dt", dt, x.shape[:2])
+  check_shape("ssd_step", "a", a, x.shape[1:2])
+  check_shape("ssd_step", "b", b, (x.shape[0], *b.shape[1:]))
+  check_shape("ssd_step", "c", c, b.shape)
+  check_shape("ssd_step", "d", d, x.shape[1:2])
+  check_shape("ssd_step", "dt_bias", dt_bias, x.shape[1:2])
+  check_shape("ssd_step", "active", active, x.shape[:1])
+  check_shape("ssd_step", "state", state, (*x.shape, b.shape[2]))
   dt = step_sizes(
     dt.astype(state.dtype), bias=dt_bias, softplus=dt_softplus, limit=dt_limit, real=None
   )
@@ -220,8 +212,3 @@ def _state_of_earlier_shards(
   ).reshape(batch, heads, width, size)
   goes_on = sequence.continues(segment_ids, batch, axis)
   return sequence.incoming_state(jnp.exp(total)[..., None, None], state, goes_on, axis)
-
-
-def _check_shape(name: str, value: Array, expected: tuple[int, ...]) -> None:
-  if value.shape != expected:
-    raise ValueError(f"ssd: {name} must have shape {expected}, got {value.shape}.")
