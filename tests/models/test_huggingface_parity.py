@@ -31,7 +31,7 @@ def load(name: str) -> tuple[models.Params, models.ModelConfig]:
 
 
 # Close to another folder, compiled for as long.
-VARIANTS = ("gemma4_31b", "gemma4_moe", "iquestcoder", "llama_tied", "nemotron_h")
+VARIANTS = ("gemma4_31b", "gemma4_moe", "iquestcoder", "llama_tied", "nemotron_h", "qwen2")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_deep_hybrid_compiles_a_few_blocks_only():
 
 
 def test_scanning_over_repeats_equals_running_each_block(tiny):
-  config = dataclasses.replace(tiny, pattern="MEMEME-")
+  config = dataclasses.replace(tiny, pattern="MEMEME-", unrolled_blocks=1)
   params = draw(config, seed=0)
   assert [repeats for _, repeats in models.factor_pattern(config.pattern)] == [3, 1]
   blocks = unstack(params.groups, config)
@@ -71,7 +71,9 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   )
 
 
-@pytest.mark.parametrize("changes", [{"remat": "block"}, {"unrolled_blocks": 1}])
+@pytest.mark.parametrize(
+  "changes", [pytest.param({"remat": "block"}, marks=pytest.mark.slow), {"unrolled_blocks": 1}]
+)
 def test_how_the_gradient_is_scheduled_does_not_change_it(tiny, changes):
   config = dataclasses.replace(tiny, pattern="MEME")
   params = draw(config, seed=0)
@@ -97,7 +99,9 @@ def scored(params, config, rows):
   return jax.value_and_grad(loss, has_aux=True)(params)
 
 
-@pytest.mark.parametrize("layout", [PACKED, SHUFFLED], ids=["packed", "shuffled"])
+@pytest.mark.parametrize(
+  "layout", [PACKED, pytest.param(SHUFFLED, marks=pytest.mark.slow)], ids=["packed", "shuffled"]
+)
 def test_packing_and_padding_change_neither_values_nor_gradients(
   tiny, tiny_params, sequences, layout
 ):

@@ -232,7 +232,7 @@ def compare_splash(mesh: jax.sharding.Mesh) -> None:
     pytest.param("model", {"context": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
     ("mamba", {"context": 2, "tensor": 4}),
     ("ssd", {"context": 8}),
-    ("attention", {"context": 4, "tensor": 2}),
+    pytest.param("attention", {"context": 4, "tensor": 2}, marks=pytest.mark.slow),
     pytest.param("splash", {"data": 1, "context": 4}, marks=pytest.mark.slow),
   ],
   ids=str,

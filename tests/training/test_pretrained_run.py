@@ -226,6 +226,7 @@ class _Stop(RuntimeError):
   pass
 
 
+@pytest.mark.slow
 def test_stopped_within_a_step_it_ends_with_the_bits_of_an_uninterrupted_run(
   finished, folder, data, tmp_path
 ):

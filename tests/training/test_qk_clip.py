@@ -34,7 +34,10 @@ def _tokens():
   return rows.pack(members, [[0, 1], [2]], 16)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+  "kind",
+  [pytest.param(k, marks=[pytest.mark.slow] if k == "own keys" else []) for k in _KINDS],
+)
 def test_after_clipping_no_score_of_the_batch_is_above_the_threshold(kind):
   config = _KINDS[kind]
   params = rows.draw(config, seed=1)

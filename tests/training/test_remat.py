@@ -85,6 +85,7 @@ def test_moments_of_narrow_parameters_are_float32(name):
   assert {leaf.dtype for leaf in moments} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_a_narrow_run_moves_as_a_wide_one_does():
   _, whole = update_batch(sequences(), 4)
   moved = {}

@@ -222,6 +222,7 @@ def test_gradients_that_stay_non_finite_stop_the_run_and_change_nothing(tmp_path
   assert fingerprints[2] == _fingerprints(straight)[2] == fingerprints[3]
 
 
+@pytest.mark.slow
 def test_a_run_can_start_from_the_networks_of_another(finished_run, tmp_path):
   directory, *_ = finished_run
   experiment = smoke_experiment(start_from=str(directory))
@@ -235,6 +236,7 @@ def test_a_run_can_start_from_the_networks_of_another(finished_run, tmp_path):
   assert replayed.identical
 
 
+@pytest.mark.slow
 def test_ppo_with_a_value_head_minibatches_and_a_reference_trains_and_replays(tmp_path):
   experiment = smoke_experiment()
   experiment.supervised.steps = 0

@@ -62,6 +62,7 @@ def _assert_same_figures(directory, straight):
         assert row[name] == pytest.approx(value, rel=2e-3, abs=2e-4), (row["step"], name)
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_figures_of_one(finished_run, tmp_path):
   child = _start(tmp_path / "run", {"data": 2, "fsdp": 2, "tensor": 2}, devices=8)
   output, _ = child.communicate(timeout=900)
