@@ -243,8 +243,9 @@ class ModelConfig(Config):
     remat: "block" recomputes each block in the backward pass and keeps only the residual stream;
       "dots" keeps the results of dense projections (``products.linear``) as well.
     unrolled_blocks: a unit of the pattern with its repeats is a straight-line program if these are
-      at most so many blocks, else a scan over the repeats, which compiles sooner. On CPU the scan
-      costs 1.2 times as much: what the backward pass needs is copied into stacks.
+      at most so many blocks and nothing is recomputed (``remat``), else a scan over the repeats,
+      which compiles sooner. On CPU the scan costs 1.2 times as much: what the backward pass needs
+      is copied into stacks.
     logits_chunk: time steps whose logits are held at once while scoring.
     kernels: implementation of the state space and convolution kernels; None picks the fastest.
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.

@@ -440,7 +440,8 @@ def _run_section(
       each = tuple(
         jax.tree.map(lambda *v: jnp.stack(v), *here[i :: len(unit)]) for i in range(len(unit))
       )
-      unroll = len(unit) * repeats <= config.unrolled_blocks
+      # In a straight line XLA:CPU would merge what is computed again with what was computed first.
+      unroll = config.remat == "none" and len(unit) * repeats <= config.unrolled_blocks
       x, told = jax.lax.scan(body, x, (group, each), unroll=unroll)
       reports += [jax.tree.map(lambda v, i=i: v[i], r) for i in range(repeats) for r in told]
   return x, reports
