@@ -9,6 +9,7 @@ from nbclient import NotebookClient
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "notebook", sorted((_ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem
 )
