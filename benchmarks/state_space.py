@@ -13,6 +13,7 @@ the kernels are held to.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import importlib
@@ -134,7 +135,7 @@ def growth(tokens: Sequence[int], seconds: Sequence[float]) -> float:
   return float(np.polyfit(np.log(tokens), np.log(seconds), 1)[0])
 
 
-class _Timed:
+class _Timed(abc.ABC):
   """Timed calls and their medians."""
 
   megabytes: float
@@ -143,9 +144,9 @@ class _Timed:
     self._walls: list[float] = []
     self._cpus: list[float] = []
 
+  @abc.abstractmethod
   def call(self) -> tuple[float, float]:
     """Wall and CPU seconds of one call."""
-    raise NotImplementedError
 
   def step(self) -> None:
     wall, cpu = self.call()
