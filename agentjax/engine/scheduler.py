@@ -150,7 +150,7 @@ class Context:
     """``count`` new contexts that go on from here, each on its own; this one stays usable."""
     self._check_usable()
     base, origin = self._base, self._origin
-    if self._pending or self._home is not None:
+    if self._pending or self._home is not None or self._parking:
       base, origin = await self._engine._run(_Job(self, None)), None
     forks = [Context(self._engine, self._priority) for _ in range(count)]
     for fork in forks:

@@ -158,6 +158,26 @@ def test_a_fork_goes_on_as_its_source_would(make_engine):
   assert_same_bits([other], [again])
 
 
+def test_a_fork_of_a_context_on_its_way_out_of_its_slot_keeps_what_it_held(make_engine):
+  async def episode_that_forks(engine, index: int) -> list[Sample]:
+    context = await engine.open_ids(PROMPTS[index % len(PROMPTS)])
+    samples = [await context.generate(request(index, tokens=5))]
+    for fork in await context.fork(2):
+      samples.append(await fork.generate(request(index, 1, tokens=5)))
+      fork.close()
+    context.close()
+    return samples
+
+  async def main(engine):
+    # Ten at once in four slots: each call that ends is followed by an eviction.
+    return await asyncio.gather(*(episode_that_forks(engine, i) for i in range(10)))
+
+  crowded = asyncio.run(main(make_engine()))
+  alone = make_engine()
+  for i, found in enumerate(crowded):
+    assert_same_bits(found, asyncio.run(episode_that_forks(alone, i)))
+
+
 @pytest.mark.parametrize("interrupted", [1, 8, 11])
 def test_a_call_continues_from_its_recorded_tokens_to_the_same_bits(make_engine, interrupted):
   engine = make_engine()
