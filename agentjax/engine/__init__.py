@@ -1,6 +1,13 @@
 """Sampling: slots that hold live contexts, continuous batching, addressed randomness."""
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.grammar import (
+  Grammar,
+  GrammarError,
+  compile_regex,
+  compile_schema,
+  compile_tool_calls,
+)
 from agentjax.engine.request import (
   ContextLengthError,
   EngineError,
@@ -20,10 +27,15 @@ __all__ = [
   "EngineError",
   "EngineStats",
   "Finish",
+  "Grammar",
+  "GrammarError",
   "Prefix",
   "Sample",
   "SampleRequest",
   "SamplingConfig",
   "SlotEngine",
   "address_key",
+  "compile_regex",
+  "compile_schema",
+  "compile_tool_calls",
 ]

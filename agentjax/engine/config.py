@@ -57,6 +57,10 @@ class EngineConfig(Config):
       longest idle context is parked to let another run.
     record_experts: keep what the routers chose for every token, for training to do the same
       (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
+    grammar_states: rows of the table that masks logits (see ``engine.grammar``), shared by all
+      grammars at work; 0 is off and costs nothing. Grammars take tens to thousands of states.
+    grammar_classes: kinds of tokens that one grammar may tell apart, columns of that table.
+    grammars: grammars in the table at most. Where more are at work they take turns.
     warmup: compile everything when the first weights are published, rather than each program when
       it is first needed. Several lanes would then compile one program twice.
   """
@@ -71,12 +75,23 @@ class EngineConfig(Config):
   host_turns: int = 16
   max_parked: int = 1024
   record_experts: bool = False
+  grammar_states: int = 0
+  grammar_classes: int = 512
+  grammars: int = 8
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
     for name in ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
+    for name in ("grammar_classes", "grammars"):
+      check(1 <= getattr(self, name) < 2**15, f"{path}.{name}", getattr(self, name), "1 to 32767")
+    check(
+      0 <= self.grammar_states < 2**15,
+      f"{path}.grammar_states",
+      self.grammar_states,
+      "0 (off) to 32767",
+    )
     for name in ("host_turns", "max_parked"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
     check(

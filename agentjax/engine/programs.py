@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from agentjax import models
 from agentjax.engine import sampling
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import Masks
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.models import Cache, ModelConfig
 from agentjax.trajectory.experts import compact_dtype
@@ -125,13 +126,14 @@ class Programs:
     """Draws, feeds and records a token for every live slot until none is live."""
     filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
     shape = plan.forced.shape[::-1]
+    masks: Masks | None = plan.grammars if self._config.grammar_states else None
 
     def unfinished(carry: tuple) -> Array:
       step, live = carry[0], carry[1]
       return (step < shape[0]) & jnp.any(live)
 
     def advance(carry: tuple) -> tuple:
-      step, live, device, chunk = carry
+      step, live, device, state, chunk = carry
       drawn = sampling.draw(
         device.logits,
         plan.key_data,
@@ -139,9 +141,11 @@ class Programs:
         filters,
         jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
         vocab_limit=self._vocab_limit,
+        masks=masks,
+        grammar_state=state,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
-      out = models.decode_step(params, self._model, device.cache, token_ids, live)
+      out = self._step(params, device.cache, token_ids, live)
       stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
       routed = self._compact(out.experts)
       chunk = Chunk(
@@ -155,7 +159,11 @@ class Programs:
       )
       logits = jnp.where(live[:, None], out.logits, device.logits)
       device = DeviceState(cache=out.cache, logits=logits)
-      return step + 1, live & ~stopped & (step + 1 < plan.budget), device, chunk
+      live &= ~stopped & (step + 1 < plan.budget)
+      if masks is not None:
+        # Only who goes on: nothing is allowed behind a stop id.
+        state = jnp.where(live, masks.advance(state, token_ids), state)
+      return step + 1, live, device, state, chunk
 
     record = self._config.record_experts
     routed = jax.eval_shape(self._routed, device, params) if record else None
@@ -168,14 +176,19 @@ class Programs:
       stopped=jnp.zeros(shape[1:], bool),
       experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
     )
-    start = (jnp.int32(0), plan.budget > 0, device, chunk)
-    _, _, device, chunk = jax.lax.while_loop(unfinished, advance, start)
+    state = None if masks is None else masks.state
+    start = (jnp.int32(0), plan.budget > 0, device, state, chunk)
+    _, _, device, _, chunk = jax.lax.while_loop(unfinished, advance, start)
     return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
+
+  def _step(self, params: Any, cache: Cache, token_ids: Array, live: Array) -> models.Decoded:
+    """One token into every live slot."""
+    return models.decode_step(params, self._model, cache, token_ids, live)
 
   def _routed(self, device: DeviceState, params: Any) -> Array | None:
     """What the routers choose in one step."""
     nothing = jnp.zeros(self.slots, jnp.int32)
-    out = models.decode_step(params, self._model, device.cache, nothing, nothing > 0)
+    out = self._step(params, device.cache, nothing, nothing > 0)
     return self._compact(out.experts)
 
 
@@ -191,6 +204,9 @@ def programs_of_lane(
     extend_rows=config.extend_rows,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,
+    grammar_states=config.grammar_states,
+    grammar_classes=config.grammar_classes,
+    grammars=config.grammars,
   )
   return _programs(model_config, lane.freeze(), vocab_limit)
 

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import check_fits
 from agentjax.engine.programs import Snapshot
 from agentjax.engine.request import (
   Chunk,
@@ -138,6 +139,8 @@ class Context:
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
     request.sampling.validate()
+    if request.grammar is not None:
+      check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
     generation = Generation(
       request,
       max_stop_ids=self._engine.config.max_stop_ids,

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.grammar import Grammar, GrammarTable, check_fits
 from agentjax.engine.programs import Snapshot, programs_of_lane
 from agentjax.engine.request import (
   Chunk,
@@ -92,6 +93,10 @@ class SlotEngine:
     self.slots = self.programs.slots
     self.lengths = np.zeros(self.slots, np.int64)
     self.dispatches = dict.fromkeys(self.executables(), 0)
+    self._grammars: GrammarTable | None = None
+    if config.grammar_states:
+      vocab = model_config.vocab_size
+      self._grammars = GrammarTable(self.config, self.slots, vocab, self.device)
     self._decode_text = decode
     self._weights: Weights | None = None
     with jax.default_device(self.device):
@@ -196,7 +201,8 @@ class SlotEngine:
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs one chunk for all slots with a budget and waits for it.
 
-    A slot's budget must not pass the room left in its context.
+    A slot's budget must not pass the room left in its context. Where more grammars are at work than
+    the table holds, some slots draw nothing in this chunk.
     """
     full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
     if full.size:
@@ -204,6 +210,10 @@ class SlotEngine:
         f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
         f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
       )
+    if self._grammars is not None:
+      masks, waiting = self._grammars.masks(plan.grammars)
+      plan.budget[waiting] = 0
+      plan = plan._replace(grammars=masks)
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
@@ -220,6 +230,7 @@ class SlotEngine:
     sampling: SamplingConfig | None = None,
     stop_ids: tuple[int, ...] = (),
     stop_strings: tuple[str, ...] = (),
+    grammar: Grammar | None = None,
   ) -> list[list[Sample]]:
     """Samples every prompt ``samples`` times and waits: the engine without asyncio.
 
@@ -230,7 +241,12 @@ class SlotEngine:
       ``result[i][j]``, sample j of prompt i.
     """
     request = SampleRequest(
-      (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
+      (0, 0),
+      max_tokens,
+      sampling or SamplingConfig(),
+      tuple(stop_ids),
+      tuple(stop_strings),
+      grammar=grammar,
     )
     request.sampling.validate()
     results: dict[tuple[int, int], Sample] = {}
@@ -263,6 +279,8 @@ class SlotEngine:
     return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
 
   def _generation(self, request: SampleRequest) -> Generation:
+    if request.grammar is not None:
+      check_fits(request.grammar, self.config, self.model_config.vocab_size)
     return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
 
   def _room(self, slot: int) -> int:
