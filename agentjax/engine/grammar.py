@@ -221,7 +221,7 @@ class GrammarTable:
     self._on_device: tuple[Array, Array] | None = None
 
   def masks(self, wanted: Mapping[int, tuple[Grammar, int]]) -> tuple[Masks, list[int]]:
-    """The masks of a dispatch, and the slots that must wait for the next: no room for their grammar.
+    """The masks of a dispatch, and the slots that must wait: their grammar found no room.
 
     A grammar that is not wanted gives way, the longest unused one first. Where those that are
     wanted do not fit together, the one that has waited longest comes first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from agentjax.config import Config, check
 
@@ -27,6 +28,9 @@ class RolloutConfig(Config):
     cancel_grace: seconds an environment that is cancelled may take to stop before it is abandoned.
     concurrency: episodes at work at the same time; more than the engine's slots keeps the device
       busy while some of them wait for tools.
+    grammar: what the policy may write. "none", anything; "tool_calls", free text and calls that are
+      well formed, with arguments that satisfy the schema of an offered tool. The recorded log-probs
+      stay those of the unmasked policy. Needs ``engine.grammar_states``.
   """
 
   group_size: int = 8
@@ -38,6 +42,7 @@ class RolloutConfig(Config):
   reward_timeout: float = 120.0
   cancel_grace: float = 1.0
   concurrency: int = 64
+  grammar: Literal["none", "tool_calls"] = "none"
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)

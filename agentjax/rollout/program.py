@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from agentjax.engine.config import SamplingConfig
+from agentjax.engine.grammar import compile_tool_calls
 from agentjax.engine.request import ContextLengthError, Finish, SampleRequest
 from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step
@@ -171,6 +172,9 @@ class Episode:
     context, config, chat = self._context, self.player.config, self.player.chat
     if context is None:
       raise RuntimeError("act() before open(observation)")
+    grammar = None
+    if config.grammar == "tool_calls":
+      grammar = compile_tool_calls(chat, self._offered)
     start = time.monotonic()
     with _fitting():
       sample = await context.generate(
@@ -179,6 +183,7 @@ class Episode:
           max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
           sampling=self.player.sampling,
           stop_ids=chat.stop_ids,
+          grammar=grammar,
         )
       )
     cut = sample.finish is not Finish.STOP

@@ -33,7 +33,10 @@ SCHEMAS = [
   {"type": "object", "additionalProperties": {"type": ["integer", "boolean"]}},
   {
     "type": "object",
-    "properties": {"p": {"$ref": "#/$defs/q"}, "l": {"type": "array", "items": {"$ref": "#/$defs/q"}}},
+    "properties": {
+      "p": {"$ref": "#/$defs/q"},
+      "l": {"type": "array", "items": {"$ref": "#/$defs/q"}},
+    },
     "$defs": {"q": {"type": ["integer", "null"], "exclusiveMinimum": 5}},
   },
   {"const": {"k": [True, "é"]}},
