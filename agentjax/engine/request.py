@@ -158,6 +158,8 @@ class Chunk(NamedTuple):
   counts: Array  # int32 [slots]
   stopped: Array  # bool [slots], the last token is a stop id
   experts: Array | None  # uint8 or uint16 [slots, chunk_tokens, routers, choices], if recorded
+  drafted: Array | None = None  # int32 [slots], tokens that were drafted, with speculation
+  accepted: Array | None = None  # int32 [slots], those of them that were right
 
 
 class Generation:

@@ -54,6 +54,7 @@ class EngineStats:
     extended_tokens: prompt and observation tokens taken in.
     decode_dispatches: chunks run.
     parked: contexts that had to leave their slot to others.
+    drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
     device_seconds: wall seconds the lanes' threads worked, summed over lanes.
   """
 
@@ -61,6 +62,8 @@ class EngineStats:
   extended_tokens: int = 0
   decode_dispatches: int = 0
   parked: int = 0
+  drafted_tokens: int = 0
+  accepted_tokens: int = 0
   device_seconds: float = 0.0
 
 
@@ -624,6 +627,9 @@ class Engine:
     if outcome.chunk is not None:
       stats.decode_dispatches += 1
       stats.sampled_tokens += int(outcome.chunk.counts.sum())
+      if outcome.chunk.drafted is not None and outcome.chunk.accepted is not None:
+        stats.drafted_tokens += int(outcome.chunk.drafted.sum())
+        stats.accepted_tokens += int(outcome.chunk.accepted.sum())
 
   def _fail(self, error: Exception) -> None:
     """Ends everything under way with ``error``."""

@@ -24,7 +24,7 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.sampling import address_key
-from agentjax.models import DecodeParams, ModelConfig, Params, num_routers
+from agentjax.models import DecodeParams, ModelConfig, Params, num_routers, unverifiable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,13 @@ class SlotEngine:
       "engine.record_experts",
       config.record_experts,
       f"False for a model without routers (model.pattern={model_config.pattern!r})",
+    )
+    reason = unverifiable(model_config)
+    check(
+      config.speculate == "none" or reason is None,
+      "engine.speculate",
+      config.speculate,
+      f"'none' with {reason}",
     )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
