@@ -207,8 +207,8 @@ def _measure_grammars(name: str) -> None:
     seconds, cpu, tokens = _best(engine, prompts, **fields)
     steps = engine.stats.decode_dispatches * _CHUNK.value / _REPEATS.value
     print(
-      f"  {case:8s} {tokens} tokens, {1e3 * seconds / steps:.2f} ms and {1e3 * cpu / steps:.2f} CPU "
-      "ms a step"
+      f"  {case:8s} {tokens} tokens, {1e3 * seconds / steps:.2f} ms a step, "
+      f"{1e3 * cpu / steps:.2f} of CPU"
     )
     engine.close()
 
