@@ -10,8 +10,10 @@ from agentjax.engine.grammar import (
 )
 from agentjax.engine.request import (
   ContextLengthError,
+  EngineBusyError,
   EngineError,
   Finish,
+  NonFiniteError,
   Sample,
   SampleRequest,
 )
@@ -23,12 +25,14 @@ __all__ = [
   "Context",
   "ContextLengthError",
   "Engine",
+  "EngineBusyError",
   "EngineConfig",
   "EngineError",
   "EngineStats",
   "Finish",
   "Grammar",
   "GrammarError",
+  "NonFiniteError",
   "Prefix",
   "Sample",
   "SampleRequest",
