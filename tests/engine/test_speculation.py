@@ -86,6 +86,16 @@ def test_what_follows_a_call_stands_on_the_accepted_tokens_alone(make_engine):
   assert 0 <= stats.accepted_tokens <= stats.drafted_tokens
 
 
+def test_parked_contexts_keep_what_drafts_are_made_of(make_engine):
+  calm = run_episodes(make_engine(speculate="ngram"), range(4))
+  engine = make_engine(speculate="ngram", host_turns=0)
+  crowded = run_episodes(engine, range(9, -1, -1), pause=0.01)
+  assert engine.stats.parked > 0
+  for i in range(4):
+    for a, b in zip(calm[i], crowded[i], strict=True):
+      assert_same_bits(a, b)
+
+
 def test_text_that_repeats_itself_is_drafted_right(make_engine):
   engine = make_engine(**ROOM, speculate="ngram")
   again = compile_regex("(057){9}", TOKENIZER, STOP)
