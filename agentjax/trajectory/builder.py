@@ -7,6 +7,7 @@ started anew.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,6 +81,17 @@ class TrajectoryBuilder:
   def segments(self) -> Sequence[Segment]:
     """What stands so far."""
     return self._trajectory.segments
+
+  def branch(self, sample: int) -> TrajectoryBuilder:
+    """A builder for another episode of the task, ``sample``, that goes on from what stands here.
+
+    Token arrays are shared; what either builder appends or flags later is its own.
+    """
+    other = copy.copy(self)
+    segments = [dataclasses.replace(segment) for segment in self.segments]
+    other._trajectory = dataclasses.replace(self._trajectory, sample=sample, segments=segments)
+    other._calls = list(self._calls)
+    return other
 
   def append(
     self,
