@@ -19,7 +19,7 @@ from agentjax.rollout.program import (
   run_episode,
   tool_episode,
 )
-from agentjax.rollout.scoring import score
+from agentjax.rollout.scoring import MOST_THREADS, score
 from agentjax.trajectory.record import Task, Trajectory
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ async def collect(
     raise ValueError(f"samples_per_task={samples_per_task}; allowed: >= 1")
   known = finished or {}
   running = asyncio.Semaphore(player.config.concurrency)
-  scoring = asyncio.Semaphore(player.config.concurrency)
+  scoring = asyncio.Semaphore(min(player.config.concurrency, MOST_THREADS))
 
   async def finish(members: Sequence[Trajectory], task: Task) -> None:
     # Finished members take part in a comparison as copies: they stay as they were recorded.

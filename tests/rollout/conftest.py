@@ -50,6 +50,14 @@ def make_player(engine, **changes):
   )
 
 
+def idle(engine):
+  """Whether no slot of an engine is taken, and nothing waits for one."""
+  lanes = engine._lanes
+  empty = all(len(lane.free) == lane.slots.slots for lane in lanes)
+  busy = any(lane.jobs or lane.idle or lane.evictions for lane in lanes)
+  return empty and not busy and not engine._waiting and engine._parked == 0
+
+
 @pytest.fixture
 def run():
   """Collects episodes in an event loop that must end with no task left behind."""

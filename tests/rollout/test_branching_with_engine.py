@@ -18,7 +18,7 @@ from agentjax.rollout.tree import TreeConfig, TreeSearch
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import BRANCHES, Message, Task
-from tests.rollout.conftest import REGISTRY, REWARDS
+from tests.rollout.conftest import REGISTRY, REWARDS, idle
 from tests.rollout.scripted_engine import TOKENIZER
 from tests.rollout.test_with_engine import MODEL, TEMPERATURE, Eager, content
 
@@ -62,10 +62,7 @@ def run(engine, sampler, *, concurrency=16):
       assert not asyncio.all_tasks() - {asyncio.current_task()}
 
   members = asyncio.run(main())
-  # Every slot is free again, and nothing waits for one.
-  (lane,) = engine._lanes
-  assert len(lane.free) == 4 and not lane.jobs and not lane.idle and not engine._waiting
-  assert engine._parked == 0
+  assert idle(engine)
   return members
 
 
