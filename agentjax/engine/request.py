@@ -19,6 +19,14 @@ class EngineError(RuntimeError):
   """The engine cannot go on, or a context was used after it was closed or lost."""
 
 
+class EngineBusyError(EngineError):
+  """More calls wait for a slot than ``EngineConfig.max_waiting``; try again later."""
+
+
+class NonFiniteError(EngineError):
+  """A context's log-probs were not finite: it is lost, the others go on."""
+
+
 class ContextLengthError(ValueError):
   """More tokens than ``EngineConfig.max_length``; the message gives both numbers."""
 
