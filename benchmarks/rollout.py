@@ -19,9 +19,10 @@ Parts:
            optimiser) of a Qwen3-like and a Nemotron-H-like model.
 
 A peer is a script of your own that prints one JSON object a measurement; it runs in processes of
-its own, in turn with ours. `tunix_script --what=sampler|agentic` prints best_s, median_s, cpu_s_median
-and tokens, or step_s_median and step_cpu_s_median; `trl_script --parts=gen` prints model,
-completion, gen_s, best_gen_s, cpu_gen_s, step_s_median, best_step_s and cpu_step_s. Seconds are wall seconds, best and median; CPU seconds count all threads.
+its own, in turn with ours. `tunix_script --what=sampler|agentic` prints best_s, median_s,
+cpu_s_median and tokens, or step_s_median and step_cpu_s_median; `trl_script --parts=gen` prints
+model, completion, gen_s, best_gen_s, cpu_gen_s, step_s_median, best_step_s and cpu_step_s. Seconds
+are wall seconds, best and median; CPU seconds count all threads.
 """
 
 from __future__ import annotations
@@ -432,7 +433,6 @@ def run_trace(sizes: Sizes) -> None:
       max_length=longest,
       extend_buckets=(16, 64),
       extend_rows=(16, 4),
-      max_parked=len(streams),
     )
     timing = Timing()
     before = engine.stats.extended_tokens
@@ -637,7 +637,6 @@ def run_host(sizes: Sizes) -> None:
   for environments in sizes.environments[:2]:
     engine = make_engine(
       least, 64, lanes=1, max_length=128, extend_buckets=(16,), extend_rows=(64,), chunk_tokens=4,
-      max_parked=environments,
     )  # fmt: skip
     timing, turns = _host(
       engine, environments, sizes.host_turns, max_tokens_per_turn=4, max_total_tokens=128

@@ -54,8 +54,7 @@ def idle(engine):
   """Whether no slot of an engine is taken, and nothing waits for one."""
   lanes = engine._lanes
   empty = all(len(lane.free) == lane.slots.slots for lane in lanes)
-  busy = any(lane.jobs or lane.idle or lane.evictions for lane in lanes)
-  return empty and not busy and not engine._waiting and engine._parked == 0
+  return empty and not any(lane.jobs or lane.idle for lane in lanes) and not engine.waiting
 
 
 @pytest.fixture

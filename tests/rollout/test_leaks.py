@@ -257,7 +257,7 @@ def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
   reference = whole()
   seconds = time.monotonic() - start - SETTLING
   assert idle(engine)
-  before, cancelled = resources(), 0
+  before, stored, cancelled = resources(), engine.stored_bytes, 0
   for delay in np.linspace(0.0, 0.5 * seconds, 12):
 
     async def cut(delay=delay):
@@ -271,6 +271,8 @@ def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
     cancelled += asyncio.run(cut())
     assert idle(engine)
   assert cancelled >= 3
+  gc.collect()
+  assert engine.stored_bytes == stored
   assert resources() == before
   np.testing.assert_equal(whole(), reference)
 
