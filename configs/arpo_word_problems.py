@@ -1,4 +1,4 @@
-r"""ARPO on word problems: half of a group starts at the prompt, the rest where the policy is unsure.
+r"""ARPO on word problems: half of a group starts at the prompt, half where the policy was unsure.
 
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/arpo
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/aepo \
