@@ -139,6 +139,7 @@ class Programs:
         filters,
         jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
         vocab_limit=self._vocab_limit,
+        row_by_row=self._model.exact_chunk > 0,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
       out = models.decode_step(params, self._model, device.cache, token_ids, live)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
+from agentjax import models
+
 Array = jax.Array
 
 
@@ -47,6 +49,7 @@ def draw(
   forced: Int[Array, " slots"],
   *,
   vocab_limit: int | None = None,
+  row_by_row: bool = False,
 ) -> Draws:
   """``argmax(z + Gumbel noise)`` over the tokens kept, with ``z = logits / temperature``.
 
@@ -61,14 +64,12 @@ def draw(
     forced: token to take in place of a draw; -1 draws.
     vocab_limit: ids from here on are never drawn (an embedding may have more rows than the
       tokenizer has tokens); they still count in log-probs.
+    row_by_row: log-probs and entropies by the computation of training with an ``exact_chunk``.
   """
   greedy = filters.temperature <= 0.0
-  scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, filters.temperature)[:, None]
-  peak = jnp.max(scaled, axis=-1)
-  weights = jnp.exp(scaled - peak[:, None])
-  total = jnp.sum(weights, axis=-1)
-  normaliser = peak + jnp.log(total)
-  entropies = normaliser - jnp.sum(weights * scaled, axis=-1) / total
+  temperatures = jnp.where(greedy, 1.0, filters.temperature)
+  distribution = models.distribution_by_row if row_by_row else models.distribution
+  scaled, normaliser, entropies = distribution(logits, temperatures)
 
   choices, kept_normaliser = scaled, normaliser
   if vocab_limit is not None and vocab_limit < logits.shape[-1]:

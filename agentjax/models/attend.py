@@ -106,6 +106,7 @@ def attend_cache(
   positions: Int[Array, "rows time"],
   scale: float,
   window: int | None = None,
+  block: int | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
 
@@ -113,12 +114,57 @@ def attend_cache(
     keys, values: entry p of a row belongs to the token at position p.
     positions: place of each query in its slot; it sees entries up to there.
     scale, window: see ``attend``.
+    block: run over so many entries at a time, up to the last that a query sees, which gives the
+      same bits whatever ``length`` is; None is one product over all. The caller keeps ``block``
+      entries behind the last query. Without a window, and without a gradient.
   """
+  if block is not None:
+    assert window is None
+    return _attend_in_blocks(query, keys, values, positions, scale, block)
   place = jnp.arange(keys.shape[2])
   seen = place <= positions[..., None]
   if window is not None:
     seen &= place > positions[..., None] - window
   return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), keys, values, seen, scale), 2, 1)
+
+
+def _attend_in_blocks(
+  query: Array, keys: Array, values: Array, positions: Array, scale: float, block: int
+) -> Array:
+  """``attend_cache`` with running maxima and sums over blocks of entries, in their order.
+
+  What a query does not see adds an exact zero: ``exp(MASKED - top)``.
+  """
+  grouped = _group(jnp.moveaxis(query, 1, 2), keys)
+  exact = precision(values.dtype)
+
+  def body(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    top, total, out = carry
+    begin = step * block
+    key, value = (
+      jax.lax.dynamic_slice_in_dim(v, begin, block, axis=2) for v in (keys, values)
+    )
+    key, value = jax.lax.optimization_barrier((key, value))
+    seen = begin + jnp.arange(block) <= positions[..., None]
+    scores = _scores(grouped, key, seen, scale)
+    peak = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - peak), jnp.exp(top - peak)
+    more = jnp.matmul(
+      weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
+    )
+    total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+    return peak, total, out * shrink + more
+
+  lead = grouped.shape[:-1]
+  start = (
+    jnp.full((*lead, 1), MASKED, jnp.float32),
+    jnp.zeros((*lead, 1), jnp.float32),
+    jnp.zeros((*lead, values.shape[-1]), jnp.float32),
+  )
+  blocks = jnp.max(positions) // block + 1
+  _, total, out = jax.lax.fori_loop(0, blocks, body, start)
+  heads = (out / total).astype(query.dtype)
+  return jnp.moveaxis(heads.reshape(*query.shape[:1], query.shape[2], query.shape[1], -1), 2, 1)
 
 
 def _attend_part(

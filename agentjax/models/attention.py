@@ -189,7 +189,12 @@ def attention_extend(
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
   held = read_rows(cache, rows)
   out = attend_cache(
-    query, held.keys, held.values, positions=positions, scale=config.head_dim**-0.5
+    query,
+    held.keys,
+    held.values,
+    positions=positions,
+    scale=config.head_dim**-0.5,
+    block=config.exact_block,
   )
   return merge_heads(params, out), cache
 

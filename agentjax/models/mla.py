@@ -208,7 +208,9 @@ def _read(params: Mla, query: Array, held: Array, config: ModelConfig, positions
   """``W_o W_uv sum_s p_s c_s`` over what slots hold [R, length, kv_lora + rope]."""
   keys = held[:, None]
   values = keys[..., : params.value_up.shape[0]]
-  read = attend_cache(query, keys, values, positions=positions, scale=_scale(config))
+  read = attend_cache(
+    query, keys, values, positions=positions, scale=_scale(config), block=config.exact_block
+  )
   weight = params.value_up.astype(read.dtype)
   heads = jnp.einsum("rthl,lhv->rthv", read, weight, precision=precision(read.dtype))
   return _output(params, heads)
