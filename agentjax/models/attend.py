@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -106,7 +107,6 @@ def attend_cache(
   positions: Int[Array, "rows time"],
   scale: float,
   window: int | None = None,
-  block: int | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
 
@@ -114,13 +114,7 @@ def attend_cache(
     keys, values: entry p of a row belongs to the token at position p.
     positions: place of each query in its slot; it sees entries up to there.
     scale, window: see ``attend``.
-    block: run over so many entries at a time, up to the last that a query sees, which gives the
-      same bits whatever ``length`` is; None is one product over all. The caller keeps ``block``
-      entries behind the last query. Without a window, and without a gradient.
   """
-  if block is not None:
-    assert window is None
-    return _attend_in_blocks(query, keys, values, positions, scale, block)
   place = jnp.arange(keys.shape[2])
   seen = place <= positions[..., None]
   if window is not None:
@@ -128,25 +122,36 @@ def attend_cache(
   return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), keys, values, seen, scale), 2, 1)
 
 
-def _attend_in_blocks(
-  query: Array, keys: Array, values: Array, positions: Array, scale: float, block: int
-) -> Array:
-  """``attend_cache`` with running maxima and sums over blocks of entries, in their order.
+def attend_chunk(
+  query: Float[Array, "1 time heads width"],
+  key: Float[Array, "1 time kv_heads width"],
+  value: Float[Array, "1 time kv_heads value_width"],
+  held: Callable[[Array], tuple[Array, Array]],
+  *,
+  start: Int[Array, ""],
+  scale: float,
+  block: int,
+) -> Float[Array, "1 time heads value_width"]:
+  """Tokens that follow ``start`` others attend to themselves and to these, block by block.
 
-  What a query does not see adds an exact zero: ``exp(MASKED - top)``.
+  Running maxima and sums, the tokens' own keys first, so that a result does not depend on the
+  length of the cache; an entry that is not seen adds an exact zero, ``exp(MASKED - top)``.
+
+  Args:
+    query, key, value: of the tokens.
+    held: first place of a block to its keys [1, kv_heads, block, width] and values.
+    start: tokens before these.
+    scale: on the products.
+    block: keys of one product.
   """
-  grouped = _group(jnp.moveaxis(query, 1, 2), keys)
-  exact = precision(values.dtype)
+  query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
+  exact = precision(value.dtype)
 
-  def body(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+  def join(
+    carry: tuple[Array, Array, Array], key: Array, value: Array, seen: Array
+  ) -> tuple[Array, Array, Array]:
     top, total, out = carry
-    begin = step * block
-    key, value = (
-      jax.lax.dynamic_slice_in_dim(v, begin, block, axis=2) for v in (keys, values)
-    )
-    key, value = jax.lax.optimization_barrier((key, value))
-    seen = begin + jnp.arange(block) <= positions[..., None]
-    scores = _scores(grouped, key, seen, scale)
+    scores = _scores(query, key, seen[None], scale)
     peak = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights, shrink = jnp.exp(scores - peak), jnp.exp(top - peak)
     more = jnp.matmul(
@@ -155,16 +160,20 @@ def _attend_in_blocks(
     total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
     return peak, total, out * shrink + more
 
-  lead = grouped.shape[:-1]
-  start = (
+  def earlier(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    seen = step * block + jnp.arange(block) < start
+    return join(carry, *held(step * block), jnp.broadcast_to(seen, (query.shape[2], block)))
+
+  lead = _group(query, key).shape[:-1]
+  nothing = (
     jnp.full((*lead, 1), MASKED, jnp.float32),
     jnp.zeros((*lead, 1), jnp.float32),
-    jnp.zeros((*lead, values.shape[-1]), jnp.float32),
+    jnp.zeros((*lead, value.shape[-1]), jnp.float32),
   )
-  blocks = jnp.max(positions) // block + 1
-  _, total, out = jax.lax.fori_loop(0, blocks, body, start)
-  heads = (out / total).astype(query.dtype)
-  return jnp.moveaxis(heads.reshape(*query.shape[:1], query.shape[2], query.shape[1], -1), 2, 1)
+  carry = join(nothing, key, value, jnp.tril(jnp.ones((query.shape[2],) * 2, bool)))
+  _, total, out = jax.lax.fori_loop(0, -(-start // block), earlier, carry)
+  heads = (out / total).astype(query.dtype).reshape(*query.shape[:3], value.shape[-1])
+  return jnp.moveaxis(heads, 2, 1)
 
 
 def _attend_part(

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from agentjax.models.attention import KVCache
 from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
-from agentjax.models.exact import ChunkRun, padded_length, read_out, run_chunk
+from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
 from agentjax.models.loop import DecodeSection, decode_core, decode_twice, init_entries
 from agentjax.models.mamba2 import MambaCache
@@ -45,8 +45,8 @@ class Cache:
     blocks: per character of the pattern what ``BlockKind.init_cache`` makes (see ``init_entries``
       where blocks run more than once).
     lengths: int32 [slots], tokens each slot holds.
-    recent: int32 [slots, C], ids of the tokens since the last multiple of ``config.exact_chunk = C``,
-      which ``blocks`` does not hold; None without.
+    recent: int32 [slots, C], ids of the tokens since the last multiple of C, which ``blocks`` does
+      not hold, with ``config.exact_chunk = C``; None without.
   """
 
   blocks: tuple[Any, ...]
@@ -292,37 +292,35 @@ def _extend_exactly(
     ids = jax.lax.dynamic_update_slice_in_dim(ids, token_ids[row], begin, axis=0)
 
     def one_chunk(piece: Array, inner: tuple[Any, Array, Any]) -> tuple[Any, Array, Any]:
-      entries, _, routed = inner
-      here = jnp.minimum(total - piece * size, size)
-      tokens = jax.lax.dynamic_slice_in_dim(ids, piece * size, size)
-      run = run_chunk(params, config, entries, tokens, length - begin + piece * size, here)
+      blocks, _, routed = inner
+      at = piece * size
+      here = jnp.minimum(total - at, size)
+      tokens = jax.lax.dynamic_slice_in_dim(ids, at, size)
+      run = run_chunk(params, config, blocks, slot, tokens, length - begin + at, here)
       if run.experts is not None:
-        routed = jax.lax.dynamic_update_slice_in_dim(routed, run.experts, piece * size, axis=1)
-      return _kept(here == size, run, entries), run.hidden[here - 1], routed
+        routed = jax.lax.dynamic_update_slice_in_dim(routed, run.experts, at, axis=1)
+      return run.entries, run.hidden[here - 1], routed
 
-    entries = jax.tree.map(lambda v: v[slot][None], carry.blocks)
-    found = jax.eval_shape(lambda: run_chunk(params, config, entries, ids[:size], begin, begin))
     routed = None
-    if found.experts is not None:
-      shape = (found.experts.shape[0], ids.size, found.experts.shape[2])
-      routed = jnp.zeros(shape, found.experts.dtype)
-    hidden = jnp.zeros(found.hidden.shape[1:], found.hidden.dtype)
-    entries, hidden, routed = jax.lax.fori_loop(
-      0, -(-total // size), one_chunk, (entries, hidden, routed)
+    if shapes.experts is not None:
+      routers, _, choices = shapes.experts.shape
+      routed = jnp.zeros((routers, ids.size, choices), jnp.int32)
+    hidden = jnp.zeros(shapes.hidden.shape[1:], shapes.hidden.dtype)
+    blocks, hidden, routed = jax.lax.fori_loop(
+      0, -(-total // size), one_chunk, (carry.blocks, hidden, routed)
     )
-    logits = read_out(params, config, hidden, count)
     if routed is not None:
       routed = jax.lax.dynamic_slice_in_dim(routed, begin, time, axis=1)
+    rest = jax.lax.dynamic_slice_in_dim(ids, total // size * size, size)
     return _Carry(
-      blocks=jax.tree.map(lambda v, new: v.at[slot].set(new[0]), carry.blocks, entries),
-      recent=carry.recent.at[slot].set(
-        jax.lax.dynamic_slice_in_dim(ids, total // size * size, size)
-      ),
+      blocks=blocks,
+      recent=carry.recent.at[slot].set(rest),
       lengths=carry.lengths.at[slot].add(count),
-      logits=carry.logits.at[row].set(logits),
+      logits=carry.logits.at[row].set(read_out(params, config, hidden, count)),
       experts=None if routed is None else carry.experts.at[:, row].set(routed),
     )
 
+  shapes = chunk_shapes(params, config, cache.blocks)
   carry = _carry(config, cache, recent, rows.shape[0], (rows.shape[0], time))
   return jax.lax.fori_loop(0, jnp.sum(used), one_row, carry).decoded()
 
@@ -336,25 +334,23 @@ def _step_exactly(
   active: Array,
 ) -> Decoded:
   """``decode_step`` by ``run_chunk``: one active slot after the other runs its chunk again."""
-  size = config.exact_chunk
   (busy,) = jnp.nonzero(active, size=cache.slots, fill_value=0)
 
   def one_slot(step: Array, carry: _Carry) -> _Carry:
     slot = busy[step]
     length = carry.lengths[slot]
-    place = length % size
+    place = length % config.exact_chunk
+    count = place + 1
     tokens = carry.recent[slot].at[place].set(token_ids[slot])
-    entries = jax.tree.map(lambda v: v[slot][None], carry.blocks)
-    run = run_chunk(params, config, entries, tokens, length - place, place + 1)
-    entries = _kept(place + 1 == size, run, entries)
+    run = run_chunk(params, config, carry.blocks, slot, tokens, length - place, count)
     experts = carry.experts
     if run.experts is not None:
       experts = experts.at[:, slot].set(run.experts[:, place])
     return _Carry(
-      blocks=jax.tree.map(lambda v, new: v.at[slot].set(new[0]), carry.blocks, entries),
+      blocks=run.entries,
       recent=carry.recent.at[slot].set(tokens),
       lengths=carry.lengths.at[slot].add(1),
-      logits=carry.logits.at[slot].set(read_out(params, config, run.hidden[place], place + 1)),
+      logits=carry.logits.at[slot].set(read_out(params, config, run.hidden[place], count)),
       experts=experts,
     )
 
@@ -388,11 +384,6 @@ def _carry(
     logits=jnp.zeros((rows, config.vocab_size), jnp.float32),
     experts=jnp.zeros(shape, jnp.int32) if routers else None,
   )
-
-
-def _kept(full: Array, run: ChunkRun, before: tuple[Any, ...]) -> tuple[Any, ...]:
-  """The entries at the last border: after a full chunk, else before it."""
-  return jax.tree.map(lambda new, old: jnp.where(full, new, old), run.entries, before)
 
 
 def _run_stack(

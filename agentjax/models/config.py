@@ -372,11 +372,6 @@ class ModelConfig(Config):
   exact_chunk: int = 0
 
   @property
-  def exact_block(self) -> int | None:
-    """Keys at a time while the exact computation attends; None without it."""
-    return self.attention_block if self.exact_chunk else None
-
-  @property
   def sections(self) -> tuple[str, ...]:
     """Stretches of the pattern that run as a whole: prelude, core and coda of a looped model."""
     if self.loop is None:

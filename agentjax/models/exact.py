@@ -1,9 +1,9 @@
 """One compiled computation for sampling and training, so that both see the same bits.
 
 XLA rounds one formula in more than one way: a matrix product by the number of its rows, a fused
-multiply-add by what else stands in the loop, an exponential by its place in a vector. So the log-prob
-of a token is that of the trainer only where both execute the same instructions on the same shapes.
-With ``config.exact_chunk = C`` a sequence is cut on a grid of C tokens, and everything that reads
+multiply-add by what else stands in the loop, an exponential by its place in a vector. So a token
+has one log-prob in sampling and training only where both execute the same instructions on the same
+shapes. With ``config.exact_chunk = C`` a sequence is cut on a grid of C tokens, and all that reads
 tokens runs ``run_chunk``: C tokens of one sequence, from the state at the chunk's start. A slot
 keeps that state and the ids of the chunk under way, which each new token runs again; training runs
 the chunks one after the other. What stands behind a token in its chunk is an exact zero in
@@ -18,20 +18,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.blocks import KINDS, Appended
+from agentjax.models.attention import attention_chunk
+from agentjax.models.blocks import KINDS, Appended, Block
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits, distribution
+from agentjax.models.mla import mla_chunk
 from agentjax.models.norm import rms_norm
 from agentjax.models.stack import DecodeParams, open_stream
 
 Array = jax.Array
+
+# Kinds that keep something of every token, and how they read it; the others keep a state.
+_ATTEND: Mapping[str, Callable[..., tuple[Array, Any]]] = {"*": attention_chunk, "A": mla_chunk}
 
 
 class ChunkRun(NamedTuple):
@@ -40,7 +45,8 @@ class ChunkRun(NamedTuple):
   Attributes:
     streams: [blocks, C, embed], the residual stream after every block.
     hidden: [C, embed], after the last norm.
-    entries: of the cache, after the chunk.
+    entries: of the cache, with the chunk's keys; recurrent states are those after the chunk if it
+      is full, else those before it.
     experts: int32 [routers, C, choices]; None without a router.
   """
 
@@ -72,41 +78,66 @@ def run_chunk(
   params: DecodeParams,
   config: ModelConfig,
   entries: tuple[Any, ...],
+  slot: Int[Array, ""],
   token_ids: Int[Array, " chunk"],
   start: Int[Array, ""],
   count: Int[Array, ""],
 ) -> ChunkRun:
-  """``count`` tokens of one sequence from place ``start`` on, a multiple of C.
+  """``count`` tokens of one slot from place ``start`` on, a multiple of C.
 
   Args:
     params: from ``prepare_decode_params``.
     config: with ``exact_chunk = C``.
-    entries: of a cache of one slot, at ``start``.
+    entries: of a cache; recurrent states are those at ``start``.
+    slot: which of the cache's.
     token_ids: [C], right-padded.
     start: tokens before these.
     count: tokens that are not padding, at least 1.
   """
   x, _ = open_stream(params, config, token_ids[None])
-  appended = Appended(
-    rows=jnp.zeros((1,), jnp.int32),
-    positions=start + jnp.arange(config.exact_chunk)[None],
-    counts=count[None],
-  )
   after, streams, routed = [], [], []
   for kind, block, entry in zip(config.pattern, params.blocks, entries, strict=True):
-
-    def run(block: Any, x: Array, entry: Any, appended: Appended, kind: str = kind) -> Any:
-      return KINDS[kind].extend(block, x, entry, config, appended, None)
-
-    x, entry, experts = _apart(count > 0, run, block, x, entry, appended)
+    if kind in _ATTEND:
+      attend = functools.partial(_attend, config=config, kind=kind)
+      x, new = _apart(count > 0, attend, block, x, entry, slot, start)
+      # Behind a token that is still to come stands nothing that is read before it is overwritten.
+      entry = jax.tree.map(functools.partial(_lay, slot=slot, start=start), entry, new)
+    else:
+      mix = functools.partial(_mix, config=config, kind=kind)
+      own = jax.tree.map(lambda v: v[slot][None], entry)
+      x, new, experts = _apart(count > 0, mix, block, x, own, start, count)
+      full = count == config.exact_chunk
+      kept = jax.tree.map(functools.partial(jnp.where, full), new, own)
+      entry = jax.tree.map(lambda v, k: v.at[slot].set(k[0]), entry, kept)
+      routed += [] if experts is None else [experts[0]]
     after.append(entry)
     streams.append(x[0])
-    routed += [] if experts is None else [experts[0]]
   norm = functools.partial(rms_norm, eps=config.norm_eps)
   hidden = _apart(count > 0, norm, x, params.final_norm)[0]
-  return ChunkRun(
-    jnp.stack(streams), hidden, tuple(after), jnp.stack(routed) if routed else None
-  )
+  return ChunkRun(jnp.stack(streams), hidden, tuple(after), jnp.stack(routed) if routed else None)
+
+
+def _attend(
+  block: Block, x: Array, entry: Any, slot: Array, start: Array, config: ModelConfig, kind: str
+) -> tuple[Array, Any]:
+  inputs = rms_norm(x, block.norm, config.norm_eps)
+  out, new = _ATTEND[kind](block.mixer, inputs, entry, config, slot=slot, start=start)
+  return x + out, new
+
+
+def _mix(
+  block: Block, x: Array, entry: Any, start: Array, count: Array, config: ModelConfig, kind: str
+) -> tuple[Array, Any, Array | None]:
+  positions = start + jnp.arange(config.exact_chunk)[None]
+  appended = Appended(jnp.zeros((1,), jnp.int32), positions, count[None])
+  return KINDS[kind].extend(block, x, entry, config, appended, None)
+
+
+def _lay(held: Array, new: Array, slot: Array, start: Array) -> Array:
+  """``new`` [1, ..., C, width] at places ``start`` and on of a slot."""
+  zero = jnp.int32(0)
+  place = (slot, *(zero,) * (held.ndim - 3), start, zero)
+  return jax.lax.dynamic_update_slice(held, new, place)
 
 
 def read_out(
@@ -166,6 +197,7 @@ def score_rows(
   """
   batch, time = token_ids.shape
   size = config.exact_chunk
+  token_ids, segment_ids, positions = map(jnp.asarray, (token_ids, segment_ids, positions))
   pieces = batch * time // size
   cut = [v.reshape(pieces, size) for v in (token_ids, targets)]
   counts = jnp.sum(segment_ids.reshape(pieces, size) != 0, axis=1)
@@ -179,8 +211,12 @@ def score_rows(
     piece = busy[step]
     start, count = starts[piece], counts[piece]
     ids, aims = (v[piece] for v in cut)
-    entries = jax.tree.map(lambda v: jnp.where(start == 0, 0, v), entries)
-    run = run_chunk(params, config, entries, ids, start, count)
+    # A sequence begins as an empty slot does.
+    entries = tuple(
+      entry if kind in _ATTEND else jax.tree.map(lambda v: jnp.where(start == 0, 0, v), entry)
+      for kind, entry in zip(config.pattern, entries, strict=True)
+    )
+    run = run_chunk(params, config, entries, jnp.int32(0), ids, start, count)
 
     def token(i: Array, scores: tuple[Array, ...]) -> tuple[Array, ...]:
       logits = read_out(params, config, run.hidden[i], count)
@@ -202,21 +238,14 @@ def score_rows(
     )
     return run.entries, results
 
-  entries = tuple(KINDS[kind].init_cache(config, 1, padded_length(config, time)) for kind in
-                  config.pattern)
-  shapes = jax.eval_shape(
-    lambda: run_chunk(params, config, entries, cut[0][0], starts[0], counts[0])
-  )
+  length = padded_length(config, time)
+  entries = tuple(KINDS[kind].init_cache(config, 1, length) for kind in config.pattern)
+  shapes = chunk_shapes(params, config, entries)
   empty = jnp.zeros((pieces, size), jnp.float32)
-  results = Scored(
-    *(
-      None if s is None else jnp.zeros((pieces, *s.shape), s.dtype)
-      for s in (shapes.streams, shapes.hidden, shapes.experts)
-    ),
-    empty,
-    empty,
-    empty,
+  streams, hidden, experts = jax.tree.map(
+    lambda s: jnp.zeros((pieces, *s.shape), s.dtype), (shapes.streams, shapes.hidden, shapes.experts)
   )
+  results = Scored(streams, hidden, experts, empty, empty, empty)
   _, results = jax.lax.fori_loop(0, jnp.sum(counts > 0), body, (entries, results))
 
   def rows(v: Array) -> Array:
@@ -228,9 +257,19 @@ def score_rows(
   return jax.tree.map(rows, results)
 
 
+def chunk_shapes(params: DecodeParams, config: ModelConfig, entries: tuple[Any, ...]) -> ChunkRun:
+  """Shapes and dtypes of what ``run_chunk`` gives."""
+  zero = jnp.int32(0)
+  ids = jnp.zeros((config.exact_chunk,), jnp.int32)
+  return jax.eval_shape(
+    lambda p, e: run_chunk(p, config, e, zero, ids, zero, zero), params, entries
+  )
+
+
 def padded_length(config: ModelConfig, length: int) -> int:
-  """The next length that holds whole chunks, and whole blocks of keys of ``attend_cache``."""
-  size = config.exact_chunk
-  if not size:
+  """The next length that holds whole chunks and, with these, whole blocks of keys."""
+  if not config.exact_chunk:
     return length
-  return -(-length // size) * size + config.attention_block
+  for size in (config.exact_chunk, config.attention_block):
+    length = -(-length // size) * size
+  return length

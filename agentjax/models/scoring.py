@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from agentjax.models.cache import prepare_decode_params
 from agentjax.models.config import ModelConfig
@@ -37,8 +37,8 @@ def score_tokens(
 
   Args:
     params, config, token_ids, segment_ids, positions, experts, depths: see ``forward``. With
-      ``exact_chunk`` C divides T, and every sequence starts at a multiple of C in its row (``align``
-      of ``trajectory.packing.pack``).
+      ``exact_chunk`` C divides T, and every sequence starts at a multiple of C in its row, as
+      ``trajectory.packing.pack`` does with ``align=C``.
     temperature: divides the logits; above 0. No gradient reaches it.
 
   Raises:
@@ -90,12 +90,13 @@ def _exact(
   devices = jax.sharding.get_abstract_mesh().size
   if devices > 1:
     raise ValueError(
-      f"model.exact_chunk={config.exact_chunk} on a mesh of {devices} devices; allowed: one device, "
-      "as sampling runs on one, or model.exact_chunk=0."
+      f"model.exact_chunk={config.exact_chunk} on a mesh of {devices} devices; allowed: one "
+      "device, as sampling runs on one, or model.exact_chunk=0."
     )
   rows = (token_ids, segment_ids, positions)
   fixed = prepare_decode_params(jax.lax.stop_gradient(params), config)
-  known = score_rows(fixed, config, *rows, targets, jax.lax.stop_gradient(temperature))
+  divisor = jax.lax.stop_gradient(jnp.asarray(temperature, jnp.float32))
+  known = score_rows(fixed, config, *rows, targets, divisor)
   out = forward(params, config, *rows, experts=known.experts, anchors=known.streams)
   hidden = anchored(out.hidden, known.hidden)
   scores = score_targets(
