@@ -243,7 +243,8 @@ def score_rows(
   shapes = chunk_shapes(params, config, entries)
   empty = jnp.zeros((pieces, size), jnp.float32)
   streams, hidden, experts = jax.tree.map(
-    lambda s: jnp.zeros((pieces, *s.shape), s.dtype), (shapes.streams, shapes.hidden, shapes.experts)
+    lambda s: jnp.zeros((pieces, *s.shape), s.dtype),
+    (shapes.streams, shapes.hidden, shapes.experts),
   )
   results = Scored(streams, hidden, experts, empty, empty, empty)
   _, results = jax.lax.fori_loop(0, jnp.sum(counts > 0), body, (entries, results))
