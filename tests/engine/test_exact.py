@@ -64,7 +64,7 @@ _score = jax.jit(models.score_tokens, static_argnums=1)
 
 
 def play(config: models.ModelConfig, sizes: EngineConfig, temperature: float) -> list[dict]:
-  """Contexts of several turns with forks, run together: ids, log-probs and where they were drawn."""
+  """Contexts of several turns with forks, run together: their ids, and what was drawn where."""
 
   async def branch(context, key: int, ids: list, drawn: list) -> dict:
     await context.extend(OBSERVATION[: 1 + key % 6])
