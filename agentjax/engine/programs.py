@@ -257,6 +257,7 @@ class Programs:
         vocab_limit=self._vocab_limit,
         masks=masks,
         grammar_state=state,
+        row_by_row=self._model.exact_chunk > 0,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
       out = self._step(params, device.cache, token_ids, live)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
+from agentjax import models
 from agentjax.engine.grammar import Masks
 
 Array = jax.Array
@@ -51,6 +52,7 @@ def draw(
   vocab_limit: int | None = None,
   masks: Masks | None = None,
   grammar_state: Int[Array, " slots"] | None = None,
+  row_by_row: bool = False,
 ) -> Draws:
   """``argmax(z + Gumbel noise)`` over the tokens kept, with ``z = logits / temperature``.
 
@@ -67,14 +69,12 @@ def draw(
       tokenizer has tokens); they still count in log-probs.
     masks: grammars of the slots; what they forbid is never drawn and still counts in log-probs.
     grammar_state: state of every slot in its grammar; with masks.
+    row_by_row: log-probs and entropies by the computation of training with an ``exact_chunk``.
   """
   greedy = filters.temperature <= 0.0
-  scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, filters.temperature)[:, None]
-  peak = jnp.max(scaled, axis=-1)
-  weights = jnp.exp(scaled - peak[:, None])
-  total = jnp.sum(weights, axis=-1)
-  normaliser = peak + jnp.log(total)
-  entropies = normaliser - jnp.sum(weights * scaled, axis=-1) / total
+  temperatures = jnp.where(greedy, 1.0, filters.temperature)
+  distribution = models.distribution_by_row if row_by_row else models.distribution
+  scaled, normaliser, entropies = distribution(logits, temperatures)
 
   choices, kept_normaliser = scaled, normaliser
   if vocab_limit is not None and vocab_limit < logits.shape[-1]:

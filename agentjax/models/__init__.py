@@ -20,11 +20,12 @@ from agentjax.models.cache import (
   write_slots,
 )
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
+from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
   TokenScores,
   ValueHead,
   compute_logits,
-  score_tokens,
+  distribution,
   value_specs,
   values,
 )
@@ -33,6 +34,7 @@ from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
 from agentjax.models.param_ops import qk_clip_scales
 from agentjax.models.presets import model_preset, model_presets
+from agentjax.models.scoring import score_tokens
 from agentjax.models.spec import (
   ParamSpec,
   abstract,
@@ -85,6 +87,8 @@ __all__ = [
   "decay_mask",
   "decode_specs",
   "decode_step",
+  "distribution",
+  "distribution_by_row",
   "extend",
   "factor_pattern",
   "forward",

@@ -56,6 +56,8 @@ def unverifiable(config: ModelConfig) -> str | None:
   """Why ``verify`` cannot run a model; None where it can."""
   if config.loop is not None or config.second_pass is not None:
     return "blocks that run more than once (model.loop, model.second_pass)"
+  if config.exact_chunk:
+    return "exact log-probs (model.exact_chunk)"
   return None
 
 

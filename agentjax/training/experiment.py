@@ -381,8 +381,34 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
+  if model.exact_chunk and experiment.rl.steps:
+    _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:
     lora_specs(param_specs(model), experiment.lora)
+
+
+def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
+  """What exact log-probs ask of a run."""
+  name, stage = f"{path}.model.exact_chunk", experiment.rl
+  check(
+    stage.row_length % chunk == 0,
+    f"{path}.rl.row_length",
+    stage.row_length,
+    f"a multiple of {name}={chunk}",
+  )
+  check(
+    not stage.replay_experts,
+    f"{path}.rl.replay_experts",
+    stage.replay_experts,
+    f"False with {name}={chunk}: training chooses the experts that sampling chose",
+  )
+  check(
+    experiment.lora is None,
+    name,
+    chunk,
+    f"0 with {path}.lora: sampling is given the sum of policy and adapters, which training "
+    "computes again and may round otherwise",
+  )
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:

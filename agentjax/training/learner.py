@@ -87,6 +87,14 @@ class Learner:
             value,
             f"a multiple of {multiple}, the devices that config.mesh splits it over",
           )
+    self._align = max(1, parts.model.exact_chunk)
+    check(
+      self._align == 1 or self.mesh.size == 1 or not experiment.rl.steps,
+      "config.model.exact_chunk",
+      parts.model.exact_chunk,
+      f"0 on a mesh of {self.mesh.size} devices: sampling runs on one, and training only there "
+      "computes the same bits",
+    )
     self._config = experiment.rl.objective
     self._critic = experiment.rl.steps > 0 and self._config.needs_values
     self._reference = experiment.rl.steps > 0 and self._config.needs_reference
@@ -116,7 +124,8 @@ class Learner:
     warm = update_settings(experiment.supervised, self._lora)
     self._update = {
       "supervised": make_update(
-        parts.model,
+        # Nothing is sampled that log-probs could differ from.
+        dataclasses.replace(parts.model, exact_chunk=0),
         self._optimizers["supervised"],
         supervised_objective,
         warm,
@@ -213,7 +222,7 @@ class Learner:
         f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
       )
     batches = [
-      self._pack(part, settings.row_length, rows)
+      self._pack(part, settings.row_length, rows, self._align)
       for part in _by_task(started, settings.minibatches)
     ]
     if not settings.replay_experts:
@@ -281,14 +290,17 @@ class Learner:
       values[name if plain else f"policy/{name}"] = float(value)
     return dataclasses.replace(state, step=state.step + 1), values
 
-  def _pack(self, trajectories: Sequence[Trajectory], row_length: int, rows: int) -> Batch:
+  def _pack(
+    self, trajectories: Sequence[Trajectory], row_length: int, rows: int, align: int = 1
+  ) -> Batch:
     sequences = to_sequences(trajectories)
-    needed = plan_rows([len(s) for s in sequences], row_length).num_rows
+    needed = plan_rows([len(s) for s in sequences], row_length, align).num_rows
     return pack(
       sequences,
       row_length=row_length,
       pad_id=self._parts.tokenizer.pad_id,
       rows=micro_rows(needed, rows),
+      align=align,
     )
 
   def _place(self, tree: Any) -> Any:
