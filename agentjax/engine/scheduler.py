@@ -428,15 +428,18 @@ class Engine:
     They may be sharded; where they span processes, all processes must call this together.
     Every token carries the version it was sampled with. A prefix of other weights is run again
     where it is opened; a context that has sampled keeps what it has in its cache.
+
+    Any thread may call this while programs sample, one call at a time: a cycle takes the weights
+    once, when it is planned, and its tokens carry their version.
     """
-    first = not self._weights
     engines = {lane.slots.device: lane.slots for lane in self._lanes}
-    self._weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
-    for lane in self._lanes:
-      if lane.task is None:
-        lane.slots.use(self._weights[lane.slots.device])
-        if first and self.config.warmup:
+    weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
+    if not self._weights:  # nothing runs yet
+      for lane in self._lanes:
+        lane.slots.use(weights[lane.slots.device])
+        if self.config.warmup:
           lane.slots.warmup()
+    self._weights = weights
 
   async def prefill(
     self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from agentjax.rollout.evaluation import (
   summarise,
 )
 from agentjax.rollout.keys import Address, environment_key, evaluation_seed, turn_key
-from agentjax.rollout.loop import collect
+from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.program import (
   Episode,
   EpisodeEnd,
@@ -22,12 +22,18 @@ from agentjax.rollout.program import (
   run_episode,
   tool_episode,
 )
+from agentjax.rollout.schedule import ScheduleConfig, StalenessError
 from agentjax.rollout.statistics import (
+  GroupDiversity,
   RolloutStatistics,
+  StalenessStatistics,
   ToolStatistics,
   engine_metrics,
+  group_diversity,
   rollout_statistics,
+  staleness_statistics,
 )
+from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import render, write_trajectories
 
 __all__ = [
@@ -38,11 +44,17 @@ __all__ = [
   "Estimate",
   "EvaluationPlan",
   "EvaluationReport",
+  "GroupDiversity",
+  "GroupPlayer",
+  "GroupStream",
   "MakeEnvironment",
   "Player",
   "RolloutConfig",
   "RolloutStatistics",
+  "ScheduleConfig",
   "Scores",
+  "StalenessError",
+  "StalenessStatistics",
   "ToolStatistics",
   "bootstrap",
   "collect",
@@ -50,10 +62,12 @@ __all__ = [
   "environment_key",
   "evaluate",
   "evaluation_seed",
+  "group_diversity",
   "pass_at_k",
   "render",
   "rollout_statistics",
   "run_episode",
+  "staleness_statistics",
   "summarise",
   "tool_episode",
   "turn_key",
