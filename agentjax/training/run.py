@@ -447,7 +447,7 @@ class _Session:
       self.checkpoints.save(step, state, host, records)
 
   def _one_step_off_under_way(self, step: int) -> bool:
-    """Whether episodes of step ``step + 1`` are sampled with the weights that ``step`` began with."""
+    """Whether the next step's episodes are sampled with the weights that ``step`` began with."""
     begun = self.first_rl_step <= step < self.last_step
     return begun and self.experiment.rl.schedule.mode == "one_step_off"
 
