@@ -1,6 +1,7 @@
-"""The simulator: cases that can be told by hand, and the real loop with an engine of known speed."""
+"""The simulator: cases told by hand, and the real loop with an engine of known speed."""
 
 import asyncio
+import heapq
 import time
 
 import numpy as np
@@ -163,19 +164,30 @@ TASKS = [make_task(i) for i in range(6)]
 
 
 class Slotted(ScriptedEngine):
-  """A model call takes ``TURN`` seconds and one of ``SLOTS`` slots."""
+  """A model call takes ``TURN`` seconds and one of ``SLOTS`` slots, the lowest address first."""
 
   def __init__(self):
     super().__init__(lambda address, turn: say("go on"), delay=lambda address: TURN)
-    self.slots = asyncio.Semaphore(SLOTS)
+    self.free, self.waiting = SLOTS, []
 
   async def open(self, prefix, *, priority=()):
     context = await super().open(prefix, priority=priority)
     generate = context.generate
 
     async def in_a_slot(request):
-      async with self.slots:
+      if not self.free:
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self.waiting, (priority, turn))
+        await turn
+      else:
+        self.free -= 1
+      try:
         return await generate(request)
+      finally:
+        if self.waiting:
+          heapq.heappop(self.waiting)[1].set_result(None)
+        else:
+          self.free += 1
 
     context.generate = in_a_slot
     return context
@@ -224,6 +236,7 @@ def real_seconds(schedule):
       group_size=GROUP,
       schedule=schedule,
     )
+    await stream.fill(0, SIZE)  # opening the data takes a while, too
     start = time.monotonic()
     for step in range(STEPS):
       engine.version = step

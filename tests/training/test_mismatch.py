@@ -127,4 +127,6 @@ def test_groups_of_identical_samples_raise_a_warning(tmp_path, caplog, monkeypat
   made.experiment.rl.steps = 1
   with caplog.at_level(logging.WARNING):
     made.train()
-  assert any("in each of its 2 groups all samples are the same" in r.message for r in caplog.records)
+  assert any(
+    "in each of its 2 groups all samples are the same" in r.message for r in caplog.records
+  )
