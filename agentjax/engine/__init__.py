@@ -3,8 +3,10 @@
 from agentjax.engine.config import EngineConfig, SamplingConfig
 from agentjax.engine.request import (
   ContextLengthError,
+  EngineBusyError,
   EngineError,
   Finish,
+  NonFiniteError,
   Sample,
   SampleRequest,
 )
@@ -16,10 +18,12 @@ __all__ = [
   "Context",
   "ContextLengthError",
   "Engine",
+  "EngineBusyError",
   "EngineConfig",
   "EngineError",
   "EngineStats",
   "Finish",
+  "NonFiniteError",
   "Prefix",
   "Sample",
   "SampleRequest",

@@ -53,8 +53,24 @@ class EngineConfig(Config):
     max_stop_ids: stop ids a request may name.
     host_turns: turns of the event loop granted after a chunk to the programs that it woke, so that
       a quick tool call does not cost its context a chunk of idleness.
-    max_parked: contexts whose state may be kept outside the slots. When all slots are taken, the
-      longest idle context is parked to let another run.
+    prefill_tokens: prompt and observation tokens, buckets counted whole, that are taken in between
+      two decode chunks; what is left of a long prompt waits for the next gap, so that it stalls
+      nobody. One dispatch is always made.
+    block_tokens: tokens of the blocks in which keys and values leave a slot and are shared.
+    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
+      forks, prompts, known prefixes. What was not used for longest goes from the device to the
+      host. When all slots are taken, the longest idle context is parked to let another run; when
+      the store is full, known prefixes are dropped first, and then nobody is parked any more while
+      any slot is at work.
+    prefix_reuse: which beginnings are used again, with the weights that made them. "none";
+      "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
+      to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
+      rounding: extension and decoding round differently, so that what is sampled may then depend
+      on what is known.
+    snapshot_tokens: distance at least between two boundaries inside a prompt, rounded up to pieces
+      of the largest bucket; each costs a copy of the recurrent state.
+    max_waiting: calls that may wait for a slot; one more is refused with EngineBusyError. 0 is no
+      limit.
     record_experts: keep what the routers chose for every token, for training to do the same
       (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
     warmup: compile everything when the first weights are published, rather than each program when
@@ -69,16 +85,25 @@ class EngineConfig(Config):
   extend_rows: tuple[int, ...] = (16, 4, 1)
   max_stop_ids: int = 4
   host_turns: int = 16
-  max_parked: int = 1024
+  prefill_tokens: int = 1024
+  block_tokens: int = 64
+  device_store_mb: int = 1024
+  host_store_mb: int = 4096
+  prefix_reuse: str = "prompts"
+  snapshot_tokens: int = 1024
+  max_waiting: int = 0
   record_experts: bool = False
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    for name in ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids"):
+    positive = ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids", "block_tokens")
+    for name in (*positive, "prefill_tokens", "snapshot_tokens"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    for name in ("host_turns", "max_parked"):
+    for name in ("host_turns", "device_store_mb", "host_store_mb", "max_waiting"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
+    reuse = ("none", "prompts", "turns")
+    check(self.prefix_reuse in reuse, f"{path}.prefix_reuse", self.prefix_reuse, f"one of {reuse}")
     check(
       self.slots % self.lanes == 0,
       f"{path}.lanes",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +31,7 @@ class DeviceState:
   logits: Array  # float32 [slots, vocab], of the token each slot takes next
 
 
-@flax.struct.dataclass
-class Snapshot:
-  """One context off the slots, on the device: what it takes to go on anywhere."""
-
-  state: Cache  # one slot
-  logits: Array  # float32 [1, vocab]
-  length: int = flax.struct.field(pytree_node=False)  # tokens
-  version: int = flax.struct.field(pytree_node=False)  # of the weights when it was read
+_WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
 
 
 class Programs:
@@ -48,9 +43,16 @@ class Programs:
     prepare: training parameters to per-layer decode parameters, a copy in any case.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
-    place: puts a context into several slots.
-    read: takes a context out of a slot.
+    place: empties several slots and gives them a context's state.
+    write: puts keys and values into several slots.
+    read: takes a context's state out of a slot.
+    read_blocks: takes keys and values out of a slot.
     traces: how often each was compiled; more than once means a shape leaked in, or other devices.
+    block_tokens: tokens of a block of keys and values.
+    transfer_blocks: blocks that ``write`` and ``read_blocks`` move at once.
+    has_blocks: whether the model has keys and values at all.
+    attention_only: whether it has nothing else.
+    state_bytes, block_bytes: sizes of a context's state and of one block.
   """
 
   def __init__(
@@ -59,30 +61,65 @@ class Programs:
     self.slots = config.slots
     self.place_width = min(self.slots, 16)
     self.traces: collections.Counter[str] = collections.Counter()
+    self._in_thread = threading.local()
     self._model, self._config, self._vocab_limit = model_config, config, vocab_limit
     self.initial = self._jit("initial", self._initial)
     self.prepare = self._jit("prepare", self._prepare)
     self.decode = self._jit("decode", self._decode, donate=True)
+    self.block_tokens = min(config.block_tokens, config.max_length)
+    self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
+    shapes, self._time_axes = self._find_time_axes()
+    timed = [axis is not None for axis in self._time_axes]
+    self.has_blocks = any(timed)
+    self.attention_only = timed.count(False) == len(_WITHOUT_PAST)
+    per_slot = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
+    self.state_bytes = sum(n for n, t in zip(per_slot, timed, strict=True) if not t)
+    in_time = sum(n for n, t in zip(per_slot, timed, strict=True) if t)
+    self.block_bytes = in_time * self.block_tokens // config.max_length
     self.place = self._jit("place", self._place, donate=True)
+    self.write = self._jit("write", self._write, donate=True)
     self.read = self._jit("read", self._read)
+    self.read_blocks = self._jit("read_blocks", self._read_blocks)
     self.extend = {
       tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, donate=True)
       for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
     }
 
+  @property
+  def traces_here(self) -> int:
+    """How often something was compiled in this thread."""
+    return getattr(self._in_thread, "traces", 0)
+
   def _jit(self, name: str, function: Callable[..., Any], *, donate: bool = False) -> Any:
     def counted(*args: Any) -> Any:
       self.traces[name] += 1
+      self._in_thread.traces = self.traces_here + 1
       return function(*args)
 
     counted.__name__ = name
     return jax.jit(counted, donate_argnums=(0,) if donate else ())
 
   def _initial(self) -> DeviceState:
+    return self._empty(self._config.max_length)
+
+  def _empty(self, length: int) -> DeviceState:
     return DeviceState(
-      cache=models.init_cache(self._model, self.slots, self._config.max_length),
+      cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
     )
+
+  def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
+    """Of every array of the device state its shape and its axis of time: the one that grows."""
+    length = self._config.max_length
+    shapes, longer = (
+      jax.tree.leaves(jax.eval_shape(functools.partial(self._empty, n)))
+      for n in (length, length + 1)
+    )
+    axes: list[int | None] = []
+    for a, b in zip(shapes, longer, strict=True):
+      grown = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
+      axes.append(grown[0] if grown else None)
+    return shapes, axes
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
@@ -106,18 +143,83 @@ class Programs:
     ids = self._model.num_experts + self._model.zero_experts
     return jnp.moveaxis(experts, 0, -2).astype(compact_dtype(ids))
 
-  def _place(self, device: DeviceState, state: Cache, logits: Array, rows: Array) -> DeviceState:
-    """One context into every slot of ``rows``; places that are not used name no slot."""
-    spread = jax.tree.map(
-      lambda v: jnp.broadcast_to(v, (self.place_width, *v.shape[1:])), (state, logits)
-    )
-    return DeviceState(
-      cache=models.write_slots(device.cache, rows, spread[0]),
-      logits=device.logits.at[rows].set(spread[1], mode="drop"),
+  def _place(
+    self, device: DeviceState, state: tuple[Array, ...], rows: Array, count: Array
+  ) -> DeviceState:
+    """Every slot of ``rows[:count]`` gets this state, and keys and values of zero.
+
+    Zero, not what another context left there: a masked NaN would still reach a sum.
+    """
+    leaves, tree = jax.tree.flatten(device)
+    given = iter(state)
+    fills = [
+      next(given) if axis is None else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
+      for leaf, axis in zip(leaves, self._time_axes, strict=True)
+    ]
+
+    def one(i: Array, leaves: list[Array]) -> list[Array]:
+      return [
+        jax.lax.dynamic_update_slice_in_dim(leaf, fill, rows[i], axis=0)
+        for leaf, fill in zip(leaves, fills, strict=True)
+      ]
+
+    return jax.tree.unflatten(tree, jax.lax.fori_loop(0, count, one, leaves))
+
+  def _write(
+    self,
+    device: DeviceState,
+    blocks: tuple[tuple[Array, ...], ...],
+    first: Array,
+    block_count: Array,
+    rows: Array,
+    count: Array,
+  ) -> DeviceState:
+    """``blocks[:block_count]`` become blocks ``first`` and on of every slot of ``rows[:count]``."""
+    leaves, tree = jax.tree.flatten(device)
+    timed = [(i, axis) for i, axis in enumerate(self._time_axes) if axis is not None]
+    stacked = [jnp.stack(leaf) for leaf in zip(*blocks, strict=True)]
+
+    def one(i: Array, values: list[Array]) -> list[Array]:
+      row, block = rows[i // block_count], i % block_count
+      start = (first + block) * self.block_tokens
+      return [
+        jax.lax.dynamic_update_slice(
+          value, source[block], [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
+        )
+        for value, source, (_, axis) in zip(values, stacked, timed, strict=True)
+      ]
+
+    written = jax.lax.fori_loop(0, count * block_count, one, [leaves[i] for i, _ in timed])
+    for (i, _), value in zip(timed, written, strict=True):
+      leaves[i] = value
+    return jax.tree.unflatten(tree, leaves)
+
+  def _read(self, device: DeviceState, slot: Array) -> tuple[Array, ...]:
+    """What a slot holds that has no axis of time."""
+    return tuple(
+      jax.lax.dynamic_slice_in_dim(leaf, slot, 1, axis=0)
+      for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True)
+      if axis is None
     )
 
-  def _read(self, device: DeviceState, rows: Array) -> tuple[Cache, Array]:
-    return models.read_slots(device.cache, rows), device.logits[rows]
+  def _read_blocks(
+    self, device: DeviceState, slot: Array, first: Array
+  ) -> tuple[tuple[Array, ...], ...]:
+    """Blocks ``first`` and on of a slot; the last block of a slot ends where the slot ends."""
+
+    def block(index: int) -> tuple[Array, ...]:
+      start = (first + index) * self.block_tokens
+      return tuple(
+        jax.lax.dynamic_slice(
+          leaf,
+          [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))],
+          [1, *(self.block_tokens if d == axis else n for d, n in enumerate(leaf.shape) if d)],
+        )
+        for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True)
+        if axis is not None
+      )
+
+    return tuple(block(i) for i in range(self.transfer_blocks))
 
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan
@@ -189,6 +291,7 @@ def programs_of_lane(
     chunk_tokens=config.chunk_tokens,
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,
+    block_tokens=config.block_tokens,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,
   )

@@ -19,6 +19,14 @@ class EngineError(RuntimeError):
   """The engine cannot go on, or a context was used after it was closed or lost."""
 
 
+class EngineBusyError(EngineError):
+  """More calls wait for a slot than ``EngineConfig.max_waiting``; try again later."""
+
+
+class NonFiniteError(EngineError):
+  """A context's log-probs were not finite: it is lost, the others go on."""
+
+
 class ContextLengthError(ValueError):
   """More tokens than ``EngineConfig.max_length``; the message gives both numbers."""
 
@@ -173,16 +181,22 @@ class Generation:
       forced = request.forced_ids[self.sampled : self.sampled + chunk_tokens]
       plan.forced[slot, : len(forced)] = forced
 
-  def read(self, chunk: Chunk, slot: int, room: int, version: int) -> bool:
-    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk."""
+  def read(self, chunk: Chunk, slot: int, room: int, version: int, first: int) -> bool:
+    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk.
+
+    ``first`` is the version of the first token: it is drawn from what the weights of the dispatch
+    before gave, which may be older ones.
+    """
     count = int(chunk.counts[slot])
+    versions = np.full(count, version, np.int32)
+    versions[:1] = first
     self._parts.append(
       (
         chunk.token_ids[slot, :count],
         chunk.log_probs[slot, :count],
         chunk.entropies[slot, :count],
         chunk.sampling_log_probs[slot, :count],
-        np.full(count, version, np.int32),
+        versions,
       )
     )
     if chunk.experts is not None:

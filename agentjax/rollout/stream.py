@@ -119,10 +119,11 @@ class GroupStream:
     """
     while len(self._groups) < count:
       task, addresses = self._draw()
-      known = {a: self._finished[a] for a in addresses if a in self._finished}
+      key = _key(addresses)
+      known = {a: t for a, t in self._finished.items() if a[:2] == key}
       oldest = min([version, *(_oldest_version(t, version) for t in known.values())])
       play = asyncio.ensure_future(self._playing.play(task, addresses, known))
-      self._groups[_key(addresses)] = _Group(oldest, play)
+      self._groups[key] = _Group(oldest, play)
 
   async def take(self, step: int, size: int) -> list[Trajectory]:
     """The groups that ``step`` trains on, ``size`` of them, in the order of their addresses.
