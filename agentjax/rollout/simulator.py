@@ -125,7 +125,8 @@ class Fleet:
 
   def rate(self, active: int) -> float:
     """Tokens a second of one engine with ``active`` slots."""
-    return float(np.interp(active, *zip(*self.decode_rate, strict=True)))
+    measured = np.array(self.decode_rate, np.float64)
+    return float(np.interp(active, measured[:, 0], measured[:, 1]))
 
 
 @dataclasses.dataclass(frozen=True)
