@@ -255,5 +255,9 @@ def test_it_predicts_the_real_loop(staleness):
   fleet = Fleet(SLOTS, ((1, 1.0 / TURN), (SLOTS, SLOTS / TURN)), UPDATE)
   load = Workload(turns=Fixed(2), turn_tokens=Fixed(1.0), tool_seconds=TOOL)
   predicted = simulate(fleet, load, Plan(STEPS, SIZE, GROUP, schedule)).seconds
-  quickest = min(real_seconds(schedule) for _ in range(2))  # the machine does other things, too
+  quickest = float("inf")
+  for _ in range(4):  # the machine does other things, too
+    quickest = min(quickest, real_seconds(schedule))
+    if quickest <= predicted * 1.15:
+      break
   assert quickest == pytest.approx(predicted, rel=0.15)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from agentjax.data import TaskIterator
+from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.schedule import ScheduleConfig, bound_staleness
 from agentjax.rollout.stream import GroupStream
-from tests.rollout.conftest import REWARDS, make_player, make_task, question
+from tests.rollout.conftest import REGISTRY, REWARDS, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
 from tests.rollout.test_loop import content
 
@@ -30,9 +31,35 @@ def slow_now_and_then(seed):
   return delay
 
 
-def make_stream(engine, schedule, *, finished=None, on_finish=None, state=None, share=list):
+def held_back(engine, count, version):
+  """Environments of which the first ``count`` answer only once the weights are of ``version``."""
+  made = []
+
+  class HeldBack(QuestionEnvironment):
+    async def step(self, action):
+      while made.index(self) < count and engine.version < version:
+        await asyncio.sleep(0.001)
+      return await super().step(action)
+
+  def make_environment(task):
+    made.append(HeldBack(REGISTRY, max_turns=4, tool_timeout=30.0))
+    return made[-1]
+
+  return make_environment
+
+
+def make_stream(
+  engine,
+  schedule,
+  *,
+  finished=None,
+  on_finish=None,
+  state=None,
+  share=list,
+  make_environment=question,
+):
   stream = GroupStream(
-    GroupPlayer(make_player(engine), question, REWARDS, on_finish),
+    GroupPlayer(make_player(engine), make_environment, REWARDS, on_finish),
     TaskIterator(TASKS, batch_size=SIZE, seed=1),
     first=FIRST,
     group_size=GROUP,
@@ -71,6 +98,11 @@ def run(engine, schedule, **settings):
   batches = asyncio.run(main())
   assert engine.live_contexts == engine.live_prefixes == 0
   return batches
+
+
+def first_address():
+  tasks = next(TaskIterator(TASKS, batch_size=SIZE, seed=1))
+  return FIRST, min(task.id for task in tasks), 0
 
 
 def versions_of(trajectory):
@@ -118,18 +150,18 @@ def test_with_staleness_zero_it_is_collect():
 
 def test_an_episode_goes_on_under_new_weights_and_ends_in_a_later_step():
   schedule = ScheduleConfig("async", 3)
-  batches = run(ScriptedEngine(answers, delay=slow_now_and_then(3)), schedule)
-  crossed = [t for batch in batches for t in batch if len(set(versions_of(t).tolist())) > 1]
-  late = [t for i, batch in enumerate(batches) for t in batch if t.step < FIRST + i]
-  assert crossed and late
+  engine = ScriptedEngine(answers)
+  batches = run(engine, schedule, make_environment=held_back(engine, 1, FIRST + 2))
+  ((step, crossed),) = [
+    (i, t) for i, batch in enumerate(batches) for t in batch if t.address == first_address()
+  ]
+  assert step >= 2 and versions_of(crossed)[0] == FIRST and versions_of(crossed)[-1] >= FIRST + 2
 
 
 def test_one_straggler_holds_up_no_step_before_its_time():
-  def delay(address):
-    return 0.2 if address[0] == FIRST and address[2] == 0 else 0.0
-
-  taken_in = {}
-  batches = run(ScriptedEngine(answers, delay=delay), ScheduleConfig("async", 2))
+  engine, taken_in = ScriptedEngine(answers), {}
+  held = held_back(engine, SIZE * GROUP, FIRST + 2)
+  batches = run(engine, ScheduleConfig("async", 2), make_environment=held)
   for i, batch in enumerate(batches):
     taken_in.update({t.address[:2]: i for t in batch})
   stragglers = sorted(step for (number, _), step in taken_in.items() if number == FIRST)
@@ -173,7 +205,7 @@ def test_dropped_groups_are_cancelled_and_others_take_their_place():
       await stream.close()
 
   batches, dropped = asyncio.run(asyncio.wait_for(main(), 20))
-  assert dropped == SIZE and [len(b) for b in batches] == [SIZE * GROUP] * STEPS
+  assert dropped >= SIZE and [len(b) for b in batches] == [SIZE * GROUP] * STEPS
   taken = [t.address for batch in batches for t in batch]
   assert len(taken) == len(set(taken)) and min(taken)[0] == FIRST + 1
   assert engine.live_contexts == 0
