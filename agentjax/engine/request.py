@@ -210,16 +210,22 @@ class Generation:
     if request.grammar is not None:
       plan.grammars[slot] = request.grammar, self._grammar_state
 
-  def read(self, chunk: Chunk, slot: int, room: int, version: int) -> bool:
-    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk."""
+  def read(self, chunk: Chunk, slot: int, room: int, version: int, first: int) -> bool:
+    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk.
+
+    ``first`` is the version of the first token: it is drawn from what the weights of the dispatch
+    before gave, which may be older ones.
+    """
     count = int(chunk.counts[slot])
+    versions = np.full(count, version, np.int32)
+    versions[:1] = first
     self._parts.append(
       (
         chunk.token_ids[slot, :count],
         chunk.log_probs[slot, :count],
         chunk.entropies[slot, :count],
         chunk.sampling_log_probs[slot, :count],
-        np.full(count, version, np.int32),
+        versions,
       )
     )
     if chunk.experts is not None:

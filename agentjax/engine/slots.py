@@ -313,7 +313,7 @@ class SlotEngine:
         generation.write(plan, slot, self._room(slot))
       version, chunk = self.weights.version, self.decode(plan)
       for slot, (address, generation) in list(running.items()):
-        if generation.read(chunk, slot, self._room(slot), version):
+        if generation.read(chunk, slot, self._room(slot), version, version):
           results[address] = generation.result()
           del running[slot]
     return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
