@@ -180,10 +180,10 @@ class RewardGraph:
   async def score(self, trajectory: Trajectory, task: Task) -> None:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
 
-    An ENV_ERROR trajectory is not scored: its reward is invalid. Where a part that the formula
-    depends on cannot be computed (its scorer raises, or answers invalid), or the formula itself
-    fails, the reward is invalid and the status becomes VERIFIER_ERROR. Truncated trajectories and
-    policy errors are scored like any.
+    A broken trajectory (ENV_ERROR, ENGINE_ERROR) is not scored: its reward is invalid. Where a part
+    that the formula depends on cannot be computed (its scorer raises, or answers invalid), or the
+    formula itself fails, the reward is invalid and the status becomes VERIFIER_ERROR. Truncated
+    trajectories and policy errors are scored like any.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -196,11 +196,11 @@ class RewardGraph:
   async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
     """``score`` for all trajectories of one task, group scorers included.
 
-    Group scorers do not see ENV_ERROR members.
+    Group scorers do not see broken members.
     """
     for trajectory in trajectories:
       await self._score_parts(trajectory, task)
-    members = [t for t in trajectories if t.status is not Status.ENV_ERROR]
+    members = [t for t in trajectories if not t.status.broken]
     for name, scorer in self._group_scorers.items():
       if not members:
         break
@@ -214,14 +214,15 @@ class RewardGraph:
   async def _score_parts(self, trajectory: Trajectory, task: Task) -> None:
     if trajectory.task_id != task.id:
       raise ValueError(f"trajectory of task {trajectory.task_id} scored with task {task.id}")
-    if trajectory.status is Status.ENV_ERROR:
+    if trajectory.status.broken:
       return
     for name, scorer in self._scorers.items():
       trajectory.reward_parts[name] = await _run(name, scorer, trajectory, task)
 
   def _finish(self, trajectory: Trajectory) -> None:
-    if trajectory.status is Status.ENV_ERROR:
-      trajectory.reward = Reward.invalid("the environment failed")
+    if trajectory.status.broken:
+      failed = "environment" if trajectory.status is Status.ENV_ERROR else "engine"
+      trajectory.reward = Reward.invalid(f"the {failed} failed")
       return
     try:
       trajectory.reward = self._formula.evaluate(trajectory.reward_parts)

@@ -9,9 +9,10 @@ what the episode holds and turns each way to end into exactly one ``Status``:
   env_error        the environment raised, hung or reported a fault: masked
   policy_error     the policy drew markup that only the conversation itself may contain, such as a
                    made-up tool result, or the environment reported a breach: a legitimate negative
+  engine_error     the policy's log-probs were not finite: masked
   verifier_error   set where rewards are scored
 
-What the engine raises is no episode's fault: it propagates and ends the collection.
+Whatever else the engine raises is no episode's fault: it propagates and ends the collection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from typing import Any, Protocol, TypeVar
 
 from agentjax.engine.config import SamplingConfig
 from agentjax.engine.grammar import compile_tool_calls
-from agentjax.engine.request import ContextLengthError, Finish, Sample, SampleRequest
+from agentjax.engine.request import (
+  ContextLengthError,
+  Finish,
+  NonFiniteError,
+  Sample,
+  SampleRequest,
+)
 from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.rollout import keys
@@ -255,7 +262,7 @@ class Episode:
         f"the prompt has {len(ids)} tokens and leaves no room for an answer within "
         f"rollout.max_total_tokens={limit}",
       )
-    with _fitting():
+    with _engine():
       prefix = await self._prefixes.get(ids, self.address)
       self._context = await self.player.engine.open(prefix, priority=self.address)
     self._append(spans, seconds=0.0)
@@ -271,7 +278,7 @@ class Episode:
     if self.watcher is not None:
       await self.watcher.before(self)
     start = time.monotonic()
-    with _fitting():
+    with _engine():
       sample = await context.generate(
         SampleRequest(
           key_data=keys.turn_key(self.player.run_seed, self.address, self.turn),
@@ -342,7 +349,7 @@ class Episode:
         f"{self._length} tokens and an observation of {len(ids)} leave no room for a turn within "
         f"rollout.max_total_tokens={config.max_total_tokens}",
       )
-    with _fitting():
+    with _engine():
       await context.extend(ids)
     self._append(spans, seconds=self._asked_seconds)
 
@@ -534,10 +541,12 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _fitting() -> Iterator[None]:
-  """Truncates the episode where the engine's context is too short."""
+def _engine() -> Iterator[None]:
+  """Ends the episode where its context is too short, or lost to numbers that broke down."""
   try:
     yield
+  except NonFiniteError as error:
+    raise EpisodeEnd(Status.ENGINE_ERROR, str(error)) from error
   except ContextLengthError as error:
     raise EpisodeEnd(Status.TRUNCATED, str(error)) from error
 

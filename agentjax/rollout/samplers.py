@@ -11,7 +11,7 @@ from agentjax.rollout.branching import BranchSampler
 from agentjax.rollout.config import OversampleConfig, RolloutConfig
 from agentjax.rollout.group import Crew, Group, Sampler
 from agentjax.rollout.program import Episode
-from agentjax.trajectory.record import Status, Trajectory
+from agentjax.trajectory.record import Trajectory
 
 
 def build_sampler(config: RolloutConfig) -> Sampler | None:
@@ -62,7 +62,7 @@ class _Race:
     order = list(self._ended)
     if self._rule == "shortest":
       order.sort(key=lambda s: (_tokens(self._ended[s]), s))
-    order.sort(key=lambda s: self._ended[s].status is Status.ENV_ERROR)  # stable: last resort
+    order.sort(key=lambda s: self._ended[s].status.broken)  # stable: last resort
     return [self._ended[s] for s in order[: self._group.size]]
 
   async def _run(self, sample: int) -> None:
@@ -79,7 +79,7 @@ class _Race:
   def _abandon(self) -> None:
     """Cancels whoever cannot win any more."""
     winners = self.winners()
-    if len(winners) < self._group.size or winners[-1].status is Status.ENV_ERROR:
+    if len(winners) < self._group.size or winners[-1].status.broken:
       return
     worst = (_tokens(winners[-1]), winners[-1].sample)
     for sample, task in list(self._running.items()):

@@ -45,7 +45,7 @@ async def score(
     await asyncio.wait_for(_in_thread(run), timeout)
   except TimeoutError:
     for trajectory in trajectories:
-      if trajectory.status is not Status.ENV_ERROR:
+      if not trajectory.status.broken:
         trajectory.status = Status.VERIFIER_ERROR
       trajectory.reward = Reward.invalid(
         f"scoring took longer than rollout.reward_timeout={timeout:g} s"

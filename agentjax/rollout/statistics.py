@@ -114,7 +114,7 @@ def rollout_statistics(
     sampled_tokens=sampled,
     observation_tokens=observed,
     truncated_share=share * statuses[Status.TRUNCATED],
-    fault_share=share * (statuses[Status.ENV_ERROR] + statuses[Status.VERIFIER_ERROR]),
+    fault_share=share * sum(n for s, n in statuses.items() if Status(s).masked),
     reward=float(np.mean(rewards)) if rewards else None,
     valid_share=share * len(rewards),
     reward_parts=_mean_parts([t.reward_parts for t in trajectories]),
@@ -293,10 +293,9 @@ def _tool_statistics(
 
 
 def _faults(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-  faults = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
   messages = collections.Counter(
     t.metadata.get("reason") or t.reward.reason or str(t.status)
     for t in trajectories
-    if t.status in faults
+    if t.status.masked
   )
   return dict(messages.most_common())

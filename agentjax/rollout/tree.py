@@ -13,7 +13,7 @@ from agentjax.config import Config, check
 from agentjax.rewards.graph import Scorer
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
-from agentjax.trajectory.record import Reward, Status, Trajectory
+from agentjax.trajectory.record import Reward, Trajectory
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -180,7 +180,7 @@ class _Search:
     )
     node = Node(number, parent, trajectory, point=points[0] if points else None)
     self._nodes.append(node)
-    if trajectory.status is not Status.ENV_ERROR and parent is not None:
+    if not trajectory.status.broken and parent is not None:
       node.value = await self._value(trajectory)
     return node
 

@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.builder import TokenPath, token_paths
 from agentjax.trajectory.experts import join, unrecorded
-from agentjax.trajectory.record import BRANCHES, Status, Trajectory
+from agentjax.trajectory.record import BRANCHES, Trajectory
 
-_FAULTS = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
 _PER_TOKEN = ("token_ids", "weights", "log_probs", "entropies", "versions", "turns")
 
 
@@ -90,7 +89,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
         PackedSequence(
           name=f"step={step}, task={task_id}, sample={sample}, leaf={tokens.segments[-1]}",
           reward=trajectory.reward.value if trajectory.reward.value is not None else 0.0,
-          valid=trajectory.reward.valid and trajectory.status not in _FAULTS,
+          valid=trajectory.reward.valid and not trajectory.status.masked,
           group=group,
           experts=tokens.experts,
           branches=None if branches is None else _shared(trajectory, branches, tokens, segments),

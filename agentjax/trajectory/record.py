@@ -21,8 +21,19 @@ class Status(enum.StrEnum):
   OK = "ok"
   TRUNCATED = "truncated"  # ran out of tokens, turns or time
   ENV_ERROR = "env_error"  # infrastructure fault: masked out of loss and group statistics
+  ENGINE_ERROR = "engine_error"  # the policy's own numbers broke down: masked likewise
   VERIFIER_ERROR = "verifier_error"  # the reward could not be computed: masked likewise
   POLICY_ERROR = "policy_error"  # the policy broke the protocol; a legitimate negative
+
+  @property
+  def broken(self) -> bool:
+    """The episode itself failed: there is nothing to score."""
+    return self in (Status.ENV_ERROR, Status.ENGINE_ERROR)
+
+  @property
+  def masked(self) -> bool:
+    """Nothing is learnt from it: a fault, no verdict on the policy."""
+    return self.broken or self is Status.VERIFIER_ERROR
 
 
 class Flag(enum.StrEnum):

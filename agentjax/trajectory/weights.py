@@ -13,8 +13,6 @@ from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
 WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
 
-_UNFINISHED = (Status.TRUNCATED, Status.ENV_ERROR, Status.VERIFIER_ERROR)
-
 
 @dataclasses.dataclass(unsafe_hash=True)
 class WeightConfig(Config):
@@ -133,7 +131,8 @@ def _partial(trajectory: Trajectory, config: WeightConfig) -> _Factors:
 
 
 def _incomplete(trajectory: Trajectory, config: WeightConfig) -> _Factors:
-  factor = 0.0 if trajectory.status in _UNFINISHED else 1.0
+  unfinished = trajectory.status is Status.TRUNCATED or trajectory.status.masked
+  factor = 0.0 if unfinished else 1.0
   return [factor] * len(trajectory.segments)
 
 

@@ -140,6 +140,37 @@ def test_recorded_log_probs_are_the_trainers(trajectories, params):
     np.testing.assert_allclose(ours[drawn], trainers[drawn], rtol=0, atol=2e-5, err_msg=name)
 
 
+def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
+  engine, trajectories, monkeypatch
+):
+  """The third dispatch gives NaN in the slot of one episode."""
+  slots = engine._lanes[0].slots
+  decode, calls = slots.decode, 0
+
+  def poisoned(plan):
+    nonlocal calls
+    calls += 1
+    chunk = decode(plan)
+    if calls != 3:
+      return chunk
+    slot = int(np.flatnonzero(chunk.counts)[0])
+    return chunk._replace(
+      log_probs=np.where(np.arange(len(chunk.counts))[:, None] == slot, np.nan, chunk.log_probs)
+    )
+
+  monkeypatch.setattr(slots, "decode", poisoned)
+  found = run(engine)
+  broken = [i for i, t in enumerate(found) if t.status is Status.ENGINE_ERROR]
+  assert len(broken) == 1
+  (lost,) = (found[i] for i in broken)
+  assert not lost.reward.valid and "not finite" in lost.metadata["reason"]
+  assert not np.isnan(np.concatenate([s.log_probs for s in lost.segments])).any()
+  others = [t for i, t in enumerate(found) if i not in broken]
+  np.testing.assert_equal(
+    content(others), content([t for i, t in enumerate(trajectories) if i not in broken])
+  )
+
+
 def test_concurrency_and_order_change_no_bit(engine, trajectories):
   np.testing.assert_equal(content(run(engine, concurrency=1)), content(trajectories))
   np.testing.assert_equal(content(run(engine, TASKS[::-1], concurrency=5)), content(trajectories))
