@@ -1,10 +1,19 @@
 """Sampling: slots that hold live contexts, continuous batching, addressed randomness."""
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.grammar import (
+  Grammar,
+  GrammarError,
+  compile_regex,
+  compile_schema,
+  compile_tool_calls,
+)
 from agentjax.engine.request import (
   ContextLengthError,
+  EngineBusyError,
   EngineError,
   Finish,
+  NonFiniteError,
   Sample,
   SampleRequest,
 )
@@ -16,14 +25,21 @@ __all__ = [
   "Context",
   "ContextLengthError",
   "Engine",
+  "EngineBusyError",
   "EngineConfig",
   "EngineError",
   "EngineStats",
   "Finish",
+  "Grammar",
+  "GrammarError",
+  "NonFiniteError",
   "Prefix",
   "Sample",
   "SampleRequest",
   "SamplingConfig",
   "SlotEngine",
   "address_key",
+  "compile_regex",
+  "compile_schema",
+  "compile_tool_calls",
 ]

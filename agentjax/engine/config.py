@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from agentjax.config import Config, check
 
@@ -53,10 +54,35 @@ class EngineConfig(Config):
     max_stop_ids: stop ids a request may name.
     host_turns: turns of the event loop granted after a chunk to the programs that it woke, so that
       a quick tool call does not cost its context a chunk of idleness.
-    max_parked: contexts whose state may be kept outside the slots. When all slots are taken, the
-      longest idle context is parked to let another run.
+    prefill_tokens: prompt and observation tokens, buckets counted whole, that are taken in between
+      two decode chunks; what is left of a long prompt waits for the next gap, so that it stalls
+      nobody. One dispatch is always made.
+    block_tokens: tokens of the blocks in which keys and values leave a slot and are shared.
+    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
+      forks, prompts, known prefixes. What was not used for longest goes from the device to the
+      host. When all slots are taken, the longest idle context is parked to let another run; when
+      the store is full, known prefixes are dropped first, and then nobody is parked any more while
+      any slot is at work.
+    prefix_reuse: which beginnings are used again, with the weights that made them. "none";
+      "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
+      to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
+      rounding: extension and decoding round differently, so that what is sampled may then depend
+      on what is known.
+    snapshot_tokens: distance at least between two boundaries inside a prompt, rounded up to pieces
+      of the largest bucket; each costs a copy of the recurrent state.
+    max_waiting: calls that may wait for a slot; one more is refused with EngineBusyError. 0 is no
+      limit.
     record_experts: keep what the routers chose for every token, for training to do the same
       (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
+    grammar_states: rows of the table that masks logits (see ``engine.grammar``), shared by all
+      grammars at work; 0 is off and costs nothing. Grammars take tens to thousands of states.
+    grammar_classes: kinds of tokens that one grammar may tell apart, columns of that table.
+    grammars: grammars in the table at most. Where more are at work they take turns.
+    speculate: "ngram" drafts the next tokens from the context's own past and checks them all in one
+      step of the model; "none" does not. Tokens and log-probs stay what they are, up to rounding.
+      Pays where a step costs little more for several tokens than for one (an accelerator that waits
+      for its memory) and text repeats itself; see docs/rollout.md.
+    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``.
     warmup: compile everything when the first weights are published, rather than each program when
       it is first needed. Several lanes would then compile one program twice.
   """
@@ -69,16 +95,38 @@ class EngineConfig(Config):
   extend_rows: tuple[int, ...] = (16, 4, 1)
   max_stop_ids: int = 4
   host_turns: int = 16
-  max_parked: int = 1024
+  prefill_tokens: int = 1024
+  block_tokens: int = 64
+  device_store_mb: int = 1024
+  host_store_mb: int = 4096
+  prefix_reuse: str = "prompts"
+  snapshot_tokens: int = 1024
+  max_waiting: int = 0
   record_experts: bool = False
+  grammar_states: int = 0
+  grammar_classes: int = 512
+  grammars: int = 8
+  speculate: Literal["none", "ngram"] = "none"
+  draft_tokens: int = 3
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    for name in ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids"):
+    positive = ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids", "block_tokens")
+    for name in (*positive, "prefill_tokens", "snapshot_tokens", "draft_tokens"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    for name in ("host_turns", "max_parked"):
+    for name in ("grammar_classes", "grammars"):
+      check(1 <= getattr(self, name) < 2**15, f"{path}.{name}", getattr(self, name), "1 to 32767")
+    check(
+      0 <= self.grammar_states < 2**15,
+      f"{path}.grammar_states",
+      self.grammar_states,
+      "0 (off) to 32767",
+    )
+    for name in ("host_turns", "device_store_mb", "host_store_mb", "max_waiting"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
+    reuse = ("none", "prompts", "turns")
+    check(self.prefix_reuse in reuse, f"{path}.prefix_reuse", self.prefix_reuse, f"one of {reuse}")
     check(
       self.slots % self.lanes == 0,
       f"{path}.lanes",

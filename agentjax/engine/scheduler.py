@@ -1,8 +1,8 @@
 """Continuous batching for asyncio: contexts that sample, wait for the world, grow and fork.
 
-Host programs hold a ``Context`` each. Device work runs in one thread a lane, in cycles: everything
-that waits is extended, then all slots decode one chunk. While a thread works, the event loop runs
-tools and environments.
+Host programs hold a ``Context`` each. Device work runs in one thread a lane, in cycles: as much of
+what waits to be taken in as ``prefill_tokens`` allows, then one decode chunk for all slots. While a
+thread works, the event loop runs tools and environments.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ import dataclasses
 import heapq
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
 import numpy as np
 
 from agentjax.engine.config import EngineConfig
-from agentjax.engine.programs import Snapshot
+from agentjax.engine.grammar import check_fits
+from agentjax.engine.prefix_cache import Entry, PrefixCache
 from agentjax.engine.request import (
   Chunk,
   ContextLengthError,
   Decode,
   DecodePlan,
+  EngineBusyError,
   EngineError,
   Generation,
+  NonFiniteError,
   Sample,
   SampleRequest,
 )
-from agentjax.engine.slots import Routed, SlotEngine, Weights, token_array
+from agentjax.engine.slots import Routed, SlotEngine, Weights, make_store, token_array
+from agentjax.engine.store import Snapshot, Stored
 from agentjax.models import ModelConfig, Params
 
 
@@ -50,23 +54,51 @@ class EngineStats:
 
   Attributes:
     sampled_tokens: tokens decoded, forced and dropped ones included.
-    extended_tokens: prompt and observation tokens taken in.
+    extended_tokens: prompt and observation tokens run through the model.
+    reused_tokens: those taken from a known prefix instead.
     decode_dispatches: chunks run.
     parked: contexts that had to leave their slot to others.
+    store_overruns: of these, the ones for which the store was too small: no slot was at work, and
+      to wait might have been for ever.
+    drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
     device_seconds: wall seconds the lanes' threads worked, summed over lanes.
   """
 
   sampled_tokens: int = 0
   extended_tokens: int = 0
+  reused_tokens: int = 0
   decode_dispatches: int = 0
   parked: int = 0
+  store_overruns: int = 0
+  drafted_tokens: int = 0
+  accepted_tokens: int = 0
   device_seconds: float = 0.0
+
+
+class _Ledger:
+  """One entry for every token a context holds, in the parts they came in."""
+
+  def __init__(self, parts: Sequence[np.ndarray] = ()) -> None:
+    self.parts = list(parts)
+
+  def array(self) -> np.ndarray | None:
+    """All of it; None where there is nothing."""
+    return np.concatenate(self.parts) if self.parts else None
+
+  def record(self, start: int, part: np.ndarray) -> None:
+    """Notes the entries from ``start`` on; what stood there was taken back."""
+    kept, end = [], 0
+    for earlier in self.parts:
+      kept.append(earlier[: max(start - end, 0)])
+      end += len(kept[-1])
+    assert end == start, (end, start)
+    self.parts = [p for p in (*kept, part) if len(p)]
 
 
 class Prefix:
   """A prompt that was run once and starts any number of contexts. ``release`` frees its memory."""
 
-  def __init__(self, snapshot: Snapshot, ids: np.ndarray, experts: list[np.ndarray]) -> None:
+  def __init__(self, snapshot: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
     self._snapshot: Snapshot | None = snapshot
     self._ids = ids
     self._experts = experts
@@ -97,7 +129,12 @@ class Context:
     self._parking = False  # on its way out: _base is not there yet
     self._job: _Job | None = None
     self._lost: str | None = None
-    self._experts: list[np.ndarray] = []  # of the tokens held, where they are recorded
+    self._version = -1  # of the weights that made what is held; -1 where there were several
+    self._blocks: tuple[Stored, ...] = ()  # its first whole blocks, as far as they are stored
+    self._first_run: np.ndarray | None = None  # while what is held began as part of this one run
+    self._last_boundary = 0  # where in it the context was last kept
+    self._ids = _Ledger()  # of the tokens held, where closed contexts are reused
+    self._experts = _Ledger()  # of the tokens held, where they are recorded
 
   def __len__(self) -> int:
     """Tokens of the context, those not yet run through the model included."""
@@ -115,7 +152,7 @@ class Context:
     Uint8 or uint16 [tokens, routers, choices] (see ``trajectory.experts``); None unless
     ``EngineConfig.record_experts``.
     """
-    return np.concatenate(self._experts) if self._experts else None
+    return self._experts.array()
 
   async def extend(self, token_ids: Sequence[int] | np.ndarray) -> None:
     """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
@@ -138,6 +175,8 @@ class Context:
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
     request.sampling.validate()
+    if request.grammar is not None:
+      check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
     generation = Generation(
       request,
       max_stop_ids=self._engine.config.max_stop_ids,
@@ -155,21 +194,30 @@ class Context:
     forks = [Context(self._engine, self._priority) for _ in range(count)]
     for fork in forks:
       fork._base, fork._origin, fork._held = base, origin, self._held
-      fork._experts = list(self._experts)
+      fork._version, fork._blocks = self._version, self._blocks
+      fork._ids, fork._experts = _Ledger(self._ids.parts), _Ledger(self._experts.parts)
     return forks
 
   def close(self) -> None:
     """Frees the slot; may be called twice. A call under way ends in EngineError."""
+    if self._engine.config.prefix_reuse == "turns" and self._job is None and self._lost is None:
+      self._engine._remember(self)
     self._engine._drop(self, "it was closed")
 
-  def _record(self, start: int, experts: np.ndarray) -> None:
-    """Notes the choices for the tokens from ``start`` on; what stood there was taken back."""
-    kept, end = [], 0
-    for part in self._experts:
-      kept.append(part[: max(start - end, 0)])
-      end += len(kept[-1])
-    assert end == start, (end, start)
-    self._experts = [part for part in (*kept, experts) if len(part)]
+  def _begin_at(self, base: Snapshot | None) -> None:
+    """Takes over what a snapshot says."""
+    self._held = 0 if base is None else base.length
+    self._version = -1 if base is None else base.version
+    self._keep_blocks(() if base is None else base.blocks)
+
+  def _keep_blocks(self, blocks: Sequence[Stored]) -> None:
+    """Notes stored blocks; one that is not full will change."""
+    self._blocks = tuple(blocks[: self._held // self._engine.block_tokens])
+
+  def _take(self, tokens: int, version: int) -> None:
+    """Counts tokens that the model took in."""
+    self._version = version if self._held == 0 or self._version == version else -1
+    self._held += tokens
 
   def _check_usable(self) -> None:
     if self._lost is not None:
@@ -187,6 +235,7 @@ class _Job:
     self.forcing: Generation | None = None  # sampled tokens on their way back in
     self.turn_base: Snapshot | None = None  # the context before the call
     self.placed = context._home is not None
+    self.order: tuple[tuple[int, ...], int] = ((), 0)  # priority, then arrival
     self.future: asyncio.Future[Snapshot | None] = asyncio.get_running_loop().create_future()
 
   @property
@@ -204,25 +253,42 @@ class _Job:
 
 
 @dataclasses.dataclass
+class _Read:
+  """A context to be copied out of its slot, and what is then done with it in the event loop."""
+
+  slot: int
+  known: tuple[Stored, ...]
+  use: Callable[[Snapshot], None]
+
+
+@dataclasses.dataclass
+class _Round:
+  """At most one piece for every slot, then copies of what the slots hold."""
+
+  runs: list[tuple[int, np.ndarray]] = dataclasses.field(default_factory=list)
+  reads: list[_Read] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
 class _Cycle:
   """Device work of one lane, in this order; plain data for its thread."""
 
   weights: Weights
-  evictions: list[tuple[Context, int]] = dataclasses.field(default_factory=list)
+  evictions: list[_Read]
+  leaving: list[Context]  # whose evictions these are
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
-  runs: list[tuple[int, np.ndarray]] = dataclasses.field(default_factory=list)
+  rounds: list[_Round] = dataclasses.field(default_factory=list)
   running: dict[int, Context] = dataclasses.field(default_factory=dict)  # by slot, of the runs
-  reads: list[tuple[int, _Job]] = dataclasses.field(default_factory=list)
   decoding: list[tuple[int, _Job]] = dataclasses.field(default_factory=list)
   plan: DecodePlan | None = None
+  reused: int = 0  # tokens taken from known prefixes
 
 
 @dataclasses.dataclass
 class _Outcome:
   """What a cycle gave."""
 
-  evicted: list[Snapshot]
-  reads: list[Snapshot]
+  read: list[tuple[_Read, Snapshot]]
   routed: list[Routed]
   chunk: Chunk | None
   seconds: float
@@ -231,72 +297,67 @@ class _Outcome:
 class _Lane:
   """A block of slots with a thread of its own. All but ``execute`` runs in the event loop."""
 
-  def __init__(self, slots: SlotEngine, index: int) -> None:
+  def __init__(self, slots: SlotEngine, index: int, known: PrefixCache) -> None:
     self.slots = slots
     self.free = list(range(slots.slots))[::-1]
     self.jobs: dict[int, _Job] = {}
     self.idle: dict[Context, int] = {}  # contexts that keep a slot without a call, oldest first
-    self.evictions: list[tuple[Context, int]] = []
+    self.evictions: list[_Read] = []
+    self.leaving: list[Context] = []
     self.woken: list[Context] = []  # contexts whose calls the last cycle ended
     self.task: asyncio.Task[None] | None = None
     self.thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{index}")
+    self._known = known
 
   def plan(self, weights: Weights) -> _Cycle | None:
     """The next cycle; None where there is nothing to do."""
-    cycle = _Cycle(weights, evictions=self.evictions)
-    self.evictions = []
+    cycle = _Cycle(weights, self.evictions, self.leaving)
+    self.evictions, self.leaving = [], []
+    if not self.jobs and not cycle.evictions:
+      return None
     arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
+    # Newcomers wait for what is about to be remembered: they may begin with it.
+    remembering = len(cycle.evictions) > len(cycle.leaving)
     for slot, job in self.jobs.items():
-      context = job.context
-      if not job.placed:
-        base = self._fresh_base(context, weights.version)
+      if not job.placed and not remembering:
+        base = self._base(job.context, cycle)
         arrivals.setdefault(id(base), (base, []))[1].append(slot)
-        context._base, context._origin, job.placed = None, None, True
-      pending = context._pending
-      while pending and pending[0].kind == "extend":
-        ids = pending.popleft().ids
-        cycle.runs.append((slot, ids))
-        cycle.running[slot] = context
-        context._held += len(ids)
-      if not pending and (job.generation is None or job.needs_turn_base):
-        cycle.reads.append((slot, job))
-      generation = self._decoding(job)
+        job.context._base, job.context._origin, job.placed = None, None, True
+    cycle.placements = list(arrivals.values())
+    self._plan_rounds(cycle)
+    for slot, job in self.jobs.items():
+      generation = self._decoding(job) if job.placed else None
       if generation is not None:
         cycle.plan = cycle.plan or self.slots.idle_plan()
-        generation.write(cycle.plan, slot, self._room(context))
+        generation.write(cycle.plan, slot, self._room(job.context))
         cycle.decoding.append((slot, job))
-    cycle.placements = list(arrivals.values())
-    return cycle if self.jobs or cycle.evictions else None
+    return cycle
 
   def execute(self, cycle: _Cycle) -> _Outcome:
     """Runs a cycle; in the lane's thread."""
     start = time.perf_counter()
-    slots = self.slots
+    slots, traces = self.slots, self.slots.programs.traces_here
     slots.use(cycle.weights)
-    evicted = [slots.read(slot) for _, slot in cycle.evictions]
+    read = [(item, slots.read(item.slot, item.known)) for item in cycle.evictions]
     for snapshot, targets in cycle.placements:
       slots.place(snapshot, targets)
-    routed = slots.extend(cycle.runs)
-    reads = [slots.read(slot) for slot, _ in cycle.reads]
+    routed = []
+    for part in cycle.rounds:
+      routed += slots.extend(part.runs)
+      read += [(item, slots.read(item.slot, item.known)) for item in part.reads]
     chunk = None if cycle.plan is None else slots.decode(cycle.plan)
-    return _Outcome(evicted, reads, routed, chunk, time.perf_counter() - start)
+    slots.store.relieve_device()
+    if slots.warm and slots.programs.traces_here != traces:
+      raise EngineError(f"a program was compiled in the loop: {dict(slots.programs.traces)}.")
+    return _Outcome(read, routed, chunk, time.perf_counter() - start)
 
   def finish(self, cycle: _Cycle, outcome: _Outcome) -> None:
     """Hands the results of a cycle to their contexts."""
     self.woken = []
-    for (context, _), snapshot in zip(cycle.evictions, outcome.evicted, strict=True):
-      context._parking = False
-      if context._lost is None:
-        context._base = snapshot
     for routed in outcome.routed:
-      cycle.running[routed.slot]._record(routed.start, routed.experts())
-    for (slot, job), snapshot in zip(cycle.reads, outcome.reads, strict=True):
-      if job.over:
-        continue
-      if job.generation is None:
-        self._end(slot, job, snapshot)
-      else:
-        job.turn_base = snapshot
+      cycle.running[routed.slot]._experts.record(routed.start, routed.experts())
+    for item, snapshot in outcome.read:
+      item.use(snapshot)
     for slot, job in cycle.decoding:
       if not job.over and outcome.chunk is not None:
         self._read(slot, job, outcome.chunk, cycle.weights.version)
@@ -306,18 +367,121 @@ class _Lane:
     self.jobs.pop(slot, None)
     self.free.append(slot)
 
-  def _fresh_base(self, context: Context, version: int) -> Snapshot | None:
-    """A bare prefix of older weights is run again; a context that has sampled keeps its past."""
-    base, origin = context._base, context._origin
-    if base is None or origin is None or base.version == version:
+  def insert(self, ids: np.ndarray, snapshot: Snapshot, context: Context, *, fresh: bool) -> None:
+    """Lets others begin where ``context`` was after ``ids``."""
+    experts = context._experts.array()
+    kept = None if experts is None else experts[: len(ids)]
+    self._known.insert(ids, Entry(snapshot, kept, fresh))
+
+  def _base(self, context: Context, cycle: _Cycle) -> Snapshot | None:
+    """Where a context starts from; it has noted what is then left for it to take in.
+
+    A bare prefix of older weights is run again; a context that has sampled keeps its past.
+    """
+    base, origin, version = context._base, context._origin, cycle.weights.version
+    if base is not None and (origin is None or base.version == version):
       return base
-    context._pending.appendleft(_Run("extend", origin))
-    context._held -= len(origin)
-    return None
+    if base is not None and origin is not None:
+      context._pending.appendleft(_Run("extend", origin))
+      context._begin_at(None)
+    first = context._pending[0]
+    if context._held or first.kind != "extend":
+      return None
+    context._first_run, context._last_boundary = first.ids, 0
+    found = self._known.find(first.ids) if self._known.version == version else None
+    if found is None:
+      return None
+    tokens, entry = found
+    base = self.slots.cut(entry.snapshot, tokens)
+    context._pending.popleft()
+    if tokens < len(first.ids):
+      context._pending.appendleft(_Run("extend", first.ids[tokens:]))
+    if not entry.fresh or tokens % self.slots.config.extend_buckets[-1]:
+      context._first_run = None
+    context._begin_at(base)
+    context._last_boundary = tokens
+    context._ids = _Ledger([first.ids[:tokens]])
+    context._experts = _Ledger([] if entry.experts is None else [entry.experts[:tokens]])
+    cycle.reused += tokens
+    return base
+
+  def _plan_rounds(self, cycle: _Cycle) -> None:
+    """Pieces of what waits to be taken in, by priority, as far as the cycle's budget goes."""
+    config, budget = self.slots.config, self.slots.config.prefill_tokens
+    placed = [item for item in self.jobs.items() if item[1].placed]
+    queue = sorted(placed, key=lambda item: item[1].order)
+    while queue:
+      part, left = _Round(), []
+      for slot, job in queue:
+        context = job.context
+        if context._pending and context._pending[0].kind == "extend":
+          if budget <= 0:
+            continue
+          run = context._first_run
+          if run is not None and context._held >= len(run):
+            context._first_run = None
+          ids = self._next_piece(context)
+          budget -= next(b for b in config.extend_buckets if b >= len(ids))
+          part.runs.append((slot, ids))
+          cycle.running[slot] = context
+          context._ids.record(context._held, ids)
+          context._take(len(ids), cycle.weights.version)
+          if not context._pending or context._pending[0].kind == "extend":
+            self._plan_boundary(part, slot, context)
+            left.append((slot, job))
+        if not context._pending and (job.generation is None or job.needs_turn_base):
+          part.reads.append(_Read(slot, context._blocks, self._job_reader(slot, job)))
+      if part.runs or part.reads:
+        cycle.rounds.append(part)
+      queue = [item for item in left if item[1].context._pending]
+
+  def _next_piece(self, context: Context) -> np.ndarray:
+    """The next ids in one extension: a run is cut into pieces of the largest bucket."""
+    run = context._pending.popleft()
+    largest = self.slots.config.extend_buckets[-1]
+    if len(run.ids) > largest:
+      context._pending.appendleft(_Run("extend", run.ids[largest:]))
+    return run.ids[:largest]
+
+  def _plan_boundary(self, part: _Round, slot: int, context: Context) -> None:
+    """Keeps a long prompt's beginning where others may share it."""
+    run, held = context._first_run, context._held
+    if run is None or held >= len(run) or self.slots.config.prefix_reuse == "none":
+      return
+    if held - context._last_boundary >= self.slots.config.snapshot_tokens:
+      context._last_boundary = held
+      version = context._version
+
+      def keep(snapshot: Snapshot) -> None:
+        context._keep_blocks(snapshot.blocks[: held // self.slots.programs.block_tokens])
+        self.insert(run[:held], dataclasses.replace(snapshot, version=version), context, fresh=True)
+
+      part.reads.append(_Read(slot, context._blocks, keep))
+
+  def _job_reader(self, slot: int, job: _Job) -> Callable[[Snapshot], None]:
+    """What happens to a snapshot that a job waits for, or needs before it samples."""
+    context = job.context
+    run, version = context._first_run, context._version
+
+    def use(snapshot: Snapshot) -> None:
+      if job.over:
+        return
+      snapshot = dataclasses.replace(snapshot, version=version)
+      context._keep_blocks(snapshot.blocks)
+      if job.generation is not None:
+        job.turn_base = snapshot
+        return
+      if run is not None and len(run) == snapshot.length:
+        self.insert(run, snapshot, context, fresh=True)
+      self._end(slot, job, snapshot)
+
+    return use
 
   def _decoding(self, job: _Job) -> Generation | None:
     """What the slot decodes next: ids to be forced first, then the call itself."""
     if job.context._pending:
+      if job.context._pending[0].kind == "extend":
+        return None  # the rest of a long prompt
       if job.forcing is None:
         ids = tuple(job.context._pending[0].ids.tolist())
         request = SampleRequest((0, 0), len(ids), forced_ids=ids)
@@ -326,11 +490,16 @@ class _Lane:
     return job.generation
 
   def _read(self, slot: int, job: _Job, chunk: Chunk, version: int) -> None:
-    context = job.context
+    context, count = job.context, int(chunk.counts[slot])
+    if not np.isfinite(chunk.log_probs[slot, :count]).all():
+      context._engine._drop(context, "its log-probs are not finite", NonFiniteError)
+      return
     if chunk.experts is not None:
-      context._record(context._held, chunk.experts[slot, : int(chunk.counts[slot])])
-    context._held += int(chunk.counts[slot])
-    room = self.slots.config.max_length - context._held
+      context._experts.record(context._held, chunk.experts[slot, :count])
+    context._ids.record(context._held, chunk.token_ids[slot, :count])
+    context._first_run = None
+    context._take(count, version)
+    room = self._room(context)
     if job.forcing is not None:
       if job.forcing.read(chunk, slot, room, version):
         context._pending.popleft()
@@ -345,7 +514,8 @@ class _Lane:
     if dropped:
       # Recurrent state cannot step back: return to the start of the call and feed what was kept.
       assert job.turn_base is not None
-      context._base, context._held = job.turn_base, job.turn_base.length
+      context._base = job.turn_base
+      context._begin_at(job.turn_base)
       context._pending.append(_Run("force", generation.result().token_ids))
       del self.idle[context]
       context._home = None
@@ -396,26 +566,45 @@ class Engine:
     self.decode = decode
     self.stats = EngineStats()
     places = list(devices or jax.local_devices())
-    self._lanes = [
-      _Lane(
-        SlotEngine(
-          model_config,
-          config,
-          device=places[i % len(places)],
-          vocab_limit=vocab_limit,
-          decode=decode,
-        ),
-        i,
+    self._store = make_store(config)
+    slots = [
+      SlotEngine(
+        model_config,
+        config,
+        device=places[i % len(places)],
+        vocab_limit=vocab_limit,
+        decode=decode,
+        store=self._store,
       )
       for i in range(config.lanes)
     ]
+    self._known = PrefixCache(
+      config.extend_buckets[-1],
+      any_history=config.prefix_reuse == "turns",
+      attention_only=slots[0].programs.attention_only,
+    )
+    self._lanes = [_Lane(engine, i, self._known) for i, engine in enumerate(slots)]
     self.model_config = self._lanes[0].slots.model_config
     self.config = self._lanes[0].slots.config
     self._weights: dict[jax.Device, Weights] = {}
     self._waiting: list[tuple[tuple[int, ...], int, _Job]] = []
     self._submitted = 0
-    self._parked = 0
     self._error: Exception | None = None
+
+  @property
+  def block_tokens(self) -> int:
+    """Tokens of the blocks in which keys and values are stored."""
+    return self._lanes[0].slots.programs.block_tokens
+
+  @property
+  def stored_bytes(self) -> tuple[int, int]:
+    """Bytes stored outside the slots, on the device and on the host."""
+    return self._store.on_device, self._store.on_host
+
+  @property
+  def waiting(self) -> int:
+    """Calls that wait for a slot: the pressure on the engine."""
+    return sum(not job.over for _, _, job in self._waiting)
 
   @property
   def version(self) -> int:
@@ -432,6 +621,7 @@ class Engine:
     first = not self._weights
     engines = {lane.slots.device: lane.slots for lane in self._lanes}
     self._weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
+    self._known.clear(version)
     for lane in self._lanes:
       if lane.task is None:
         lane.slots.use(self._weights[lane.slots.device])
@@ -452,9 +642,9 @@ class Engine:
       ids = context._pending[0].ids
       snapshot = await self._run(_Job(context, None))
     finally:
-      context.close()
+      self._drop(context, "it was a prefill")
     assert snapshot is not None
-    return Prefix(snapshot, ids, context._experts)
+    return Prefix(snapshot, ids, context._experts.array())
 
   async def open(self, prefix: Prefix, *, priority: tuple[int, ...] = ()) -> Context:
     """A context that begins with ``prefix``. Lower priority tuples get slots first."""
@@ -462,8 +652,9 @@ class Engine:
       raise EngineError("the prefix was released.")
     context = Context(self, priority)
     context._base, context._origin = prefix._snapshot, prefix._ids
-    context._held = len(prefix)
-    context._experts = list(prefix._experts)
+    context._begin_at(prefix._snapshot)
+    context._ids = _Ledger([prefix._ids])
+    context._experts = _Ledger([] if prefix._experts is None else [prefix._experts])
     return context
 
   async def open_ids(
@@ -483,6 +674,8 @@ class Engine:
     self._fail(EngineError("the engine was closed"))
     for lane in self._lanes:
       lane.thread.shutdown(wait=True)
+      lane.evictions.clear()
+    self._known.clear(-1)
 
   async def _run(self, job: _Job) -> Snapshot | None:
     """Waits until a job is done; a cancelled wait gives the slot back at once."""
@@ -491,10 +684,17 @@ class Engine:
       raise EngineError(f"the engine stopped: {self._error}") from self._error
     if not self._weights:
       raise EngineError("no weights yet: call publish(params, version) first.")
+    limit = self.config.max_waiting
+    if limit and context._home is None and self.waiting >= limit:
+      raise EngineBusyError(
+        f"{self.waiting} calls wait for a slot; allowed: engine.max_waiting={limit}. Try again "
+        f"when others have ended, or raise engine.max_waiting or engine.slots."
+      )
     context._job = job
     self._submitted += 1
+    job.order = (context._priority, self._submitted)
     if context._home is None:
-      heapq.heappush(self._waiting, (context._priority, self._submitted, job))
+      heapq.heappush(self._waiting, (*job.order, job))
       self._admit()
     else:
       lane, slot = context._home
@@ -508,6 +708,9 @@ class Engine:
 
   def _start(self, lane: _Lane, slot: int, job: _Job) -> None:
     lane.jobs[slot] = job
+    self._wake(lane)
+
+  def _wake(self, lane: _Lane) -> None:
     loop = asyncio.get_running_loop()
     if lane.task is None or lane.task.get_loop() is not loop:
       lane.task = loop.create_task(self._drive(lane))
@@ -528,7 +731,6 @@ class Engine:
         break
       heapq.heappop(self._waiting)
       job.context._home = home
-      self._unpark(job.context)
       self._start(*home, job)
     for entry in not_ready:
       heapq.heappush(self._waiting, entry)
@@ -538,33 +740,47 @@ class Engine:
     lane = max(self._lanes, key=lambda lane: len(lane.free))
     if lane.free:
       return lane, lane.free.pop()
-    if self._parked >= self.config.max_parked:
-      return None
     idle = [next(iter(lane.idle.items())) for lane in self._lanes if lane.idle]
     if not idle:
       return None
     context = min(idle, key=lambda item: item[1])[0]
+    if not self._make_room(context):
+      if any(lane.jobs for lane in self._lanes):
+        return None
+      # The device would stand still, perhaps for ever: those who wait may be waited for.
+      self.stats.store_overruns += 1
     assert context._home is not None
     lane, slot = context._home
     del lane.idle[context]
-    lane.evictions.append((context, slot))
-    context._home, context._parking, context._parked = None, True, True
-    self._parked += 1
+    context._home, context._parking = None, True
     self.stats.parked += 1
+
+    def park(snapshot: Snapshot) -> None:
+      context._parking = False
+      if context._lost is None:
+        context._base = dataclasses.replace(snapshot, version=context._version)
+        context._keep_blocks(snapshot.blocks)
+
+    lane.evictions.append(_Read(slot, context._blocks, park))
+    lane.leaving.append(context)
     return lane, slot
 
-  def _unpark(self, context: Context) -> None:
-    if context._parked:
-      context._parked = False
-      self._parked -= 1
+  def _make_room(self, context: Context) -> bool:
+    """Whether a context can be stored, once known prefixes have made way."""
+    programs = self._lanes[0].slots.programs
+    blocks = -(-context._held // programs.block_tokens) - len(context._blocks)
+    needed = programs.state_bytes + blocks * programs.block_bytes
+    while not self._store.room_for(needed):
+      if not self._known.evict():
+        return False
+    return True
 
-  def _drop(self, context: Context, why: str) -> None:
+  def _drop(self, context: Context, why: str, error: type[EngineError] = EngineError) -> None:
     """Ends a context: its slot is free at once, its call under way fails."""
     if context._lost is not None:
       return
     context._lost = why
-    self._unpark(context)
-    context._base = None
+    context._base, context._blocks = None, ()
     context._pending.clear()
     if context._home is not None:
       lane, slot = context._home
@@ -573,13 +789,33 @@ class Engine:
       context._home = None
     job, context._job = context._job, None
     if job is not None and not job.over:
-      job.future.set_exception(EngineError(f"the context cannot be used: {why}."))
+      job.future.set_exception(error(f"the context cannot be used: {why}."))
     self._admit()
+
+  def _remember(self, context: Context) -> None:
+    """Keeps what a closing context holds in its slot for those that begin alike."""
+    ids = context._ids.array()
+    if context._home is None or context._version != self.version or ids is None:
+      return
+    if len(ids) != context._held or not self._make_room(context):
+      return
+    (lane, slot), version = context._home, context._version
+    lane.evictions.append(
+      _Read(
+        slot,
+        context._blocks,
+        lambda snapshot: lane.insert(
+          ids, dataclasses.replace(snapshot, version=version), context, fresh=False
+        ),
+      )
+    )
+    self._wake(lane)
 
   async def _drive(self, lane: _Lane) -> None:
     """Runs cycles while the lane has work."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    cycle = None
+    cycle: _Cycle | None = None
+    outcome: _Outcome | None = None
     try:
       while True:
         await self._settle(lane)
@@ -589,12 +825,13 @@ class Engine:
         outcome = await loop.run_in_executor(lane.thread, lane.execute, cycle)
         lane.finish(cycle, outcome)
         self._account(cycle, outcome)
+        cycle = outcome = None  # what was read belongs to others now
         self._admit()
     except asyncio.CancelledError:
       # The loop is shutting down; the thread may still be at work on these slots.
       for context in [job.context for job in lane.jobs.values()]:
         self._drop(context, "the event loop ended")
-      for context, _ in cycle.evictions if cycle else ():
+      for context in cycle.leaving if cycle else ():
         self._drop(context, "the event loop ended")
       raise
     except Exception as error:
@@ -617,10 +854,14 @@ class Engine:
   def _account(self, cycle: _Cycle, outcome: _Outcome) -> None:
     stats = self.stats
     stats.device_seconds += outcome.seconds
-    stats.extended_tokens += sum(len(ids) for _, ids in cycle.runs)
+    stats.extended_tokens += sum(len(ids) for part in cycle.rounds for _, ids in part.runs)
+    stats.reused_tokens += cycle.reused
     if outcome.chunk is not None:
       stats.decode_dispatches += 1
       stats.sampled_tokens += int(outcome.chunk.counts.sum())
+      if outcome.chunk.drafted is not None and outcome.chunk.accepted is not None:
+        stats.drafted_tokens += int(outcome.chunk.drafted.sum())
+        stats.accepted_tokens += int(outcome.chunk.accepted.sum())
 
   def _fail(self, error: Exception) -> None:
     """Ends everything under way with ``error``."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.engine.config import EngineConfig, SamplingConfig
-from agentjax.engine.programs import Snapshot, programs_of_lane
+from agentjax.engine.grammar import Grammar, GrammarTable, check_fits
+from agentjax.engine.programs import programs_of_lane
 from agentjax.engine.request import (
   Chunk,
   ContextLengthError,
@@ -23,7 +24,8 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.sampling import address_key
-from agentjax.models import DecodeParams, ModelConfig, Params, num_routers
+from agentjax.engine.store import Snapshot, Store, Stored
+from agentjax.models import DecodeParams, ModelConfig, Params, num_routers, unverifiable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +63,11 @@ class SlotEngine:
     device: where everything lives; None is the first local device.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     decode: ids to text, for stop strings.
+    store: counts what is read; shared by the lanes of an engine.
 
   Attributes:
     lengths: int [slots], tokens each slot holds.
+    warm: every program was compiled; one more would be a fault.
     dispatches: programs run so far, by name.
   """
 
@@ -75,6 +79,7 @@ class SlotEngine:
     device: jax.Device | None = None,
     vocab_limit: int | None = None,
     decode: Decode | None = None,
+    store: Store | None = None,
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
@@ -84,6 +89,13 @@ class SlotEngine:
       config.record_experts,
       f"False for a model without routers (model.pattern={model_config.pattern!r})",
     )
+    reason = unverifiable(model_config)
+    check(
+      config.speculate == "none" or reason is None,
+      "engine.speculate",
+      config.speculate,
+      f"'none' with {reason}",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
@@ -92,11 +104,21 @@ class SlotEngine:
     self.slots = self.programs.slots
     self.lengths = np.zeros(self.slots, np.int64)
     self.dispatches = dict.fromkeys(self.executables(), 0)
+    self._grammars: GrammarTable | None = None
+    if config.grammar_states:
+      vocab = model_config.vocab_size
+      self._grammars = GrammarTable(self.config, self.slots, vocab, self.device)
     self._decode_text = decode
     self._weights: Weights | None = None
+    self.warm = False
     with jax.default_device(self.device):
       self._state = jax.device_put(self.programs.initial(), self.device)
-    self._blank = self._read(0)
+    self.store = store or make_store(self.config)
+    self._blank = Snapshot(self.store.add(self._read_state(0)), (), 0, -1)
+    self._filler: tuple[tuple[Any, ...], ...] = ()
+    if self.programs.has_blocks:
+      filler = self.programs.read_blocks(self._state, np.int32(0), np.int32(0))
+      self._filler = jax.device_put(filler, self.device)
 
   @property
   def weights(self) -> Weights:
@@ -123,17 +145,21 @@ class SlotEngine:
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs; there are no others, whatever is asked of the engine."""
-    return ("place", "read", "decode", *(p.__name__ for p in self.programs.extend.values()))
+    moving = ("place", "read", *(("write", "read_blocks") if self.programs.has_blocks else ()))
+    return (*moving, "decode", *(p.__name__ for p in self.programs.extend.values()))
 
   def warmup(self) -> None:
     """Compiles every program, by running each on nothing. Needs weights."""
     params = self.weights.params
     self._place(self._blank, [])
-    self._read(0)
+    self._write(self._filler, 0, [])
+    self.read(0)
+    self._read_blocks(0, 0, 1)
     for tokens, rows in zip(self.config.extend_buckets, self.config.extend_rows, strict=True):
       empty = self._rows([], rows, tokens)
       self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
     self.decode(self.idle_plan())
+    self.warm = True
 
   def idle_plan(self) -> DecodePlan:
     """A plan to be filled in."""
@@ -142,15 +168,34 @@ class SlotEngine:
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
     """Puts one context, None an empty one, into every one of ``slots``."""
     snapshot = snapshot or self._blank
+    self.store.touch(snapshot)
     width = self.programs.place_width
     for start in range(0, len(slots), width):
       self._place(snapshot, slots[start : start + width])
     self.lengths[list(slots)] = snapshot.length
 
-  def read(self, slot: int) -> Snapshot:
-    """A copy of the context in ``slot``."""
+  def read(self, slot: int, known: Sequence[Stored] = ()) -> Snapshot:
+    """A copy of the context in ``slot``; ``known`` are its first blocks where they are stored."""
+    length = int(self.lengths[slot])
+    blocks = list(known)
+    if self.programs.has_blocks:
+      blocks += self._read_blocks(slot, len(blocks), -(-length // self.programs.block_tokens))
     version = -1 if self._weights is None else self._weights.version
-    return dataclasses.replace(self._read(slot), version=version)
+    state = self.store.add(self._read_state(slot))
+    return Snapshot(state, tuple(blocks), length, version)
+
+  def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
+    """The first ``tokens`` of a context; fewer than it holds only for models that only attend.
+
+    At least one token must follow then: the logits are not those after ``tokens``.
+    """
+    if tokens == snapshot.length:
+      return snapshot
+    assert self.programs.attention_only
+    _, logits = snapshot.state.arrays
+    state = self.store.add((np.asarray([tokens], np.int32), logits))
+    blocks = -(-tokens // self.programs.block_tokens)
+    return Snapshot(state, snapshot.blocks[:blocks], tokens, snapshot.version)
 
   def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
     """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.
@@ -196,7 +241,8 @@ class SlotEngine:
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs one chunk for all slots with a budget and waits for it.
 
-    A slot's budget must not pass the room left in its context.
+    A slot's budget must not pass the room left in its context. Where more grammars are at work than
+    the table holds, some slots draw nothing in this chunk.
     """
     full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
     if full.size:
@@ -204,6 +250,10 @@ class SlotEngine:
         f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
         f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
       )
+    if self._grammars is not None:
+      masks, waiting = self._grammars.masks(plan.grammars)
+      plan.budget[waiting] = 0
+      plan = plan._replace(grammars=masks)
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
@@ -220,6 +270,7 @@ class SlotEngine:
     sampling: SamplingConfig | None = None,
     stop_ids: tuple[int, ...] = (),
     stop_strings: tuple[str, ...] = (),
+    grammar: Grammar | None = None,
   ) -> list[list[Sample]]:
     """Samples every prompt ``samples`` times and waits: the engine without asyncio.
 
@@ -230,7 +281,12 @@ class SlotEngine:
       ``result[i][j]``, sample j of prompt i.
     """
     request = SampleRequest(
-      (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
+      (0, 0),
+      max_tokens,
+      sampling or SamplingConfig(),
+      tuple(stop_ids),
+      tuple(stop_strings),
+      grammar=grammar,
     )
     request.sampling.validate()
     results: dict[tuple[int, int], Sample] = {}
@@ -263,6 +319,8 @@ class SlotEngine:
     return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
 
   def _generation(self, request: SampleRequest) -> Generation:
+    if request.grammar is not None:
+      check_fits(request.grammar, self.config, self.model_config.vocab_size)
     return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
 
   def _room(self, slot: int) -> int:
@@ -288,19 +346,49 @@ class SlotEngine:
     return slots, token_ids, counts
 
   def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
-    rows = np.full(self.programs.place_width, self.slots, np.int32)
+    rows = np.zeros(self.programs.place_width, np.int32)
     rows[: len(slots)] = slots
-    state, logits = jax.device_put((snapshot.state, snapshot.logits), self.device)
-    self._state = self.programs.place(self._state, state, logits, rows)
+    state = jax.device_put(snapshot.state.arrays, self.device)
+    self._state = self.programs.place(self._state, state, rows, np.int32(len(slots)))
     self._count(self.programs.place)
+    at_once = self.programs.transfer_blocks
+    for first in range(0, len(snapshot.blocks), at_once):
+      blocks = [b.arrays for b in snapshot.blocks[first : first + at_once]]
+      self._write(jax.device_put(blocks, self.device), first, slots)
 
-  def _read(self, slot: int) -> Snapshot:
-    state, logits = self.programs.read(self._state, np.asarray([slot], np.int32))
+  def _write(self, blocks: Sequence[tuple[Any, ...]], first: int, slots: Sequence[int]) -> None:
+    if not self.programs.has_blocks:
+      return
+    rows = np.zeros(self.programs.place_width, np.int32)
+    rows[: len(slots)] = slots
+    filled = (*blocks, *self._filler[len(blocks) :])
+    counts = np.int32(len(blocks)), rows, np.int32(len(slots))
+    self._state = self.programs.write(self._state, filled, np.int32(first), *counts)
+    self._count(self.programs.write)
+
+  def _read_state(self, slot: int) -> tuple[Any, ...]:
     self._count(self.programs.read)
-    return Snapshot(state, logits, length=int(self.lengths[slot]), version=-1)
+    return self.programs.read(self._state, np.int32(slot))
+
+  def _read_blocks(self, slot: int, first: int, end: int) -> list[Stored]:
+    """Blocks ``first`` to ``end`` of a slot."""
+    if not self.programs.has_blocks:
+      return []
+    at_once = self.programs.transfer_blocks
+    stored = []
+    for start in range(first, end, at_once):
+      blocks = self.programs.read_blocks(self._state, np.int32(slot), np.int32(start))
+      self._count(self.programs.read_blocks)
+      stored += [self.store.add(arrays) for arrays in blocks[: end - start]]
+    return stored
 
   def _count(self, program: Any) -> None:
     self.dispatches[program.__name__] += 1
+
+
+def make_store(config: EngineConfig) -> Store:
+  """A store of the sizes in ``config``."""
+  return Store(config.device_store_mb << 20, config.host_store_mb << 20)
 
 
 def _on_this_host(value: jax.Array) -> jax.Array:

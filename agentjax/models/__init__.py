@@ -55,6 +55,7 @@ from agentjax.models.stack import (
   param_specs,
   update_router_bias,
 )
+from agentjax.models.verify import Verified, accept, unverifiable, verify
 
 if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -75,7 +76,9 @@ __all__ = [
   "SecondPassConfig",
   "TokenScores",
   "ValueHead",
+  "Verified",
   "abstract",
+  "accept",
   "cache_shardings",
   "compute_logits",
   "copy_slot",
@@ -110,9 +113,11 @@ __all__ = [
   "save_pretrained",
   "score_tokens",
   "trained_mask",
+  "unverifiable",
   "update_router_bias",
   "value_specs",
   "values",
+  "verify",
   "write_slots",
 ]
 

@@ -401,7 +401,7 @@ def _run_stack(
     here = slice(start, start + len(pattern))
     sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
     start += len(pattern)
-  run = functools.partial(_run_section, config=config, where=where)
+  run = functools.partial(run_section, config=config, where=where)
   if params.loop is not None:
     return decode_core(params.loop, x, tuple(sections), config, where, run)
   if params.second_pass is not None:
@@ -409,7 +409,7 @@ def _run_stack(
   return run(x, sections[0])
 
 
-def _run_section(
+def run_section(
   x: Any,
   section: DecodeSection,
   *,

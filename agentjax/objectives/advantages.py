@@ -43,7 +43,7 @@ _GROUP_CENTRES = (
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AdvantageConfig(Config):
-  """From rewards to one advantage a token: centre -> scale -> credit -> whiten -> clip.
+  """From rewards to one advantage a token: centre -> scale -> credit -> merge -> whiten -> clip.
 
   Attributes:
     centre: what is subtracted from the reward of a sequence.
@@ -61,6 +61,10 @@ class AdvantageConfig(Config):
     credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
       "reward_to_go": discounted sum of later rewards; "gae": with a value head.
     index_set: "token" or "turn", the step of discounting and of the GAE recursion.
+    branches: what a token gets that several branches of one episode share (``Batch.branches``);
+      every copy of it is in the batch. "soft": each copy the advantage of its own branch; "hard":
+      all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its default). On
+      policy both have one gradient; once ratios are clipped they differ.
     gamma: discount a step, for "reward_to_go" and "gae".
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
@@ -77,6 +81,7 @@ class AdvantageConfig(Config):
   epsilon: float = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn"] = "token"
+  branches: Literal["soft", "hard"] = "soft"
   gamma: float = 1.0
   gae_lambda: float = 1.0
   value_lambda: float = 1.0
@@ -131,6 +136,8 @@ class AdvantageConfig(Config):
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast":
       self._only_with("reward_to_go' | 'gae", path, gamma=1.0, index_set="token", kl_in_reward=0.0)
+    else:
+      self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
         f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
@@ -251,6 +258,27 @@ def multi_reward_advantages(
     lambda part: sequence_advantages(part, valid, groups, config), in_axes=1, out_axes=1
   )(rewards)
   return parts @ part_weights
+
+
+def merge_branches(
+  advantages: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  branches: Int[Array, "batch time"],
+) -> Float[Array, "batch time"]:
+  """The mean over all copies of a shared segment on each of them; other tokens keep theirs.
+
+  Args:
+    advantages: constant on the tokens of a segment in one sequence.
+    weights: copies without weight, such as those of a masked sequence, do not count.
+    branches: as in ``Batch``, ids up to the number of tokens.
+  """
+  places = branches.size + 1
+  inside = (weights > 0).astype(advantages.dtype)
+  ids = branches.ravel()
+  total = jax.ops.segment_sum((inside * advantages).ravel(), ids, places)
+  count = jax.ops.segment_sum(inside.ravel(), ids, places)
+  mean = total / jnp.where(count > 0, count, 1)
+  return jnp.where(branches > 0, mean[branches], advantages)
 
 
 def ambiguity_terms(

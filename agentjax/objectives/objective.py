@@ -25,7 +25,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config
-from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
+from agentjax.objectives.advantages import (
+  AdvantageConfig,
+  merge_branches,
+  sequence_advantages,
+)
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
@@ -257,6 +261,8 @@ def prepare(
     outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
   )
   advantages = credit.advantages
+  if settings.branches == "hard" and batch.branches is not None:
+    advantages = merge_branches(advantages, weights, batch.branches)
   if settings.whiten:
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:

@@ -1,6 +1,13 @@
 """Rollout: episode programs, the collection loop, evaluation, and a readable view of both."""
 
-from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.branching import (
+  BranchSampler,
+  branch_probability,
+  entropy_budget,
+  entropy_delta,
+  probe_entropy,
+)
+from agentjax.rollout.config import BranchConfig, OversampleConfig, RolloutConfig
 from agentjax.rollout.evaluation import (
   Estimate,
   EvaluationPlan,
@@ -11,46 +18,67 @@ from agentjax.rollout.evaluation import (
   pass_at_k,
   summarise,
 )
+from agentjax.rollout.group import Group, Sampler
 from agentjax.rollout.keys import Address, environment_key, evaluation_seed, turn_key
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import (
+  BranchPoint,
   Episode,
   EpisodeEnd,
   EpisodeProgram,
   MakeEnvironment,
   Player,
+  TurnWatcher,
   run_episode,
   tool_episode,
 )
+from agentjax.rollout.samplers import Oversample, build_sampler
 from agentjax.rollout.statistics import (
   RolloutStatistics,
   ToolStatistics,
   engine_metrics,
   rollout_statistics,
 )
+from agentjax.rollout.tree import Node, TreeConfig, TreeSearch
 from agentjax.rollout.viewer import render, write_trajectories
 
 __all__ = [
   "Address",
+  "BranchConfig",
+  "BranchPoint",
+  "BranchSampler",
   "Episode",
   "EpisodeEnd",
   "EpisodeProgram",
   "Estimate",
   "EvaluationPlan",
   "EvaluationReport",
+  "Group",
   "MakeEnvironment",
+  "Node",
+  "Oversample",
+  "OversampleConfig",
   "Player",
   "RolloutConfig",
   "RolloutStatistics",
+  "Sampler",
   "Scores",
   "ToolStatistics",
+  "TreeConfig",
+  "TreeSearch",
+  "TurnWatcher",
   "bootstrap",
+  "branch_probability",
+  "build_sampler",
   "collect",
   "engine_metrics",
+  "entropy_budget",
+  "entropy_delta",
   "environment_key",
   "evaluate",
   "evaluation_seed",
   "pass_at_k",
+  "probe_entropy",
   "render",
   "rollout_statistics",
   "run_episode",

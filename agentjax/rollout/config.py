@@ -3,8 +3,81 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from agentjax.config import Config, check
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class BranchConfig(Config):
+  r"""When an episode is branched after a tool result, and how a group shares its places.
+
+  Of the ``group_size`` = M episodes of a task, N start at the prompt. The others branch off where
+  the policy became unsure. With H the mean entropy (nats) of the first ``probe_tokens`` tokens of a
+  turn, and ``dH = probe_tokens (H_turn - H_first turn) / log(vocabulary)``, a turn after a tool
+  result is drawn again by up to ``copies`` further episodes with
+
+      P = (base + weight * dH) * max(0, 1 - penalty * n)
+
+  where n counts the turns right before this one, on the same path, that were branched. What is left
+  of M when all have ended goes to fresh episodes, which are not branched.
+
+  The defaults are those of ARPO's code (2507.19849), with two differences: it sums the
+  entropies of up to 20 tokens, of the 10 likeliest ids each, so that a short turn looks sure of
+  itself; we take the mean of exact entropies, times 20. ``penalty`` is of AEPO (2510.14545), whose
+  form and numbers here are those of a third-party port, as the paper's own are not published.
+
+  Attributes:
+    roots: N with the budget "fixed"; ARPO has 8 for M = 16.
+    budget: "fixed", or AEPO's "entropy":
+      ``N = int(M sigmoid(sensitivity (H_first - H_tool))) + 1``, at most M, where H_tool is the
+      mean of H over the turns after tool results of the first episode, which runs alone to find
+      out; without tool results N = M.
+    sensitivity: of the budget "entropy".
+    rule: "draw" branches with probability P (ARPO), "threshold" where P > ``threshold`` (AEPO).
+    base, weight, penalty, threshold: of the formula; AEPO has penalty 0.05 and threshold 0.5.
+    copies: further episodes a branched turn gives.
+    probe_tokens: tokens that H looks at.
+  """
+
+  roots: int = 8
+  budget: Literal["fixed", "entropy"] = "fixed"
+  sensitivity: float = 0.5
+  rule: Literal["draw", "threshold"] = "draw"
+  base: float = 0.5
+  weight: float = 0.2
+  penalty: float = 0.0
+  threshold: float = 0.5
+  copies: int = 1
+  probe_tokens: int = 20
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    for name in ("roots", "copies", "probe_tokens"):
+      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+    for name in ("penalty", "sensitivity"):
+      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OversampleConfig(Config):
+  """More episodes than a group needs, for the first of them.
+
+  Attributes:
+    factor: ``ceil(factor * group_size)`` episodes start.
+    rule: which ones make the group. "shortest": those with the fewest tokens, prompt included, then
+      the lowest sample number; it does not depend on time, and whoever can no longer be among them
+      is abandoned. "first": those that end first, whereupon the others are abandoned; what that
+      gives depends on the machine, and favours quick tools. Both favour short episodes. One whose
+      environment failed is taken only where too few others are left.
+  """
+
+  factor: float = 1.5
+  rule: Literal["shortest", "first"] = "shortest"
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.factor >= 1, f"{path}.factor", self.factor, ">= 1")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -27,6 +100,13 @@ class RolloutConfig(Config):
     cancel_grace: seconds an environment that is cancelled may take to stop before it is abandoned.
     concurrency: episodes at work at the same time; more than the engine's slots keeps the device
       busy while some of them wait for tools.
+    grammar: what the policy may write. "none", anything; "tool_calls", free text and calls that are
+      well formed, with arguments that satisfy the schema of an offered tool. The recorded log-probs
+      stay those of the unmasked policy. Needs ``engine.grammar_states``.
+    sampler: how a group comes about. "independent": every episode from the start; "branch": some go
+      on from where another was unsure (``branch``; ARPO, AEPO); "oversample": the first of more
+      (``oversample``). Evaluations are always independent.
+    branch, oversample: settings of those samplers.
   """
 
   group_size: int = 8
@@ -38,6 +118,10 @@ class RolloutConfig(Config):
   reward_timeout: float = 120.0
   cancel_grace: float = 1.0
   concurrency: int = 64
+  grammar: Literal["none", "tool_calls"] = "none"
+  sampler: Literal["independent", "branch", "oversample"] = "independent"
+  branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)
+  oversample: OversampleConfig = dataclasses.field(default_factory=OversampleConfig)
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -46,3 +130,10 @@ class RolloutConfig(Config):
     check(self.max_total_tokens >= 2, f"{path}.max_total_tokens", self.max_total_tokens, ">= 2")
     for name in ("episode_timeout", "environment_timeout", "reward_timeout", "cancel_grace"):
       check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "seconds > 0")
+    if self.sampler == "branch" and self.branch.budget == "fixed":
+      check(
+        self.branch.roots <= self.group_size,
+        f"{path}.branch.roots",
+        self.branch.roots,
+        f"at most {path}.group_size ({self.group_size}); the rest of the group are branches",
+      )

@@ -22,6 +22,7 @@ class Stream(enum.IntEnum):
   ENVIRONMENT = 1  # the environment's own random choices
   EVALUATION = 2  # seed of an evaluation, so that it never repeats the draws of training
   BOOTSTRAP = 3  # resampling for confidence intervals
+  BRANCH = 4  # whether an episode is branched before one turn
 
 
 def derive(run_seed: int, stream: Stream, *parts: int) -> np.ndarray:
@@ -48,6 +49,11 @@ def turn_key(run_seed: int, address: Address, turn: int) -> np.ndarray:
 def environment_key(run_seed: int, address: Address) -> int:
   """Seed in [0, 2**64) given to ``Environment.reset``."""
   return _as_int(derive(run_seed, Stream.ENVIRONMENT, *address))
+
+
+def branch_draw(run_seed: int, address: Address, turn: int) -> float:
+  """Uniform in [0, 1): decides whether the episode is branched before turn ``turn``."""
+  return (_as_int(derive(run_seed, Stream.BRANCH, *address, turn)) >> 11) * 2.0**-53
 
 
 def evaluation_seed(run_seed: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentjax.rewards import RewardGraph
+from agentjax.rollout.group import Group, Sampler
 from agentjax.rollout.keys import Address
 from agentjax.rollout.program import (
   EpisodeProgram,
@@ -18,7 +19,7 @@ from agentjax.rollout.program import (
   run_episode,
   tool_episode,
 )
-from agentjax.rollout.scoring import score
+from agentjax.rollout.scoring import MOST_THREADS, score
 from agentjax.trajectory.record import Task, Trajectory
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ async def collect(
   finished: Mapping[Address, Trajectory] | None = None,
   on_finish: OnFinish | None = None,
   program: EpisodeProgram = tool_episode,
+  sampler: Sampler | None = None,
 ) -> list[Trajectory]:
   """Runs ``samples_per_task`` episodes of every task and scores them.
 
@@ -58,6 +60,8 @@ async def collect(
       to ``tasks`` join the result as they are.
     on_finish: called with every new trajectory once it is scored, in the order they end.
     program: what an episode does.
+    sampler: how the members of a group come about; None makes them independent of each other. With
+      one, a group is scored when it is complete, and sample numbers may leave gaps.
 
   Returns:
     All trajectories in the order of their addresses (step, task id, sample).
@@ -66,7 +70,7 @@ async def collect(
     raise ValueError(f"samples_per_task={samples_per_task}; allowed: >= 1")
   known = finished or {}
   running = asyncio.Semaphore(player.config.concurrency)
-  scoring = asyncio.Semaphore(player.config.concurrency)
+  scoring = asyncio.Semaphore(min(player.config.concurrency, MOST_THREADS))
 
   async def finish(members: Sequence[Trajectory], task: Task) -> None:
     # Finished members take part in a comparison as copies: they stay as they were recorded.
@@ -93,11 +97,21 @@ async def collect(
 
   async def group(task: Task, addresses: Sequence[Address]) -> list[Trajectory]:
     prefixes = SharedPrefixes(player.engine)
+    size = len(addresses)
     try:
-      new = await _all([episode(task, a, prefixes) for a in addresses if a not in known])
+      if sampler is not None:
+        members = await sampler.sample(
+          Group(task, step, size, player, make_environment, program, prefixes, running, known=known)
+        )
+        new = [t for t in members if t.address not in known]
+        if not rewards.needs_groups:
+          await _all([finish([member], task) for member in new])
+      else:
+        new = await _all([episode(task, a, prefixes) for a in addresses if a not in known])
+        members = [*new, *(known[a] for a in addresses if a in known)]
     finally:
       await prefixes.release()
-    members = sorted([*new, *(known[a] for a in addresses if a in known)], key=lambda t: t.address)
+    members = sorted(members, key=lambda t: t.address)
     if new and rewards.needs_groups:
       await finish(members, task)
     return members

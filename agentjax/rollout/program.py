@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentjax.engine.config import SamplingConfig
-from agentjax.engine.request import ContextLengthError, Finish, SampleRequest
+from agentjax.engine.grammar import compile_tool_calls
+from agentjax.engine.request import ContextLengthError, Finish, Sample, SampleRequest
 from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.rollout import keys
@@ -33,7 +35,15 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.text.chat import Chat, Span
 from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.record import Flag, Reward, Status, Task, ToolRecord, Trajectory
+from agentjax.trajectory.record import (
+  BRANCHES,
+  Flag,
+  Reward,
+  Status,
+  Task,
+  ToolRecord,
+  Trajectory,
+)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,17 +108,46 @@ class SharedPrefixes:
         prefix.release()
 
 
+class TurnWatcher(Protocol):
+  """Looks on as an episode takes its turns."""
+
+  async def before(self, episode: Episode) -> None:
+    """The policy is about to take turn ``episode.turn``."""
+
+  def after(self, episode: Episode, sample: Sample) -> None:
+    """It took turn ``episode.turn - 1`` and drew ``sample``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchPoint:
+  """An episode as it stood before a turn of the policy, for others to go on from there.
+
+  It holds a context of the engine until ``release``.
+  """
+
+  episode: Episode  # a copy that never acts
+  state: bytes  # of the environment
+
+  def release(self) -> None:
+    """Gives the context back; episodes that went on from here live on. May be called twice."""
+    if self.episode._context is not None:
+      self.episode._context.close()
+
+
 class Episode:
   """One run of one environment by one policy: its operations act, and record what happened.
 
   A program calls ``reset``, ``open``, then ``act``, ``step`` and ``observe`` in turn. Each may
-  raise ``EpisodeEnd``; a program that catches it must raise it again.
+  raise ``EpisodeEnd``; a program that catches it must raise it again. A program that is to be
+  branched leaves ``reset`` and ``open`` out where ``opened`` holds already, and keeps what it
+  remembers between turns in the episode.
 
   Attributes:
     task: what is to be solved.
     address: (step, task id, sample), from which all its randomness follows.
     player: engine, chat and settings.
     turn: model calls made so far.
+    watcher: looks on; None where nobody does.
   """
 
   def __init__(
@@ -119,12 +158,17 @@ class Episode:
     player: Player,
     environment: Environment,
     prefixes: SharedPrefixes,
+    watcher: TurnWatcher | None = None,
+    branch: int | None = None,
   ):
     self.task = task
     self.address = address
     self.player = player
     self.turn = 0
+    self.watcher = watcher
     self._environment = environment
+    self._environment_address = address  # whose key started the environment
+    self._branches = None if branch is None else [(0, branch)]  # first segment, branch
     self._prefixes = prefixes
     self._time_left = player.config.episode_timeout
     self._context: Context | None = None
@@ -141,8 +185,58 @@ class Episode:
     self._offered: Sequence[Tool] = ()
     self._close_error = ""
 
+  @property
+  def length(self) -> int:
+    """Tokens so far."""
+    return self._length
+
+  @property
+  def opened(self) -> bool:
+    """Whether a conversation is under way, as it is from the start for one that was branched."""
+    return self._context is not None
+
+  async def mark(self) -> BranchPoint:
+    """This moment, before a turn of the policy. What the environment raises propagates."""
+    if self._context is None:
+      raise RuntimeError("mark() before open(observation)")
+    state = self._environment.snapshot()
+    twin = copy.copy(self)
+    twin._builder = self._builder.branch(self.address[2])
+    twin._tools, twin._rewards = list(self._tools), list(self._rewards)
+    (twin._context,) = await self._context.fork(1)
+    return BranchPoint(twin, state)
+
+  async def restore(self, point: BranchPoint, branch: int) -> None:
+    """Goes on from ``point``, an episode of this task, as the branch ``branch`` of it."""
+    origin = point.episode
+    key = keys.environment_key(self.player.run_seed, origin._environment_address)
+    environment = self._environment
+
+    async def restored() -> Observation:
+      observation = await environment.reset(self.task, key)
+      environment.restore(point.state)
+      return observation
+
+    self._time_left = origin._time_left
+    await self._ask("restore", Observation, restored)
+    assert origin._context is not None
+    (self._context,) = await origin._context.fork(1)
+    self.turn, self._length = origin.turn, origin._length
+    self._builder = origin._builder.branch(self.address[2])
+    self._tools, self._rewards = list(origin._tools), list(origin._rewards)
+    self._answer, self._drawn = origin._answer, origin._drawn
+    self._last_turn, self._asked_seconds = origin._last_turn, origin._asked_seconds
+    self._environment_address = origin._environment_address
+    self._offered = environment.tools
+    self._branches = [*(origin._branches or []), (len(self._builder.segments), branch)]
+
   async def reset(self) -> Observation:
     """Starts the environment."""
+    if self.opened:
+      raise RuntimeError(
+        "reset() in an episode that goes on from a branch: a program that can be branched calls "
+        "reset() and open() only where episode.opened is False, as tool_episode does"
+      )
     key = keys.environment_key(self.player.run_seed, self.address)
     environment = self._environment
     observation = await self._ask("reset", Observation, lambda: environment.reset(self.task, key))
@@ -171,6 +265,11 @@ class Episode:
     context, config, chat = self._context, self.player.config, self.player.chat
     if context is None:
       raise RuntimeError("act() before open(observation)")
+    grammar = None
+    if config.grammar == "tool_calls":
+      grammar = compile_tool_calls(chat, self._offered)
+    if self.watcher is not None:
+      await self.watcher.before(self)
     start = time.monotonic()
     with _fitting():
       sample = await context.generate(
@@ -179,6 +278,7 @@ class Episode:
           max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
           sampling=self.player.sampling,
           stop_ids=chat.stop_ids,
+          grammar=grammar,
         )
       )
     cut = sample.finish is not Finish.STOP
@@ -198,6 +298,8 @@ class Episode:
         f"the engine's context of {self.address} holds {len(context)} tokens, the record "
         f"{self._length}: the policy no longer sees what is recorded"
       )
+    if self.watcher is not None:
+      self.watcher.after(self, sample)
     if forged := chat.reserved_ids.intersection(self._drawn):
       raise EpisodeEnd(
         Status.POLICY_ERROR,
@@ -261,16 +363,22 @@ class Episode:
       self._builder.flag(self._last_turn, Flag.ENV_FAULT)
     if self._context is not None and self._context.experts is not None:
       self._builder.record_experts(self._context.experts)
-    metadata = {"reason": reason, "close_error": self._close_error}
+    texts = {"reason": reason, "close_error": self._close_error}
+    metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
+    if self._branches is not None:
+      metadata[BRANCHES] = self._branch_of_segments(self._branches)
     trajectory = self._builder.build(
-      status=status,
-      tools=self._tools,
-      answer=self._answer,
-      metadata={name: text for name, text in metadata.items() if text},
+      status=status, tools=self._tools, answer=self._answer, metadata=metadata
     )
     if self._rewards:
       trajectory.reward_parts[ENVIRONMENT_REWARD] = _total(self._rewards)
     return trajectory
+
+  def _branch_of_segments(self, branches: list[tuple[int, int]]) -> list[int]:
+    written = [0] * len(self._builder.segments)
+    for first, branch in branches:
+      written[first:] = [branch] * (len(written) - first)
+    return written
 
   async def _ask(self, what: str, kind: type[T], call: Callable[[], Awaitable[T]]) -> T:
     """Awaits the environment within both time-outs; what goes wrong ends the episode."""
@@ -312,7 +420,8 @@ class Episode:
 
 async def tool_episode(episode: Episode) -> None:
   """The policy acts and the environment answers, until one of them or a limit ends the episode."""
-  await episode.open(await episode.reset())
+  if not episode.opened:
+    await episode.open(await episode.reset())
   while True:
     step = await episode.step(await episode.act())
     await episode.observe(step.observation)
@@ -326,11 +435,25 @@ async def run_episode(
   player: Player,
   make_environment: MakeEnvironment,
   prefixes: SharedPrefixes,
+  start: BranchPoint | None = None,
+  watcher: TurnWatcher | None = None,
+  branch: int | None = None,
 ) -> Trajectory:
   """Runs one episode to its end and gives its record, not yet scored.
 
   Whatever happens, cancellation included, the context is freed and the environment closed. Errors
   of the engine and of the program itself propagate.
+
+  Args:
+    program: what happens in it.
+    task: what is to be solved.
+    address: where its randomness comes from.
+    player, make_environment: who plays, and in which world.
+    prefixes: of its group.
+    start: where it goes on from; None is the beginning.
+    watcher: looks on as it takes its turns.
+    branch: number of what it adds to a tree of episodes (``record.BRANCHES``), needed with
+      ``start``; None where it shares nothing.
   """
   try:
     environment = make_environment(task)
@@ -342,9 +465,20 @@ async def run_episode(
       status=Status.ENV_ERROR,
       metadata={"reason": f"making the environment raised {_describe(error)}"},
     )
-  episode = Episode(task, address, player=player, environment=environment, prefixes=prefixes)
+  episode = Episode(
+    task,
+    address,
+    player=player,
+    environment=environment,
+    prefixes=prefixes,
+    watcher=watcher,
+    branch=branch,
+  )
   status, reason = Status.OK, ""
   try:
+    if start is not None:
+      assert branch is not None
+      await episode.restore(start, branch)
     await program(episode)
   except EpisodeEnd as end:
     status, reason = end.status, end.reason

@@ -16,6 +16,8 @@ from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
 
+MOST_THREADS = 256  # that score at one time; a collection lets no more begin
+
 
 async def score(
   rewards: RewardGraph, trajectories: Sequence[Trajectory], task: Task, *, timeout: float

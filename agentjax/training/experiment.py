@@ -302,6 +302,12 @@ class Experiment(Config):
       )
 
   def _validate_lengths(self, path: str) -> None:
+    check(
+      self.rollout.grammar == "none" or self.engine.grammar_states > 0,
+      f"{path}.engine.grammar_states",
+      self.engine.grammar_states,
+      f"above 0 with rollout.grammar={self.rollout.grammar!r}",
+    )
     longest = self.rollout.max_total_tokens
     check(
       longest <= self.engine.max_length,

@@ -17,7 +17,9 @@ from agentjax.models import ModelConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
+from agentjax.rollout.group import Sampler
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
+from agentjax.rollout.samplers import build_sampler
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
 from agentjax.text.tokenizer import Tokenizer
@@ -39,6 +41,7 @@ class Extensions:
     make_environment: environment of a task, in the place of questions with tools.
     scorers: further scorers by name, which ``config.reward`` may then use.
     program: what an episode does, in the place of the tool loop.
+    sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
   """
 
   tools: Sequence[Tool] = ()
@@ -46,6 +49,7 @@ class Extensions:
   make_environment: MakeEnvironment | None = None
   scorers: Mapping[str, Scorer] = dataclasses.field(default_factory=dict)
   program: EpisodeProgram = tool_episode
+  sampler: Sampler | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Parts:
   rewards: RewardGraph
   make_environment: MakeEnvironment
   program: EpisodeProgram
+  sampler: Sampler | None  # of training; evaluations are independent
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -141,6 +146,7 @@ def build_parts(
     rewards=build_rewards(experiment.reward, {**SCORERS, **extensions.scorers}),
     make_environment=extensions.make_environment or question,
     program=extensions.program,
+    sampler=extensions.sampler or build_sampler(experiment.rollout),
   )
 
 

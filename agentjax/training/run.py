@@ -321,6 +321,7 @@ class _Session:
       make_environment=self.parts.make_environment,
       rewards=self.parts.rewards,
       program=self.parts.program,
+      sampler=self.parts.sampler,
       finished=finished,
       on_finish=keep,
     )

@@ -27,6 +27,8 @@ class Batch:
     turns: int32 [B, T], index of the model call in its sequence, -1 on padding.
     experts: uint8 or uint16 [B, T, routers, choices], what the sampler's routers chose (see
       ``trajectory.experts``); None where no sequence has any.
+    branches: int32 [B, T], one positive id for each segment of a tree of episodes, the same on all
+      its copies (see ``Trajectory``), 0 elsewhere; None where no sequence was branched.
     rewards: float32 [N]; 0 where not valid. valid: bool [N], False for invalid rewards and for
       unused sequence places.
     groups: int32 [N], group id for group statistics; -1 for unused places.
@@ -44,6 +46,7 @@ class Batch:
   valid: Array
   groups: Array
   experts: Array | None = None
+  branches: Array | None = None
 
   @property
   def num_sequences(self) -> int:

@@ -7,6 +7,7 @@ started anew.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -80,6 +81,17 @@ class TrajectoryBuilder:
   def segments(self) -> Sequence[Segment]:
     """What stands so far."""
     return self._trajectory.segments
+
+  def branch(self, sample: int) -> TrajectoryBuilder:
+    """A builder for another episode of the task, ``sample``, that goes on from what stands here.
+
+    Token arrays are shared; what either builder appends or flags later is its own.
+    """
+    other = copy.copy(self)
+    segments = [dataclasses.replace(segment) for segment in self.segments]
+    other._trajectory = dataclasses.replace(self._trajectory, sample=sample, segments=segments)
+    other._calls = list(self._calls)
+    return other
 
   def append(
     self,
@@ -335,6 +347,32 @@ def _check_parent(trajectory: Trajectory, index: int, parent: int | None) -> Non
 _ROUNDING = 1e-3
 
 
+def _is_sound(segment: Segment) -> bool:
+  """Whether the values of a segment with one kind of token are certainly possible.
+
+  Extremes alone, as they cost a fraction of the rules below; a NaN fails every comparison.
+  """
+  weights, log_probs, entropies = segment.weights, segment.log_probs, segment.entropies
+  if not len(segment) or segment.token_ids.min() < 0:
+    return False
+  if not (weights.min() >= 0 and weights.max() < np.inf):
+    return False
+  if segment.sampled.all():
+    return bool(
+      segment.versions.min() >= 0
+      and log_probs.max() <= _ROUNDING
+      and log_probs.min() > -np.inf
+      and entropies.min() >= -_ROUNDING
+      and entropies.max() < np.inf
+    )
+  return bool(
+    not segment.sampled.any()
+    and segment.versions.max() < 0
+    and not log_probs.any()
+    and not entropies.any()
+  )
+
+
 def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None:
   n = len(segment.token_ids)
   for name, dtype in _FIELDS.items():
@@ -352,6 +390,8 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
       f"{_where(trajectory, index)}: experts is {experts.dtype}{list(experts.shape)}; allowed: "
       f"None, or uint8 or uint16 [{n}, routers, choices], as there are {n} token ids."
     )
+  if _is_sound(segment):
+    return
   drawn = segment.sampled
   rules = (
     ("token_ids", segment.token_ids >= 0, "ids >= 0"),

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.builder import TokenPath, token_paths
 from agentjax.trajectory.experts import join, unrecorded
-from agentjax.trajectory.record import Status, Trajectory
+from agentjax.trajectory.record import BRANCHES, Status, Trajectory
 
 _FAULTS = (Status.ENV_ERROR, Status.VERIFIER_ERROR)
 _PER_TOKEN = ("token_ids", "weights", "log_probs", "entropies", "versions", "turns")
@@ -38,6 +38,7 @@ class PackedSequence:
     reward: value, 0 where not valid. valid: whether it is one.
     group: id of the group for group statistics, >= 0.
     experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
+    branches: int32 [n], as in ``Batch``; None where it shares nothing.
   """
 
   name: str
@@ -51,6 +52,7 @@ class PackedSequence:
   valid: bool = True
   group: int = 0
   experts: np.ndarray | None = None
+  branches: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -76,11 +78,13 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
   the infrastructure or the verifier failed.
   """
   groups: dict[tuple[int, str, str], int] = {}
+  segments: dict[tuple[int, int, int, int], int] = {}
   result = []
   for trajectory in trajectories:
     key = (trajectory.step, trajectory.source, trajectory.group or f"task {trajectory.task_id}")
     group = groups.setdefault(key, len(groups))
     step, task_id, sample = trajectory.address
+    branches = trajectory.metadata.get(BRANCHES)
     for tokens in token_paths(trajectory):
       result.append(
         PackedSequence(
@@ -89,10 +93,30 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           valid=trajectory.reward.valid and trajectory.status not in _FAULTS,
           group=group,
           experts=tokens.experts,
+          branches=None if branches is None else _shared(trajectory, branches, tokens, segments),
           **{name: getattr(tokens, name) for name in _PER_TOKEN},
         )
       )
   return result
+
+
+def _shared(
+  trajectory: Trajectory,
+  branches: Sequence[int],
+  tokens: TokenPath,
+  segments: dict[tuple[int, int, int, int], int],
+) -> np.ndarray:
+  """int32 [n], a number for the segment of every token, the same in all that share it.
+
+  ``segments`` numbers them by step, task, branch and index, from 1 on.
+  """
+  step, task_id, _ = trajectory.address
+  numbers = {
+    i: segments.setdefault((step, task_id, branches[i], i), len(segments) + 1)
+    for i in tokens.segments
+  }
+  lengths = [len(trajectory.segments[i]) for i in tokens.segments]
+  return np.repeat(np.array([numbers[i] for i in tokens.segments], np.int32), lengths)
 
 
 def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int, align: int = 1) -> RowPlan:
@@ -211,6 +235,10 @@ def pack(
     everywhere = np.full(shape, unrecorded(chosen.dtype), chosen.dtype)
     everywhere[cells] = chosen
     chosen = everywhere.reshape(num_rows, row_length, *chosen.shape[1:])
+  shared: Any = None
+  if any(s.branches is not None for s in sequences):
+    alone = [np.zeros(len(s), np.int32) if s.branches is None else s.branches for s in sequences]
+    shared = grid(np.concatenate(alone), 0, np.int32)
   return Batch(
     token_ids=grid(gather("token_ids"), pad_id, np.int32),
     segment_ids=grid(numbers, 0, np.int32),
@@ -224,6 +252,7 @@ def pack(
     valid=valid,
     groups=groups,
     experts=chosen,
+    branches=shared,
   )
 
 

@@ -144,9 +144,17 @@ class ToolRecord:
   seconds: float
 
 
+BRANCHES = "branches"  # in the metadata of an episode that shares its beginning with others
+
+
 @dataclasses.dataclass
 class Trajectory:
-  """One episode. ``(step, task_id, sample)`` is its address; batches are ordered by it."""
+  """One episode. ``(step, task_id, sample)`` is its address; batches are ordered by it.
+
+  An episode that was branched off another is complete in itself. For both of them
+  ``metadata[BRANCHES]`` holds an int a segment, the branch that wrote it: two episodes of one task
+  and step share segment i where the same branch wrote it in both.
+  """
 
   step: int
   task_id: int

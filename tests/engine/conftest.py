@@ -25,6 +25,7 @@ def sizes(**changes) -> EngineConfig:
       "chunk_tokens": 8,
       "extend_buckets": (4, 16),
       "extend_rows": (4, 2),
+      "block_tokens": 8,
       "warmup": False,
       **changes,
     }

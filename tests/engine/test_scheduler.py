@@ -11,8 +11,10 @@ import pytest
 
 from agentjax.engine import (
   ContextLengthError,
+  EngineBusyError,
   EngineError,
   Finish,
+  NonFiniteError,
   Sample,
   SampleRequest,
   SamplingConfig,
@@ -98,17 +100,22 @@ def test_idle_contexts_are_parked_while_others_run(make_engine):
   assert free_slots(engine) == 4
 
 
-def test_without_parking_a_call_waits_for_a_closed_context(make_engine):
-  engine = make_engine(max_parked=0)
+def test_without_room_to_park_a_call_waits_while_others_work(make_engine):
+  engine = make_engine(device_store_mb=0, host_store_mb=0)
 
   async def main():
     held = [await engine.open_ids([i]) for i in range(4)]
     for context in held:
       await context.generate(request(tokens=1))
+    at_work = asyncio.create_task(held[0].generate(request(tokens=40)))
+    await asyncio.sleep(0)
     late = asyncio.create_task(episode(engine, 1))
-    await asyncio.sleep(0.05)
+    while engine.stats.sampled_tokens < 4 + 24:
+      assert engine.stats.parked == 0
+      await asyncio.sleep(0.001)
     assert not late.done()
     held[2].close()
+    await at_work
     return await late
 
   assert_same_bits(asyncio.run(main()), run_episodes(engine, [1])[1])
@@ -388,7 +395,7 @@ def test_programs_that_come_back_at_once_lose_no_chunk(make_engine):
 
 
 def test_waiting_contexts_get_slots_in_order_of_priority(make_engine):
-  engine = make_engine(max_parked=0)
+  engine = make_engine(device_store_mb=0, host_store_mb=0)
   entered = []
 
   async def one(priority: int):
@@ -397,13 +404,16 @@ def test_waiting_contexts_get_slots_in_order_of_priority(make_engine):
     entered.append(priority)
     context.close()
 
+  async def hold(tokens: int):
+    context = await engine.open_ids([1])
+    await context.generate(request(tokens=tokens))
+    context.close()
+
   async def main():
-    held = [await engine.open_ids([i]) for i in range(4)]
-    for context in held:
-      await context.generate(request(tokens=1))
+    held = [asyncio.create_task(hold(8 * (i + 1))) for i in range(4)]
+    await asyncio.sleep(0)
     calls = [asyncio.create_task(one(p)) for p in (5, 2, 9, 1)]
-    await asyncio.sleep(0.02)
-    held[0].close()
+    await asyncio.gather(*held)
     await asyncio.gather(*calls)
 
   asyncio.run(main())
@@ -474,3 +484,161 @@ def test_all_engines_of_one_shape_share_their_programs(make_engine):
   assert other._lanes[1].slots.programs is programs
   assert set(programs.traces.values()) == {1}
   assert jax.local_devices()[0] in one._weights
+
+
+def test_a_long_prompt_does_not_stall_those_who_decode(make_engine):
+  engine = make_engine(prefill_tokens=16)
+
+  async def main():
+    quick = await engine.open_ids([1, 2])
+    await quick.generate(request(0, tokens=2))
+    chunks = engine.stats.decode_dispatches
+    slow = await engine.open_ids(list(range(3, 45)))  # three pieces of at most 16 tokens
+    first = asyncio.create_task(slow.generate(request(1, tokens=1)))
+    await quick.generate(request(2, tokens=16))
+    assert engine.stats.decode_dispatches - chunks >= 2
+    found = await first
+    slow.close()
+    quick.close()
+    return found
+
+  found = asyncio.run(main())
+  alone = make_engine(prefill_tokens=1024)
+
+  async def at_once():
+    context = await alone.open_ids(list(range(3, 45)))
+    return await context.generate(request(1, tokens=1))
+
+  assert_same_bits([found], [asyncio.run(at_once())])
+
+
+def test_prompts_that_begin_alike_are_run_once(make_engine):
+  shared = list(range(3, 36))  # 33 tokens: two pieces of 16, and one
+  engine = make_engine(snapshot_tokens=16)
+  plain = make_engine(prefix_reuse="none")
+
+  async def main(engine):
+    samples = []
+    for i, tail in enumerate(([40], [41, 42], [40])):
+      context = await engine.open_ids([*shared, *tail])
+      samples.append(await context.generate(request(i, tokens=4)))
+      context.close()
+    return samples
+
+  expected = asyncio.run(main(plain))
+  assert (plain.stats.extended_tokens, plain.stats.reused_tokens) == (34 + 35 + 34, 0)
+  assert_same_bits(asyncio.run(main(engine)), expected)
+  assert (engine.stats.extended_tokens, engine.stats.reused_tokens) == (34 + 3 + 2, 64)
+
+
+def test_a_conversation_that_comes_back_whole_costs_its_new_tokens(make_engine):
+  engine = make_engine(prefix_reuse="turns")
+  plain = make_engine(prefix_reuse="none")
+
+  async def main(engine):
+    ids, samples = list(PROMPTS[0]), []
+    for turn in range(3):
+      context = await engine.open_ids(ids)
+      samples.append(await context.generate(request(turn, tokens=7)))
+      context.close()
+      ids += [*samples[-1].token_ids.tolist(), 4, 5]
+    return samples
+
+  found, expected = asyncio.run(main(engine)), asyncio.run(main(plain))
+  assert engine.stats.extended_tokens == len(PROMPTS[0]) + 2 + 2
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(a.token_ids, b.token_ids)
+    np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+
+
+def test_known_prefixes_make_way_for_parked_contexts(make_engine):
+  engine = make_engine(device_store_mb=0, host_store_mb=0)
+  programs = engine._lanes[0].slots.programs
+  engine._store.host_bytes = 4 * (programs.state_bytes + 2 * programs.block_bytes)
+
+  async def main():
+    for i in range(3):
+      (await engine.prefill([i + 1] * 9)).release()
+    known = len(engine._known)
+    found = await asyncio.gather(*(episode(engine, i) for i in range(9)))
+    return known, found
+
+  known, found = asyncio.run(main())
+  assert known > len(engine._known)
+  for i in (0, 4, 8):
+    assert_same_bits(found[i], run_episodes(make_engine(), [i])[i])
+  assert free_slots(engine) == 4
+
+
+def test_a_full_store_stops_nobody_for_ever(make_engine):
+  engine = make_engine(device_store_mb=0, host_store_mb=0)
+
+  async def main():
+    held = [await engine.open_ids(PROMPTS[0]) for _ in range(4)]
+    for context in held:
+      await context.generate(request(0, tokens=1))
+    # All slots are held by contexts without a call, and none may be stored.
+    return await asyncio.gather(*(episode(engine, i) for i in range(3)))
+
+  found = asyncio.run(asyncio.wait_for(main(), 60))
+  assert engine.stats.store_overruns > 0
+  assert_same_bits(found[1], run_episodes(make_engine(), [1])[1])
+
+
+def test_log_probs_that_are_not_finite_end_one_context_alone(make_engine):
+  engine = make_engine()
+  expected = {i: run_episodes(make_engine(), [i])[i] for i in (1, 2)}
+
+  async def main():
+    bad = await engine.open_ids(PROMPTS[0])
+    await bad.generate(request(0, tokens=2))
+    lane, slot = bad._home
+    state = lane.slots._state
+    lane.slots._state = state.replace(logits=state.logits.at[slot].set(np.nan))
+    found = await asyncio.gather(
+      bad.generate(request(1)), episode(engine, 1), episode(engine, 2), return_exceptions=True
+    )
+    with pytest.raises(EngineError, match="not finite"):
+      await bad.generate(request(2))
+    return found
+
+  error, *found = asyncio.run(main())
+  assert isinstance(error, NonFiniteError)
+  assert_same_bits(found[0], expected[1])
+  assert_same_bits(found[1], expected[2])
+  assert free_slots(engine) == 4
+  # The slot that held it is clean again.
+  again = run_episodes(engine, [1, 2, 3, 4])
+  assert_same_bits(again[1], expected[1])
+
+
+def test_more_waiting_calls_than_allowed_are_refused_at_once(make_engine):
+  engine = make_engine(max_waiting=2)
+
+  async def main():
+    contexts = [await engine.open_ids(PROMPTS[0]) for _ in range(8)]
+    calls = [asyncio.ensure_future(c.generate(request(0))) for c in contexts]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [c for c, f in zip(contexts, found, strict=True) if isinstance(f, EngineBusyError)]
+    assert len(refused) == 8 - 4 - 2
+    again = await refused[0].generate(request(0))  # as it was
+    return [f for f in found if not isinstance(f, Exception)], again
+
+  found, again = asyncio.run(main())
+  assert_same_bits(found, [again] * 6)
+
+
+def test_a_compilation_in_the_loop_is_a_fault(make_engine, monkeypatch):
+  engine = make_engine(warmup=True)
+  programs = engine._lanes[0].slots.programs
+  run_episodes(engine, [0])
+
+  fresh = programs._jit("read", programs._read)  # a program that nobody warmed up
+  monkeypatch.setattr(programs, "read", fresh)
+
+  async def main():
+    context = await engine.open_ids(PROMPTS[0])
+    return await context.fork(1)
+
+  with pytest.raises(EngineError, match="compiled in the loop"):
+    asyncio.run(main())

@@ -19,6 +19,7 @@ from agentjax.engine import (
   SamplingConfig,
   SlotEngine,
 )
+from agentjax.engine.store import Snapshot
 
 PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1))]
 
@@ -41,6 +42,11 @@ def assert_same_bits(a: Sample, b: Sample) -> None:
   for name in ("token_ids", "log_probs", "entropies", "sampling_log_probs"):
     np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
   assert a.finish == b.finish
+
+
+def arrays(snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
+  """All that a snapshot holds."""
+  return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.blocks)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -128,13 +134,47 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
 def test_idle_slots_are_left_bit_for_bit(slot_engine):
   slot_engine.place(None, [0, 1])
   slot_engine.extend([(0, np.arange(5, dtype=np.int32)), (1, np.arange(7, dtype=np.int32))])
-  before = jax.device_get(slot_engine.read(1))
+  before = arrays(slot_engine.read(1))
   plan = slot_engine.idle_plan()
   plan.budget[0] = 8
   slot_engine.decode(plan)
   slot_engine.extend([(0, np.arange(5, dtype=np.int32))])
-  after = jax.device_get(slot_engine.read(1))
-  jax.tree.map(np.testing.assert_array_equal, before, after)
+  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine.read(1)))
+
+
+def test_a_context_comes_back_from_the_host_to_the_bit(slot_engine):
+  ids = np.arange(23, dtype=np.int32)
+  slot_engine.place(None, [0, 1])
+  slot_engine.extend([(0, ids), (1, ids[::-1])])
+  snapshot, other = slot_engine.read(0), slot_engine.read(1)
+  before = arrays(snapshot)
+  slot_engine.store.device_bytes = 0
+  slot_engine.store.relieve_device()
+  assert slot_engine.store.on_device == 0
+  assert slot_engine.store.on_host > 0
+  assert all(isinstance(v, np.ndarray) for v in snapshot.state.arrays)
+  slot_engine.place(other, [0, 2])
+  slot_engine.place(snapshot, [3])
+  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine.read(3)))
+
+
+def test_only_blocks_that_are_not_stored_yet_leave_a_slot(slot_engine):
+  """Blocks of 8 tokens: what does not change is shared by all copies."""
+  slot_engine.place(None, [0])
+  slot_engine.extend([(0, np.arange(20, dtype=np.int32))])
+  first = slot_engine.read(0)
+  assert len(first.blocks) == 3
+  slot_engine.extend([(0, np.arange(7, dtype=np.int32))])
+  stored = slot_engine.store.on_device
+  second = slot_engine.read(0, known=first.blocks[:2])
+  assert second.blocks[:2] == first.blocks[:2]
+  programs = slot_engine.programs
+  assert slot_engine.store.on_device - stored == programs.state_bytes + 2 * programs.block_bytes
+  jax.tree.map(np.testing.assert_array_equal, arrays(second), arrays(slot_engine.read(0)))
+  del first  # its state, and the block that was not full
+  assert slot_engine.store.on_device - stored == programs.block_bytes
+  del second
+  assert slot_engine.store.on_device == programs.state_bytes  # of the empty context
 
 
 def test_a_poisoned_slot_is_clean_for_the_next_context(slot_engine, params):
@@ -202,7 +242,8 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
   engine = slot_engine
   engine.warmup()
   compiled = dict(engine.programs.traces)
-  assert set(engine.executables()) == {"place", "read", "decode", "extend_4x4", "extend_2x16"}
+  moving = {"place", "write", "read", "read_blocks"}
+  assert set(engine.executables()) == {*moving, "decode", "extend_4x4", "extend_2x16"}
   assert set(compiled) == {*engine.executables(), "initial", "prepare"}
   assert set(compiled.values()) == {1}
   rng = np.random.default_rng(0)
@@ -229,6 +270,9 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
     ({"extend_buckets": (4, 16)}, "engine.extend_rows"),
     ({"extend_rows": (4, 2, 0)}, "engine.extend_rows"),
     ({"chunk_tokens": 2.5}, "engine.chunk_tokens"),
+    ({"block_tokens": 0}, "engine.block_tokens"),
+    ({"host_store_mb": -1}, "engine.host_store_mb"),
+    ({"prefix_reuse": "all"}, "engine.prefix_reuse"),
   ],
 )
 def test_impossible_sizes_name_the_field(changes, field):

@@ -16,7 +16,7 @@ from agentjax.text.chat import MarkedChat
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task
-from tests.rollout.scripted_engine import TOKENIZER
+from tests.rollout.scripted_engine import RUN_SEED, TOKENIZER
 
 CONFIG = RolloutConfig(
   max_turns=4,
@@ -46,8 +46,15 @@ def make_player(engine, **changes):
     chat=MarkedChat(TOKENIZER),
     sampling=SamplingConfig(),
     config=dataclasses.replace(CONFIG, **changes),
-    run_seed=7,
+    run_seed=RUN_SEED,
   )
+
+
+def idle(engine):
+  """Whether no slot of an engine is taken, and nothing waits for one."""
+  lanes = engine._lanes
+  empty = all(len(lane.free) == lane.slots.slots for lane in lanes)
+  return empty and not any(lane.jobs or lane.idle for lane in lanes) and not engine.waiting
 
 
 @pytest.fixture
@@ -55,7 +62,8 @@ def run():
   """Collects episodes in an event loop that must end with no task left behind."""
 
   def run(engine, tasks, *, samples=1, make_environment=question, rewards=REWARDS, **settings):
-    options = {k: settings.pop(k) for k in ("finished", "on_finish", "program") if k in settings}
+    passed = ("finished", "on_finish", "program", "sampler")
+    options = {k: settings.pop(k) for k in passed if k in settings}
 
     async def main():
       try:

@@ -6,11 +6,13 @@ import collections
 import numpy as np
 
 from agentjax.engine import ContextLengthError, Finish, Sample
+from agentjax.rollout import keys
 from agentjax.text.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 END = TOKENIZER.special.end
 CALL = TOKENIZER.special.call
+RUN_SEED = 7
 
 
 def say(text, *, call=None, end=True):
@@ -28,6 +30,9 @@ class ScriptedEngine:
     script: (address, turn) -> ids the policy draws, or an exception to raise.
     max_length: tokens a context holds.
     delay: address -> seconds one model call takes, for endings in any order.
+    entropy: (address, turn) -> entropy of every token drawn; None gives rising ones.
+
+  A context that was forked belongs to whoever's key its calls carry: samples 0 to 63 of its task.
 
   Attributes:
     prefills: how often each prompt was run, by its ids.
@@ -37,8 +42,11 @@ class ScriptedEngine:
     requests: all (address, turn, SampleRequest), in the order they came.
   """
 
-  def __init__(self, script, *, max_length=10_000, delay=lambda address: 0.0, version=3):
+  def __init__(
+    self, script, *, max_length=10_000, delay=lambda address: 0.0, version=3, entropy=None
+  ):
     self.script, self.max_length, self.delay, self.version = script, max_length, delay, version
+    self.entropy = entropy
     self.prefills = collections.Counter()
     self.live_prefixes = self.live_contexts = self.most_contexts = 0
     self.seen, self.requests = {}, []
@@ -75,7 +83,7 @@ class _Context:
 
   def __init__(self, engine, address, ids):
     self.engine, self.address, self.ids = engine, address, list(ids)
-    self.turn, self.live = 0, True
+    self.turn, self.live, self.forked = 0, True, False
 
   def __len__(self):
     return len(self.ids)
@@ -85,8 +93,28 @@ class _Context:
     self.engine.check_length(len(self.ids) + len(token_ids))
     self.ids += list(token_ids)
 
+  async def fork(self, count):
+    assert self.live
+    await asyncio.sleep(0)
+    forks = [_Context(self.engine, self.address, self.ids) for _ in range(count)]
+    for fork in forks:
+      fork.turn, fork.forked = self.turn, True
+    self.engine.live_contexts += count
+    return forks
+
+  def find_owner(self, request):
+    step, task, _ = self.address
+    for sample in range(64):
+      address = (step, task, sample)
+      if (keys.turn_key(RUN_SEED, address, self.turn) == request.key_data).all():
+        self.address, self.forked = address, False
+        return
+    raise AssertionError("a forked context is used with the key of no episode")
+
   async def generate(self, request):
     assert self.live
+    if self.forked:
+      self.find_owner(request)
     self.engine.seen[self.address] = list(self.ids)
     self.engine.requests.append((self.address, self.turn, request))
     await asyncio.sleep(self.engine.delay(self.address))
@@ -105,7 +133,9 @@ class _Context:
     return Sample(
       token_ids=ids,
       log_probs=-np.linspace(0.1, 0.9, n, dtype=np.float32),
-      entropies=np.linspace(0.2, 1.0, n, dtype=np.float32),
+      entropies=np.linspace(0.2, 1.0, n, dtype=np.float32)
+      if self.engine.entropy is None
+      else np.full(n, self.engine.entropy(self.address, self.turn - 1), np.float32),
       sampling_log_probs=np.zeros(n, np.float32),
       versions=np.full(n, self.engine.version, np.int32),
       finish=finish,

@@ -1,0 +1,164 @@
+"""Contexts that were computed before: a radix tree over token ids."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from agentjax.engine.store import Snapshot
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+  """What stands at a boundary of the tree.
+
+  Attributes:
+    snapshot: the context up to there.
+    experts: what its routers chose, where that is recorded: [tokens, routers, choices].
+    fresh: its tokens were taken in as one run from an empty context, so that another context that
+      takes in the same run computes the same bits.
+  """
+
+  snapshot: Snapshot
+  experts: np.ndarray | None
+  fresh: bool
+
+
+class _Node:
+  __slots__ = ("children", "edge", "entry", "parent")
+
+  def __init__(self, edge: np.ndarray, parent: _Node | None) -> None:
+    self.edge = edge  # ids from the parent to here
+    self.parent = parent
+    self.children: dict[int, _Node] = {}  # by the first id of their edges
+    self.entry: Entry | None = None
+
+
+class PrefixCache:
+  """Longest known beginning of a run of ids, for one version of the weights.
+
+  Keys and values could be cut anywhere, recurrent states cannot: an entry serves the ids up to its
+  own boundary and all that follow it. Where ``attention_only``, a part of an entry serves as well.
+
+  Args:
+    grid: tokens of the largest extension. A run is cut into pieces of it from its start, so what a
+      fresh context holds at a multiple of ``grid`` is the same for all runs that share that far;
+      anywhere else the bits are those of one length alone.
+    any_history: let entries serve whatever their boundary and history. Values are then equal up to
+      rounding and not to the bit.
+    attention_only: the model has no recurrent state.
+  """
+
+  def __init__(self, grid: int, *, any_history: bool, attention_only: bool) -> None:
+    self._grid, self._any_history, self._attention_only = grid, any_history, attention_only
+    self._root = _Node(np.zeros(0, np.int32), None)
+    self._recent: collections.OrderedDict[Entry, _Node] = collections.OrderedDict()
+    self.version = -1
+
+  def __len__(self) -> int:
+    return len(self._recent)
+
+  def clear(self, version: int) -> None:
+    """Forgets everything; from here on contexts of ``version`` are kept."""
+    for node in self._recent.values():
+      node.entry = None  # nodes know each other: what they hold would wait for the collector
+    self._recent.clear()
+    self._root = _Node(np.zeros(0, np.int32), None)
+    self.version = version
+
+  def find(self, ids: np.ndarray) -> tuple[int, Entry] | None:
+    """The most of ``ids`` that can be taken from an entry, and the entry. All of it counts too."""
+    best: tuple[int, Entry] | None = None
+    for depth, node, whole in self._walk(ids):
+      if whole and node.entry is not None and self._serves(depth, len(ids), node.entry):
+        best = depth, node.entry
+      elif self._attention_only and (part := self._part(depth, len(ids))):
+        below = next((e for e in _entries(node) if e.fresh or self._any_history), None)
+        if below is not None and (best is None or part > best[0]):
+          best = part, below
+    if best is not None:
+      self._recent.move_to_end(best[1])
+    return best
+
+  def insert(self, ids: np.ndarray, entry: Entry) -> None:
+    """Keeps a context of these ids, unless a better one stands there."""
+    if entry.snapshot.version != self.version or not len(ids):
+      return
+    *_, (depth, node, whole) = [(0, self._root, True), *self._walk(ids)]
+    if not whole:
+      node = self._split(node, depth - _start(node))
+    if depth < len(ids):
+      child = _Node(ids[depth:].copy(), node)
+      node.children[int(ids[depth])] = child
+      node = child
+    if node.entry is not None:
+      if node.entry.fresh or not entry.fresh:
+        return
+      del self._recent[node.entry]
+    node.entry = entry
+    self._recent[entry] = node
+
+  def evict(self) -> bool:
+    """Drops the longest unused entry; False where there is none."""
+    if not self._recent:
+      return False
+    _, node = self._recent.popitem(last=False)
+    node.entry = None
+    while node.parent is not None and node.entry is None and not node.children:
+      del node.parent.children[int(node.edge[0])]
+      node = node.parent
+    return True
+
+  def _walk(self, ids: np.ndarray) -> Iterator[tuple[int, _Node, bool]]:
+    """(ids matched, node, whether all of its edge matched) down the tree, without the root."""
+    node, depth = self._root, 0
+    while depth < len(ids) and int(ids[depth]) in node.children:
+      node = node.children[int(ids[depth])]
+      width = min(len(node.edge), len(ids) - depth)
+      same = node.edge[:width] == ids[depth : depth + width]
+      matched = width if same.all() else int(np.argmin(same))
+      depth += matched
+      yield depth, node, matched == len(node.edge)
+      if matched < len(node.edge):
+        return
+
+  def _serves(self, depth: int, wanted: int, entry: Entry) -> bool:
+    if self._any_history:
+      return True
+    return entry.fresh and (depth == wanted or depth % self._grid == 0)
+
+  def _part(self, depth: int, wanted: int) -> int:
+    """Of ``depth`` tokens in common, how many a part of an entry gives: never the last wanted."""
+    part = min(depth, wanted - 1)
+    return part if self._any_history else part - part % self._grid
+
+  def _split(self, node: _Node, width: int) -> _Node:
+    """A new node ``width`` ids into the edge of ``node``."""
+    parent = node.parent
+    assert parent is not None
+    middle = _Node(node.edge[:width], parent)
+    parent.children[int(node.edge[0])] = middle
+    node.edge, node.parent = node.edge[width:], middle
+    middle.children[int(node.edge[0])] = node
+    return middle
+
+
+def _start(node: _Node) -> int:
+  """Ids before the edge of a node."""
+  above, parent = 0, node.parent
+  while parent is not None:
+    above, parent = above + len(parent.edge), parent.parent
+  return above
+
+
+def _entries(node: _Node) -> Iterator[Entry]:
+  """Entries at or below a node."""
+  stack = [node]
+  while stack:
+    node = stack.pop()
+    if node.entry is not None:
+      yield node.entry
+    stack.extend(node.children.values())

@@ -1,0 +1,118 @@
+"""Where contexts live that hold no slot: immutable pieces, on the device while they fit there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass
+class _Residence:
+  on_host: bool
+
+
+class Stored:
+  """Arrays that never change, shared by all that need them; the last to let go frees them."""
+
+  __slots__ = ("__weakref__", "arrays", "nbytes", "residence")
+
+  def __init__(self, arrays: tuple[Any, ...]) -> None:
+    self.arrays = arrays
+    self.nbytes = sum(v.nbytes for v in arrays)
+    self.residence = _Residence(on_host=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+  """One context off the slots: what it takes to go on anywhere, to the bit.
+
+  Attributes:
+    state: what has no axis of time: recurrent states, convolution tails, logits, the length.
+    blocks: keys and values, ``EngineConfig.block_tokens`` tokens each, from the first token on; the
+      last one may be filled in part.
+    length: tokens.
+    version: of the weights that made all of it; -1 where there were several.
+  """
+
+  state: Stored
+  blocks: tuple[Stored, ...]
+  length: int
+  version: int
+
+
+class Store:
+  """Counts what is stored, and says what has to leave the device.
+
+  Every piece counts once, however many contexts share it, and for as long as anyone holds it.
+
+  Args:
+    device_bytes: what may stay on the device; beyond it the longest unused goes to the host.
+    host_bytes: what the host takes.
+  """
+
+  def __init__(self, device_bytes: int, host_bytes: int) -> None:
+    self.device_bytes, self.host_bytes = device_bytes, host_bytes
+    self._lock = threading.RLock()  # a finaliser may run in the middle of anything
+    self._used = {False: 0, True: 0}  # by on_host
+    # What is on the device, the longest unused first.
+    self._recent: collections.OrderedDict[int, weakref.ref[Stored]] = collections.OrderedDict()
+
+  @property
+  def on_device(self) -> int:
+    """Bytes stored on the device."""
+    return self._used[False]
+
+  @property
+  def on_host(self) -> int:
+    """Bytes stored on the host."""
+    return self._used[True]
+
+  def room_for(self, nbytes: int) -> bool:
+    """Whether ``nbytes`` more fit in both budgets together."""
+    return self.on_device + self.on_host + nbytes <= self.device_bytes + self.host_bytes
+
+  def add(self, arrays: Sequence[jax.Array | np.ndarray]) -> Stored:
+    """Keeps arrays of a device."""
+    stored = Stored(tuple(arrays))
+    with self._lock:
+      self._used[False] += stored.nbytes
+      self._recent[id(stored)] = weakref.ref(stored)
+    forget = weakref.finalize(stored, self._forget, id(stored), stored.nbytes, stored.residence)
+    forget.atexit = False
+    return stored
+
+  def touch(self, snapshot: Snapshot) -> None:
+    """Notes that a context was used."""
+    with self._lock:
+      for stored in (snapshot.state, *snapshot.blocks):
+        if id(stored) in self._recent:
+          self._recent.move_to_end(id(stored))
+
+  def relieve_device(self) -> None:
+    """Moves the longest unused pieces to the host until the device's budget is kept."""
+    while self.on_device > self.device_bytes:
+      with self._lock:
+        if not self._recent:
+          return
+        _, reference = self._recent.popitem(last=False)
+      stored = reference()
+      if stored is None:
+        continue
+      # Assigned at once: a reader sees the arrays of the device or those of the host.
+      stored.arrays = tuple(np.asarray(v) for v in jax.device_get(stored.arrays))
+      with self._lock:
+        stored.residence.on_host = True
+        self._used[False] -= stored.nbytes
+        self._used[True] += stored.nbytes
+
+  def _forget(self, identity: int, nbytes: int, residence: _Residence) -> None:
+    with self._lock:
+      self._used[residence.on_host] -= nbytes
+      self._recent.pop(identity, None)

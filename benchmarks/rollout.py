@@ -1,0 +1,825 @@
+r"""Rollouts: single turns, agents, recorded traces, slow tools, the host's own cost, a GRPO step.
+
+  JAX_PLATFORMS=cpu python benchmarks/rollout.py
+  JAX_PLATFORMS=cpu python benchmarks/rollout.py --part=single --part=agentic \
+      --tunix_python=VENV/bin/python --tunix_script=tunix_bench.py
+  JAX_PLATFORMS=cpu python benchmarks/rollout.py --part=step \
+      --trl_python=VENV/bin/python --trl_script=trl_bench.py
+
+Parts:
+  single   16 prompts of 64 tokens, 128 tokens each, dense model of 4.46M parameters.
+  agentic  16 episodes of 3 turns of 32 tokens with 16 observed tokens between, same model.
+  trace    groups of streams that share a prompt, on a dense and a hybrid model: tokens taken in
+           over those that are new. --trace reads a file, --write_trace keeps what was made up.
+  latency  episodes whose tools take 0 to 2 s with a heavy tail: wall over the ideal, the longest
+           chain of an episode's tool time and its own turns, or the device's work alone.
+  host     CPU time a turn of the rollout loop with an engine and environments that do nothing, and
+           with a real engine whose model is as small as can be.
+  step     generation of 16 x 64 tokens and a whole GRPO step (generate, reward, gradient,
+           optimiser) of a Qwen3-like and a Nemotron-H-like model.
+
+A peer is a script of your own that prints one JSON object a measurement; it runs in processes of
+its own, in turn with ours. `tunix_script --what=sampler|agentic` prints best_s, median_s,
+cpu_s_median and tokens, or step_s_median and step_cpu_s_median; `trl_script --parts=gen` prints
+model, completion, gen_s, best_gen_s, cpu_gen_s, step_s_median, best_step_s and cpu_step_s. Seconds
+are wall seconds, best and median; CPU seconds count all threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from agentjax import models
+from agentjax.data import TaskSplits
+from agentjax.engine import (
+  Engine,
+  EngineConfig,
+  Finish,
+  Sample,
+  SampleRequest,
+  SamplingConfig,
+  address_key,
+)
+from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.objectives.objective import policy_objective
+from agentjax.rewards import Part, RewardConfig, RewardGraph
+from agentjax.rollout import RolloutConfig, collect
+from agentjax.rollout.program import Player
+from agentjax.text import ByteTokenizer
+from agentjax.text.chat import MarkedChat
+from agentjax.text.tool_calls import ParsedTurn
+from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.training.experiment import resolve
+from agentjax.training.learner import Learner
+from agentjax.training.parts import Extensions, build_parts
+from agentjax.trajectory.record import Message, Task
+
+PARTS = ("single", "agentic", "trace", "latency", "host", "step")
+TOKENIZER = ByteTokenizer()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """How much of everything."""
+
+  batch: int = 16
+  prompt: int = 64
+  tokens: int = 128
+  turns: int = 3
+  turn_tokens: int = 32
+  observed: int = 16
+  d_model: int = 256
+  layers: int = 4  # of the dense models
+  hybrid: str = "M-M*-M-"
+  trace: str = "small"
+  slow_episodes: int = 48
+  slowest: float = 2.0
+  environments: tuple[int, ...] = (2_000, 16_000, 65_000)
+  host_turns: int = 4
+  completion: int = 64
+
+
+TINY = Sizes(
+  batch=2, prompt=8, tokens=8, turns=2, turn_tokens=4, observed=4, d_model=16, layers=1,
+  hybrid="M*-", trace="tiny", slow_episodes=4, slowest=0.02, environments=(8,), host_turns=2,
+  completion=4,
+)  # fmt: skip
+
+_PARTS = flags.DEFINE_multi_enum("part", list(PARTS), PARTS, "Parts to run; repeat the flag.")
+_TINY = flags.DEFINE_bool("tiny", False, "Sizes that only show that it runs.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds; in each, ours and then every peer runs.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of ours in a round.")
+_LANES = flags.DEFINE_integer("lanes", 2, "Lanes of the engine (one where slots are odd).")
+_CHUNK = flags.DEFINE_integer("chunk_tokens", 16, "Tokens a decode dispatch.")
+_TRACE = flags.DEFINE_string("trace", None, "Trace to run, JSONL, in the place of one made up.")
+_WRITE = flags.DEFINE_string("write_trace", None, "Where the trace that was made up is kept.")
+_PRESET = flags.DEFINE_string("preset", None, "Kind of trace to make up: tiny, small, long.")
+_TUNIX = flags.DEFINE_string("tunix_python", None, "Python with google-tunix.")
+_TUNIX_SCRIPT = flags.DEFINE_string("tunix_script", None, "Its benchmark.")
+_TRL = flags.DEFINE_string("trl_python", None, "Python with trl.")
+_TRL_SCRIPT = flags.DEFINE_string("trl_script", None, "Its benchmark.")
+
+
+# The table.
+
+
+@dataclasses.dataclass
+class Timing:
+  """Wall and CPU seconds of some runs of one thing."""
+
+  wall: list[float] = dataclasses.field(default_factory=list)
+  cpu: list[float] = dataclasses.field(default_factory=list)
+
+  def run(self, work: Callable[[], Any]) -> Any:
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    self.wall.append(time.perf_counter() - wall)
+    self.cpu.append(time.process_time() - cpu)
+    return result
+
+
+def row(what: str, side: str, best: float, median: float, cpu: float, note: str = "") -> str:
+  load = os.getloadavg()[0]
+  return f"{what:34s} {side:9s} {best:9.3f} {median:9.3f} {cpu:9.3f} {load:5.1f}  {note}"
+
+
+def show(what: str, timing: Timing, note: str = "", side: str = "agentjax") -> None:
+  best, median = min(timing.wall), statistics.median(timing.wall)
+  print(row(what, side, best, median, statistics.median(timing.cpu), note), flush=True)
+
+
+def peer_rows(python: str | None, script: str | None, arguments: Sequence[str]) -> list[dict]:
+  """The JSON objects that a peer prints; none where no peer is given."""
+  if python is None or script is None:
+    return []
+  with tempfile.TemporaryDirectory() as folder:
+    done = subprocess.run(
+      [python, os.path.abspath(script), *arguments],
+      cwd=folder,
+      capture_output=True,
+      text=True,
+      env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+  rows = []
+  for line in done.stdout.splitlines():
+    if line.startswith("{"):
+      rows.append(json.loads(line))
+  if done.returncode or not rows:
+    raise RuntimeError(
+      f"{script} {' '.join(arguments)} ended with {done.returncode} and {len(rows)} results: "
+      f"{done.stderr[-2000:]}"
+    )
+  return rows
+
+
+# Models.
+
+
+def dense(sizes: Sizes) -> models.ModelConfig:
+  return models.ModelConfig(
+    vocab_size=1024,
+    d_model=sizes.d_model,
+    pattern="*-" * sizes.layers,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=sizes.d_model // 4,
+    rope_theta=10_000.0,
+    d_mlp=4 * sizes.d_model,
+    mlp_activation="swiglu",
+  )
+
+
+def hybrid(sizes: Sizes) -> models.ModelConfig:
+  return models.ModelConfig(
+    vocab_size=512,
+    d_model=sizes.d_model // 2,
+    pattern=sizes.hybrid,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=max(sizes.d_model // 8, 8),
+    d_mlp=3 * sizes.d_model // 2,
+    mamba_heads=8,
+    mamba_head_dim=max(sizes.d_model // 8, 8),
+    mamba_state=16,
+  )
+
+
+def qwen3_like(sizes: Sizes) -> models.ModelConfig:
+  return dataclasses.replace(dense(sizes), d_mlp=3 * sizes.d_model, qk_norm=True, norm_eps=1e-6)
+
+
+def nemotron_h_like(sizes: Sizes) -> models.ModelConfig:
+  return models.ModelConfig(
+    vocab_size=1024,
+    d_model=sizes.d_model,
+    pattern="MEM*ME",
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=sizes.d_model // 4,
+    d_mlp=3 * sizes.d_model,
+    mamba_heads=8,
+    mamba_head_dim=sizes.d_model // 4,
+    mamba_state=64,
+    mamba_groups=2,
+    chunk_size=64,
+    num_experts=8,
+    experts_per_token=2,
+    d_expert=sizes.d_model,
+    d_shared_expert=sizes.d_model,
+  )
+
+
+def make_engine(config: models.ModelConfig, slots: int, **settings: Any) -> Engine:
+  lanes = _LANES.value if slots % _LANES.value == 0 else 1
+  settings = {"chunk_tokens": _CHUNK.value, "lanes": lanes} | settings
+  engine = Engine(config, EngineConfig(slots=slots, **settings), devices=jax.local_devices()[:1])
+  engine.publish(models.init(config, jax.random.key(0)), 0)
+  return engine
+
+
+# Single turns and agents.
+
+
+def run_single(sizes: Sizes) -> None:
+  engine = make_engine(
+    dense(sizes),
+    sizes.batch,
+    max_length=sizes.prompt + sizes.tokens,
+    extend_buckets=(sizes.prompt,),
+    extend_rows=(min(4, sizes.batch),),
+  )
+  prompts = np.random.default_rng(0).integers(0, 1024, (sizes.batch, sizes.prompt))
+
+  async def work() -> int:
+    async def one(i: int) -> int:
+      context = await engine.open_ids(prompts[i])
+      sample = await context.generate(SampleRequest(address_key(0, i), sizes.tokens))
+      context.close()
+      return len(sample.token_ids)
+
+    return sum(await asyncio.gather(*map(one, range(sizes.batch))))
+
+  timing, peers = Timing(), []
+  for _ in range(_ROUNDS.value):
+    for _ in range(_REPEATS.value):
+      tokens = timing.run(lambda: asyncio.run(work()))
+    arguments = ["--what=sampler", f"--repeats={_REPEATS.value}"]
+    peers += peer_rows(_TUNIX.value, _TUNIX_SCRIPT.value, arguments)
+  engine.close()
+  name = f"single turn, {sizes.batch} x {sizes.tokens}"
+  show(name, timing, f"{tokens / min(timing.wall):.0f} tokens/s")
+  if peers:
+    best = min(p["best_s"] for p in peers)
+    median = statistics.median(p["median_s"] for p in peers)
+    cpu = statistics.median(p["cpu_s_median"] for p in peers)
+    print(row(name, "tunix", best, median, cpu, f"{peers[0]['tokens'] / best:.0f} tokens/s"))
+    ratios(timing, best, median, cpu)
+
+
+def ratios(ours: Timing, best: float, median: float, cpu: float) -> None:
+  print(
+    f"  ours / theirs: {min(ours.wall) / best:.2f} best, "
+    f"{statistics.median(ours.wall) / median:.2f} median, "
+    f"{statistics.median(ours.cpu) / cpu:.2f} CPU"
+  )
+
+
+def run_agentic(sizes: Sizes) -> None:
+  longest = sizes.prompt + sizes.turns * (sizes.turn_tokens + sizes.observed)
+  engine = make_engine(
+    dense(sizes),
+    sizes.batch,
+    max_length=longest,
+    extend_buckets=(sizes.observed, sizes.prompt),
+    extend_rows=(min(8, sizes.batch), min(4, sizes.batch)),
+  )
+  prompts = np.random.default_rng(0).integers(0, 1024, (sizes.batch, sizes.prompt))
+
+  async def work() -> int:
+    async def one(i: int) -> int:
+      context, tokens = await engine.open_ids(prompts[i]), 0
+      for turn in range(sizes.turns):
+        if turn:
+          await context.extend(prompts[i][: sizes.observed])
+        request = SampleRequest(address_key(0, i, turn), sizes.turn_tokens)
+        tokens += len((await context.generate(request)).token_ids)
+      context.close()
+      return tokens
+
+    return sum(await asyncio.gather(*map(one, range(sizes.batch))))
+
+  timing, peers = Timing(), []
+  for _ in range(_ROUNDS.value):
+    for _ in range(_REPEATS.value):
+      tokens = timing.run(lambda: asyncio.run(work()))
+    peers += peer_rows(_TUNIX.value, _TUNIX_SCRIPT.value, ["--what=agentic", "--steps=5"])
+  engine.close()
+  name = f"agentic, {sizes.batch} x {sizes.turns} x {sizes.turn_tokens}"
+  show(name, timing, f"{tokens / min(timing.wall):.0f} tokens/s")
+  if peers:
+    best = min(p["step_s_median"] for p in peers)
+    median = statistics.median(p["step_s_median"] for p in peers)
+    cpu = statistics.median(p["step_cpu_s_median"] for p in peers)
+    note = "its medians of a whole step, update included"
+    print(row(name, "tunix", best, median, cpu, note), flush=True)
+    ratios(timing, best, median, cpu)
+
+
+# Traces.
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """The lengths of one episode.
+
+  Attributes:
+    group: streams of one group share their prompt.
+    stream: number within the group.
+    prompt_len: tokens of the prompt.
+    out_lens: tokens the policy draws in each turn.
+    obs_lens: tokens observed after each turn but the last.
+  """
+
+  group: int
+  stream: int
+  prompt_len: int
+  out_lens: tuple[int, ...]
+  obs_lens: tuple[int, ...]
+
+  def __post_init__(self) -> None:
+    if len(self.obs_lens) != len(self.out_lens) - 1:
+      raise ValueError(
+        f"stream {self.stream} of group {self.group} has {len(self.out_lens)} turns and "
+        f"{len(self.obs_lens)} observations; allowed: one less than turns."
+      )
+    if min((self.prompt_len, *self.out_lens, *self.obs_lens)) < 1:
+      raise ValueError(f"stream {self.stream} of group {self.group}: lengths must be >= 1.")
+
+  @property
+  def length(self) -> int:
+    return self.prompt_len + sum(self.out_lens) + sum(self.obs_lens)
+
+
+def write_trace(path: str, streams: Sequence[Stream]) -> None:
+  """One JSON object a line, with the fields of ``Stream``."""
+  lines = [json.dumps(dataclasses.asdict(s)) for s in streams]
+  pathlib.Path(path).write_text("".join(line + "\n" for line in lines))
+
+
+def read_trace(path: str) -> list[Stream]:
+  """What ``write_trace`` wrote; a line that is none raises ValueError with its number."""
+  streams = []
+  for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+    try:
+      fields = json.loads(line)
+      lengths = {k: tuple(fields.pop(k)) for k in ("out_lens", "obs_lens")}
+      streams.append(Stream(**fields, **lengths))
+    except (ValueError, TypeError, KeyError) as error:
+      raise ValueError(f"{path}, line {number}: {error}") from error
+  if not streams:
+    raise ValueError(f"{path} holds no stream.")
+  return streams
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceKind:
+  """Ranges that lengths are drawn from, log-uniformly, both ends included."""
+
+  groups: int
+  streams: int
+  turns: tuple[int, int]
+  prompt: tuple[int, int]
+  out: tuple[int, int]
+  observed: tuple[int, int]
+
+
+TRACES = {
+  "tiny": TraceKind(2, 2, (2, 3), (6, 10), (2, 4), (2, 4)),
+  "small": TraceKind(3, 16, (10, 20), (48, 96), (8, 24), (4, 16)),
+  "long": TraceKind(8, 16, (10, 100), (512, 2048), (32, 256), (32, 512)),
+}
+
+
+def make_trace(kind: TraceKind, seed: int = 0) -> list[Stream]:
+  random = np.random.default_rng(seed)
+
+  def draw(bounds: tuple[int, int]) -> int:
+    return int(np.exp(random.uniform(np.log(bounds[0]), np.log(bounds[1] + 1))))
+
+  result = []
+  for group in range(kind.groups):
+    prompt = draw(kind.prompt)
+    for stream in range(kind.streams):
+      turns = draw(kind.turns)
+      out = tuple(draw(kind.out) for _ in range(turns))
+      observed = tuple(draw(kind.observed) for _ in range(turns - 1))
+      result.append(Stream(group, stream, prompt, out, observed))
+  return result
+
+
+def new_tokens(streams: Sequence[Stream]) -> int:
+  """Tokens that must be taken in: every prompt once a group, every observation once."""
+  prompts = {s.group: s.prompt_len for s in streams}
+  return sum(prompts.values()) + sum(sum(s.obs_lens) for s in streams)
+
+
+def run_trace(sizes: Sizes) -> None:
+  kind = _PRESET.value or sizes.trace
+  streams = read_trace(_TRACE.value) if _TRACE.value else make_trace(TRACES[kind])
+  if _WRITE.value:
+    write_trace(_WRITE.value, streams)
+  longest = max(s.length for s in streams)
+  drawn = sum(sum(s.out_lens) for s in streams)
+  for name, config in (("dense", dense(sizes)), ("hybrid", hybrid(sizes))):
+    # Not all streams have a slot: those that wait are parked.
+    engine = make_engine(
+      config,
+      max(len(streams) // 3 // 2 * 2, 2),
+      max_length=longest,
+      extend_buckets=(16, 64),
+      extend_rows=(16, 4),
+    )
+    timing = Timing()
+    before = engine.stats.extended_tokens
+    timing.run(lambda: asyncio.run(_play_trace(engine, streams)))  # noqa: B023
+    taken = engine.stats.extended_tokens - before
+    engine.close()
+    show(
+      f"trace, {len(streams)} streams, {name}",
+      timing,
+      f"{drawn / timing.wall[0]:.0f} tokens/s; taken in / new: {taken}/{new_tokens(streams)} = "
+      f"{taken / new_tokens(streams):.3f}; parked {engine.stats.parked} times",
+    )
+
+
+async def _play_trace(engine: Engine, streams: Sequence[Stream]) -> None:
+  vocab = engine.model_config.vocab_size
+  groups: dict[int, list[Stream]] = {}
+  for stream in streams:
+    groups.setdefault(stream.group, []).append(stream)
+
+  async def one(stream: Stream, prefix: Any) -> None:
+    address = (stream.group, stream.stream)
+    context = await engine.open(prefix, priority=address)
+    random = np.random.default_rng(address)
+    for turn, tokens in enumerate(stream.out_lens):
+      if turn:
+        await context.extend(random.integers(0, vocab, stream.obs_lens[turn - 1]))
+      await context.generate(SampleRequest(address_key(0, *address, turn), tokens))
+    context.close()
+
+  async def group(members: Sequence[Stream]) -> None:
+    ids = np.random.default_rng(members[0].group).integers(0, vocab, members[0].prompt_len)
+    prefix = await engine.prefill(ids, priority=(members[0].group,))
+    await asyncio.gather(*(one(s, prefix) for s in members))
+    prefix.release()
+
+  await asyncio.gather(*map(group, groups.values()))
+
+
+# Slow tools.
+
+
+def tool_seconds(episodes: int, turns: int, slowest: float) -> np.ndarray:
+  """[episodes, turns] seconds in 0..slowest: Pareto of index 1.2 from slowest / 40, cut off."""
+  draws = np.random.default_rng(1).pareto(1.2, (episodes, turns))
+  return np.minimum(draws * slowest / 40, slowest)
+
+
+def run_latency(sizes: Sizes) -> None:
+  longest = sizes.prompt + sizes.turns * (sizes.turn_tokens + sizes.observed)
+  slots = max(sizes.slow_episodes // 3 // 2 * 2, 2)
+  engine = make_engine(
+    dense(sizes),
+    slots,
+    max_length=longest,
+    extend_buckets=(sizes.observed, sizes.prompt),
+    extend_rows=(min(8, slots), min(4, slots)),
+  )
+  delays = tool_seconds(sizes.slow_episodes, sizes.turns, sizes.slowest)
+  prompts = np.random.default_rng(0).integers(0, 1024, (sizes.slow_episodes, sizes.prompt))
+
+  async def one(i: int, seconds: Sequence[float]) -> None:
+    context = await engine.open_ids(prompts[i], priority=(i,))
+    for turn, wait in enumerate(seconds):
+      if turn:
+        await context.extend(prompts[i][: sizes.observed])
+      await context.generate(SampleRequest(address_key(0, i, turn), sizes.turn_tokens))
+      await asyncio.sleep(wait)
+    context.close()
+
+  async def everyone(seconds: np.ndarray) -> None:
+    await asyncio.gather(*(one(i, seconds[i]) for i in range(sizes.slow_episodes)))
+
+  alone, work, whole = Timing(), Timing(), Timing()
+  for _ in range(_ROUNDS.value):
+    alone.run(lambda: asyncio.run(one(0, np.zeros(sizes.turns))))
+    work.run(lambda: asyncio.run(everyone(np.zeros_like(delays))))
+    whole.run(lambda: asyncio.run(everyone(delays)))
+  engine.close()
+  chain = float(delays.sum(axis=1).max()) + statistics.median(alone.wall)
+  ideal = max(chain, statistics.median(work.wall))
+  show(
+    f"slow tools, {sizes.slow_episodes} episodes, {slots} slots",
+    whole,
+    f"wall / ideal: {statistics.median(whole.wall) / ideal:.2f} (longest chain {chain:.2f} s, "
+    f"device work {statistics.median(work.wall):.2f} s)",
+  )
+
+
+# The host's own cost.
+
+
+class NoEnvironment(Environment):
+  """Answers at once, and ends after some turns."""
+
+  def __init__(self, turns: int):
+    self.left = turns
+
+  async def reset(self, task: Task, key: int) -> Observation:
+    return Observation(task.prompt)
+
+  async def step(self, action: Action) -> Step:
+    self.left -= 1
+    if not self.left:
+      return Step(Observation(()), terminated=True, answer="4")
+    return Step(Observation((Message("tool", "ok"),)))
+
+  def snapshot(self) -> bytes:
+    return str(self.left).encode()
+
+  def restore(self, state: bytes) -> None:
+    self.left = int(state)
+
+
+_TURN = np.array([*TOKENIZER.encode("a turn of some 20 bytes"), TOKENIZER.special.end], np.int32)
+_SAMPLE = Sample(
+  token_ids=_TURN,
+  log_probs=np.full(len(_TURN), -1.0, np.float32),
+  entropies=np.ones(len(_TURN), np.float32),
+  sampling_log_probs=np.full(len(_TURN), -1.0, np.float32),
+  versions=np.zeros(len(_TURN), np.int32),
+  finish=Finish.STOP,
+)
+
+
+class NoEngine:
+  """The face of an engine whose device work is nothing: one turn of the event loop a call."""
+
+  async def prefill(self, token_ids: Any, *, priority: tuple[int, ...] = ()) -> NoPrefix:
+    return NoPrefix(len(token_ids))
+
+  async def open(self, prefix: NoPrefix, *, priority: tuple[int, ...] = ()) -> NoContext:
+    return NoContext(prefix.length)
+
+
+@dataclasses.dataclass
+class NoPrefix:
+  length: int
+
+  def release(self) -> None:
+    pass
+
+
+@dataclasses.dataclass
+class NoContext:
+  length: int
+  experts: None = None
+
+  def __len__(self) -> int:
+    return self.length
+
+  async def extend(self, token_ids: Any) -> None:
+    self.length += len(token_ids)
+
+  async def generate(self, request: SampleRequest) -> Sample:
+    await asyncio.sleep(0)
+    self.length += len(_TURN)
+    return _SAMPLE
+
+  def close(self) -> None:
+    pass
+
+
+REWARDS = RewardGraph({"one": lambda trajectory, task: 1.0}, Part("one"))
+
+
+def _host(engine: Any, environments: int, turns: int, **settings: Any) -> tuple[Timing, int]:
+  group = 16 if environments % 16 == 0 else 1
+  tasks = [
+    Task(i, (Message("user", "What?"),), "4", "nothing") for i in range(environments // group)
+  ]
+  options = {"max_tokens_per_turn": 64, "max_total_tokens": 10_000} | settings
+  player = Player(
+    engine=engine,
+    chat=SilentChat(TOKENIZER) if isinstance(engine, Engine) else MarkedChat(TOKENIZER),
+    sampling=SamplingConfig(),
+    config=RolloutConfig(max_turns=turns, concurrency=environments, **options),
+    run_seed=0,
+  )
+  work = collect(
+    tasks,
+    step=0,
+    samples_per_task=group,
+    player=player,
+    make_environment=lambda task: NoEnvironment(turns),
+    rewards=REWARDS,
+  )
+  timing = Timing()
+  gc.collect()
+  members = timing.run(lambda: asyncio.run(work))
+  return timing, sum(bool(s.sampled.any()) for t in members for s in t.segments)
+
+
+def run_host(sizes: Sizes) -> None:
+  for environments in sizes.environments:
+    timing, turns = _host(NoEngine(), environments, sizes.host_turns)
+    note = f"{1e3 * timing.cpu[0] / turns:.3f} ms of CPU a turn"
+    show(f"host loop, {environments} at once", timing, note)
+  least = models.ModelConfig(
+    vocab_size=TOKENIZER.vocab_size, d_model=8, pattern="*", num_heads=1, num_kv_heads=1, head_dim=8
+  )
+  for environments in sizes.environments[:2]:
+    engine = make_engine(
+      least, 64, lanes=1, max_length=128, extend_buckets=(16,), extend_rows=(64,), chunk_tokens=4,
+    )  # fmt: skip
+    timing, turns = _host(
+      engine, environments, sizes.host_turns, max_tokens_per_turn=4, max_total_tokens=128
+    )
+    engine.close()
+    note = f"{1e3 * timing.cpu[0] / turns:.3f} ms of CPU a turn, parked {engine.stats.parked} times"
+    show(f"with an engine, {environments} at once", timing, note)
+
+
+# A GRPO step.
+
+
+class SilentChat(MarkedChat):
+  """Markup that no turn can end or break: every one has all its tokens."""
+
+  def __init__(self, tokenizer: ByteTokenizer):
+    super().__init__(tokenizer)
+    self.stop_ids = ()
+    self.reserved_ids = frozenset()
+
+  def parse(self, turn: Sequence[int], tools: Any = ()) -> ParsedTurn:
+    del turn, tools
+    return ParsedTurn("", ())
+
+
+class OneTurn(NoEnvironment):
+  """Ends with the first turn."""
+
+  def __init__(self) -> None:
+    super().__init__(1)
+
+
+def run_step(sizes: Sizes) -> None:
+  peers: dict[str, list[dict]] = {}
+  ours: dict[str, dict[str, Timing]] = {}
+  built = {
+    "qwen3": _step(qwen3_like(sizes), sizes),
+    "nemotron_h": _step(nemotron_h_like(sizes), sizes),
+  }
+  for _ in range(_ROUNDS.value):
+    for name, step in built.items():
+      timings = ours.setdefault(name, {k: Timing() for k in ("generate", "update", "step")})
+      for _ in range(_REPEATS.value):
+        next(step).record(timings)
+    for found in peer_rows(_TRL.value, _TRL_SCRIPT.value, ["--parts=gen"]):
+      if found.get("completion") == sizes.completion:
+        peers.setdefault(found["model"], []).append(found)
+  for name, timings in ours.items():
+    built[name].close()
+    rate = sizes.batch * sizes.completion / min(timings["generate"].wall)
+    generate = f"{name}: generate {sizes.batch} x {sizes.completion}"
+    show(generate, timings["generate"], f"{rate:.0f} tokens/s")
+    show(f"{name}: gradient and optimiser", timings["update"])
+    show(f"{name}: whole GRPO step", timings["step"])
+    for what, median, best, cpu in (
+      ("generate", "gen_s", "best_gen_s", "cpu_gen_s"),
+      ("step", "step_s_median", "best_step_s", "cpu_step_s"),
+    ):
+      if rows := peers.get(name):
+        how = ((min, best), (statistics.median, median), (min, cpu))
+        values = [of([p[key] for p in rows]) for of, key in how]
+        print(row(f"{name}: {what}", "trl", *values))
+        ratios(timings[what], *values)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+  """Wall and CPU seconds of the two halves of a step."""
+
+  generate: tuple[float, float]
+  update: tuple[float, float]
+
+  def record(self, timings: dict[str, Timing]) -> None:
+    both = tuple(a + b for a, b in zip(self.generate, self.update, strict=True))
+    for name, (wall, cpu) in (
+      ("generate", self.generate), ("update", self.update), ("step", both)
+    ):  # fmt: skip
+      timings[name].wall.append(wall)
+      timings[name].cpu.append(cpu)
+
+
+def _step(config: models.ModelConfig, sizes: Sizes) -> Iterator[StepTimes]:
+  """Runs one whole step each time, after one that compiles."""
+  group = min(8, sizes.batch)
+  text = "q" * (48 - 5)  # with its markup, the prompt has 48 tokens
+  tasks = [Task(i, (Message("user", text),), "4", "made") for i in range(sizes.batch // group)]
+  length = 48 + sizes.completion
+  experiment = Experiment(
+    model=config,
+    engine=EngineConfig(
+      slots=sizes.batch,
+      lanes=_LANES.value if sizes.batch % _LANES.value == 0 else 1,
+      max_length=length,
+      chunk_tokens=_CHUNK.value,
+      extend_buckets=(48,),
+      extend_rows=(2,),
+    ),
+    reward=RewardConfig(parts=("vowels",), weights=(1.0,)),
+    rollout=RolloutConfig(
+      group_size=group, max_turns=1, max_tokens_per_turn=sizes.completion, max_total_tokens=length
+    ),
+    rl=RLStage(
+      steps=10**6,
+      tasks_per_step=len(tasks),
+      row_length=length,
+      microbatch_rows=sizes.batch,
+      optimizer=OptimizerConfig(learning_rate=1e-4),
+    ),
+    evaluation=HeldOutConfig(tasks=0),
+  )
+  parts = build_parts(
+    resolve(experiment),
+    None,
+    Extensions(
+      tasks=TaskSplits(tasks, []),
+      make_environment=lambda task: OneTurn(),
+      scorers={"vowels": _vowels},
+    ),
+  )
+  parts = dataclasses.replace(parts, chat=SilentChat(TOKENIZER))
+  learner = Learner(parts, policy_objective(experiment.rl.objective))
+  engine = Engine(parts.model, experiment.engine, devices=jax.local_devices()[:1])
+  player = parts.player(engine, experiment.rl.sampling, 0)
+  state, number = learner.initial_state("rl"), 0
+  state = learner.begin_rl(state)
+
+  def clock() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+  def since(start: tuple[float, float]) -> tuple[float, float]:
+    now = clock()
+    return now[0] - start[0], now[1] - start[1]
+
+  try:
+    while True:
+      start = clock()
+      engine.publish(learner.policy(state), number)
+      trajectories = asyncio.run(
+        collect(
+          tasks,
+          step=number,
+          samples_per_task=group,
+          player=player,
+          make_environment=parts.make_environment,
+          rewards=parts.rewards,
+        )
+      )
+      generate, start = since(start), clock()
+      state, _ = learner.rl_step(state, trajectories)
+      jax.block_until_ready(state)
+      if number:
+        yield StepTimes(generate, since(start))
+      number += 1
+  finally:
+    engine.close()
+
+
+def _vowels(trajectory: Any, task: Task) -> float:
+  drawn = np.concatenate([s.token_ids[s.sampled] for s in trajectory.segments])
+  return float(np.isin(drawn, TOKENIZER.encode("aeiou")).sum())
+
+
+RUNS: dict[str, Callable[[Sizes], None]] = {
+  "single": run_single,
+  "agentic": run_agentic,
+  "trace": run_trace,
+  "latency": run_latency,
+  "host": run_host,
+  "step": run_step,
+}
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  sizes = TINY if _TINY.value else Sizes()
+  print(
+    f"jax {jax.__version__}, {jax.default_backend()}, {os.cpu_count()} cores, "
+    f"lanes {_LANES.value}, chunks of {_CHUNK.value}"
+  )
+  print(f"{'':34s} {'':9s} {'best s':>9s} {'median s':>9s} {'CPU s':>9s} {'load':>5s}")
+  for part in _PARTS.value:
+    RUNS[part](sizes)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,227 @@
+"""Oversampling and tree search: who makes the group, who is abandoned, what is freed."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.envs.environment import Observation, Step
+from agentjax.rollout.branching import BranchSampler
+from agentjax.rollout.config import OversampleConfig, RolloutConfig
+from agentjax.rollout.samplers import Oversample, build_sampler
+from agentjax.rollout.tree import TreeConfig, TreeSearch
+from agentjax.trajectory.builder import check_trajectory
+from agentjax.trajectory.record import BRANCHES, Message, Status
+from tests.rollout.conftest import make_task
+from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
+from tests.rollout.test_branching import Ladder, speak
+from tests.rollout.test_loop import content
+
+MORE = {"max_total_tokens": 100_000, "max_turns": 20}
+
+
+def lengths(address, turn):
+  """Sample s takes a number of turns that is not in the order of the samples."""
+  turns = (5, 3, 9, 1, 7, 2, 8, 4)[address[2] % 8]
+  return say("#### 4") if turn + 1 >= turns else say("", call="calculator 2+2")
+
+
+def oversample(run, rule, *, seed=0, size=4, **options):
+  engine = ScriptedEngine(
+    lengths, delay=lambda a: np.random.default_rng([seed, *a]).uniform(0.0, 0.004)
+  )
+  options.setdefault("make_environment", lambda task: Ladder([], rungs=20))
+  members = run(
+    engine,
+    [make_task(1), make_task(2)],
+    samples=size,
+    sampler=Oversample(OversampleConfig(factor=2.0, rule=rule)),
+    **MORE,
+    **options,
+  )
+  assert engine.live_contexts == engine.live_prefixes == 0
+  return members, engine
+
+
+class Answering(Ladder):
+  """Ends with the first turn that holds an answer."""
+
+  async def step(self, action):
+    if "####" in action.text:
+      return Step(Observation(()), terminated=True, answer="4")
+    return Step(Observation((Message("tool", "4"),)))
+
+
+def answering(task):
+  return Answering([])
+
+
+def test_the_shortest_make_the_group_and_time_decides_nothing(run):
+  members, engine = oversample(run, "shortest", make_environment=answering)
+  assert [t.sample for t in members] == [1, 3, 5, 7] * 2
+  assert all(t.status is Status.OK for t in members)
+  for seed, concurrency in ((1, 16), (2, 3), (3, 1)):
+    again, _ = oversample(
+      run, "shortest", seed=seed, concurrency=concurrency, make_environment=answering
+    )
+    np.testing.assert_equal(content(again), content(members))
+  asked = [turn for a, turn, _ in engine.requests if a == (5, 1, 2)]
+  assert max(asked) < 8  # abandoned before its ninth turn
+
+
+def test_the_first_to_end_make_the_group_and_the_rest_is_abandoned_at_once(run):
+  closed = []
+
+  class Endless(Answering):
+    async def step(self, action):
+      if self.sample % 2:
+        await asyncio.sleep(60)
+      return await super().step(action)
+
+    async def reset(self, task, key):
+      self.sample = len(closed_or_open)
+      closed_or_open.append(self)
+      return await super().reset(task, key)
+
+    async def close(self):
+      closed.append(self)
+
+  closed_or_open = []
+  members, _ = oversample(run, "first", make_environment=lambda task: Endless([]), size=4)
+  assert len(members) == 8 and all(t.status is Status.OK for t in members)
+  assert len(closed) == len(closed_or_open) == 16
+
+
+def test_a_spare_takes_the_place_of_a_fault(run):
+  made = []
+
+  def make(task):
+    made.append(task)
+
+    class Broken(Answering):
+      async def step(self, action):
+        raise OSError("the disk is on fire")
+
+    return (Broken if len(made) in (4, 6) else Answering)([])
+
+  members, _ = oversample(run, "shortest", make_environment=make, concurrency=1)
+  assert [t.sample for t in members if t.task_id == 1] == [0, 1, 4, 7]
+  assert all(t.status is Status.OK for t in members)
+
+
+def test_faults_fill_a_group_only_where_nobody_else_is_left(run):
+  class Broken(Answering):
+    async def step(self, action):
+      raise OSError("the disk is on fire")
+
+  members, _ = oversample(run, "shortest", make_environment=lambda task: Broken([]))
+  assert len(members) == 8 and {t.status for t in members} == {Status.ENV_ERROR}
+
+
+def test_a_complete_group_is_not_run_again(run):
+  members, _ = oversample(run, "shortest", make_environment=answering)
+  again, engine = oversample(
+    run, "shortest", make_environment=answering, finished={t.address: t for t in members}
+  )
+  assert not engine.requests and all(a is b for a, b in zip(again, members, strict=True))
+
+
+# Tree search.
+
+
+def worth(trajectory, task):
+  """The sample number of the last draw modulo 5: some are worth more than others."""
+  return float(trajectory.metadata[BRANCHES][-1] % 5)
+
+
+def search(run, *, seed=0, size=3, rungs=2, score=worth, concurrency=64, **config):
+  calls = []
+  engine = ScriptedEngine(
+    speak, delay=lambda a: np.random.default_rng([seed, *a]).uniform(0.0, 0.004)
+  )
+  members = run(
+    engine,
+    [make_task(1)],
+    samples=size,
+    sampler=TreeSearch(TreeConfig(**config), score),
+    make_environment=lambda task: Ladder(calls, rungs),
+    concurrency=concurrency,
+    **MORE,
+  )
+  for member in members:
+    check_trajectory(member)
+  assert engine.live_contexts == engine.live_prefixes == 0
+  return members, calls
+
+
+def drawn_by(trajectory):
+  return [
+    TOKENIZER.decode(s.token_ids[:-1].tolist()) for s in trajectory.segments if s.sampled.any()
+  ]
+
+
+def test_a_beam_keeps_the_most_valuable_nodes_of_every_depth(run):
+  members, calls = search(run, rule="beam", width=3, beam=1, rungs=1)
+  # Nodes 1, 2, 3 are worth 1, 2, 3; node 3 is expanded into 4, 5, 6, worth 4, 0, 1: all end.
+  assert [drawn_by(t) for t in members] == [["3.0", f"{n}.1"] for n in (4, 5, 6)]
+  assert [t.sample for t in members] == [4, 5, 6] and len(calls) == 3
+  assert all(t.status is Status.OK and t.answer == "4" for t in members)
+
+
+def test_uct_returns_to_what_was_worth_most_and_plays_the_rest_to_its_end(run):
+  members, _ = search(run, rule="uct", width=2, expansions=4, rungs=3, size=3, exploration=0.0)
+  # Nodes 1 and 2 are worth 1 and 2, so 2 is expanded into 3 and 4. Node 4, worth most, gives 5 and
+  # 6, worth little; so the search returns to 3, which gives 7 and 8. Then 8, 7 and 1 lead.
+  assert [drawn_by(t)[:-1] for t in members] == [
+    ["2.0", "3.1", "8.2"],
+    ["2.0", "3.1", "7.2"],
+    ["1.0", "11.1", "11.2"],
+  ]
+  assert [drawn_by(t)[-1] for t in members] == ["9.3", "10.3", "11.3"]
+  assert all(t.status is Status.OK for t in members)
+
+
+@pytest.mark.parametrize("rule", ["beam", "uct"])
+def test_a_search_does_not_depend_on_time(run, rule):
+  settings = {"rule": rule, "width": 3, "beam": 2, "expansions": 5, "rungs": 3}
+  reference = content(search(run, **settings)[0])
+  for seed, concurrency in ((1, 64), (2, 2), (3, 1)):
+    members, _ = search(run, seed=seed, concurrency=concurrency, **settings)
+    np.testing.assert_equal(content(members), reference)
+
+
+def test_places_that_no_leaf_fills_go_to_episodes_from_the_start(run):
+  members, _ = search(run, rule="beam", width=2, beam=1, size=5, rungs=1)
+  assert len(members) == 5
+  assert sum(drawn_by(t)[0].startswith("2.") for t in members) == 2
+  assert len({drawn_by(t)[0] for t in members}) == 4
+
+
+def test_a_scorer_may_be_a_coroutine(run):
+  async def score(trajectory, task):
+    await asyncio.sleep(0)
+    return worth(trajectory, task)
+
+  direct, _ = search(run, width=2)
+  np.testing.assert_equal(content(search(run, width=2, score=score)[0]), content(direct))
+
+
+# By name.
+
+
+def test_a_config_names_its_sampler():
+  config = RolloutConfig()
+  assert build_sampler(config) is None
+  branch = build_sampler(dataclasses.replace(config, sampler="branch"))
+  assert branch == BranchSampler(config.branch)
+  over = build_sampler(dataclasses.replace(config, sampler="oversample"))
+  assert over == Oversample(config.oversample)
+
+
+def test_impossible_settings_are_refused():
+  with pytest.raises(ConfigError, match="rollout.oversample.factor=0.5; allowed: >= 1"):
+    RolloutConfig(oversample=OversampleConfig(factor=0.5)).validate("rollout")
+  with pytest.raises(ConfigError, match="tree.width=0; allowed: >= 1"):
+    TreeConfig(width=0).validate("tree")
