@@ -117,9 +117,11 @@ class Programs:
   def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
     """Of every array of the device state its shape and its axis of time: the one that grows."""
     length = self._config.max_length
+    # An exact computation rounds the length up.
+    more = max(1, self._model.exact_chunk * self._model.attention_block)
     shapes, longer = (
       jax.tree.leaves(jax.eval_shape(functools.partial(self._empty, n)))
-      for n in (length, length + 1)
+      for n in (length, length + more)
     )
     axes: list[int | None] = []
     for a, b in zip(shapes, longer, strict=True):
