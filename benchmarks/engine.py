@@ -6,20 +6,37 @@ The dense model has 4.46M parameters (4 layers, d=256, ffn 1024, 4 query and 2 k
 64, vocabulary 1024): 16 prompts of 64 tokens, 128 tokens each. The hybrid and the mixture are of
 the size that the quickstart trains. `agentic` runs 16 episodes of 3 turns of 32 tokens with 16
 observed tokens between them, through the asyncio engine. CPU seconds count all threads.
+
+With `--speculation` one prompt alone, and 16, with and without drafts of 3 and 7 tokens. "repeats"
+is a greedy policy whose blocks add nothing, so that it goes round in circles: most drafts are
+right. "random" draws from random weights: hardly any is. With `--grammar` the single turns again:
+without room for grammars, with room that nobody uses, and with every call bound to a JSON schema.
+Both print the best of the runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import statistics
 import time
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
 from agentjax import models
-from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
+from agentjax.engine import (
+  Engine,
+  EngineConfig,
+  SampleRequest,
+  SamplingConfig,
+  address_key,
+  compile_schema,
+)
+from agentjax.text.tokenizer import ByteTokenizer
 
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed runs of each workload.")
 _LANES = flags.DEFINE_multi_integer("lanes", [1, 2], "Lanes to try.")
@@ -27,6 +44,8 @@ _CHUNK = flags.DEFINE_integer("chunk_tokens", 16, "Tokens a decode dispatch.")
 _MODELS = flags.DEFINE_multi_enum(
   "model", ["dense", "hybrid", "mixture"], ["dense", "hybrid", "mixture"], "Models to run."
 )
+_SPECULATION = flags.DEFINE_bool("speculation", False, "Measure drafts in the place of lanes.")
+_GRAMMAR = flags.DEFINE_bool("grammar", False, "Measure grammars in the place of lanes.")
 
 _BATCH, _PROMPT, _TOKENS, _TURNS, _OBSERVED = 16, 64, 128, 3, 16
 
@@ -65,12 +84,12 @@ def _config(name: str) -> models.ModelConfig:
       return models.ModelConfig(pattern="M*EM*E", **small)
 
 
-async def _single_turn(engine: Engine, prompts: np.ndarray) -> int:
+async def _single_turn(engine: Engine, prompts: np.ndarray, **fields: Any) -> int:
   """Every prompt once; returns sampled tokens."""
 
   async def one(i: int) -> int:
     context = await engine.open_ids(prompts[i])
-    sample = await context.generate(SampleRequest(address_key(0, i), _TOKENS))
+    sample = await context.generate(SampleRequest(address_key(0, i), _TOKENS, **fields))
     context.close()
     return len(sample.token_ids)
 
@@ -93,20 +112,21 @@ async def _agentic(engine: Engine, prompts: np.ndarray) -> int:
   return sum(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
 
+def _engine(config: models.ModelConfig, *, slots: int = _BATCH, **settings: Any) -> Engine:
+  sizes = EngineConfig(
+    slots=slots,
+    max_length=_PROMPT + _TOKENS + _TURNS * _OBSERVED,
+    chunk_tokens=_CHUNK.value,
+    extend_buckets=(_OBSERVED, _PROMPT),
+    extend_rows=(8, 4),
+    **settings,
+  )
+  return Engine(config, sizes, devices=jax.local_devices()[:1])
+
+
 def _measure(name: str, lanes: int) -> None:
   config = _config(name)
-  engine = Engine(
-    config,
-    EngineConfig(
-      slots=_BATCH,
-      lanes=lanes,
-      max_length=_PROMPT + _TOKENS + _TURNS * _OBSERVED,
-      chunk_tokens=_CHUNK.value,
-      extend_buckets=(_OBSERVED, _PROMPT),
-      extend_rows=(8, 4),
-    ),
-    devices=jax.local_devices()[:1],
-  )
+  engine = _engine(config, lanes=lanes)
   start = time.perf_counter()
   engine.publish(models.init(config, jax.random.key(0)), 0)
   compiled = time.perf_counter() - start
@@ -129,9 +149,80 @@ def _measure(name: str, lanes: int) -> None:
   engine.close()
 
 
+def _best(engine: Engine, prompts: np.ndarray, **fields: Any) -> tuple[float, float, int]:
+  """Seconds and CPU seconds of the single turns, and their tokens."""
+  seconds, cpu, tokens = [], [], 0
+  for _ in range(_REPEATS.value):
+    start, start_cpu = time.perf_counter(), time.process_time()
+    tokens = asyncio.run(_single_turn(engine, prompts, **fields))
+    seconds.append(time.perf_counter() - start)
+    cpu.append(time.process_time() - start_cpu)
+  return min(seconds), min(cpu), tokens
+
+
+def _measure_drafts(name: str, slots: int) -> None:
+  config = _config(name)
+  prompts = np.random.default_rng(0).integers(0, config.vocab_size, (slots, _PROMPT))
+  params = models.init(config, jax.random.key(0))
+  blank = dataclasses.replace(params, groups=jax.tree.map(jnp.zeros_like, params.groups))
+  cases = {
+    "repeats": (blank, SamplingConfig(temperature=0.0)),
+    "random": (params, SamplingConfig()),
+  }
+  plain: dict[str, float] = {}
+  for drafted in (0, 3, 7):
+    settings = {"speculate": "ngram", "draft_tokens": drafted} if drafted else {}
+    engine = _engine(config, slots=slots, **settings)
+    for case, (weights, sampling) in cases.items():
+      engine.publish(weights, 0)
+      before = dataclasses.replace(engine.stats)
+      seconds, cpu, tokens = _best(engine, prompts, sampling=sampling)
+      plain.setdefault(case, seconds)
+      proposed = engine.stats.drafted_tokens - before.drafted_tokens
+      right = engine.stats.accepted_tokens - before.accepted_tokens
+      print(
+        f"{name}, {slots} slots, {case:8s} drafts of {drafted}: {tokens / seconds:.0f} tokens/s "
+        f"({plain[case] / seconds:.2f}x), CPU {cpu:.2f} s, {right}/{proposed} drafted tokens right"
+      )
+    engine.close()
+
+
+def _measure_grammars(name: str) -> None:
+  config, tokenizer = _config(name), ByteTokenizer()
+  prompts = np.random.default_rng(0).integers(0, config.vocab_size, (_BATCH, _PROMPT))
+  items = {"type": "array", "items": {"type": "string"}}
+  start = time.perf_counter()
+  grammar = compile_schema({"type": "object", "properties": {"a": items}}, tokenizer, (7,))
+  compiled = time.perf_counter() - start
+  states, classes = grammar.shape
+  print(f"{name}: {states} states, {classes} classes of tokens, made in {compiled:.3f} s")
+  bound = {"grammar": grammar, "stop_ids": (7,)}
+  for case, settings, fields in (
+    ("no room", {}, {}),
+    ("unused", {"grammar_states": 256}, {}),
+    ("bound", {"grammar_states": 256}, bound),
+  ):
+    engine = _engine(config, **settings)
+    engine.publish(models.init(config, jax.random.key(0)), 0)
+    seconds, cpu, tokens = _best(engine, prompts, **fields)
+    steps = engine.stats.decode_dispatches * _CHUNK.value / _REPEATS.value
+    print(
+      f"  {case:8s} {tokens} tokens, {1e3 * seconds / steps:.2f} ms a step, "
+      f"{1e3 * cpu / steps:.2f} of CPU"
+    )
+    engine.close()
+
+
 def main(argv: list[str]) -> None:
   del argv
   for name in _MODELS.value:
+    if _SPECULATION.value:
+      for slots in (1, _BATCH):
+        _measure_drafts(name, slots)
+    if _GRAMMAR.value:
+      _measure_grammars(name)
+    if _SPECULATION.value or _GRAMMAR.value:
+      continue
     for lanes in _LANES.value:
       _measure(name, lanes)
 

@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
   held = [state]
 
   def run_update():
-    held[0], metrics = update(held[0], micro, used)
+    held[0], metrics, _ = update(held[0], micro, used)
     return metrics
 
   def run_score():

@@ -1,6 +1,13 @@
 """Sampling: slots that hold live contexts, continuous batching, addressed randomness."""
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.grammar import (
+  Grammar,
+  GrammarError,
+  compile_regex,
+  compile_schema,
+  compile_tool_calls,
+)
 from agentjax.engine.request import (
   ContextLengthError,
   EngineBusyError,
@@ -23,6 +30,8 @@ __all__ = [
   "EngineError",
   "EngineStats",
   "Finish",
+  "Grammar",
+  "GrammarError",
   "NonFiniteError",
   "Prefix",
   "Sample",
@@ -30,4 +39,7 @@ __all__ = [
   "SamplingConfig",
   "SlotEngine",
   "address_key",
+  "compile_regex",
+  "compile_schema",
+  "compile_tool_calls",
 ]

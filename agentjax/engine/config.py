@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from agentjax.config import Config, check
 
@@ -73,6 +74,15 @@ class EngineConfig(Config):
       limit.
     record_experts: keep what the routers chose for every token, for training to do the same
       (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
+    grammar_states: rows of the table that masks logits (see ``engine.grammar``), shared by all
+      grammars at work; 0 is off and costs nothing. Grammars take tens to thousands of states.
+    grammar_classes: kinds of tokens that one grammar may tell apart, columns of that table.
+    grammars: grammars in the table at most. Where more are at work they take turns.
+    speculate: "ngram" drafts the next tokens from the context's own past and checks them all in one
+      step of the model; "none" does not. Tokens and log-probs stay what they are, up to rounding.
+      Pays where a step costs little more for several tokens than for one (an accelerator that waits
+      for its memory) and text repeats itself; see docs/rollout.md.
+    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``.
     warmup: compile everything when the first weights are published, rather than each program when
       it is first needed. Several lanes would then compile one program twice.
   """
@@ -93,13 +103,26 @@ class EngineConfig(Config):
   snapshot_tokens: int = 1024
   max_waiting: int = 0
   record_experts: bool = False
+  grammar_states: int = 0
+  grammar_classes: int = 512
+  grammars: int = 8
+  speculate: Literal["none", "ngram"] = "none"
+  draft_tokens: int = 3
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
     positive = ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids", "block_tokens")
-    for name in (*positive, "prefill_tokens", "snapshot_tokens"):
+    for name in (*positive, "prefill_tokens", "snapshot_tokens", "draft_tokens"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
+    for name in ("grammar_classes", "grammars"):
+      check(1 <= getattr(self, name) < 2**15, f"{path}.{name}", getattr(self, name), "1 to 32767")
+    check(
+      0 <= self.grammar_states < 2**15,
+      f"{path}.grammar_states",
+      self.grammar_states,
+      "0 (off) to 32767",
+    )
     for name in ("host_turns", "device_store_mb", "host_store_mb", "max_waiting"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
     reuse = ("none", "prompts", "turns")

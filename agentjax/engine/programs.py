@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from agentjax import models
 from agentjax.engine import sampling
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import Masks
 from agentjax.engine.request import Chunk, DecodePlan
+from agentjax.engine.speculation import lookup, written
 from agentjax.models import Cache, ModelConfig
 from agentjax.trajectory.experts import compact_dtype
 
@@ -29,6 +31,7 @@ class DeviceState:
 
   cache: Cache
   logits: Array  # float32 [slots, vocab], of the token each slot takes next
+  history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
 
 
 _WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
@@ -106,6 +109,9 @@ class Programs:
     return DeviceState(
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
+      history=jnp.zeros((self.slots, length), jnp.int32)
+      if self._config.speculate == "ngram"
+      else None,
     )
 
   def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
@@ -134,7 +140,12 @@ class Programs:
     """
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
-    return DeviceState(cache=out.cache, logits=logits), self._compact(out.experts)
+    history = device.history
+    if history is not None:
+      starts = device.cache.lengths.at[rows].get(mode="clip")
+      history = written(history, rows, starts, token_ids, counts)
+    device = DeviceState(cache=out.cache, logits=logits, history=history)
+    return device, self._compact(out.experts)
 
   def _compact(self, experts: Array | None) -> Array | None:
     """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
@@ -225,15 +236,18 @@ class Programs:
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
     """Draws, feeds and records a token for every live slot until none is live."""
+    if self._config.speculate != "none":
+      return self._decode_drafts(device, params, plan)
     filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
     shape = plan.forced.shape[::-1]
+    masks: Masks | None = plan.grammars if self._config.grammar_states else None
 
     def unfinished(carry: tuple) -> Array:
       step, live = carry[0], carry[1]
       return (step < shape[0]) & jnp.any(live)
 
     def advance(carry: tuple) -> tuple:
-      step, live, device, chunk = carry
+      step, live, device, state, chunk = carry
       drawn = sampling.draw(
         device.logits,
         plan.key_data,
@@ -241,9 +255,12 @@ class Programs:
         filters,
         jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
         vocab_limit=self._vocab_limit,
+        masks=masks,
+        grammar_state=state,
+        row_by_row=self._model.exact_chunk > 0,
       )
       token_ids = jnp.where(live, drawn.token_ids, 0)
-      out = models.decode_step(params, self._model, device.cache, token_ids, live)
+      out = self._step(params, device.cache, token_ids, live)
       stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
       routed = self._compact(out.experts)
       chunk = Chunk(
@@ -256,8 +273,12 @@ class Programs:
         experts=None if routed is None else chunk.experts.at[step].set(routed),
       )
       logits = jnp.where(live[:, None], out.logits, device.logits)
-      device = DeviceState(cache=out.cache, logits=logits)
-      return step + 1, live & ~stopped & (step + 1 < plan.budget), device, chunk
+      device = device.replace(cache=out.cache, logits=logits)
+      live &= ~stopped & (step + 1 < plan.budget)
+      if masks is not None:
+        # Only who goes on: nothing is allowed behind a stop id.
+        state = jnp.where(live, masks.advance(state, token_ids), state)
+      return step + 1, live, device, state, chunk
 
     record = self._config.record_experts
     routed = jax.eval_shape(self._routed, device, params) if record else None
@@ -270,14 +291,140 @@ class Programs:
       stopped=jnp.zeros(shape[1:], bool),
       experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
     )
-    start = (jnp.int32(0), plan.budget > 0, device, chunk)
-    _, _, device, chunk = jax.lax.while_loop(unfinished, advance, start)
+    state = None if masks is None else masks.state
+    start = (jnp.int32(0), plan.budget > 0, device, state, chunk)
+    _, _, device, _, chunk = jax.lax.while_loop(unfinished, advance, start)
     return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
+
+  def _decode_drafts(
+    self, device: DeviceState, params: Any, plan: DecodePlan
+  ) -> tuple[DeviceState, Chunk]:
+    """``_decode``, with several tokens a step where drafts prove right.
+
+    A token is a function of the logits before it, the call's key and its index. So a draft is right
+    exactly if the draw at its place gives it: nothing is accepted by chance, and tokens and
+    log-probs are those of ``_decode``, up to how the model's step rounds in another shape.
+    """
+    filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
+    slots, size = plan.forced.shape
+    drafted = self._config.draft_tokens
+    window = drafted + 1
+    masks: Masks | None = plan.grammars if self._config.grammar_states else None
+    place = jnp.arange(window)
+
+    def forced_at(index: Array) -> Array:
+      known = jnp.take_along_axis(plan.forced, jnp.minimum(index, size - 1), axis=1)
+      return jnp.where(index < size, known, -1)
+
+    def draw(logits: Array, index: Array, state: Array | None) -> sampling.Draws:
+      """One draw for each of [slots, places], whose rows lie one after the other."""
+      count = index.shape[1]
+
+      def rows(value: Any) -> Any:
+        return jax.tree.map(lambda v: jnp.repeat(v, count, axis=0), value)
+
+      drawn = sampling.draw(
+        logits.reshape(slots * count, -1),
+        rows(plan.key_data),
+        (plan.token_index[:, None] + index).reshape(-1),
+        rows(filters),
+        forced_at(index).reshape(-1),
+        vocab_limit=self._vocab_limit,
+        masks=masks and masks._replace(grammar=rows(masks.grammar)),
+        grammar_state=None if state is None else state.reshape(-1),
+      )
+      return sampling.Draws(*(v.reshape(slots, count) for v in drawn))
+
+    def advance(carry: tuple) -> tuple:
+      live, device, state, chunk = carry
+      filled, lengths = chunk.counts, device.cache.lengths
+      first = draw(device.logits, filled[:, None], None if state is None else state[:, None])
+      start = jnp.where(live[:, None], first.token_ids, 0)
+      history = written(device.history, jnp.arange(slots), lengths, start, live.astype(jnp.int32))
+      drafts, found = lookup(history, lengths + 1, drafted)
+      forced = forced_at(filled[:, None] + place[1:])
+      drafts = jnp.where(forced >= 0, forced, drafts)
+      token_ids = jnp.concatenate([start, drafts], axis=1)
+      states = None
+      if masks is not None:
+        path = [state]
+        for j in range(window):
+          path.append(masks.advance(path[-1], token_ids[:, j]))
+        states = jnp.stack(path, axis=1)  # before each token of the window, and behind the last
+      out = models.verify(params, self._model, device.cache, token_ids, live)
+      behind = draw(
+        out.logits[:, :-1],
+        filled[:, None] + place[1:],
+        None if states is None else states[:, 1:-1],
+      )
+      stops = jnp.any(token_ids[:, :, None] == plan.stop_ids[:, None], axis=-1)
+      right = (behind.token_ids == drafts) & ~stops[:, :-1]
+      right &= filled[:, None] + place[1:] < plan.budget[:, None]
+      taken = jnp.cumprod(jnp.concatenate([live[:, None], right], axis=1), axis=1).astype(bool)
+      counts = jnp.sum(taken, axis=1, dtype=jnp.int32)
+      cache = models.accept(params, self._model, lengths, out.pending, counts)
+      last = jnp.maximum(counts - 1, 0)[:, None, None]
+      logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
+      logits = jnp.where(live[:, None], logits, device.logits)
+      history = written(history, jnp.arange(slots), lengths, token_ids, counts)
+
+      target = jnp.where(taken, filled[:, None] + place, size)
+
+      def record(into: Array, values: Array) -> Array:
+        return into.at[jnp.arange(slots)[:, None], target].set(values, mode="drop")
+
+      both = [jnp.concatenate(v, axis=1) for v in zip(first[1:], behind[1:], strict=True)]
+      log_probs, entropies, sampling_log_probs = both
+      stopped = jnp.any(taken & stops, axis=1)
+      routed = self._compact(out.experts)
+      guesses = found[:, None] & live[:, None] & (forced < 0)
+      chunk = Chunk(
+        token_ids=record(chunk.token_ids, token_ids),
+        log_probs=record(chunk.log_probs, log_probs),
+        entropies=record(chunk.entropies, entropies),
+        sampling_log_probs=record(chunk.sampling_log_probs, sampling_log_probs),
+        counts=filled + counts,
+        stopped=chunk.stopped | stopped,
+        experts=None if routed is None else record(chunk.experts, routed),
+        drafted=chunk.drafted + jnp.sum(guesses, axis=1, dtype=jnp.int32),
+        accepted=chunk.accepted + jnp.sum(guesses & taken[:, 1:], axis=1, dtype=jnp.int32),
+      )
+      goes_on = live & ~stopped & (filled + counts < plan.budget)
+      if states is not None:
+        after = jnp.take_along_axis(states, counts[:, None], axis=1)[:, 0]
+        state = jnp.where(goes_on, after, state)
+      return goes_on, DeviceState(cache=cache, logits=logits, history=history), state, chunk
+
+    def blank(dtype: Any, *shape: int) -> Array:
+      return jnp.zeros((slots, *shape), dtype)
+
+    routed = None
+    if self._config.record_experts:
+      shape = jax.eval_shape(self._routed, device, params)
+      routed = blank(shape.dtype, size, *shape.shape[1:])
+    chunk = Chunk(
+      token_ids=blank(jnp.int32, size),
+      log_probs=blank(jnp.float32, size),
+      entropies=blank(jnp.float32, size),
+      sampling_log_probs=blank(jnp.float32, size),
+      counts=blank(jnp.int32),
+      stopped=blank(bool),
+      experts=routed,
+      drafted=blank(jnp.int32),
+      accepted=blank(jnp.int32),
+    )
+    start = (plan.budget > 0, device, None if masks is None else masks.state, chunk)
+    _, device, _, chunk = jax.lax.while_loop(lambda carry: jnp.any(carry[0]), advance, start)
+    return device, chunk
+
+  def _step(self, params: Any, cache: Cache, token_ids: Array, live: Array) -> models.Decoded:
+    """One token into every live slot."""
+    return models.decode_step(params, self._model, cache, token_ids, live)
 
   def _routed(self, device: DeviceState, params: Any) -> Array | None:
     """What the routers choose in one step."""
     nothing = jnp.zeros(self.slots, jnp.int32)
-    out = models.decode_step(params, self._model, device.cache, nothing, nothing > 0)
+    out = self._step(params, device.cache, nothing, nothing > 0)
     return self._compact(out.experts)
 
 
@@ -294,6 +441,11 @@ def programs_of_lane(
     block_tokens=config.block_tokens,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,
+    grammar_states=config.grammar_states,
+    grammar_classes=config.grammar_classes,
+    grammars=config.grammars,
+    speculate=config.speculate,
+    draft_tokens=config.draft_tokens,
   )
   return _programs(model_config, lane.freeze(), vocab_limit)
 

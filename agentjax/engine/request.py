@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentjax.engine.config import SamplingConfig
+from agentjax.engine.grammar import Grammar, GrammarError
 
 Decode = Callable[[list[int]], str]
 Array = Any  # numpy in the host's hands, jax inside a program
@@ -55,6 +56,8 @@ class SampleRequest:
     forced_ids: first tokens of the call, taken as given. They pass through the same compiled step
       as sampled ones, so a call that was interrupted continues to the same bits, and recorded
       calls can be scored again exactly.
+    grammar: what the call may say (see ``engine.grammar``); None is anything. Only a call that ends
+      in a stop id is complete: ``max_tokens`` may cut it anywhere.
   """
 
   key_data: np.ndarray | tuple[int, int]
@@ -63,6 +66,7 @@ class SampleRequest:
   stop_ids: tuple[int, ...] = ()
   stop_strings: tuple[str, ...] = ()
   forced_ids: tuple[int, ...] = ()
+  grammar: Grammar | None = None
 
   def __post_init__(self) -> None:
     if np.shape(self.key_data) != (2,):
@@ -77,6 +81,23 @@ class SampleRequest:
       )
     if "" in self.stop_strings:
       raise ValueError(f"a stop string must not be empty, got stop_strings={self.stop_strings!r}.")
+    if self.grammar is not None:
+      _check_grammar(self.grammar, self)
+
+
+def _check_grammar(grammar: Grammar, request: SampleRequest) -> None:
+  if set(request.stop_ids) != set(grammar.stop_ids):
+    raise GrammarError(
+      f"a call with the grammar of {grammar.name} ends with its stop_ids={grammar.stop_ids}, got "
+      f"stop_ids={request.stop_ids}; compile the grammar with the ids of the request."
+    )
+  state = 0
+  for at, token in enumerate(request.forced_ids):
+    state = grammar.advance(state, (token,))
+    if state < 0:
+      raise GrammarError(
+        f"forced_ids[{at}]={token} is not allowed there by the grammar of {grammar.name}."
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +108,8 @@ class Sample:
     token_ids: int32 [n], the stop token included.
     log_probs, entropies: float32 [n], nats, of the temperature-scaled distribution that the trainer
       recomputes, whatever the filters were.
-    sampling_log_probs: float32 [n], under the distribution after top-k, top-p and min-p.
+    sampling_log_probs: float32 [n], under the distribution that was drawn from, after the grammar's
+      mask, top-k, top-p and min-p.
     versions: int32 [n], version of the weights that sampled the token.
     finish: why the call ended.
     experts: uint8 or uint16 [n, routers, choices], what the routers chose for each token (see
@@ -115,6 +137,7 @@ class DecodePlan(NamedTuple):
   min_p: Array  # float32 [slots]
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
+  grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
 
   @classmethod
   def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int) -> DecodePlan:
@@ -129,6 +152,7 @@ class DecodePlan(NamedTuple):
       min_p=np.zeros(slots, np.float32),
       stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
       forced=np.full((slots, chunk_tokens), -1, np.int32),
+      grammars={},
     )
 
 
@@ -142,6 +166,8 @@ class Chunk(NamedTuple):
   counts: Array  # int32 [slots]
   stopped: Array  # bool [slots], the last token is a stop id
   experts: Array | None  # uint8 or uint16 [slots, chunk_tokens, routers, choices], if recorded
+  drafted: Array | None = None  # int32 [slots], tokens that were drafted, with speculation
+  accepted: Array | None = None  # int32 [slots], those of them that were right
 
 
 class Generation:
@@ -165,6 +191,7 @@ class Generation:
     self._decode = decode
     self._parts: list[tuple[np.ndarray, ...]] = []
     self._experts: list[np.ndarray] = []
+    self._grammar_state = 0  # after the tokens sampled so far
 
   def write(self, plan: DecodePlan, slot: int, room: int) -> None:
     """Fills row ``slot``; ``room`` is how many tokens its context can still hold."""
@@ -180,21 +207,32 @@ class Generation:
     if self.sampled < len(request.forced_ids):
       forced = request.forced_ids[self.sampled : self.sampled + chunk_tokens]
       plan.forced[slot, : len(forced)] = forced
+    if request.grammar is not None:
+      plan.grammars[slot] = request.grammar, self._grammar_state
 
-  def read(self, chunk: Chunk, slot: int, room: int, version: int) -> bool:
-    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk."""
+  def read(self, chunk: Chunk, slot: int, room: int, version: int, first: int) -> bool:
+    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk.
+
+    ``first`` is the version of the first token: it is drawn from what the weights of the dispatch
+    before gave, which may be older ones.
+    """
     count = int(chunk.counts[slot])
+    versions = np.full(count, version, np.int32)
+    versions[:1] = first
     self._parts.append(
       (
         chunk.token_ids[slot, :count],
         chunk.log_probs[slot, :count],
         chunk.entropies[slot, :count],
         chunk.sampling_log_probs[slot, :count],
-        np.full(count, version, np.int32),
+        versions,
       )
     )
     if chunk.experts is not None:
       self._experts.append(chunk.experts[slot, :count])
+    if self.request.grammar is not None:
+      ids = chunk.token_ids[slot, :count]
+      self._grammar_state = self.request.grammar.advance(self._grammar_state, ids)
     before, self.sampled = self.sampled, self.sampled + count
     self.kept = self.sampled
     if self.request.stop_strings and self._cut_at_stop_string(before):

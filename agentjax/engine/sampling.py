@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
+from agentjax import models
+from agentjax.engine.grammar import Masks
+
 Array = jax.Array
 
 
@@ -27,7 +30,7 @@ class Draws(NamedTuple):
   token_ids: Int[Array, " slots"]
   log_probs: Float[Array, " slots"]  # of the temperature-scaled distribution
   entropies: Float[Array, " slots"]  # of the temperature-scaled distribution
-  sampling_log_probs: Float[Array, " slots"]  # after top-k, top-p, min-p; 0 where greedy
+  sampling_log_probs: Float[Array, " slots"]  # after mask, top-k, top-p, min-p; 0 where greedy
 
 
 def address_key(seed: int, *address: int) -> np.ndarray:
@@ -47,6 +50,9 @@ def draw(
   forced: Int[Array, " slots"],
   *,
   vocab_limit: int | None = None,
+  masks: Masks | None = None,
+  grammar_state: Int[Array, " slots"] | None = None,
+  row_by_row: bool = False,
 ) -> Draws:
   """``argmax(z + Gumbel noise)`` over the tokens kept, with ``z = logits / temperature``.
 
@@ -61,19 +67,31 @@ def draw(
     forced: token to take in place of a draw; -1 draws.
     vocab_limit: ids from here on are never drawn (an embedding may have more rows than the
       tokenizer has tokens); they still count in log-probs.
+    masks: grammars of the slots; what they forbid is never drawn and still counts in log-probs.
+    grammar_state: state of every slot in its grammar; with masks.
+    row_by_row: log-probs and entropies by the computation of training with an ``exact_chunk``.
   """
   greedy = filters.temperature <= 0.0
-  scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, filters.temperature)[:, None]
-  peak = jnp.max(scaled, axis=-1)
-  weights = jnp.exp(scaled - peak[:, None])
-  total = jnp.sum(weights, axis=-1)
-  normaliser = peak + jnp.log(total)
-  entropies = normaliser - jnp.sum(weights * scaled, axis=-1) / total
+  temperatures = jnp.where(greedy, 1.0, filters.temperature)
+  distribution = models.distribution_by_row if row_by_row else models.distribution
+  scaled, normaliser, entropies = distribution(logits, temperatures)
 
   choices, kept_normaliser = scaled, normaliser
   if vocab_limit is not None and vocab_limit < logits.shape[-1]:
     choices = jnp.where(jnp.arange(logits.shape[-1]) < vocab_limit, scaled, -jnp.inf)
     kept_normaliser = jax.nn.logsumexp(choices, axis=-1)
+  if masks is not None:
+    assert grammar_state is not None
+
+    def mask() -> tuple[Array, Array]:
+      masked = jnp.where(masks.allowed(grammar_state), choices, -jnp.inf)
+      # Slots without a grammar keep their bits, whatever their neighbours have.
+      found = jax.nn.logsumexp(masked, axis=-1)
+      return masked, jnp.where(masks.active, found, kept_normaliser)
+
+    choices, kept_normaliser = jax.lax.cond(
+      jnp.any(masks.active), mask, lambda: (choices, kept_normaliser)
+    )
   filtered = (filters.top_k > 0) | (filters.top_p < 1.0) | (filters.min_p > 0.0)
 
   def narrow() -> tuple[Array, Array]:

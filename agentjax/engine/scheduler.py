@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import check_fits
 from agentjax.engine.prefix_cache import Entry, PrefixCache
 from agentjax.engine.request import (
   Chunk,
@@ -59,6 +60,7 @@ class EngineStats:
     parked: contexts that had to leave their slot to others.
     store_overruns: of these, the ones for which the store was too small: no slot was at work, and
       to wait might have been for ever.
+    drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
     device_seconds: wall seconds the lanes' threads worked, summed over lanes.
   """
 
@@ -68,6 +70,8 @@ class EngineStats:
   decode_dispatches: int = 0
   parked: int = 0
   store_overruns: int = 0
+  drafted_tokens: int = 0
+  accepted_tokens: int = 0
   device_seconds: float = 0.0
 
 
@@ -126,6 +130,7 @@ class Context:
     self._job: _Job | None = None
     self._lost: str | None = None
     self._version = -1  # of the weights that made what is held; -1 where there were several
+    self._newest = -1  # of the weights that made what the next token is drawn from
     self._blocks: tuple[Stored, ...] = ()  # its first whole blocks, as far as they are stored
     self._first_run: np.ndarray | None = None  # while what is held began as part of this one run
     self._last_boundary = 0  # where in it the context was last kept
@@ -171,6 +176,8 @@ class Context:
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
     request.sampling.validate()
+    if request.grammar is not None:
+      check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
     generation = Generation(
       request,
       max_stop_ids=self._engine.config.max_stop_ids,
@@ -189,6 +196,7 @@ class Context:
     for fork in forks:
       fork._base, fork._origin, fork._held = base, origin, self._held
       fork._version, fork._blocks = self._version, self._blocks
+      fork._newest = self._newest
       fork._ids, fork._experts = _Ledger(self._ids.parts), _Ledger(self._experts.parts)
     return forks
 
@@ -201,7 +209,7 @@ class Context:
   def _begin_at(self, base: Snapshot | None) -> None:
     """Takes over what a snapshot says."""
     self._held = 0 if base is None else base.length
-    self._version = -1 if base is None else base.version
+    self._version = self._newest = -1 if base is None else base.version
     self._keep_blocks(() if base is None else base.blocks)
 
   def _keep_blocks(self, blocks: Sequence[Stored]) -> None:
@@ -211,6 +219,7 @@ class Context:
   def _take(self, tokens: int, version: int) -> None:
     """Counts tokens that the model took in."""
     self._version = version if self._held == 0 or self._version == version else -1
+    self._newest = version
     self._held += tokens
 
   def _check_usable(self) -> None:
@@ -492,16 +501,17 @@ class _Lane:
       context._experts.record(context._held, chunk.experts[slot, :count])
     context._ids.record(context._held, chunk.token_ids[slot, :count])
     context._first_run = None
+    first = context._newest
     context._take(count, version)
     room = self._room(context)
     if job.forcing is not None:
-      if job.forcing.read(chunk, slot, room, version):
+      if job.forcing.read(chunk, slot, room, version, first):
         context._pending.popleft()
         job.forcing = None
       return
     generation = job.generation
     assert generation is not None
-    if not generation.read(chunk, slot, room, version):
+    if not generation.read(chunk, slot, room, version, first):
       return
     self._end(slot, job, None)
     dropped = generation.sampled - generation.kept
@@ -581,6 +591,7 @@ class Engine:
     self.model_config = self._lanes[0].slots.model_config
     self.config = self._lanes[0].slots.config
     self._weights: dict[jax.Device, Weights] = {}
+    self._known_of = self._weights  # what the known prefixes were made with
     self._waiting: list[tuple[tuple[int, ...], int, _Job]] = []
     self._submitted = 0
     self._error: Exception | None = None
@@ -611,16 +622,18 @@ class Engine:
     They may be sharded; where they span processes, all processes must call this together.
     Every token carries the version it was sampled with. A prefix of other weights is run again
     where it is opened; a context that has sampled keeps what it has in its cache.
+
+    Any thread may call this while programs sample, one call at a time: a cycle takes the weights
+    once, when it is planned, and its tokens carry their version.
     """
-    first = not self._weights
     engines = {lane.slots.device: lane.slots for lane in self._lanes}
-    self._weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
-    self._known.clear(version)
-    for lane in self._lanes:
-      if lane.task is None:
-        lane.slots.use(self._weights[lane.slots.device])
-        if first and self.config.warmup:
+    weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
+    if not self._weights:  # nothing runs yet
+      for lane in self._lanes:
+        lane.slots.use(weights[lane.slots.device])
+        if self.config.warmup:
           lane.slots.warmup()
+    self._weights = weights
 
   async def prefill(
     self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
@@ -813,7 +826,12 @@ class Engine:
     try:
       while True:
         await self._settle(lane)
-        cycle = lane.plan(self._weights[lane.slots.device])
+        every = self._weights  # another thread may publish new ones
+        weights = every[lane.slots.device]
+        if self._known_of is not every:
+          self._known.clear(weights.version)
+          self._known_of = every
+        cycle = lane.plan(weights)
         if cycle is None:
           return
         outcome = await loop.run_in_executor(lane.thread, lane.execute, cycle)
@@ -853,6 +871,9 @@ class Engine:
     if outcome.chunk is not None:
       stats.decode_dispatches += 1
       stats.sampled_tokens += int(outcome.chunk.counts.sum())
+      if outcome.chunk.drafted is not None and outcome.chunk.accepted is not None:
+        stats.drafted_tokens += int(outcome.chunk.drafted.sum())
+        stats.accepted_tokens += int(outcome.chunk.accepted.sum())
 
   def _fail(self, error: Exception) -> None:
     """Ends everything under way with ``error``."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.grammar import Grammar, GrammarTable, check_fits
 from agentjax.engine.programs import programs_of_lane
 from agentjax.engine.request import (
   Chunk,
@@ -24,7 +25,7 @@ from agentjax.engine.request import (
 )
 from agentjax.engine.sampling import address_key
 from agentjax.engine.store import Snapshot, Store, Stored
-from agentjax.models import DecodeParams, ModelConfig, Params, num_routers
+from agentjax.models import DecodeParams, ModelConfig, Params, num_routers, unverifiable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,13 @@ class SlotEngine:
       config.record_experts,
       f"False for a model without routers (model.pattern={model_config.pattern!r})",
     )
+    reason = unverifiable(model_config)
+    check(
+      config.speculate == "none" or reason is None,
+      "engine.speculate",
+      config.speculate,
+      f"'none' with {reason}",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
@@ -96,6 +104,10 @@ class SlotEngine:
     self.slots = self.programs.slots
     self.lengths = np.zeros(self.slots, np.int64)
     self.dispatches = dict.fromkeys(self.executables(), 0)
+    self._grammars: GrammarTable | None = None
+    if config.grammar_states:
+      vocab = model_config.vocab_size
+      self._grammars = GrammarTable(self.config, self.slots, vocab, self.device)
     self._decode_text = decode
     self._weights: Weights | None = None
     self.warm = False
@@ -229,7 +241,8 @@ class SlotEngine:
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs one chunk for all slots with a budget and waits for it.
 
-    A slot's budget must not pass the room left in its context.
+    A slot's budget must not pass the room left in its context. Where more grammars are at work than
+    the table holds, some slots draw nothing in this chunk.
     """
     full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
     if full.size:
@@ -237,6 +250,10 @@ class SlotEngine:
         f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
         f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
       )
+    if self._grammars is not None:
+      masks, waiting = self._grammars.masks(plan.grammars)
+      plan.budget[waiting] = 0
+      plan = plan._replace(grammars=masks)
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
@@ -253,6 +270,7 @@ class SlotEngine:
     sampling: SamplingConfig | None = None,
     stop_ids: tuple[int, ...] = (),
     stop_strings: tuple[str, ...] = (),
+    grammar: Grammar | None = None,
   ) -> list[list[Sample]]:
     """Samples every prompt ``samples`` times and waits: the engine without asyncio.
 
@@ -263,7 +281,12 @@ class SlotEngine:
       ``result[i][j]``, sample j of prompt i.
     """
     request = SampleRequest(
-      (0, 0), max_tokens, sampling or SamplingConfig(), tuple(stop_ids), tuple(stop_strings)
+      (0, 0),
+      max_tokens,
+      sampling or SamplingConfig(),
+      tuple(stop_ids),
+      tuple(stop_strings),
+      grammar=grammar,
     )
     request.sampling.validate()
     results: dict[tuple[int, int], Sample] = {}
@@ -290,12 +313,14 @@ class SlotEngine:
         generation.write(plan, slot, self._room(slot))
       version, chunk = self.weights.version, self.decode(plan)
       for slot, (address, generation) in list(running.items()):
-        if generation.read(chunk, slot, self._room(slot), version):
+        if generation.read(chunk, slot, self._room(slot), version, version):
           results[address] = generation.result()
           del running[slot]
     return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
 
   def _generation(self, request: SampleRequest) -> Generation:
+    if request.grammar is not None:
+      check_fits(request.grammar, self.config, self.model_config.vocab_size)
     return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
 
   def _room(self, slot: int) -> int:

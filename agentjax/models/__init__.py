@@ -20,11 +20,12 @@ from agentjax.models.cache import (
   write_slots,
 )
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
+from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
   TokenScores,
   ValueHead,
   compute_logits,
-  score_tokens,
+  distribution,
   value_specs,
   values,
 )
@@ -33,6 +34,7 @@ from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
 from agentjax.models.param_ops import qk_clip_scales
 from agentjax.models.presets import model_preset, model_presets
+from agentjax.models.scoring import score_tokens
 from agentjax.models.spec import (
   ParamSpec,
   abstract,
@@ -53,6 +55,7 @@ from agentjax.models.stack import (
   param_specs,
   update_router_bias,
 )
+from agentjax.models.verify import Verified, accept, unverifiable, verify
 
 if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -73,7 +76,9 @@ __all__ = [
   "SecondPassConfig",
   "TokenScores",
   "ValueHead",
+  "Verified",
   "abstract",
+  "accept",
   "cache_shardings",
   "compute_logits",
   "copy_slot",
@@ -82,6 +87,8 @@ __all__ = [
   "decay_mask",
   "decode_specs",
   "decode_step",
+  "distribution",
+  "distribution_by_row",
   "extend",
   "factor_pattern",
   "forward",
@@ -106,9 +113,11 @@ __all__ = [
   "save_pretrained",
   "score_tokens",
   "trained_mask",
+  "unverifiable",
   "update_router_bias",
   "value_specs",
   "values",
+  "verify",
   "write_slots",
 ]
 

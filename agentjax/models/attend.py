@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -119,6 +120,60 @@ def attend_cache(
   if window is not None:
     seen &= place > positions[..., None] - window
   return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), keys, values, seen, scale), 2, 1)
+
+
+def attend_chunk(
+  query: Float[Array, "1 time heads width"],
+  key: Float[Array, "1 time kv_heads width"],
+  value: Float[Array, "1 time kv_heads value_width"],
+  held: Callable[[Array], tuple[Array, Array]],
+  *,
+  start: Int[Array, ""],
+  scale: float,
+  block: int,
+) -> Float[Array, "1 time heads value_width"]:
+  """Tokens that follow ``start`` others attend to themselves and to these, block by block.
+
+  Running maxima and sums, the tokens' own keys first, so that a result does not depend on the
+  length of the cache; an entry that is not seen adds an exact zero, ``exp(MASKED - top)``.
+
+  Args:
+    query, key, value: of the tokens.
+    held: first place of a block to its keys [1, kv_heads, block, width] and values.
+    start: tokens before these.
+    scale: on the products.
+    block: keys of one product.
+  """
+  query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
+  exact = precision(value.dtype)
+
+  def join(
+    carry: tuple[Array, Array, Array], key: Array, value: Array, seen: Array
+  ) -> tuple[Array, Array, Array]:
+    top, total, out = carry
+    scores = _scores(query, key, seen[None], scale)
+    peak = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - peak), jnp.exp(top - peak)
+    more = jnp.matmul(
+      weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
+    )
+    total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+    return peak, total, out * shrink + more
+
+  def earlier(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    seen = step * block + jnp.arange(block) < start
+    return join(carry, *held(step * block), jnp.broadcast_to(seen, (query.shape[2], block)))
+
+  lead = _group(query, key).shape[:-1]
+  nothing = (
+    jnp.full((*lead, 1), MASKED, jnp.float32),
+    jnp.zeros((*lead, 1), jnp.float32),
+    jnp.zeros((*lead, value.shape[-1]), jnp.float32),
+  )
+  carry = join(nothing, key, value, jnp.tril(jnp.ones((query.shape[2],) * 2, bool)))
+  _, total, out = jax.lax.fori_loop(0, -(-start // block), earlier, carry)
+  heads = (out / total).astype(query.dtype).reshape(*query.shape[:3], value.shape[-1])
+  return jnp.moveaxis(heads, 2, 1)
 
 
 def _attend_part(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, max_scores
+from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.config import ModelConfig
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.products import linear
@@ -210,6 +210,42 @@ def attention_step(
     query, cache.keys, cache.values, positions=lengths[:, None], scale=config.head_dim**-0.5
   )
   return merge_heads(params, out)[:, 0], cache
+
+
+def attention_chunk(
+  params: Attention,
+  x: Float[Array, "1 time embed"],
+  cache: KVCache,
+  config: ModelConfig,
+  *,
+  slot: Int[Array, ""],
+  start: Int[Array, ""],
+) -> tuple[Float[Array, "1 time embed"], KVCache]:
+  """The tokens from place ``start`` of a slot on; the cache is read only.
+
+  Returns:
+    The output, and keys and values of these tokens, to be written at ``start``.
+  """
+  query, key, value = project_heads(params, x, config, start + jnp.arange(x.shape[1])[None])
+
+  def held(begin: Array) -> tuple[Array, Array]:
+    def block(v: Array) -> Array:
+      sizes = (1, v.shape[1], config.attention_block, v.shape[3])
+      return jax.lax.dynamic_slice(v, (slot, 0, begin, 0), sizes)
+
+    return block(cache.keys), block(cache.values)
+
+  out = attend_chunk(
+    query,
+    key,
+    value,
+    held,
+    start=start,
+    scale=config.head_dim**-0.5,
+    block=config.attention_block,
+  )
+  new = KVCache(keys=jnp.moveaxis(key, 1, 2), values=jnp.moveaxis(value, 1, 2))
+  return merge_heads(params, out), new
 
 
 def append_rows(

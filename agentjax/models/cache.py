@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from agentjax.models.attention import KVCache
 from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
+from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
 from agentjax.models.loop import DecodeSection, decode_core, decode_twice, init_entries
 from agentjax.models.mamba2 import MambaCache
@@ -26,6 +27,7 @@ from agentjax.models.stack import (
   Params,
   close_stream,
   given_to_blocks,
+  num_routers,
   open_stream,
   param_specs,
   unstack,
@@ -43,10 +45,13 @@ class Cache:
     blocks: per character of the pattern what ``BlockKind.init_cache`` makes (see ``init_entries``
       where blocks run more than once).
     lengths: int32 [slots], tokens each slot holds.
+    recent: int32 [slots, C], ids of the tokens since the last multiple of C, which ``blocks`` does
+      not hold, with ``config.exact_chunk = C``; None without.
   """
 
   blocks: tuple[Any, ...]
   lengths: Array
+  recent: Array | None = None
 
   @property
   def slots(self) -> int:
@@ -141,8 +146,11 @@ def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
   the others in the last bit. The same holds for rows times time in ``extend``.
   """
 
+  size = config.exact_chunk
   return Cache(
-    blocks=init_entries(config, slots, max_length), lengths=jnp.zeros((slots,), jnp.int32)
+    blocks=init_entries(config, slots, padded_length(config, max_length)),
+    lengths=jnp.zeros((slots,), jnp.int32),
+    recent=jnp.zeros((slots, size), jnp.int32) if size else None,
   )
 
 
@@ -171,6 +179,8 @@ def extend(
     The logits after the last token of each row, of no meaning where the count is 0; the cache; the
     experts of every token.
   """
+  if cache.recent is not None:
+    return _extend_exactly(params, config, cache, cache.recent, rows, token_ids, counts)
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
   rows = jnp.where(used, rows, cache.slots)
   starts = cache.lengths.at[rows].get(mode="clip")
@@ -211,6 +221,8 @@ def decode_step(
   Returns:
     The logits, the cache and the experts of every token.
   """
+  if cache.recent is not None:
+    return _step_exactly(params, config, cache, cache.recent, token_ids, active)
   stepped = Stepped(cache.lengths, active)
   x, entries, routed = _run_stack(params, config, cache, token_ids, stepped)
   hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
@@ -252,7 +264,126 @@ def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
     cache.blocks,
     is_leaf=lambda node: isinstance(node, MambaCache),
   )
-  return Cache(blocks=blocks, lengths=clear(cache.lengths))
+  return dataclasses.replace(cache, blocks=blocks, lengths=clear(cache.lengths))
+
+
+def _extend_exactly(
+  params: DecodeParams,
+  config: ModelConfig,
+  cache: Cache,
+  recent: Array,
+  rows: Array,
+  token_ids: Array,
+  counts: Array,
+) -> Decoded:
+  """``extend`` by ``run_chunk``: one row after the other, from the last border of a chunk on."""
+  size, time = config.exact_chunk, token_ids.shape[1]
+  used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
+  (busy,) = jnp.nonzero(used, size=rows.shape[0], fill_value=0)
+  pieces = -(-(size - 1 + time) // size)
+
+  def one_row(step: Array, carry: _Carry) -> _Carry:
+    row = busy[step]
+    slot, count = rows[row], counts[row]
+    length = carry.lengths[slot]
+    begin = length % size
+    total = begin + count
+    ids = jnp.zeros(((pieces + 1) * size,), jnp.int32).at[:size].set(carry.recent[slot])
+    ids = jax.lax.dynamic_update_slice_in_dim(ids, token_ids[row], begin, axis=0)
+
+    def one_chunk(piece: Array, inner: tuple[Any, Array, Any]) -> tuple[Any, Array, Any]:
+      blocks, _, routed = inner
+      at = piece * size
+      here = jnp.minimum(total - at, size)
+      tokens = jax.lax.dynamic_slice_in_dim(ids, at, size)
+      run = run_chunk(params, config, blocks, slot, tokens, length - begin + at, here)
+      if run.experts is not None:
+        routed = jax.lax.dynamic_update_slice_in_dim(routed, run.experts, at, axis=1)
+      return run.entries, run.hidden[here - 1], routed
+
+    routed = None
+    if shapes.experts is not None:
+      routers, _, choices = shapes.experts.shape
+      routed = jnp.zeros((routers, ids.size, choices), jnp.int32)
+    hidden = jnp.zeros(shapes.hidden.shape[1:], shapes.hidden.dtype)
+    blocks, hidden, routed = jax.lax.fori_loop(
+      0, -(-total // size), one_chunk, (carry.blocks, hidden, routed)
+    )
+    if routed is not None:
+      routed = jax.lax.dynamic_slice_in_dim(routed, begin, time, axis=1)
+    rest = jax.lax.dynamic_slice_in_dim(ids, total // size * size, size)
+    return _Carry(
+      blocks=blocks,
+      recent=carry.recent.at[slot].set(rest),
+      lengths=carry.lengths.at[slot].add(count),
+      logits=carry.logits.at[row].set(read_out(params, config, hidden, count)),
+      experts=None if routed is None else carry.experts.at[:, row].set(routed),
+    )
+
+  shapes = chunk_shapes(params, config, cache.blocks)
+  carry = _carry(config, cache, recent, rows.shape[0], (rows.shape[0], time))
+  return jax.lax.fori_loop(0, jnp.sum(used), one_row, carry).decoded()
+
+
+def _step_exactly(
+  params: DecodeParams,
+  config: ModelConfig,
+  cache: Cache,
+  recent: Array,
+  token_ids: Array,
+  active: Array,
+) -> Decoded:
+  """``decode_step`` by ``run_chunk``: one active slot after the other runs its chunk again."""
+  (busy,) = jnp.nonzero(active, size=cache.slots, fill_value=0)
+
+  def one_slot(step: Array, carry: _Carry) -> _Carry:
+    slot = busy[step]
+    length = carry.lengths[slot]
+    place = length % config.exact_chunk
+    count = place + 1
+    tokens = carry.recent[slot].at[place].set(token_ids[slot])
+    run = run_chunk(params, config, carry.blocks, slot, tokens, length - place, count)
+    experts = carry.experts
+    if run.experts is not None:
+      experts = experts.at[:, slot].set(run.experts[:, place])
+    return _Carry(
+      blocks=run.entries,
+      recent=carry.recent.at[slot].set(tokens),
+      lengths=carry.lengths.at[slot].add(1),
+      logits=carry.logits.at[slot].set(read_out(params, config, run.hidden[place], count)),
+      experts=experts,
+    )
+
+  carry = _carry(config, cache, recent, cache.slots, (cache.slots,))
+  return jax.lax.fori_loop(0, jnp.sum(active), one_slot, carry).decoded()
+
+
+class _Carry(NamedTuple):
+  """What the exact loops over slots pass on."""
+
+  blocks: tuple[Any, ...]
+  recent: Array
+  lengths: Array
+  logits: Array
+  experts: Any
+
+  def decoded(self) -> Decoded:
+    """As a result."""
+    return Decoded(self.logits, Cache(self.blocks, self.lengths, self.recent), self.experts)
+
+
+def _carry(
+  config: ModelConfig, cache: Cache, recent: Array, rows: int, tokens: tuple[int, ...]
+) -> _Carry:
+  routers = num_routers(config)
+  shape = (routers, *tokens, config.experts_per_token)
+  return _Carry(
+    blocks=cache.blocks,
+    recent=recent,
+    lengths=cache.lengths,
+    logits=jnp.zeros((rows, config.vocab_size), jnp.float32),
+    experts=jnp.zeros(shape, jnp.int32) if routers else None,
+  )
 
 
 def _run_stack(
@@ -270,7 +401,7 @@ def _run_stack(
     here = slice(start, start + len(pattern))
     sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
     start += len(pattern)
-  run = functools.partial(_run_section, config=config, where=where)
+  run = functools.partial(run_section, config=config, where=where)
   if params.loop is not None:
     return decode_core(params.loop, x, tuple(sections), config, where, run)
   if params.second_pass is not None:
@@ -278,7 +409,7 @@ def _run_stack(
   return run(x, sections[0])
 
 
-def _run_section(
+def run_section(
   x: Any,
   section: DecodeSection,
   *,

@@ -26,6 +26,7 @@ KINDS = {
   "X": "Gemma 4 layer, global, with a mixture of experts",
 }
 GEMMA_KINDS = "lgLGrRxX"
+EXACT_KINDS = "M*-EA"  # what ``exact_chunk`` holds for
 Activation = Literal["relu2", "swiglu", "geglu"]
 
 
@@ -298,6 +299,9 @@ class ModelConfig(Config):
     second_pass: a second pass over the whole stack; None is one pass.
     expert_capacity: rows that a device sends to another at most, over their number at balance;
       what does not fit is dropped. None sends all. Without an ``expert`` mesh axis nothing drops.
+    exact_chunk: tokens a chunk C on which sampling, scoring and training run one and the same
+      computation, so that their log-probs are the same bits (``models.exact``); 0 is off. A token
+      drawn runs up to C tokens; training runs rows of C tokens one after the other.
   """
 
   vocab_size: int = 264
@@ -365,6 +369,7 @@ class ModelConfig(Config):
   loop: LoopConfig | None = None
   second_pass: SecondPassConfig | None = None
   expert_capacity: float | None = None
+  exact_chunk: int = 0
 
   @property
   def sections(self) -> tuple[str, ...]:
@@ -458,6 +463,31 @@ class ModelConfig(Config):
       f"from 0 to below dt_limit_high={self.dt_limit_high}",
     )
     self._check_experts(path)
+    self._check_exact(path)
+
+  def _check_exact(self, path: str) -> None:
+    name, value = f"{path}.exact_chunk", self.exact_chunk
+    check(value >= 0, name, value, "0 (off) or more")
+    if not value:
+      return
+    inexact = sorted(set(self.pattern) - set(EXACT_KINDS))
+    check(
+      not inexact,
+      name,
+      value,
+      f"0 with blocks {', '.join(f'{k!r} ({KINDS[k]})' for k in inexact)}: only "
+      f"{', '.join(f'{k!r} ({KINDS[k]})' for k in EXACT_KINDS)} run on its grid",
+    )
+    for field in ("loop", "second_pass"):
+      check(
+        getattr(self, field) is None, name, value, f"0 with {path}.{field}, which runs blocks again"
+      )
+    check(
+      self.kernels in (None, "xla", "reference"),
+      name,
+      value,
+      f"0 with {path}.kernels={self.kernels!r}; exact with None, 'xla' or 'reference'",
+    )
 
   def _check_experts(self, path: str) -> None:
     for name in ("d_shared_expert", "latent_size", "zero_experts"):

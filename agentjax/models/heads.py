@@ -13,10 +13,12 @@ from jaxtyping import Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.products import linear_gradients, precision
 from agentjax.models.spec import ParamSpec, Weight
-from agentjax.models.stack import DecodeParams, ForwardOutput, Params, forward
+from agentjax.models.stack import DecodeParams, ForwardOutput, Params
 from agentjax.sharding import LOGICAL_AXES, partition_spec
 
 Array = jax.Array
+
+Scores = tuple[Array, Array, Array]  # log-probs, entropies, log-normalisers
 
 _UNROLLED_CHUNKS = 4  # chunks of logits in a straight line; more are a loop
 
@@ -56,41 +58,16 @@ def compute_logits(
   )
 
 
-def score_tokens(
-  params: Params,
-  config: ModelConfig,
-  token_ids: Int[Array, "batch time"],
-  segment_ids: Int[Array, "batch time"],
-  positions: Int[Array, "batch time"],
-  *,
-  temperature: float | Array = 1.0,
-  experts: Int[Array, "routers batch time choices"] | None = None,
-  depths: Int[Array, "batch time"] | None = None,
-) -> TokenScores:
-  """Log-prob and entropy of every token given its past, at ``temperature``.
-
-  The logits of ``config.logits_chunk`` time steps are held at once, and are recomputed in the
-  backward pass: [B, T, vocab] never exists.
-
-  Args:
-    params, config, token_ids, segment_ids, positions, experts, depths: see ``forward``.
-    temperature: divides the logits; above 0. No gradient reaches it.
-  """
-  out = forward(params, config, token_ids, segment_ids, positions, experts=experts, depths=depths)
-  # Token t is read off the hidden state before it.
-  scores = score_targets(params, config, out.hidden, jnp.roll(token_ids, -1, axis=1), temperature)
-  follows = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
-  log_probs, entropies, log_normalizers = (
-    jnp.pad(jnp.where(follows, v[:, :-1], 0.0), ((0, 0), (1, 0))) for v in scores
-  )
-  return TokenScores(
-    log_probs=log_probs,
-    entropies=entropies,
-    log_normalizers=log_normalizers,
-    hidden=out.hidden,
-    routing=out.routing,
-    max_scores=out.max_scores,
-  )
+def distribution(
+  logits: Float[Array, "rows vocab"], temperatures: Float[Array, " rows"]
+) -> tuple[Float[Array, "rows vocab"], Float[Array, " rows"], Float[Array, " rows"]]:
+  """``z = logits / temperature``, its logsumexp and the entropy of its softmax in nats, float32."""
+  scaled = logits.astype(jnp.float32) / temperatures[:, None]
+  peak = jnp.max(scaled, axis=-1)
+  weights = jnp.exp(scaled - peak[:, None])
+  total = jnp.sum(weights, axis=-1)
+  normalizer = peak + jnp.log(total)
+  return scaled, normalizer, normalizer - jnp.sum(weights * scaled, axis=-1) / total
 
 
 def score_targets(
@@ -99,12 +76,18 @@ def score_targets(
   hidden: Float[Array, "batch time embed"],
   targets: Int[Array, "batch time"],
   temperature: float | Array = 1.0,
-) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"], Float[Array, "batch time"]]:
+  known: Scores | None = None,
+) -> Scores:
   """Log-prob of what each hidden state is to predict, entropy and log-normaliser, float32.
 
   In chunks of ``config.logits_chunk`` time steps, see ``score_tokens``. Over a mesh every device
   scores its own tokens with its part of the vocabulary, so that the weight is gathered and its
   gradient summed once and not once a chunk.
+
+  Args:
+    params, config, hidden, targets: of the model.
+    temperature: divides the logits.
+    known: the result, where it is known already; only the gradient is then computed. On one device.
   """
   weight, axes = _output_weight(params), ("embed", "vocab")
   softcap = None if config.gemma is None else config.gemma.logit_softcap
@@ -112,7 +95,8 @@ def score_targets(
   divisor = jnp.asarray(temperature, jnp.float32)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return score(hidden, weight.astype(hidden.dtype), targets, divisor)
+    return score(hidden, weight.astype(hidden.dtype), targets, divisor, known=known)
+  assert known is None
 
   def part(hidden: Array, weight: Array, targets: Array, divisor: Array) -> Any:
     weight = jax.lax.all_gather(weight, LOGICAL_AXES["embed"], axis=0, tiled=True)
@@ -141,17 +125,18 @@ def _score_chunks(
   softcap: float | None,
   size: int,
   parts: tuple[str, ...] | None = None,
-) -> tuple[Array, Array, Array]:
+  known: Scores | None = None,
+) -> Scores:
   """``_score`` of ``size`` time steps at once."""
   batch, time = targets.shape
+  given = (hidden, targets) if known is None else (hidden, targets, *known)
 
-  def one(hidden: Array, targets: Array) -> tuple[Array, Array, Array]:
-    return _score(hidden, weight, targets, temperature, softcap, parts)
+  def one(hidden: Array, targets: Array, *known: Array) -> Scores:
+    scores = known if known else None
+    return _score(hidden, weight, targets, temperature, scores, softcap, parts)
 
   if time <= _UNROLLED_CHUNKS * size:
-    pieces = [
-      one(hidden[:, at : at + size], targets[:, at : at + size]) for at in range(0, time, size)
-    ]
+    pieces = [one(*(v[:, at : at + size] for v in given)) for at in range(0, time, size)]
     first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*pieces, strict=True))
     return first, second, third
   # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
@@ -164,7 +149,7 @@ def _score_chunks(
       1,
       0,
     )
-    for v in (hidden, targets)
+    for v in given
   )
   scores = jax.lax.map(lambda c: one(*c), chunks)
   first, second, third = (jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :time] for v in scores)
@@ -184,12 +169,13 @@ def values(params: ValueHead, hidden: Float[Array, "*lead embed"]) -> Float[Arra
   return jnp.sum(hidden.astype(jnp.float32) * params.weight, axis=-1) + params.bias
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _score(
   hidden: Array,
   weight: Array,
   targets: Array,
   temperature: Array,
+  known: Scores | None,
   softcap: float | None,
   parts: tuple[str, ...] | None,
 ) -> tuple[Array, Array, Array]:
@@ -200,6 +186,7 @@ def _score(
     weight: [embed, vocab].
     targets: int [B, T].
     temperature: scalar; no gradient reaches it.
+    known: the results, where they are known.
     softcap: see ``Gemma4Config.logit_softcap``.
     parts: mesh axes that the vocabulary is split over, inside ``jax.shard_map``; ``weight`` is then
       the device's part. None is a whole one.
@@ -207,7 +194,7 @@ def _score(
   Returns:
     Log-probs, entropies and log-normalisers, float32 [B, T].
   """
-  return _score_forward(hidden, weight, targets, temperature, softcap, parts)[0]
+  return _score_forward(hidden, weight, targets, temperature, known, softcap, parts)[0]
 
 
 def _score_forward(
@@ -215,9 +202,13 @@ def _score_forward(
   weight: Array,
   targets: Array,
   temperature: Array,
+  known: Scores | None,
   softcap: float | None,
   parts: tuple[str, ...] | None,
-) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+) -> tuple[Scores, tuple[Any, ...]]:
+  if known is not None:
+    _, entropies, log_total = known
+    return known, (hidden, weight, targets, temperature, log_total, entropies, known)
   logits = _logits(hidden, weight, softcap) / temperature
   top = jnp.max(logits, axis=-1)
   if parts is not None:
@@ -232,18 +223,18 @@ def _score_forward(
   chosen = _over_parts(jnp.where(inside, chosen, 0.0), parts)
   # -sum p log p = log Z - sum p logit.
   entropies = log_total - _over_parts(jnp.sum(exps * shifted, axis=-1), parts) / total
-  kept = (hidden, weight, targets, temperature, top + log_total, entropies)
+  kept = (hidden, weight, targets, temperature, top + log_total, entropies, None)
   return (chosen - top - log_total, entropies, top + log_total), kept
 
 
 def _score_backward(
   softcap: float | None,
   parts: tuple[str, ...] | None,
-  kept: tuple[Array, ...],
-  gradients: tuple[Array, Array, Array],
-) -> tuple[Array, Array, None, Array]:
+  kept: tuple[Any, ...],
+  gradients: Scores,
+) -> tuple[Any, ...]:
   """``d log p(y) = [j = y] - p_j``, ``d H = -p_j (log p_j + H)``, ``d log Z = p_j``, by logit j."""
-  hidden, weight, targets, temperature, log_total, entropies = kept
+  hidden, weight, targets, temperature, log_total, entropies, known = kept
   # Each of the devices that hold one result is given its share of the gradient.
   to_log_prob, to_entropy, to_log_total = (_over_parts(g, parts)[..., None] for g in gradients)
   logits = _logits(hidden, weight, softcap)
@@ -254,7 +245,8 @@ def _score_backward(
   if softcap is not None:
     slope = slope * (1.0 - jnp.square(logits / softcap))
   slope = (slope / temperature).astype(hidden.dtype)
-  return *linear_gradients(hidden, weight, slope), None, jnp.zeros_like(temperature)
+  nothing = jax.tree.map(jnp.zeros_like, (temperature, known))
+  return *linear_gradients(hidden, weight, slope), None, *nothing
 
 
 _score.defvjp(_score_forward, _score_backward)

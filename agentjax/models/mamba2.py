@@ -54,7 +54,9 @@ class MambaCache:
   state: Array  # [slots, heads, width, state] float32
 
 
-class _Projected(NamedTuple):
+class Projected(NamedTuple):
+  """What the projections make of a token."""
+
   gate: Array  # [..., heads * width]
   x: Array  # [..., heads * width], before the convolution
   b: Array  # [..., groups * state], before the convolution
@@ -155,7 +157,7 @@ def mamba2(
 
   References: Dao and Gu, 2405.21060; Nemotron-H, 2504.03624.
   """
-  projected = _project(params, x)
+  projected = project_in(params, x)
   specs = mamba2_spec(config)
   rows = ("batch", "time")
   arguments = [(segment_ids, rows)]
@@ -175,7 +177,7 @@ def mamba2(
     (*rows, "mamba_heads", "mamba_head_dim"),
     name="the Mamba-2 scan",
   )
-  return _output(params, y, projected.gate, config)
+  return mix_out(params, y, projected.gate, config)
 
 
 def mamba2_extend(
@@ -191,7 +193,7 @@ def mamba2_extend(
 
   ``rows[r]`` is the number of slots for a row that is not used.
   """
-  projected = _project(params, x)
+  projected = project_in(params, x)
   flat = projected[1:4]
   tails = _split(cache.tail.at[rows].get(mode="clip"), flat)
   convolved, new_tails = zip(
@@ -227,7 +229,7 @@ def mamba2_extend(
     tail=cache.tail.at[rows].set(jnp.concatenate(new_tails, axis=-1), mode="drop"),
     state=cache.state.at[rows].set(state, mode="drop"),
   )
-  return _output(params, y, projected.gate, config), cache
+  return mix_out(params, y, projected.gate, config), cache
 
 
 def mamba2_step(
@@ -239,14 +241,27 @@ def mamba2_step(
   active: Bool[Array, " slots"],
 ) -> tuple[Float[Array, "slots embed"], MambaCache]:
   """One token for every active slot; the others keep tail and state bit for bit."""
-  projected = _project(params, x)
+  projected = project_in(params, x)
+  y, cache = advance_state(params, projected, cache, config, active=active)
+  return mix_out(params, y, projected.gate, config), cache
+
+
+def advance_state(
+  params: Mamba2,
+  projected: Projected,
+  cache: MambaCache,
+  config: ModelConfig,
+  *,
+  active: Bool[Array, " slots"],
+) -> tuple[Float[Array, "slots heads width"], MambaCache]:
+  """Convolution and recurrence of one step, between the projections of ``mamba2_step``."""
   column = jnp.concatenate(projected[1:4], axis=-1)
   window = jnp.concatenate([cache.tail, column[:, None]], axis=1)
   filters = _filters(params, jnp.float32)
   taps = jnp.concatenate([w for w, _ in filters], axis=-1)
   bias = jnp.concatenate([v for _, v in filters], axis=-1)
   convolved = jnp.sum(window.astype(jnp.float32) * taps, axis=1) + bias
-  activated = jax.nn.silu(convolved.astype(x.dtype))
+  activated = jax.nn.silu(convolved.astype(column.dtype))
   inputs, b, c = _by_head(params, *_split(activated, projected[1:4]))
   y, state = ssd_step(
     inputs,
@@ -260,12 +275,12 @@ def mamba2_step(
     **_steps(params, config),
   )
   tail = jnp.where(active[:, None, None], window[:, 1:], cache.tail)
-  cache = MambaCache(tail=tail, state=state)
-  return _output(params, y, projected.gate, config), cache
+  return y, MambaCache(tail=tail, state=state)
 
 
-def _project(params: Mamba2, x: Array) -> _Projected:
-  return _Projected(
+def project_in(params: Mamba2, x: Array) -> Projected:
+  """The projections into the block."""
+  return Projected(
     gate=linear(x, params.gate),
     x=linear(x, params.x),
     b=linear(x, params.b),
@@ -375,7 +390,8 @@ def _decay(params: Mamba2 | _Mixing) -> Array:
   return -jnp.exp(params.decay_rate)
 
 
-def _output(params: Mamba2, y: Array, gate: Array, config: ModelConfig) -> Array:
+def mix_out(params: Mamba2, y: Array, gate: Array, config: ModelConfig) -> Array:
+  """Gate, norm and the projection out of the block."""
   flat = gated_rms_norm(
     y.reshape(gate.shape), gate, params.norm.reshape(-1), config.mamba_groups, config.norm_eps
   )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, max_scores
+from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.norm import norm_spec, rms_norm
@@ -161,6 +161,37 @@ def mla_step(
   return _read(params, query, latents, config, positions)[:, 0], LatentCache(latents)
 
 
+def mla_chunk(
+  params: Mla,
+  x: Float[Array, "1 time embed"],
+  cache: LatentCache,
+  config: ModelConfig,
+  *,
+  slot: Int[Array, ""],
+  start: Int[Array, ""],
+) -> tuple[Float[Array, "1 time embed"], LatentCache]:
+  """``attention.attention_chunk``: the cache is read only, what is to be written is returned."""
+  query, kept = _absorb(params, x, config, start + jnp.arange(x.shape[1])[None])
+  width = params.value_up.shape[0]
+
+  def held(begin: Array) -> tuple[Array, Array]:
+    sizes = (1, config.attention_block, kept.shape[2])
+    keys = jax.lax.dynamic_slice(cache.latents, (slot, begin, 0), sizes)[:, None]
+    return keys, keys[..., :width]
+
+  own = kept[:, :, None]
+  read = attend_chunk(
+    query,
+    own,
+    own[..., :width],
+    held,
+    start=start,
+    scale=_scale(config),
+    block=config.attention_block,
+  )
+  return _lift(params, read), LatentCache(kept)
+
+
 def _sizes(config: ModelConfig) -> MlaConfig:
   assert config.mla is not None, "validate() sees to it"
   return config.mla
@@ -209,6 +240,11 @@ def _read(params: Mla, query: Array, held: Array, config: ModelConfig, positions
   keys = held[:, None]
   values = keys[..., : params.value_up.shape[0]]
   read = attend_cache(query, keys, values, positions=positions, scale=_scale(config))
+  return _lift(params, read)
+
+
+def _lift(params: Mla, read: Array) -> Array:
+  """``W_o W_uv`` of what was read [R, C, heads, kv_lora]."""
   weight = params.value_up.astype(read.dtype)
   heads = jnp.einsum("rthl,lhv->rthv", read, weight, precision=precision(read.dtype))
   return _output(params, heads)

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -246,6 +246,7 @@ def forward(
   *,
   experts: Int[Array, "routers batch time choices"] | None = None,
   depths: Int[Array, "batch time"] | None = None,
+  anchors: Float[Array, "blocks batch time embed"] | None = None,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -259,6 +260,8 @@ def forward(
     experts: expert ids that every block with a router uses in the place of its own choice.
     depths: iterations of a looped core, one number for all tokens of a sequence (see
       ``sample_depths``); None is ``config.loop.fixed_depth``.
+    anchors: the stream after every block as another computation of the same function had it. It
+      takes the place of the block's own result, whose gradient it gets (see ``anchored``).
 
   Raises:
     ValueError: depths for a model without a looped core.
@@ -269,6 +272,8 @@ def forward(
   x = _pin(x)
   rows = Rows(segment_ids, positions)
   given = given_to_blocks(config, experts, per_layer)
+  if anchors is not None:
+    given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
   sections = _sections(params.groups, given, config)
   run = functools.partial(_run_section, config=config, rows=rows)
   if params.loop is not None:
@@ -393,6 +398,32 @@ def unstack(groups: tuple[Blocks, ...], config: ModelConfig) -> list[Any]:
   return blocks
 
 
+@jax.custom_vjp
+def anchored(x: Array, exact: Array) -> Array:
+  """``exact``, whose gradient reaches x: two roundings of one number, of which x has the slope."""
+  del x
+  return exact
+
+
+def _anchored_forward(x: Array, exact: Array) -> tuple[Array, None]:
+  return anchored(x, exact), None
+
+
+def _anchored_backward(kept: None, gradient: Array) -> tuple[Array, Array]:
+  del kept
+  return gradient, jnp.zeros_like(gradient)
+
+
+anchored.defvjp(_anchored_forward, _anchored_backward)
+
+
+class _Given(NamedTuple):
+  """What a block is given (see ``BlockKind``), and the stream after it."""
+
+  own: Any
+  anchor: Array  # [B, T, embed]
+
+
 def _is_moe(node: Any) -> bool:
   return isinstance(node, Moe)
 
@@ -458,9 +489,10 @@ def run_unit(
 ) -> tuple[Array, list[BlockReport]]:
   """Applies the blocks of one unit, and gathers what each of them reports."""
 
-  def run(x: Array, block: Any, given: Array | None, kind: str) -> tuple[Array, BlockReport]:
+  def run(x: Array, block: Any, given: Any, kind: str) -> tuple[Array, BlockReport]:
+    given, anchor = given if isinstance(given, _Given) else (given, None)
     x, report = kinds[kind].forward(block, x, config, rows, given)
-    return _pin(x), report
+    return _pin(x if anchor is None else anchored(x, anchor)), report
 
   if config.remat != "none":
     run = jax.checkpoint(run, static_argnums=3, policy=_KEPT[config.remat])

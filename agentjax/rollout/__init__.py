@@ -20,7 +20,7 @@ from agentjax.rollout.evaluation import (
 )
 from agentjax.rollout.group import Group, Sampler
 from agentjax.rollout.keys import Address, environment_key, evaluation_seed, turn_key
-from agentjax.rollout.loop import collect
+from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.program import (
   BranchPoint,
   Episode,
@@ -33,12 +33,18 @@ from agentjax.rollout.program import (
   tool_episode,
 )
 from agentjax.rollout.samplers import Oversample, build_sampler
+from agentjax.rollout.schedule import ScheduleConfig, StalenessError
 from agentjax.rollout.statistics import (
+  GroupDiversity,
   RolloutStatistics,
+  StalenessStatistics,
   ToolStatistics,
   engine_metrics,
+  group_diversity,
   rollout_statistics,
+  staleness_statistics,
 )
+from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.tree import Node, TreeConfig, TreeSearch
 from agentjax.rollout.viewer import render, write_trajectories
 
@@ -54,6 +60,9 @@ __all__ = [
   "EvaluationPlan",
   "EvaluationReport",
   "Group",
+  "GroupDiversity",
+  "GroupPlayer",
+  "GroupStream",
   "MakeEnvironment",
   "Node",
   "Oversample",
@@ -62,7 +71,10 @@ __all__ = [
   "RolloutConfig",
   "RolloutStatistics",
   "Sampler",
+  "ScheduleConfig",
   "Scores",
+  "StalenessError",
+  "StalenessStatistics",
   "ToolStatistics",
   "TreeConfig",
   "TreeSearch",
@@ -77,11 +89,13 @@ __all__ = [
   "environment_key",
   "evaluate",
   "evaluation_seed",
+  "group_diversity",
   "pass_at_k",
   "probe_entropy",
   "render",
   "rollout_statistics",
   "run_episode",
+  "staleness_statistics",
   "summarise",
   "tool_episode",
   "turn_key",

@@ -26,6 +26,110 @@ T = TypeVar("T")
 OnFinish = Callable[[Trajectory], None]
 
 
+@dataclasses.dataclass
+class GroupPlayer:
+  """Plays groups of episodes and scores them; all groups share its bound on concurrency.
+
+  Attributes:
+    player: engine with published weights, tokenizer, settings, seed.
+    make_environment: a fresh environment for one episode of a task.
+    rewards: scores every trajectory, or every group as soon as its last member ended.
+    on_finish: called with every new trajectory once it is scored, in the order they end.
+    program: what an episode does.
+    sampler: how the members of a group come about; None makes them independent of each other. With
+      one, a group is scored when it is complete, and sample numbers may leave gaps.
+  """
+
+  player: Player
+  make_environment: MakeEnvironment
+  rewards: RewardGraph
+  on_finish: OnFinish | None = None
+  program: EpisodeProgram = tool_episode
+  sampler: Sampler | None = None
+
+  def __post_init__(self) -> None:
+    concurrency = self.player.config.concurrency
+    self._running = asyncio.Semaphore(concurrency)
+    self._scoring = asyncio.Semaphore(min(concurrency, MOST_THREADS))
+
+  async def play(
+    self, task: Task, addresses: Sequence[Address], finished: Mapping[Address, Trajectory]
+  ) -> list[Trajectory]:
+    """The episodes of a group, by address; those in ``finished`` join it as they are."""
+    prefixes = SharedPrefixes(self.player.engine)
+    try:
+      if self.sampler is None:
+        members = await self._independent(task, addresses, finished, prefixes)
+      else:
+        members = await self._sampled(self.sampler, task, addresses, finished, prefixes)
+    finally:
+      await prefixes.release()
+    members.sort(key=lambda t: t.address)
+    if self.rewards.needs_groups and any(t.address not in finished for t in members):
+      await self._finish(members, task, finished)
+    return members
+
+  async def _independent(
+    self,
+    task: Task,
+    addresses: Sequence[Address],
+    finished: Mapping[Address, Trajectory],
+    prefixes: SharedPrefixes,
+  ) -> list[Trajectory]:
+    new = [self._episode(task, a, prefixes) for a in addresses if a not in finished]
+    return [*await _all(new), *(finished[a] for a in addresses if a in finished)]
+
+  async def _sampled(
+    self,
+    sampler: Sampler,
+    task: Task,
+    addresses: Sequence[Address],
+    finished: Mapping[Address, Trajectory],
+    prefixes: SharedPrefixes,
+  ) -> list[Trajectory]:
+    group = Group(
+      task,
+      addresses[0][0],
+      len(addresses),
+      self.player,
+      self.make_environment,
+      self.program,
+      prefixes,
+      self._running,
+      known=finished,
+    )
+    members = await sampler.sample(group)
+    if not self.rewards.needs_groups:
+      new = [t for t in members if t.address not in finished]
+      await _all([self._finish([t], task, finished) for t in new])
+    return members
+
+  async def _episode(self, task: Task, address: Address, prefixes: SharedPrefixes) -> Trajectory:
+    async with self._running:
+      trajectory = await run_episode(
+        self.program,
+        task,
+        address,
+        player=self.player,
+        make_environment=self.make_environment,
+        prefixes=prefixes,
+      )
+    if not self.rewards.needs_groups:
+      await self._finish([trajectory], task, {})
+    return trajectory
+
+  async def _finish(
+    self, members: Sequence[Trajectory], task: Task, finished: Mapping[Address, Trajectory]
+  ) -> None:
+    # Finished members take part in a comparison as copies: they stay as they were recorded.
+    scored = [dataclasses.replace(m) if m.address in finished else m for m in members]
+    async with self._scoring:
+      await score(self.rewards, scored, task, timeout=self.player.config.reward_timeout)
+    for member in members:
+      if self.on_finish is not None and member.address not in finished:
+        self.on_finish(member)
+
+
 async def collect(
   tasks: Sequence[Task],
   *,
@@ -53,78 +157,25 @@ async def collect(
     tasks: what to solve. A task that stands here n times gets n times the samples, in one group.
     step: training step, part of every address.
     samples_per_task: group size.
-    player: engine with published weights, tokenizer, settings, seed.
-    make_environment: a fresh environment for one episode of a task.
-    rewards: scores every trajectory, or every group as soon as its last member ended.
+    player, make_environment, rewards, on_finish, program, sampler: see ``GroupPlayer``.
     finished: trajectories that are not to be run again, by address; those of this step that belong
       to ``tasks`` join the result as they are.
-    on_finish: called with every new trajectory once it is scored, in the order they end.
-    program: what an episode does.
-    sampler: how the members of a group come about; None makes them independent of each other. With
-      one, a group is scored when it is complete, and sample numbers may leave gaps.
 
   Returns:
     All trajectories in the order of their addresses (step, task id, sample).
   """
-  if samples_per_task < 1:
-    raise ValueError(f"samples_per_task={samples_per_task}; allowed: >= 1")
-  known = finished or {}
-  running = asyncio.Semaphore(player.config.concurrency)
-  scoring = asyncio.Semaphore(min(player.config.concurrency, MOST_THREADS))
-
-  async def finish(members: Sequence[Trajectory], task: Task) -> None:
-    # Finished members take part in a comparison as copies: they stay as they were recorded.
-    scored = [dataclasses.replace(m) if m.address in known else m for m in members]
-    async with scoring:
-      await score(rewards, scored, task, timeout=player.config.reward_timeout)
-    for member in members:
-      if on_finish is not None and member.address not in known:
-        on_finish(member)
-
-  async def episode(task: Task, address: Address, prefixes: SharedPrefixes) -> Trajectory:
-    async with running:
-      trajectory = await run_episode(
-        program,
-        task,
-        address,
-        player=player,
-        make_environment=make_environment,
-        prefixes=prefixes,
-      )
-    if not rewards.needs_groups:
-      await finish([trajectory], task)
-    return trajectory
-
-  async def group(task: Task, addresses: Sequence[Address]) -> list[Trajectory]:
-    prefixes = SharedPrefixes(player.engine)
-    size = len(addresses)
-    try:
-      if sampler is not None:
-        members = await sampler.sample(
-          Group(task, step, size, player, make_environment, program, prefixes, running, known=known)
-        )
-        new = [t for t in members if t.address not in known]
-        if not rewards.needs_groups:
-          await _all([finish([member], task) for member in new])
-      else:
-        new = await _all([episode(task, a, prefixes) for a in addresses if a not in known])
-        members = [*new, *(known[a] for a in addresses if a in known)]
-    finally:
-      await prefixes.release()
-    members = sorted(members, key=lambda t: t.address)
-    if new and rewards.needs_groups:
-      await finish(members, task)
-    return members
-
-  groups = _groups(tasks, step, samples_per_task)
-  members = await _all([group(task, addresses) for task, addresses in groups])
+  groups = groups_of(tasks, step, samples_per_task)
+  playing = GroupPlayer(player, make_environment, rewards, on_finish, program, sampler)
+  members = await _all([playing.play(task, at, finished or {}) for task, at in groups])
   return [trajectory for group_members in members for trajectory in group_members]
 
 
-def _groups(
+def groups_of(
   tasks: Sequence[Task], step: int, samples_per_task: int
 ) -> list[tuple[Task, list[Address]]]:
   """Every distinct task with the addresses of its episodes, by task id."""
+  if samples_per_task < 1:
+    raise ValueError(f"samples_per_task={samples_per_task}; allowed: >= 1")
   by_id: dict[int, Task] = {}
   for task in tasks:
     if by_id.setdefault(task.id, task) != task:

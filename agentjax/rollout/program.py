@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from agentjax.engine.config import SamplingConfig
+from agentjax.engine.grammar import compile_tool_calls
 from agentjax.engine.request import ContextLengthError, Finish, Sample, SampleRequest
 from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step
@@ -264,6 +265,9 @@ class Episode:
     context, config, chat = self._context, self.player.config, self.player.chat
     if context is None:
       raise RuntimeError("act() before open(observation)")
+    grammar = None
+    if config.grammar == "tool_calls":
+      grammar = compile_tool_calls(chat, self._offered)
     if self.watcher is not None:
       await self.watcher.before(self)
     start = time.monotonic()
@@ -274,6 +278,7 @@ class Episode:
           max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
           sampling=self.player.sampling,
           stop_ids=chat.stop_ids,
+          grammar=grammar,
         )
       )
     cut = sample.finish is not Finish.STOP

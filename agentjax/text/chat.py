@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from agentjax.config import Config
+from agentjax.text.language import Language
 from agentjax.text.tokenizer import MarkedTokenizer, Tokenizer
 from agentjax.text.tool_calls import (
   DescribedTool,
@@ -28,6 +29,7 @@ from agentjax.text.tool_calls import (
   format_call,
   parse_turn,
   tool_schemas,
+  turn_language,
 )
 from agentjax.trajectory.record import Message
 
@@ -150,6 +152,16 @@ class Chat(abc.ABC):
       ValueError: ids follow one of ``stop_ids``.
     """
 
+  @abc.abstractmethod
+  def turn_language(self, tools: Sequence[DescribedTool] = ()) -> Language:
+    """Turns that ``parse`` finds no fault in: free text, and calls whose arguments fit their tool.
+
+    Over bytes and control tokens, without the id of ``stop_ids`` that ends a turn.
+
+    Raises:
+      LanguageError: the schema of a tool has no automaton.
+    """
+
   def conversation(
     self,
     prompt: Sequence[Message],
@@ -228,6 +240,9 @@ class MarkedChat(Chat):
 
   def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
     return parse_turn(self.tokenizer, turn, tool_schemas(tools), self._format)
+
+  def turn_language(self, tools: Sequence[DescribedTool] = ()) -> Language:
+    return turn_language(tool_schemas(tools), self._format, self.tokenizer.special.call)
 
   def _prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> list[Span]:
     schemas = tool_schemas(tools)

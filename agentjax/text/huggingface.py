@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 from agentjax.text.tokenizer import ROUND_TRIP_PROBE, TokenizerError, valid_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _MEANING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 
 
@@ -73,6 +75,7 @@ class HuggingFaceTokenizer:
     pad = self.special_tokens.get("pad_token", self.special_tokens.get("eos_token", ""))
     self.pad_id = self.controls.get(pad, 0)
     self._control_ids = frozenset(self.controls.values())
+    self._decoders = _decoder_types(state.get("decoder"))
     meaning = {name: state.get(name) for name in _MEANING} | {"added_tokens": added}
     self._fingerprint = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
     for probe in (ROUND_TRIP_PROBE, ROUND_TRIP_PROBE.strip()):
@@ -100,6 +103,33 @@ class HuggingFaceTokenizer:
         "vocab_size must be at least the tokenizer's, and the engine draws no higher id."
       )
     return self._full.decode(ids, skip_special_tokens=False)
+
+  def token_bytes(self) -> list[bytes | None]:
+    """As in ``Tokenizer``.
+
+    Raises:
+      TokenizerError: the pieces of this kind of vocabulary do not spell bytes.
+    """
+    found: list[bytes | None] = [None] * self.vocab_size
+    for piece, i in self._full.get_vocab(with_added_tokens=True).items():
+      if i not in self._control_ids:
+        found[i] = self._piece_bytes(piece)
+    probe = self.encode(ROUND_TRIP_PROBE)
+    if b"".join(found[i] or b"" for i in probe) != ROUND_TRIP_PROBE.encode():
+      raise TokenizerError(
+        f"the pieces of {self.name} do not spell the bytes of a text (decoder "
+        f"{', '.join(self._decoders) or 'none'}); grammars need a vocabulary on bytes."
+      )
+    return found
+
+  def _piece_bytes(self, piece: str) -> bytes | None:
+    if "ByteLevel" in self._decoders:
+      table = _byte_of_character()
+      known = all(c in table for c in piece)
+      return bytes(table[c] for c in piece) if known else None
+    if "ByteFallback" in self._decoders and _BYTE_PIECE.fullmatch(piece):
+      return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()
 
   def fingerprint(self) -> str:
     return self._fingerprint
@@ -164,6 +194,25 @@ def _tokenizers() -> ModuleType:
       'tokenizer.kind="huggingface" needs the package tokenizers: pip install "agentjax[hf]".'
     ) from error
   return tokenizers
+
+
+def _decoder_types(decoder: Mapping[str, Any] | None) -> tuple[str, ...]:
+  """Names of the steps that turn pieces into text."""
+  if decoder is None:
+    return ()
+  steps = decoder.get("decoders", (decoder,))
+  return tuple(str(step.get("type")) for step in steps)
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+  """How byte-level vocabularies (GPT-2's and all after it) spell bytes as printable characters.
+
+  Bytes that print stand for themselves; the others, in order, are the characters from 256 on.
+  """
+  printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = [byte for byte in range(256) if byte not in printable]
+  return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def _added_tokens(state: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:

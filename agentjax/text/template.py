@@ -32,13 +32,19 @@ from typing import Any, Literal
 from agentjax.config import check
 from agentjax.text.chat import MARKUP_OWNER, Chat, PrefixError, Span
 from agentjax.text.huggingface import HuggingFaceTokenizer, read_chat_template, read_stop_ids
-from agentjax.text.template_calls import TemplateCallFormat, parse_text
+from agentjax.text.language import Language
+from agentjax.text.template_calls import (
+  END_THINK,
+  THINK,
+  TemplateCallFormat,
+  parse_text,
+  turn_language,
+)
 from agentjax.text.tokenizer import TokenizerError, valid_text
 from agentjax.text.tool_calls import DescribedTool, ParsedTurn, tool_schemas
 from agentjax.trajectory.record import Message, ToolCall
 
 _MARK, _STAND_IN = "\ufdd0", "\ufdd1"  # noncharacters: no text for interchange holds them
-_THINK, _END_THINK = "<think>", "</think>"
 _QUESTION = Message("user", "Question")
 _TURN = Message("assistant", _STAND_IN)
 
@@ -92,7 +98,7 @@ class TemplateChat(Chat):
     self._guards = re.compile(f"(?<=[{begins}])|(?=[{ends}])")
     asked = self._render([_QUESTION], (), ask=False)
     request = self._render([_QUESTION], (), ask=True).removeprefix(asked)
-    self._opens_thinking = request.rfind(_THINK) > request.rfind(_END_THINK)
+    self._opens_thinking = request.rfind(THINK) > request.rfind(END_THINK)
     closing = self._controls.match(
       self._render([_QUESTION, _TURN], (), ask=False).split(_STAND_IN)[-1]
     )
@@ -166,6 +172,16 @@ class TemplateChat(Chat):
     return ParsedTurn(
       _unmarked(text),
       tuple(ToolCall(_unmarked(c.name), _unmarked(c.arguments), _unmarked(c.error)) for c in calls),
+    )
+
+  def turn_language(self, tools: Sequence[DescribedTool] = ()) -> Language:
+    controls = self.tokenizer.controls
+    return turn_language(
+      tool_schemas(tools),
+      self._format,
+      controls=controls,
+      free_ids=frozenset(controls.values()).difference(self.reserved_ids, self.stop_ids),
+      opens_thinking=self._opens_thinking,
     )
 
   def _prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> list[Span]:
@@ -256,7 +272,7 @@ class TemplateChat(Chat):
     if message.role != "assistant":
       return {"role": message.role, "content": self._guarded(message.content)}
     # The policy's own words: its thinking is markup.
-    parts = re.split(f"({_THINK}|{_END_THINK})", message.content)
+    parts = re.split(f"({THINK}|{END_THINK})", message.content)
     parts[::2] = map(self._guarded, parts[::2])
     values: dict[str, Any] = {"role": message.role, "content": "".join(parts)}
     if message.tool_calls:
@@ -303,10 +319,10 @@ class TemplateChat(Chat):
     return "".join(parts)
 
   def _without_thinking(self, text: str) -> str:
-    _, closed, said = text.rpartition(_END_THINK)
+    _, closed, said = text.rpartition(END_THINK)
     if not closed and self._opens_thinking:
       return ""
-    return said.partition(_THINK)[0].lstrip("\n") if closed else said.partition(_THINK)[0]
+    return said.partition(THINK)[0].lstrip("\n") if closed else said.partition(THINK)[0]
 
   def _renders_tools(self) -> bool:
     """Whether the template knows the role "tool"."""

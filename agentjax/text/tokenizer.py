@@ -82,6 +82,10 @@ class Tokenizer(Protocol):
     """
     ...
 
+  def token_bytes(self) -> list[bytes | None]:
+    """UTF-8 bytes of the text each id stands for; None where it is markup or means nothing."""
+    ...
+
   def fingerprint(self) -> str:
     """SHA-256 hex of the vocabulary: equal where ids mean the same."""
     ...
@@ -108,6 +112,9 @@ class ByteTokenizer:
 
   def decode(self, ids: Sequence[int]) -> str:
     return _join(self._pieces, ids)
+
+  def token_bytes(self) -> list[bytes | None]:
+    return _texts(self._pieces)
 
   def fingerprint(self) -> str:
     return hashlib.sha256(repr(self._pieces).encode()).hexdigest()
@@ -176,6 +183,9 @@ class SentencePieceTokenizer:
 
   def decode(self, ids: Sequence[int]) -> str:
     return _join(self._pieces, ids)
+
+  def token_bytes(self) -> list[bytes | None]:
+    return _texts(self._pieces)
 
   def fingerprint(self) -> str:
     digest = hashlib.sha256()
@@ -370,6 +380,11 @@ def _piece_bytes(processor: sentencepiece.SentencePieceProcessor, i: int) -> byt
   if processor.is_control(i):
     return piece.encode()
   return piece.replace(_SPACE, " ").encode()
+
+
+def _texts(pieces: list[bytes]) -> list[bytes | None]:
+  marked = len(SPECIAL_SPELLINGS)
+  return [None] * marked + pieces[marked:]
 
 
 def _join(pieces: list[bytes], ids: Sequence[int]) -> str:

@@ -6,6 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from agentjax.text.json_language import json_language, string_language
+from agentjax.text.language import (
+  Language,
+  LanguageError,
+  any_byte,
+  control,
+  either,
+  empty,
+  literal,
+  regex,
+  repeat,
+  seq,
+)
 from agentjax.text.tokenizer import SPECIAL_SPELLINGS, MarkedTokenizer
 from agentjax.trajectory.record import ToolCall
 
@@ -133,6 +146,70 @@ def parse_turn(
     else:
       calls.append(_parse_compact(tokenizer.decode(part), schemas))
   return ParsedTurn(tokenizer.decode(parts[0]), tuple(calls))
+
+
+def turn_language(schemas: Schemas, tool_call_format: ToolCallFormat, call_id: int) -> Language:
+  """Turns in which ``parse_turn`` finds no fault: text, then calls of known tools.
+
+  Every call has arguments that satisfy its schema. The ``<|end|>`` is left to the caller.
+
+  Raises:
+    LanguageError: a schema that has no automaton (see ``json_language``), or a tool whose name the
+      compact format cannot hold.
+  """
+  text = repeat(any_byte)
+  if not schemas:
+    return text
+  calls = [_call_language(name, schemas[name], tool_call_format) for name in sorted(schemas)]
+  return seq(text, repeat(seq(control(call_id), either(*calls))))
+
+
+def _call_language(
+  name: str, schema: Mapping[str, Any], tool_call_format: ToolCallFormat
+) -> Language:
+  if tool_call_format == "json":
+    return json_call_language(name, schema)
+  if not name or name.split() != [name]:
+    raise LanguageError(
+      f"tool name {name!r} cannot be written in the compact format: it must be one word. Rename "
+      'the tool or use tool_call_format="json".'
+    )
+  parameter = text_parameter(schema)
+  if parameter is not None:
+    where = f"{name}/properties/{parameter}"
+    text = string_language(schema["properties"][parameter], where=where)
+    return seq(literal(f"{name} "), repeat(any_byte) if text is None else text)
+  arguments = seq(literal(" "), arguments_language(name, schema))
+  # A name alone is a call without arguments.
+  return seq(literal(name), arguments if schema.get("required") else either(arguments, empty))
+
+
+def json_call_language(name: str, schema: Mapping[str, Any]) -> Language:
+  """``{"name": NAME, "arguments": {...}}``, which ``parse_json_call`` reads."""
+  return seq(
+    literal('{"name":'),
+    regex(" ?"),
+    literal(_dump(name)),
+    regex(', ?"arguments": ?'),
+    arguments_language(name, schema),
+    literal("}"),
+  )
+
+
+def arguments_language(name: str, schema: Mapping[str, Any]) -> Language:
+  """The arguments of a tool as a JSON object.
+
+  Raises:
+    LanguageError: its schema is not one of objects, or has no automaton.
+  """
+  if schema.get("type", "object") != "object":
+    raise LanguageError(
+      f"the parameters of tool {name!r} have type {schema['type']!r}; allowed: 'object'."
+    )
+  try:
+    return json_language({"type": "object", **schema})
+  except LanguageError as error:
+    raise LanguageError(f"tool {name!r}: {error}") from error
 
 
 def describe_tools(tools: Sequence[DescribedTool]) -> str:

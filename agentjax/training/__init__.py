@@ -1,6 +1,7 @@
 """Training: experiments, runs, the update step, checkpoints, the journal."""
 
 from agentjax.training.experiment import (
+  DeviceConfig,
   Experiment,
   HeldOutConfig,
   RLStage,
@@ -12,6 +13,7 @@ from agentjax.training.parts import Extensions
 from agentjax.training.run import ReplayReport, Run, RunReport, TrainingError
 
 __all__ = [
+  "DeviceConfig",
   "Experiment",
   "Extensions",
   "HeldOutConfig",

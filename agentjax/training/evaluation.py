@@ -21,6 +21,7 @@ from agentjax.training.checkpoint import latest_checkpoint, load_networks, load_
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
+from agentjax.training.placement import place
 from agentjax.training.state import full_policy, network_specs
 
 
@@ -34,6 +35,7 @@ def build_engine(parts: Parts) -> Engine:
     ),
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
+    devices=place(parts.experiment.devices).rollout,
   )
 
 
@@ -44,13 +46,13 @@ async def evaluate_policy(
 
   Args:
     parts: host-side parts of the run.
-    engine: gets the policy published.
-    policy: parameters, of training step ``step``.
+    engine: gets the policy published, as the version that step ``step + 1`` begins with.
+    policy: parameters after training step ``step``.
     plan: what to measure.
   """
   settings = parts.experiment.evaluation
   sampling = dataclasses.replace(parts.experiment.rl.sampling, temperature=settings.temperature)
-  engine.publish(policy, step)
+  engine.publish(policy, step + 1)
   return await evaluate(
     parts.tasks.test[: settings.tasks],
     player=parts.player(engine, sampling, parts.experiment.seed),
@@ -120,7 +122,8 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
     CheckpointError: it is none.
   """
   experiment = parts.experiment
-  mesh, lora = make_mesh(experiment.mesh), experiment.lora
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+  lora = experiment.lora
 
   def target(specs: Any) -> Any:
     return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))

@@ -22,6 +22,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
+from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
@@ -93,6 +94,10 @@ class RLStage(Config):
       update (``models.qk_clip_scales``); 100 in Kimi K2 (2507.20534), None is off.
     replay_experts: the update sends every token to the experts that the sampler's routers chose
       (router replay, 2510.11370), which the engine then records.
+    schedule: how sampling and updates take turns, and how old a token may be when it is trained on.
+    mismatch_alarm: a token whose log-probs by sampler and trainer differ by more than this, in
+      nats, raises a warning that names it, and ``mismatch/alarmed`` is the share of such tokens.
+      Tokens of older weights differ by what the policy has learned since, too. Ours.
     weights: rules whose product is the loss weight of a token.
     sampling: how episodes are drawn.
   """
@@ -113,6 +118,8 @@ class RLStage(Config):
   mtp_coefficient: float = 0.0
   qk_clip: float | None = None
   replay_experts: bool = False
+  schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+  mismatch_alarm: float = 1.0
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -122,6 +129,7 @@ class RLStage(Config):
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+    check(self.mismatch_alarm > 0, f"{path}.mismatch_alarm", self.mismatch_alarm, "nats > 0")
     _check_rates(self, path)
 
 
@@ -181,6 +189,42 @@ class HeldOutConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class DeviceConfig(Config):
+  """Which devices train and which sample, as numbers among the devices of each process.
+
+  With both empty, all devices do both in turn. Else the two must not share a device: updates and
+  sampling then run side by side, and new weights are copied from the ones to the others.
+
+  Attributes:
+    training: devices that ``mesh`` is laid over; empty takes those that ``rollout`` leaves.
+    rollout: devices that the engine's lanes are spread over, the same number on each; empty takes
+      those that ``training`` leaves.
+  """
+
+  training: tuple[int, ...] = ()
+  rollout: tuple[int, ...] = ()
+
+  def validate(self, path: str = "config.devices") -> None:
+    super().validate(path)
+    for name in ("training", "rollout"):
+      numbers = getattr(self, name)
+      check(
+        len(set(numbers)) == len(numbers) and min(numbers, default=0) >= 0,
+        f"{path}.{name}",
+        numbers,
+        "different numbers >= 0",
+      )
+    shared = sorted(set(self.training) & set(self.rollout))
+    check(
+      not shared,
+      f"{path}.rollout",
+      self.rollout,
+      f"devices that are not in {path}.training={self.training}, which has "
+      f"{', '.join(map(str, shared))} as well; leave both empty to share all devices",
+    )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class Experiment(Config):
   """Everything a run needs; saved as ``config.json`` in the run's directory.
 
@@ -195,6 +239,7 @@ class Experiment(Config):
     seed: addresses all randomness of the run.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
+    devices: which devices train and which sample.
     lora: trains low-rank adapters on the frozen policy, which is then the reference as well; None
       trains the policy itself. ``start_from`` then names a run that was made without.
     pretrained: Hugging Face folder (``config.json``, ``*.safetensors``, ``tokenizer.json``, a chat
@@ -218,6 +263,7 @@ class Experiment(Config):
   evaluation: HeldOutConfig = dataclasses.field(default_factory=HeldOutConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+  devices: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
   lora: LoraConfig | None = None
   pretrained: str | None = None
   start_from: str | None = None
@@ -302,6 +348,12 @@ class Experiment(Config):
       )
 
   def _validate_lengths(self, path: str) -> None:
+    check(
+      self.rollout.grammar == "none" or self.engine.grammar_states > 0,
+      f"{path}.engine.grammar_states",
+      self.engine.grammar_states,
+      f"above 0 with rollout.grammar={self.rollout.grammar!r}",
+    )
     longest = self.rollout.max_total_tokens
     check(
       longest <= self.engine.max_length,
@@ -318,6 +370,13 @@ class Experiment(Config):
       )
 
   def _validate_mesh(self, path: str) -> None:
+    sampling = len(self.devices.rollout)
+    check(
+      self.engine.lanes % max(sampling, 1) == 0,
+      f"{path}.engine.lanes",
+      self.engine.lanes,
+      f"a multiple of {sampling}, the devices of {path}.devices.rollout",
+    )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
@@ -375,8 +434,34 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
+  if model.exact_chunk and experiment.rl.steps:
+    _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:
     lora_specs(param_specs(model), experiment.lora)
+
+
+def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
+  """What exact log-probs ask of a run."""
+  name, stage = f"{path}.model.exact_chunk", experiment.rl
+  check(
+    stage.row_length % chunk == 0,
+    f"{path}.rl.row_length",
+    stage.row_length,
+    f"a multiple of {name}={chunk}",
+  )
+  check(
+    not stage.replay_experts,
+    f"{path}.rl.replay_experts",
+    stage.replay_experts,
+    f"False with {name}={chunk}: training chooses the experts that sampling chose",
+  )
+  check(
+    experiment.lora is None,
+    name,
+    chunk,
+    f"0 with {path}.lora: sampling is given the sum of policy and adapters, which training "
+    "computes again and may round otherwise",
+  )
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:

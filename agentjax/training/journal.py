@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentjax.trajectory.record import Trajectory
@@ -64,19 +65,19 @@ class JournalReader:
       else:
         self._written.add(value.address)
 
-  def trajectories(self, step: int) -> dict[Address, Trajectory]:
-    """Finished episodes of a step, by address."""
-    if not any(address[0] == step for address in self._written):
+  def trajectories(self, wanted: Callable[[Address], bool]) -> dict[Address, Trajectory]:
+    """The finished episodes whose address is ``wanted``, by address."""
+    if not any(map(wanted, self._written)):
       return {}  # the usual case, without reading the file
     return {
       value.address: value
       for kind, value in read_journal(self._path)
-      if kind == "trajectory" and value.step == step
+      if kind == "trajectory" and wanted(value.address)
     }
 
 
 class Journal(JournalReader):
-  """Appends to a run's journal; one process at a time.
+  """Appends to a run's journal; one process at a time, from any of its threads.
 
   Args:
     path: file; created when missing. A torn tail is dropped; ``torn`` then describes it.
@@ -85,20 +86,23 @@ class Journal(JournalReader):
   def __init__(self, path: str | pathlib.Path):
     self._writer = RecordWriter(path, MAGIC, VERSION)
     self.torn = self._writer.torn
+    self._lock = threading.Lock()
     super().__init__(path)
 
   def add_trajectory(self, trajectory: Trajectory) -> None:
     """Appends a finished episode; one that is there already is left alone."""
-    if trajectory.address in self._written:
-      return
-    self._writer.append({"kind": "trajectory", "trajectory": to_record(trajectory)})
-    self._written.add(trajectory.address)
+    with self._lock:
+      if trajectory.address in self._written:
+        return
+      self._writer.append({"kind": "trajectory", "trajectory": to_record(trajectory)})
+      self._written.add(trajectory.address)
 
   def finish_step(self, record: StepRecord) -> None:
     """Appends the step and syncs; a step that is there already is left alone."""
-    if record.step not in self.steps:
-      self._writer.append({"kind": "step", **dataclasses.asdict(record)})
-      self.steps[record.step] = record
+    with self._lock:
+      if record.step not in self.steps:
+        self._writer.append({"kind": "step", **dataclasses.asdict(record)})
+        self.steps[record.step] = record
     self.sync()
 
   def sync(self) -> None:

@@ -16,12 +16,15 @@ from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantages import check_rewards
 from agentjax.objectives.objective import Objective, Prepared, prepare, prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
+from agentjax.rollout.schedule import bound_staleness
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import RLStage, SupervisedStage, check_model_features
+from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
+from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import (
   Networks,
@@ -43,7 +46,7 @@ from agentjax.training.update import (
   used_micro_batches,
 )
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.packing import pack, plan_rows, to_sequences
+from agentjax.trajectory.packing import PackedSequence, pack, plan_rows, to_sequences
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
 
@@ -73,7 +76,7 @@ class Learner:
   def __init__(self, parts: Parts, objective: Objective):
     self._parts, experiment = parts, parts.experiment
     check_model_features(experiment, parts.model)
-    self.mesh = make_mesh(experiment.mesh)
+    self.mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
     for name, stage in (("supervised", experiment.supervised), ("rl", experiment.rl)):
       if stage.steps:
         for field, multiple in (
@@ -87,6 +90,14 @@ class Learner:
             value,
             f"a multiple of {multiple}, the devices that config.mesh splits it over",
           )
+    self._align = max(1, parts.model.exact_chunk)
+    check(
+      self._align == 1 or self.mesh.size == 1 or not experiment.rl.steps,
+      "config.model.exact_chunk",
+      parts.model.exact_chunk,
+      f"0 on a mesh of {self.mesh.size} devices: sampling runs on one, and training only there "
+      "computes the same bits",
+    )
     self._config = experiment.rl.objective
     self._critic = experiment.rl.steps > 0 and self._config.needs_values
     self._reference = experiment.rl.steps > 0 and self._config.needs_reference
@@ -116,7 +127,8 @@ class Learner:
     warm = update_settings(experiment.supervised, self._lora)
     self._update = {
       "supervised": make_update(
-        parts.model,
+        # Nothing is sampled that log-probs could differ from.
+        dataclasses.replace(parts.model, exact_chunk=0),
         self._optimizers["supervised"],
         supervised_objective,
         warm,
@@ -184,7 +196,7 @@ class Learner:
     """One optimiser step on the tasks' demonstrations."""
     settings = self._parts.experiment.supervised
     batch = self._pack(
-      [demonstration_trajectory(task, self._parts) for task in tasks],
+      to_sequences([demonstration_trajectory(task, self._parts) for task in tasks]),
       settings.row_length,
       settings.microbatch_rows,
     )
@@ -194,17 +206,26 @@ class Learner:
       # Reinforcement learning keeps to the depth that was sampled with.
       depths = _to_host(self._sample_depths(state.step, batch.segment_ids))
     rows = settings.microbatch_rows
-    state, values = self._apply("supervised", state, batch, prepared, rows, depths)
+    state, values, _ = self._apply("supervised", state, batch, prepared, rows, depths)
     # Nothing was sampled, so there is no sampler to disagree with.
     return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
 
   def rl_step(
-    self, state: TrainState, trajectories: Sequence[Trajectory]
+    self, state: TrainState, trajectories: Sequence[Trajectory], step: int
   ) -> tuple[TrainState, dict[str, float]]:
-    """All minibatches and epochs of one round; metrics are means over its optimiser steps."""
+    """All minibatches and epochs of training step ``step``; metrics are means over its updates.
+
+    Metrics under ``mismatch/`` are those of ``MismatchReport``: of all tokens where the trainer
+    recomputes log-probs, else of the first minibatch, which the step's first weights score.
+
+    Raises:
+      NoEpisodesError: there is nothing to learn from.
+      StalenessError: a token is older than the schedule allows.
+    """
     settings = self._parts.experiment.rl
     rows = settings.microbatch_rows
     weighted = [apply_weight_rules(t, settings.weights) for t in trajectories]
+    weighted = bound_staleness(weighted, step, settings.schedule)
     # An episode that failed before its first token has none to learn from.
     started = [t for t in weighted if t.segments]
     if not started:
@@ -212,21 +233,27 @@ class Learner:
         f"none of the {len(weighted)} episodes of this step has a token; the first ended with "
         f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
       )
-    batches = [
-      self._pack(part, settings.row_length, rows)
-      for part in _by_task(started, settings.minibatches)
-    ]
+    parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
+    batches = [self._pack(part, settings.row_length, rows, self._align) for part in parts]
     if not settings.replay_experts:
       batches = [dataclasses.replace(batch, experts=None) for batch in batches]
     ready = [self._prepare_rl(state, batch, rows) for batch in batches]
     every: list[dict[str, float]] = []
+    trainers: list[np.ndarray] = []
+    if settings.old_log_probs == "recomputed":
+      trainers = [np.asarray(prepared.old_log_probs) for prepared, _ in ready]
     for _ in range(settings.epochs):
       for batch, (prepared, metrics) in zip(batches, ready, strict=True):
-        state, values = self._apply("rl", state, batch, prepared, rows)
+        state, values, log_probs = self._apply("rl", state, batch, prepared, rows)
+        trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
         every.append(values | {k: float(v) for k, v in metrics.items()})
     means = {k: float(np.mean([values[k] for values in every])) for k in every[0]}
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
+    report = mismatch_report(batches[: len(trainers)], trainers, settings.mismatch_alarm)
+    if report is not None:
+      means |= report.metrics()
+      warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
     means["bad_steps"] = every[-1]["bad_steps"]
     return state, means
 
@@ -268,27 +295,31 @@ class Learner:
     prepared: Prepared,
     rows: int,
     depths: Any = None,
-  ) -> tuple[TrainState, dict[str, float]]:
+  ) -> tuple[TrainState, dict[str, float], jax.Array]:
+    """One update; beside state and metrics the trainer's log-probs [M, rows, T] before it."""
     whole = UpdateBatch(
       batch.token_ids, batch.positions, jax.tree.map(_to_host, prepared), batch.experts, depths
     )
     count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
-      state, metrics = self._update[stage](state, self._place(split_rows(whole, rows)), count)
+      placed = self._place(split_rows(whole, rows))
+      state, metrics, log_probs = self._update[stage](state, placed, count)
     values = {}
     for name, value in jax.device_get(metrics).items():
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
-    return dataclasses.replace(state, step=state.step + 1), values
+    return dataclasses.replace(state, step=state.step + 1), values, log_probs
 
-  def _pack(self, trajectories: Sequence[Trajectory], row_length: int, rows: int) -> Batch:
-    sequences = to_sequences(trajectories)
-    needed = plan_rows([len(s) for s in sequences], row_length).num_rows
+  def _pack(
+    self, sequences: Sequence[PackedSequence], row_length: int, rows: int, align: int = 1
+  ) -> Batch:
+    needed = plan_rows([len(s) for s in sequences], row_length, align).num_rows
     return pack(
       sequences,
       row_length=row_length,
       pad_id=self._parts.tokenizer.pad_id,
       rows=micro_rows(needed, rows),
+      align=align,
     )
 
   def _place(self, tree: Any) -> Any:
@@ -309,12 +340,12 @@ def update_settings(
 
 def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajectory]]:
   """Trajectories in ``parts`` runs that never split a task's group."""
-  tasks = sorted({t.task_id for t in trajectories})
-  size = -(-len(tasks) // parts)
-  place = {task: i // size for i, task in enumerate(tasks)}
+  groups = sorted({t.address[:2] for t in trajectories})
+  size = -(-len(groups) // parts)
+  part_of = {group: i // size for i, group in enumerate(groups)}
   result: list[list[Trajectory]] = [[] for _ in range(parts)]
   for trajectory in trajectories:
-    result[place[trajectory.task_id]].append(trajectory)
+    result[part_of[trajectory.address[:2]]].append(trajectory)
   return [part for part in result if part]
 
 

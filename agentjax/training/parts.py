@@ -80,7 +80,9 @@ class Parts:
   @property
   def base_identity(self) -> dict[str, Any]:
     """What a checkpoint must match for its whole policy to be taken over."""
-    identity = {"model": self.model.to_dict(), "tokenizer": self.chat.fingerprint()}
+    model = self.model.to_dict()
+    del model["exact_chunk"]  # says how it is computed
+    identity = {"model": model, "tokenizer": self.chat.fingerprint()}
     if self.experiment.pretrained is None:
       return identity
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}

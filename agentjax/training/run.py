@@ -22,8 +22,14 @@ from agentjax.models.spec import count
 from agentjax.objectives.objective import Objective, policy_objective
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
-from agentjax.rollout.loop import collect
-from agentjax.rollout.statistics import rollout_statistics
+from agentjax.rollout.loop import GroupPlayer
+from agentjax.rollout.statistics import (
+  group_diversity,
+  num_sampled_tokens,
+  rollout_statistics,
+  staleness_statistics,
+)
+from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.training import processes
 from agentjax.training.checkpoint import CheckpointStore, load_networks
@@ -190,12 +196,14 @@ class _Session:
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
     self.pending: dict[keys.Address, Trajectory] = {}
-    self.iterators = {
-      "supervised": self._iterator(
-        [t for t in self.parts.tasks.train if t.demonstration], "supervised"
-      ),
-      "rl": self._iterator(self.parts.tasks.train, "rl"),
-    }
+    # What an earlier process recorded; what is appended from now on does not matter to a resume.
+    self.recorded = dict(self.journal.steps)
+    self.demonstrations = self._iterator(
+      [t for t in self.parts.tasks.train if t.demonstration], "supervised"
+    )
+    self.stream = self._make_stream()
+    self.recovered = False  # whether ``pending`` has the journal's episodes
+    self.handed_over = time.monotonic()  # when the latest batch was
 
   def __enter__(self) -> _Session:
     return self
@@ -207,6 +215,12 @@ class _Session:
         stack.callback(self.writer.close)
       stack.callback(self.engine.close)
       stack.callback(lambda: self.runner.run(self.parts.registry.close()))
+      if self.stream is not None:
+        stack.callback(self.runner.run, self.stream.close())
+
+  @property
+  def first_rl_step(self) -> int:
+    return self.experiment.supervised.steps + 1
 
   @property
   def last_step(self) -> int:
@@ -220,6 +234,34 @@ class _Session:
     if not settings.steps:
       return None
     return TaskIterator(tasks, batch_size=settings.tasks_per_step, seed=self.experiment.seed)
+
+  def _make_stream(self) -> GroupStream | None:
+    tasks = self._iterator(self.parts.tasks.train, "rl")
+    if tasks is None:
+      return None
+    playing = GroupPlayer(
+      self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
+      self.parts.make_environment,
+      self.parts.rewards,
+      self._keep,
+      self.parts.program,
+      self.parts.sampler,
+    )
+    return GroupStream(
+      playing,
+      tasks,
+      first=self.first_rl_step,
+      group_size=self.experiment.rollout.group_size,
+      schedule=self.experiment.rl.schedule,
+      finished=self.pending,
+      share=processes.share,
+    )
+
+  def _keep(self, trajectory: Trajectory) -> None:
+    """Notes a finished episode; also called from the event loop's thread."""
+    if self.writer is not None:
+      self.writer.add_trajectory(trajectory)
+    self.pending[trajectory.address] = trajectory
 
   # Training.
 
@@ -245,15 +287,19 @@ class _Session:
         if step == first or progress.stage_name != stage:
           progress.stage(stage, getattr(self.experiment, stage).steps, done=step - first)
         try:
-          state, values, episodes = self._step(step, stage, state, progress)
+          state, values = self._step(step, stage, state, progress)
         except asyncio.CancelledError:
           step -= 1
-          self._save(step, state)
           break
-        self._finish_step(step, stage, state, values, episodes, metrics)
+        if metrics is not None:
+          metrics.write(step, stage, values)
+        last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
+        if last_of_stage or step % self.experiment.checkpoint.every == 0:
+          self._save(step, state)
         progress.update(step - first + 1, values)
       finished = step == self.last_step
       if not finished:
+        self._save(step, state, waiting=False)
         progress.note(f"interrupted after step {step}; the same command goes on from here")
     report = RunReport(
       self.directory,
@@ -268,28 +314,24 @@ class _Session:
 
   def _step(
     self, step: int, stage: str, state: TrainState, progress: ProgressDisplay
-  ) -> tuple[TrainState, dict[str, float], tuple[keys.Address, ...]]:
+  ) -> tuple[TrainState, dict[str, float]]:
     started = time.monotonic()
-    iterator = self.iterators[stage]
-    assert iterator is not None
     episodes: tuple[keys.Address, ...] = ()
-    if step == self.experiment.supervised.steps + 1:
-      state = self.learner.begin_rl(state)
     if stage == "supervised":
-      state, values = self.learner.supervised_step(state, next(iterator))
+      assert self.demonstrations is not None
+      state, values = self.learner.supervised_step(state, next(self.demonstrations))
     else:
-      before = iterator.get_state()
-      tasks = next(iterator)
-      try:
-        trajectories = self._collect(step, tasks, state)
-      except asyncio.CancelledError:
-        iterator.set_state(before)
-        raise
+      if step == self.first_rl_step:
+        state = self.learner.begin_rl(state)
+      trajectories = self._rollout(step, state)
       episodes = tuple(t.address for t in trajectories)
       rollout_seconds = time.monotonic() - started
-      state, values = self.learner.rl_step(state, trajectories)
-      values |= self._rollout_metrics(trajectories, rollout_seconds)
+      state, values = self.learner.rl_step(state, trajectories, step)
+      values |= self._rollout_metrics(step, trajectories, rollout_seconds)
       values["time/update"] = time.monotonic() - started - rollout_seconds
+    # Before anything can be sampled with the new weights.
+    self._record(step, stage, state, values, episodes)
+    if stage == "rl":
       done = step - self.experiment.supervised.steps
       held_out = self.experiment.evaluation
       due = held_out.tasks and held_out.every and done % held_out.every == 0
@@ -301,46 +343,64 @@ class _Session:
     if step == self.last_step and self.experiment.rl.steps:
       values |= self._evaluate_into("after", state, step, progress)
     values["time/step"] = time.monotonic() - started
-    return state, values, episodes
+    return state, values
 
-  def _collect(self, step: int, tasks: Sequence[Task], state: TrainState) -> list[Trajectory]:
-    finished = self.journal.trajectories(step) | self.pending
-    self.pending = dict(finished)
-
-    def keep(trajectory: Trajectory) -> None:
-      if self.writer is not None:
-        self.writer.add_trajectory(trajectory)
-      self.pending[trajectory.address] = trajectory
-
-    self.engine.publish(self.learner.policy(state), step)
-    work = collect(
-      processes.share(tasks),
-      step=step,
-      samples_per_task=self.experiment.rollout.group_size,
-      player=self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
-      make_environment=self.parts.make_environment,
-      rewards=self.parts.rewards,
-      program=self.parts.program,
-      sampler=self.parts.sampler,
-      finished=finished,
-      on_finish=keep,
-    )
-    own = self.runner.run(self.interrupt.cancellable(work))
-    trajectories = processes.gather_trajectories(own)
+  def _rollout(self, step: int, state: TrainState) -> list[Trajectory]:
+    """The episodes that ``step`` trains on; other groups may stay under way."""
+    stream, stage = self.stream, self.experiment.rl
+    assert stream is not None
+    schedule, count = stage.schedule, len(processes.share(range(stage.tasks_per_step)))
+    left = self.last_step - step  # steps after this one
+    if step in self.recorded and not schedule.repeatable:
+      # Which groups it took cannot be sampled again: what was done stays done.
+      trajectories = self._recorded_episodes(step)
+    else:
+      if not self.recovered:
+        self.pending.update(self.journal.trajectories(stream.awaits))
+        self.recovered = True
+      if schedule.mode == "one_step_off":
+        if step == self.first_rl_step:
+          self._publish(step, state)
+        self.runner.run(stream.fill(step, count))
+        trajectories = self._take(step, count)
+        self._publish(step, state)
+        self.runner.run(stream.fill(step, min(left, 1) * count))
+      else:
+        self._publish(step, state)
+        self.runner.run(stream.fill(step, min(left, schedule.bound) * count + count))
+        trajectories = self._take(step, count)
+    stream.consume({t.address[:2] for t in trajectories})
     for trajectory in trajectories:
-      keep(trajectory)
-    self.pending = {}
+      self._keep(trajectory)
+    for trajectory in trajectories:
+      del self.pending[trajectory.address]
     return trajectories
 
-  def _finish_step(
+  def _take(self, step: int, count: int) -> list[Trajectory]:
+    assert self.stream is not None
+    work = self.stream.take(step, count)
+    return processes.gather_trajectories(self.runner.run(self.interrupt.cancellable(work)))
+
+  def _publish(self, step: int, state: TrainState) -> None:
+    """Gives the engine the weights that ``step`` begins with."""
+    if self.engine.version != step:
+      self.engine.publish(self.learner.policy(state), step)
+
+  def _recorded_episodes(self, step: int) -> list[Trajectory]:
+    """What the journal says that ``step`` was trained on."""
+    order = self.journal.steps[step].episodes
+    episodes = self.journal.trajectories(set(order).__contains__)
+    return [episodes[address] for address in order]
+
+  def _record(
     self,
     step: int,
     stage: str,
     state: TrainState,
     values: dict[str, float],
     episodes: tuple[keys.Address, ...],
-    metrics: MetricsWriter | None,
   ) -> None:
+    """Notes a step as done, unless its updates kept failing."""
     limit = getattr(self.experiment, stage).optimizer.max_bad_steps
     if values["bad_steps"] >= limit:
       raise TrainingError(
@@ -358,27 +418,44 @@ class _Session:
         known.fingerprint,
         record.fingerprint,
       )
-    if self.writer is not None and metrics is not None:
+    if self.writer is not None:
       self.writer.finish_step(record)
-      metrics.write(step, stage, values)
-    last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
-    if last_of_stage or step % self.experiment.checkpoint.every == 0:
-      self._save(step, state)
 
   # Saving and restoring.
 
-  def _save(self, step: int, state: TrainState) -> None:
-    """Saves a checkpoint, with the episodes of the next step that are finished already."""
+  def _save(self, step: int, state: TrainState, *, waiting: bool = True) -> None:
+    """Saves a checkpoint, with the episodes that are finished and not trained on.
+
+    One step off, the next step's episodes must all be there, as the weights that sample them are
+    not in the checkpoint: it waits for them, or, where it must not, leaves the earlier checkpoint
+    to go on from, and the journal.
+    """
+    if self._one_step_off_under_way(step):
+      if not waiting:
+        return
+      self._settle()
     host = {
-      "iterators": {k: v.get_state() for k, v in self.iterators.items() if v is not None},
+      "demonstrations": None if self.demonstrations is None else self.demonstrations.get_state(),
+      "stream": None if self.stream is None else self.stream.get_state(),
       "evaluations": self.evaluations,
     }
-    records = encode_record({"trajectories": [to_record(t) for t in self.pending.values()]})
+    pending = processes.gather_trajectories(list(self.pending.values()))
+    records = encode_record({"trajectories": [to_record(t) for t in pending]})
     if self.writer is not None:
       self.writer.sync()
     # One that is there already holds the same state; the journal holds the finished episodes.
     if step not in self.checkpoints.steps():
       self.checkpoints.save(step, state, host, records)
+
+  def _one_step_off_under_way(self, step: int) -> bool:
+    """Whether the next step's episodes are sampled with the weights that ``step`` began with."""
+    begun = self.first_rl_step <= step < self.last_step
+    return begun and self.experiment.rl.schedule.mode == "one_step_off"
+
+  def _settle(self) -> None:
+    """Waits for all episodes under way."""
+    if self.stream is not None:
+      self.runner.run(self.stream.settle())
 
   def _restore(self, at_most: int | None = None) -> tuple[TrainState, int]:
     """State and step to go on from: the newest checkpoint (not after ``at_most``), or the start."""
@@ -395,14 +472,14 @@ class _Session:
       )
       return self.learner.initial_state(stage, networks), 0
     state, host, pending = self.checkpoints.restore(steps[-1], target)
-    for name, saved in host["iterators"].items():
-      iterator = self.iterators[name]
-      assert iterator is not None
-      iterator.set_state(saved)
+    if self.demonstrations is not None:
+      self.demonstrations.set_state(host["demonstrations"])
+    if self.stream is not None:
+      self.stream.set_state(host["stream"])
     self.evaluations = host["evaluations"]
     if pending:
       loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]
-      self.pending = {t.address: t for t in loaded}
+      self.pending.update({t.address: t for t in loaded})
     return state, steps[-1]
 
   def replay(self, step: int) -> ReplayReport:
@@ -419,18 +496,18 @@ class _Session:
       if current == self.experiment.supervised.steps + 1:
         state = self.learner.begin_rl(state)
       if stage == "supervised":
-        iterator = self.iterators[stage]
-        assert iterator is not None
-        state, _ = self.learner.supervised_step(state, next(iterator))
+        assert self.demonstrations is not None
+        state, _ = self.learner.supervised_step(state, next(self.demonstrations))
       else:
-        episodes = self.journal.trajectories(current)
-        order = self.journal.steps[current].episodes
-        state, _ = self.learner.rl_step(state, [episodes[address] for address in order])
+        state, _ = self.learner.rl_step(state, self._recorded_episodes(current), current)
     return ReplayReport(step, recorded.fingerprint, fingerprint(state.networks))
 
   # Evaluation and reports.
 
   def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
+    """Measures the policy after ``step``; episodes under way go on with it, or have ended first."""
+    if self._one_step_off_under_way(step):
+      self._settle()
     plan = self.experiment.evaluation.plan(samples)
     return self.runner.run(
       evaluate_policy(self.parts, self.engine, self.learner.policy(state), step, plan)
@@ -457,14 +534,34 @@ class _Session:
     return {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
 
   def _rollout_metrics(
-    self, trajectories: Sequence[Trajectory], seconds: float
+    self, step: int, trajectories: Sequence[Trajectory], seconds: float
   ) -> dict[str, float]:
     statistics = rollout_statistics(trajectories, tool_names=self.parts.registry.schemas.keys())
     values: dict[str, float] = {}
     for name, value in statistics.metrics().items():
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
-    sampled = values["rollout/sampled_tokens"] * len(trajectories)
-    return values | {"time/rollout": seconds, "time/tokens_per_second": sampled / seconds}
+    stage, stream, now = self.experiment.rl, self.stream, time.monotonic()
+    assert stream is not None
+    diversity = group_diversity(trajectories)
+    if diversity is not None:
+      values |= diversity.metrics()
+      if diversity.identical_groups == 1.0 and stage.sampling.temperature > 0:
+        logging.warning(
+          "step %d: in each of its %d groups all samples are the same, so that nothing can be "
+          "learnt from comparing them; look at config.rl.sampling and at the keys of the draws",
+          step,
+          diversity.groups,
+        )
+    values |= staleness_statistics(trajectories, step).metrics()
+    values["schedule/dropped_groups"] = float(stream.dropped)
+    # With episodes under way during updates, the time of updates counts as well.
+    if stage.schedule.bound:
+      seconds, values["time/rollout"] = now - self.handed_over, seconds
+    else:
+      values["time/rollout"] = seconds
+    self.handed_over = now
+    sampled = sum(num_sampled_tokens(t) for t in trajectories)
+    return values | {"time/tokens_per_second": sampled / seconds}
 
   def _describe(self, step: int) -> str:
     size = count(network_specs(self.parts.model, False))

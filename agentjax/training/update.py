@@ -67,7 +67,7 @@ class UpdateSettings:
   lora: LoraConfig | None = None
 
 
-Update = Callable[[TrainState, UpdateBatch, int], tuple[TrainState, dict[str, Array]]]
+Update = Callable[[TrainState, UpdateBatch, int], tuple[TrainState, dict[str, Array], Array]]
 Score = Callable[[Networks, Array, Array, Array, Array | None, int], tuple[Array, Array]]
 
 
@@ -100,7 +100,7 @@ def make_update(
   settings: UpdateSettings,
   placed: TrainState,
 ) -> Update:
-  """Builds ``update(state, micro_batches, count) -> (state, metrics)``, jitted, state donated.
+  """Builds ``update(state, micro_batches, count) -> (state, metrics, log_probs)``, state donated.
 
   Args:
     config: model.
@@ -118,6 +118,7 @@ def make_update(
     (largest load over mean load of a layer, the worst layer; 1 is even) and ``router_dropped``
     (choices that found no room); the ``auxiliary/...`` losses that have a coefficient; with
     ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
+    ``log_probs``, [M, rows, T], are the trainer's before the update.
   """
   if settings.qk_clip is not None:
     config = dataclasses.replace(config, record_max_scores=True)
@@ -152,7 +153,8 @@ def make_update(
     }
     if scores.routing is not None:
       sums["router_dropped"] = scores.dropped
-    return loss, (_Sums(sums, beside.load), _Largest(gap.max(), scores.max_scores))
+    largest = _Largest(gap.max(), scores.max_scores)
+    return loss, (_Sums(sums, beside.load), largest, scores.log_probs)
 
   def whole_load(state: TrainState, batches: UpdateBatch, count: Array) -> Array:
     """Tokens that the whole batch sends to each expert, by a forward pass of its own."""
@@ -181,21 +183,23 @@ def make_update(
       )
 
     def body(i: Array, carry):
-      grads, (sums, largest) = carry
-      more_grads, (more_sums, more_largest) = step(i)
+      grads, (sums, largest, log_probs) = carry
+      more_grads, (more_sums, more_largest, scored) = step(i)
       return (
         # Gradients of narrow parameters add up in float32.
         jax.tree.map(jnp.add, grads, more_grads),
         (
           jax.tree.map(jnp.add, sums, more_sums),
           jax.tree.map(jnp.maximum, largest, more_largest),
+          jax.lax.dynamic_update_index_in_dim(log_probs, scored, i, 0),
         ),
       )
 
-    sum_shapes, largest_shapes = jax.eval_shape(step, 0)[1]
-    empty = (_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf))
+    sum_shapes, largest_shapes, _ = jax.eval_shape(step, 0)[1]
+    unscored = jnp.zeros(batches.token_ids.shape, jnp.float32)
+    empty = (_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf), unscored)
     no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), state.networks)
-    grads, (sums, largest) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
+    grads, (sums, largest, log_probs) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
     healthy = bad_steps(opt_state) == 0  # a skipped update changes nothing at all
@@ -223,9 +227,9 @@ def make_update(
     if sums.load is not None:
       uneven = sums.load.max(-1) / jnp.maximum(sums.load.mean(-1), 1e-9)
       metrics["router_imbalance"] = jnp.max(uneven)
-    return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics
+    return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics, log_probs
 
-  return jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
+  return jax.jit(update, donate_argnums=0, out_shardings=(placed, None, None))
 
 
 def make_score(config: ModelConfig, temperature: float) -> Score:

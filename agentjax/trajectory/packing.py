@@ -119,8 +119,10 @@ def _shared(
   return np.repeat(np.array([numbers[i] for i in tokens.segments], np.int32), lengths)
 
 
-def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int) -> RowPlan:
+def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int, align: int = 1) -> RowPlan:
   """First-fit decreasing of sequences of these lengths into rows of ``row_length`` tokens.
+
+  Every sequence starts at a multiple of ``align`` in its row.
 
   Raises:
     PackingError: a sequence is longer than a row.
@@ -142,7 +144,7 @@ def plan_rows(lengths: Sequence[int] | np.ndarray, row_length: int) -> RowPlan:
     row = int((room >= size).argmax())
     rows[i] = row
     starts[i] = row_length - room[row]
-    room[row] -= size
+    room[row] -= -(-size // align) * align
     used = max(used, row + 1)
   return RowPlan(rows=rows, starts=starts, num_rows=used)
 
@@ -154,6 +156,7 @@ def pack(
   pad_id: int,
   rows: int | None = None,
   max_sequences: int | None = None,
+  align: int = 1,
 ) -> Batch:
   """Packs sequences into a Batch of numpy arrays [rows, row_length] and [max_sequences].
 
@@ -166,6 +169,7 @@ def pack(
     row_length: tokens a row. pad_id: id of padding.
     rows: number of rows, padded with empty ones; None takes as many as ``plan_rows`` says.
     max_sequences: N, padded with unused places (valid False, group -1); None means no padding.
+    align: every sequence starts at a multiple of it in its row.
 
   Raises:
     PackingError: no sequence; one longer than a row; more rows or sequences than allowed; a reward
@@ -191,7 +195,7 @@ def pack(
         f"the sequence ({sequence.name}) has reward {sequence.reward} marked valid; allowed: a "
         "finite value, or valid=False."
       )
-  plan = plan_rows(lengths, row_length)
+  plan = plan_rows(lengths, row_length, align)
   num_rows = plan.num_rows if rows is None else rows
   if plan.num_rows > num_rows:
     raise PackingError(

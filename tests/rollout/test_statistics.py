@@ -3,7 +3,12 @@
 import pytest
 
 from agentjax.engine import EngineConfig, EngineStats
-from agentjax.rollout.statistics import engine_metrics, rollout_statistics
+from agentjax.rollout.statistics import (
+  engine_metrics,
+  group_diversity,
+  rollout_statistics,
+  staleness_statistics,
+)
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Status, ToolRecord
 
@@ -93,3 +98,40 @@ def test_occupancy_is_the_share_of_places_that_drew_a_token():
   after = EngineStats(sampled_tokens=220, decode_dispatches=13)
   assert engine_metrics(before, after, config)["engine/occupancy"] == 120 / (6 * 4 * 10)
   assert "engine/occupancy" not in engine_metrics(before, before, config)
+
+
+def sampled(task, sample, ids, *, step=4, version=4):
+  builder = TrajectoryBuilder(step=step, task_id=task, sample=sample, source="made")
+  builder.append("user", [1, 2, 3])
+  if ids:
+    builder.append_sampled(ids, [-1.0] * len(ids), [0.5] * len(ids), version)
+  return builder.build()
+
+
+def test_diversity_counts_distinct_samples_and_first_tokens_of_each_group():
+  figures = group_diversity(
+    [
+      *(sampled(0, i, ids) for i, ids in enumerate(([5, 6], [5, 7], [5, 6], [8]))),
+      *(sampled(1, i, [9, 9]) for i in range(2)),
+      sampled(2, 0, [5]),  # alone
+      *(sampled(0, i, [5], step=5) for i in range(2)),  # another round of the task
+    ]
+  )
+  assert figures is not None and figures.groups == 3
+  assert figures.distinct_share == pytest.approx((3 / 4 + 1 / 2 + 1 / 2) / 3)
+  assert figures.first_token_distinct == pytest.approx((6 / 12 + 0 + 0) / 3)
+  assert figures.identical_groups == pytest.approx(2 / 3)
+  assert figures.metrics()["diversity/groups"] == 3.0
+
+
+def test_diversity_of_nothing_to_compare_is_none():
+  assert group_diversity([sampled(0, 0, [5]), sampled(0, 1, []), sampled(1, 0, [6])]) is None
+
+
+def test_staleness_is_counted_in_updates_from_the_step_that_trains():
+  episodes = [sampled(0, 0, [5, 6, 7], version=[3, 3, 4]), sampled(0, 1, [5], version=5)]
+  figures = staleness_statistics([*episodes, sampled(0, 2, [])], 5)
+  assert figures.mean == pytest.approx((2 + 2 + 1 + 0) / 4) and figures.max == 2
+  assert figures.carried_share == pytest.approx(1 / 3) and figures.versions == 3
+  assert figures.metrics()["schedule/staleness_max"] == 2.0
+  assert staleness_statistics([sampled(0, 0, [])], 5).max == 0

@@ -90,5 +90,5 @@ def step(
 ) -> tuple[TrainState, dict[str, float]]:
   """One update in micro-batches of ``rows`` rows, all of them with tokens."""
   count = whole.token_ids.shape[0] // rows
-  state, metrics = made.update(state, split_rows(whole, rows), count)
+  state, metrics, _ = made.update(state, split_rows(whole, rows), count)
   return state, {name: float(value) for name, value in metrics.items()}

@@ -64,6 +64,7 @@ def test_overrides_reach_every_kind_of_field():
     ("--config.rollout.group_size=1", "config.rollout.group_size=1"),
     ("--config.rl.minibatches=3", "config.rl.minibatches=3; allowed: a divisor of"),
     ("--config.rollout.max_total_tokens=100000", "at most engine.max_length"),
+    ("--config.rollout.grammar=tool_calls", "engine.grammar_states"),
     ("--config.mesh.data=3", "config.supervised.microbatch_rows="),
     ("--config.rl.optimizer.learning_rate=-1", "config.rl.optimizer.learning_rate=-1"),
   ],

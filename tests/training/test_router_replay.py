@@ -197,7 +197,7 @@ def test_a_run_with_replay_can_be_resumed_and_replayed_to_the_same_bits(tmp_path
   assert report.finished
   again = Run(dataclasses.replace(experiment), directory, console=quiet())
   with again._session() as session:
-    trajectories = session.journal.trajectories(2).values()
+    trajectories = session.journal.trajectories(lambda address: address[0] == 2).values()
     segments = [s for t in trajectories for s in t.segments]
     assert segments and all(s.experts.shape == (len(s), 1, 1) for s in segments)
     drawn = [s for s in segments if s.sampled.any()]

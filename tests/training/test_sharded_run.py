@@ -18,23 +18,31 @@ import jax
 settings = json.loads(sys.argv[1])
 if settings["processes"] > 1:
   jax.distributed.initialize(settings["address"], settings["processes"], settings["index"])
+from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Run
 from tests.training.smoke import quiet, smoke_experiment
 experiment = smoke_experiment()
 for axis, size in settings["mesh"].items():
   setattr(experiment.mesh, axis, size)
+experiment.devices.rollout = tuple(settings["rollout"])
+experiment.engine.lanes = max(len(settings["rollout"]), 1)
+experiment.rl.schedule = ScheduleConfig(*settings["schedule"])
 report = Run(experiment, settings["directory"], console=quiet()).train()
 assert report.finished and report.after
 """
 
 
-def _start(directory, mesh, *, devices, processes=1, index=0, address=""):
+def _start(
+  directory, mesh, *, devices, processes=1, index=0, address="", rollout=(), schedule=("sync",)
+):
   settings = {
     "directory": str(directory),
     "mesh": mesh,
     "processes": processes,
     "index": index,
     "address": address,
+    "rollout": rollout,
+    "schedule": schedule,
   }
   environment = {
     **os.environ,
@@ -65,6 +73,18 @@ def _assert_same_figures(directory, straight):
 @pytest.mark.slow
 def test_eight_devices_give_the_figures_of_one(finished_run, tmp_path):
   child = _start(tmp_path / "run", {"data": 2, "fsdp": 2, "tensor": 2}, devices=8)
+  output, _ = child.communicate(timeout=900)
+  assert child.returncode == 0, output[-3000:]
+  _assert_same_figures(tmp_path / "run", finished_run[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [("sync",), ("async", 0)])
+def test_four_devices_that_train_and_four_that_sample_give_the_figures_of_one(
+  finished_run, tmp_path, schedule
+):
+  mesh = {"data": 2, "fsdp": 2}
+  child = _start(tmp_path / "run", mesh, devices=8, rollout=(4, 5, 6, 7), schedule=schedule)
   output, _ = child.communicate(timeout=900)
   assert child.returncode == 0, output[-3000:]
   _assert_same_figures(tmp_path / "run", finished_run[0])

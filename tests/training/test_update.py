@@ -34,9 +34,9 @@ def machinery():
 def test_the_number_of_micro_batches_changes_no_gradient(machinery, rows, padded):
   fresh, update = machinery
   batch, whole = update_batch(sequences(), 4)
-  one, metrics = update(fresh(), split_rows(whole, 4), used_micro_batches(batch.segment_ids, 4))
+  one, metrics, _ = update(fresh(), split_rows(whole, 4), used_micro_batches(batch.segment_ids, 4))
   batch, whole = update_batch(sequences(), padded)  # rows without tokens follow
-  many, others = update(
+  many, others, _ = update(
     fresh(), split_rows(whole, rows), used_micro_batches(batch.segment_ids, rows)
   )
   assert used_micro_batches(batch.segment_ids, rows) == 4 // rows

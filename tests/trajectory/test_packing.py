@@ -48,6 +48,19 @@ def _sequence(length: int, seed: int = 0, **about) -> PackedSequence:
 LENGTHS = st.lists(st.integers(0, 16), min_size=1, max_size=24)
 
 
+@given(lengths=LENGTHS, align=st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=50, deadline=None)
+def test_aligned_sequences_start_on_the_grid(lengths, align):
+  sequences = [_sequence(n, i) for i, n in enumerate(lengths)]
+  batch = pack(sequences, row_length=16, pad_id=PAD, align=align)
+  column = np.broadcast_to(np.arange(16), batch.token_ids.shape)
+  first = (batch.positions == 0) & (batch.segment_ids != 0)
+  assert (column[first] % align == 0).all()
+  parts = unpack(batch.token_ids, batch.segment_ids, len(lengths))
+  for part, sequence in zip(parts, sequences, strict=True):
+    np.testing.assert_array_equal(part, sequence.token_ids)
+
+
 @settings(max_examples=200, deadline=None)
 @given(lengths=LENGTHS, more_rows=st.integers(0, 3), more_places=st.integers(0, 3))
 def test_unpacking_gives_back_what_was_packed(lengths, more_rows, more_places):

@@ -58,7 +58,7 @@ _COMPANION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position
 RUNTIME_FIELDS = frozenset((
   "compute_dtype param_dtype init_scale remat unrolled_blocks logits_chunk kernels attention_block "
   "record_max_scores dt_min dt_max dt_floor frozen_router router_bias_rule active_experts "
-  "expert_block expert_capacity"
+  "expert_block expert_capacity exact_chunk"
 ).split())  # fmt: skip
 # Fields that mean nothing without a block of one of these kinds.
 _FIELDS_OF_KINDS = {

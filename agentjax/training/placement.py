@@ -1,0 +1,56 @@
+"""Which devices train and which sample."""
+
+from __future__ import annotations
+
+import collections
+from typing import NamedTuple
+
+import jax
+
+from agentjax.config import ConfigError
+from agentjax.training.experiment import DeviceConfig
+
+
+class Placement(NamedTuple):
+  """Devices of a run.
+
+  Attributes:
+    training: of all processes, for the mesh.
+    rollout: of this process, for the engine.
+  """
+
+  training: list[jax.Device]
+  rollout: list[jax.Device]
+
+
+def place(config: DeviceConfig) -> Placement:
+  """The devices a config names; all for both where it names none.
+
+  Raises:
+    ConfigError: a process has not so many devices, or none is left for the other part.
+  """
+  if not config.training and not config.rollout:
+    return Placement(jax.devices(), jax.local_devices())
+  by_process: dict[int, list[jax.Device]] = collections.defaultdict(list)
+  for device in jax.devices():
+    by_process[device.process_index].append(device)
+  placement = Placement([], [])
+  for process, devices in sorted(by_process.items()):
+    chosen = {"training": config.training, "rollout": config.rollout}
+    for name, numbers in chosen.items():
+      if max(numbers, default=0) >= len(devices):
+        raise ConfigError(
+          f"config.devices.{name}={numbers}; allowed: 0 to {len(devices) - 1}, as process "
+          f"{process} has {len(devices)} devices."
+        )
+    for name, other in (("training", "rollout"), ("rollout", "training")):
+      chosen[name] = chosen[name] or tuple(i for i in range(len(devices)) if i not in chosen[other])
+      if not chosen[name]:
+        raise ConfigError(
+          f"config.devices.{other}={chosen[other]} takes all {len(devices)} devices of process "
+          f"{process}; allowed: fewer, so that one is left for {name}."
+        )
+    placement.training.extend(devices[i] for i in chosen["training"])
+    if process == jax.process_index():
+      placement.rollout.extend(devices[i] for i in chosen["rollout"])
+  return placement
