@@ -121,6 +121,7 @@ def test_single_turns_and_agents_stand_beside_a_peer(peer):
   assert all("ours / theirs" in lines[i] for i in (2, 5))
 
 
+@pytest.mark.slow
 def test_traces_slow_tools_and_the_host_print_their_figures(tmp_path):
   kept = tmp_path / "kept.jsonl"
   lines = run("trace", "--part=latency", "--part=host", f"--write_trace={kept}")

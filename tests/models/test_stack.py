@@ -40,6 +40,7 @@ def test_a_deep_hybrid_compiles_a_few_blocks_only():
   assert sum(len(unit) for unit, _ in units) <= 14
 
 
+@pytest.mark.slow
 def test_scanning_over_repeats_equals_running_each_block(tiny):
   config = dataclasses.replace(tiny, pattern="MEMEME-", unrolled_blocks=1)
   params = draw(config, seed=0)
@@ -148,6 +149,7 @@ def test_a_token_sees_its_past_only(tiny, tiny_params):
   assert jnp.all(jnp.max(jnp.abs(before - after)[:, 12:], axis=-1) > 1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences(tiny, tiny_params, sequences):
   """In each array the entry with the largest gradient, by a central difference.
 

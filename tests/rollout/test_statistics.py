@@ -47,7 +47,8 @@ def test_means_shares_and_counts():
   figures = rollout_statistics(EPISODES, tool_names=["calculator"])
   assert figures.episodes == 4
   assert figures.statuses == {
-    "ok": 1, "truncated": 1, "env_error": 1, "verifier_error": 1, "policy_error": 0,
+    "ok": 1, "truncated": 1, "env_error": 1, "engine_error": 0, "verifier_error": 1,
+    "policy_error": 0,
   }  # fmt: skip
   assert figures.turns == (2 + 1 + 0 + 3) / 4
   assert figures.tool_calls == 3 / 4 and figures.tool_errors == 2 / 4

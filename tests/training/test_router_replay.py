@@ -157,6 +157,7 @@ def _with_other_router(state):
   return dataclasses.replace(state, networks=dataclasses.replace(state.networks, policy=policy))
 
 
+@pytest.mark.slow
 def test_an_update_goes_the_sampler_s_way_and_still_trains_the_router():
   made, members = _sampled()
   batch, whole = update_batch(members, 4)

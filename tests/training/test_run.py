@@ -110,6 +110,7 @@ def _wait_for(child, condition, seconds=240.0):
     time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_bits_of_an_uninterrupted_run(
   finished_run, tmp_path
 ):

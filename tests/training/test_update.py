@@ -52,6 +52,7 @@ def test_rows_are_bucketed_by_powers_of_four():
   assert [micro_rows(n, 8) for n in (1, 8, 9, 32, 33, 128, 129)] == [8, 8, 32, 32, 128, 128, 512]
 
 
+@pytest.mark.slow
 def test_no_auxiliary_loss_depends_on_the_number_of_micro_batches():
   settings = UpdateSettings(
     balance_coefficient=0.5,
@@ -76,6 +77,7 @@ def test_no_auxiliary_loss_depends_on_the_number_of_micro_batches():
     np.testing.assert_allclose(a, b, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_frozen_router_keeps_its_weights_while_its_bias_moves():
   model = dataclasses.replace(MIXTURE, frozen_router=True)
   made = machine(
@@ -112,6 +114,7 @@ def _moments(state):
   return jax.tree.leaves(state.opt_state.inner_state[0].inner_states["adam"].inner_state.mu)
 
 
+@pytest.mark.slow
 def test_sampled_depths_reach_a_looped_core():
   """Every sequence runs as deep as it is told; the fixed depth is what None stands for."""
   looped = dataclasses.replace(
