@@ -231,7 +231,7 @@ def decode(engine, *requests: SampleRequest):
       generation.write(plan, slot, 64 - int(engine.lengths[slot]))
     chunk = engine.decode(plan)
     for slot, generation in list(running.items()):
-      if generation.read(chunk, slot, 64 - int(engine.lengths[slot]), 0):
+      if generation.read(chunk, slot, 64 - int(engine.lengths[slot]), 0, 0):
         results[slot] = generation.result()
         del running[slot]
   return [results[slot] for slot in slots]
