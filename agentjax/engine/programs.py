@@ -75,6 +75,8 @@ class Programs:
     self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
     shapes, self._time_axes = self._find_time_axes()
     timed = [axis is not None for axis in self._time_axes]
+    in_blocks = [v.dtype for v, t in zip(shapes, timed, strict=True) if t]
+    self._dtypes = tuple(dict.fromkeys(in_blocks))
     self.has_blocks = any(timed)
     self.attention_only = timed.count(False) == len(_WITHOUT_PAST)
     per_slot = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
@@ -122,9 +124,11 @@ class Programs:
   def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
     """Of every array of the device state its shape and its axis of time: the one that grows."""
     length = self._config.max_length
+    # An exact computation rounds the length up.
+    more = max(1, self._model.exact_chunk * self._model.attention_block)
     shapes, longer = (
       jax.tree.leaves(jax.eval_shape(functools.partial(self._empty, n)))
-      for n in (length, length + 1)
+      for n in (length, length + more)
     )
     axes: list[int | None] = []
     for a, b in zip(shapes, longer, strict=True):
@@ -219,17 +223,20 @@ class Programs:
     """``blocks[:block_count]`` become blocks ``first`` and on of every slot of ``rows[:count]``."""
     leaves, tree = jax.tree.flatten(device)
     timed = [(i, axis) for i, axis in enumerate(self._time_axes) if axis is not None]
-    stacked = [jnp.stack(leaf) for leaf in zip(*blocks, strict=True)]
+    stacked = {dtype: jnp.stack(v) for dtype, *v in zip(self._dtypes, *blocks, strict=True)}
 
     def one(i: Array, values: list[Array]) -> list[Array]:
       row, block = rows[i // block_count], i % block_count
       start = (first + block) * self.block_tokens
-      return [
-        jax.lax.dynamic_update_slice(
-          value, source[block], [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
-        )
-        for value, source, (_, axis) in zip(values, stacked, timed, strict=True)
-      ]
+      taken, written = dict.fromkeys(self._dtypes, 0), []
+      for value, (_, axis) in zip(values, timed, strict=True):
+        shape = self._block_shape(value.shape, axis)
+        end = taken[value.dtype] + math.prod(shape)
+        part = stacked[value.dtype][block, taken[value.dtype] : end].reshape(shape)
+        taken[value.dtype] = end
+        place = [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
+        written.append(jax.lax.dynamic_update_slice(value, part, place))
+      return written
 
     written = jax.lax.fori_loop(0, count * block_count, one, [leaves[i] for i, _ in timed])
     for (i, _), value in zip(timed, written, strict=True):
@@ -247,21 +254,26 @@ class Programs:
   def _read_blocks(
     self, device: DeviceState, slot: Array, first: Array
   ) -> tuple[tuple[Array, ...], ...]:
-    """Blocks ``first`` and on of a slot; the last block of a slot ends where the slot ends."""
+    """Blocks ``first`` and on of a slot; the last block of a slot ends where the slot ends.
+
+    A block is one flat array of each dtype: to hand over many small ones costs the host more.
+    """
 
     def block(index: int) -> tuple[Array, ...]:
       start = (first + index) * self.block_tokens
-      return tuple(
-        jax.lax.dynamic_slice(
-          leaf,
-          [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))],
-          [1, *(self.block_tokens if d == axis else n for d, n in enumerate(leaf.shape) if d)],
-        )
-        for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True)
-        if axis is not None
-      )
+      parts: dict[jnp.dtype, list[Array]] = {dtype: [] for dtype in self._dtypes}
+      for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True):
+        if axis is not None:
+          place = [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))]
+          part = jax.lax.dynamic_slice(leaf, place, self._block_shape(leaf.shape, axis))
+          parts[leaf.dtype].append(part.reshape(-1))
+      return tuple(jnp.concatenate(part) for part in parts.values())
 
     return tuple(block(i) for i in range(self.transfer_blocks))
+
+  def _block_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Of the part of an array of all slots that belongs to a block of one."""
+    return (1, *(self.block_tokens if d == axis else n for d, n in enumerate(shape) if d))
 
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan

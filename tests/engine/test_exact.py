@@ -177,6 +177,7 @@ def test_slots_lanes_and_cuts_of_an_extension_change_no_bit(changes):
   assert_exact(HYBRID, dataclasses.replace(_SIZES, **changes), 1.0)
 
 
+@pytest.mark.slow
 def test_recorded_experts_are_those_of_training():
   params, config = draw(HYBRID, seed=4), HYBRID
   engine = SlotEngine(config, dataclasses.replace(_SIZES, record_experts=True))
@@ -206,7 +207,10 @@ def _gradients(params, config, rows, weights):
   return jax.value_and_grad(loss)(params)
 
 
-@pytest.mark.parametrize("exact", [TINY, DENSE], ids=["hybrid", "dense"])
+@pytest.mark.parametrize(
+  "exact",
+  [pytest.param(TINY, marks=pytest.mark.slow, id="hybrid"), pytest.param(DENSE, id="dense")],
+)
 def test_gradients_are_those_of_the_ordinary_computation(exact):
   exact = dataclasses.replace(exact, exact_chunk=4, logits_chunk=6)
   rng = np.random.default_rng(2)

@@ -630,7 +630,7 @@ def test_more_waiting_calls_than_allowed_are_refused_at_once(make_engine):
 
 
 def test_a_compilation_in_the_loop_is_a_fault(make_engine, monkeypatch):
-  engine = make_engine(warmup=True)
+  engine = make_engine(warmup=True, max_length=72)  # programs of its own
   programs = engine._lanes[0].slots.programs
   run_episodes(engine, [0])
 

@@ -271,10 +271,11 @@ def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
     cancelled += asyncio.run(cut())
     assert idle(engine)
   assert cancelled >= 3
-  gc.collect()
-  assert engine.stored_bytes == stored
   assert resources() == before
   np.testing.assert_equal(whole(), reference)
+  gc.collect()
+  # What a lane held when its loop ended in the middle of a cycle is gone after its next one.
+  assert engine.stored_bytes == stored
 
 
 def test_one_cancelled_episode_leaves_the_others_their_bits(engine):

@@ -48,7 +48,10 @@ def test_sampler_and_trainer_of_a_run_agree_to_the_last_bit(tmp_path):
   assert [row["mismatch/mean"] for row in metrics] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("pattern", ["M*E-", "*-*-"], ids=["hybrid", "dense"])
+@pytest.mark.parametrize(
+  "pattern",
+  [pytest.param("M*E-", id="hybrid"), pytest.param("*-*-", marks=pytest.mark.slow, id="dense")],
+)
 def test_the_first_update_has_ratio_one(tmp_path, pattern):
   """Through the learner: episodes of the engine, micro-batches, gradients."""
   experiment = exact_experiment(pattern)
