@@ -382,16 +382,16 @@ class Programs:
       device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
     ) -> tuple[Array, models.Ahead]:
       """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
-      if masks is not None:
-        state = masks.advance(state, token_ids)
+      previous = token_ids
 
       def choose(step: int, logits: Array) -> Array:
-        nonlocal state
+        nonlocal state, previous
+        if masks is not None and state is not None:
+          state = masks.advance(state, previous)
         index = filled[:, None] + step + 1
         chosen = draw(logits, index, None if state is None else state[:, None]).token_ids[:, 0]
-        if masks is not None:
-          state = masks.advance(state, chosen)
-        return jnp.where(live, chosen, 0)
+        previous = jnp.where(live, chosen, 0)
+        return previous
 
       assert device.ahead is not None
       return models.draft(

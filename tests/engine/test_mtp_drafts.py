@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from agentjax import models
@@ -73,6 +74,32 @@ def test_tokens_and_log_probs_are_those_without_drafts(slot_engine, drafting, se
   assert_same_tokens(
     drafting.generate(prompts, **asked), slot_engine.generate(prompts, **asked), atol=1e-5
   )
+
+
+def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(drafting):
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 48, size).astype(np.int32) for size in (1, 2, 5)]
+  drafting.place(None, [0, 1, 2, 3])
+  drafting.extend(list(enumerate(prompts)))
+  ids = [prompt.tolist() for prompt in prompts]
+  for turn in range(3):
+    plan = drafting.idle_plan()
+    plan.budget[:3], plan.temperature[:3], plan.key_data[:3] = (8, 3, 5), 1.0, [[turn, 1]] * 3
+    chunk = drafting.decode(plan)
+    for slot in range(3):
+      ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]
+      drafting.extend([(slot, np.array([turn], np.int32))])
+  found = jax.device_get(drafting._state.ahead)
+  drafting.place(None, [0, 1, 2, 3])
+  drafting.extend([(slot, np.array(held, np.int32)) for slot, held in enumerate(ids)])
+  expected = jax.device_get(drafting._state.ahead)
+  for slot, held in enumerate(ids):
+    np.testing.assert_allclose(found.states[slot], expected.states[slot], atol=2e-5)
+    for depth in range(2):
+      places = len(held) - 1 - depth
+      for a, b in zip(*(jax.tree.leaves(v.entries[depth]) for v in (found, expected)), strict=True):
+        np.testing.assert_allclose(a[slot, :, :places], b[slot, :, :places], atol=2e-5)
+        assert np.abs(b[slot, :, :places]).min() > 0
 
 
 def test_order_slots_and_neighbours_change_no_bit(drafting):

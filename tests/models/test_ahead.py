@@ -43,9 +43,9 @@ def test_drafted_log_probs_are_those_of_training(name, pieces):
   params = draw(config, seed=0)
   tokens = np.random.default_rng(1).integers(0, config.vocab_size, LENGTH)
   hidden, expected = in_training(params, config, pack([tokens], [[0]], LENGTH))
-  weights = jax.jit(
-    functools.partial(models.prepare_decode_params, heads=True), static_argnums=1
-  )(params, config)
+  weights = jax.jit(functools.partial(models.prepare_decode_params, heads=True), static_argnums=1)(
+    params, config
+  )
   follow = jax.jit(functools.partial(models.follow, config=config, max_length=LENGTH))
   slot, held = 2, 0
   ahead = models.init_ahead(config, SLOTS, LENGTH, TOKENS)
