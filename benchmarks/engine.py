@@ -7,9 +7,11 @@ The dense model has 4.46M parameters (4 layers, d=256, ffn 1024, 4 query and 2 k
 the size that the quickstart trains. `agentic` runs 16 episodes of 3 turns of 32 tokens with 16
 observed tokens between them, through the asyncio engine. CPU seconds count all threads.
 
-With `--speculation` one prompt alone, and 16, with and without drafts of 3 and 7 tokens. "repeats"
-is a greedy policy whose blocks add nothing, so that it goes round in circles: most drafts are
-right. "random" draws from random weights: hardly any is. With `--grammar` the single turns again:
+With `--speculation` one prompt alone, and 16, with and without drafts of 3 and 7 tokens, by n-grams
+and by prediction heads of one depth ("*-"). "repeats" is a greedy policy whose blocks add nothing,
+so that it goes round in circles, and whose heads say what it would: most drafts are right. "known"
+is that policy at temperature 1, which repeats nothing. "random" draws from random weights, heads
+included: hardly any draft is right. With `--grammar` the single turns again:
 without room for grammars, with room that nobody uses, and with every call bound to a JSON schema.
 Both print the best of the runs.
 """
@@ -161,18 +163,22 @@ def _best(engine: Engine, prompts: np.ndarray, **fields: Any) -> tuple[float, fl
 
 
 def _measure_drafts(name: str, slots: int) -> None:
-  config = _config(name)
+  config = dataclasses.replace(_config(name), mtp=models.MtpConfig(pattern="*-"))
   prompts = np.random.default_rng(0).integers(0, config.vocab_size, (slots, _PROMPT))
   params = models.init(config, jax.random.key(0))
-  blank = dataclasses.replace(params, groups=jax.tree.map(jnp.zeros_like, params.groups))
+  # The heads look at the token alone, as the blank blocks of the model do.
+  token_only = jnp.eye(2 * config.d_model, config.d_model)[None]
+  nothing = jax.tree.map(jnp.zeros_like, (params.groups, params.mtp.blocks))
+  heads = dataclasses.replace(params.mtp, join=token_only, blocks=nothing[1])
+  blank = dataclasses.replace(params, groups=nothing[0], mtp=heads)
   cases = {
     "repeats": (blank, SamplingConfig(temperature=0.0)),
+    "known": (blank, SamplingConfig()),
     "random": (params, SamplingConfig()),
   }
   plain: dict[str, float] = {}
-  for drafted in (0, 3, 7):
-    settings = {"speculate": "ngram", "draft_tokens": drafted} if drafted else {}
-    engine = _engine(config, slots=slots, **settings)
+  for speculate, drafted in (("none", 1), ("ngram", 3), ("ngram", 7), ("mtp", 3), ("mtp", 7)):
+    engine = _engine(config, slots=slots, speculate=speculate, draft_tokens=drafted)
     for case, (weights, sampling) in cases.items():
       engine.publish(weights, 0)
       before = dataclasses.replace(engine.stats)
@@ -181,7 +187,7 @@ def _measure_drafts(name: str, slots: int) -> None:
       proposed = engine.stats.drafted_tokens - before.drafted_tokens
       right = engine.stats.accepted_tokens - before.accepted_tokens
       print(
-        f"{name}, {slots} slots, {case:8s} drafts of {drafted}: {tokens / seconds:.0f} tokens/s "
+        f"{name}, {slots} slots, {case:8s} {speculate} {drafted}: {tokens / seconds:.0f} tokens/s "
         f"({plain[case] / seconds:.2f}x), CPU {cpu:.2f} s, {right}/{proposed} drafted tokens right"
       )
     engine.close()

@@ -78,11 +78,13 @@ class EngineConfig(Config):
       grammars at work; 0 is off and costs nothing. Grammars take tens to thousands of states.
     grammar_classes: kinds of tokens that one grammar may tell apart, columns of that table.
     grammars: grammars in the table at most. Where more are at work they take turns.
-    speculate: "ngram" drafts the next tokens from the context's own past and checks them all in one
-      step of the model; "none" does not. Tokens and log-probs stay what they are, up to rounding.
-      Pays where a step costs little more for several tokens than for one (an accelerator that waits
-      for its memory) and text repeats itself; see docs/rollout.md.
-    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``.
+    speculate: "ngram" drafts the next tokens from the context's own past, "mtp" draws them from the
+      model's prediction heads (model.mtp), and all are checked in one step of the model; "none"
+      drafts nothing. Tokens and log-probs stay what they are, up to rounding. Pays where a step
+      costs little more for several tokens than for one (an accelerator that waits for its memory)
+      and drafts are right: text repeats itself, or the heads are trained; see docs/rollout.md.
+    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``. "mtp" applies
+      the last depth of the heads again where these are more tokens than model.mtp.depths.
     warmup: compile everything when the first weights are published, rather than each program when
       it is first needed. Several lanes would then compile one program twice.
   """
@@ -106,7 +108,7 @@ class EngineConfig(Config):
   grammar_states: int = 0
   grammar_classes: int = 512
   grammars: int = 8
-  speculate: Literal["none", "ngram"] = "none"
+  speculate: Literal["none", "ngram", "mtp"] = "none"
   draft_tokens: int = 3
   warmup: bool = True
 

@@ -49,7 +49,7 @@ class PrefixCache:
       anywhere else the bits are those of one length alone.
     any_history: let entries serve whatever their boundary and history. Values are then equal up to
       rounding and not to the bit.
-    attention_only: the model has no recurrent state.
+    attention_only: contexts are made of keys and values alone, see ``Programs``.
   """
 
   def __init__(self, grid: int, *, any_history: bool, attention_only: bool) -> None:

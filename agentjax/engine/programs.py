@@ -20,6 +20,7 @@ from agentjax.engine.grammar import Masks
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.engine.speculation import lookup, written
 from agentjax.models import Cache, ModelConfig
+from agentjax.models.blocks import Appended
 from agentjax.trajectory.experts import compact_dtype
 
 Array = jax.Array
@@ -32,6 +33,7 @@ class DeviceState:
   cache: Cache
   logits: Array  # float32 [slots, vocab], of the token each slot takes next
   history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
+  ahead: models.Ahead | None = None  # of prediction heads, where these make the drafts
 
 
 _WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
@@ -54,7 +56,7 @@ class Programs:
     block_tokens: tokens of a block of keys and values.
     transfer_blocks: blocks that ``write`` and ``read_blocks`` move at once.
     has_blocks: whether the model has keys and values at all.
-    attention_only: whether it has nothing else.
+    attention_only: whether it has nothing else, so that a part of a context can be had from it.
     state_bytes, block_bytes: sizes of a context's state and of one block.
   """
 
@@ -114,6 +116,9 @@ class Programs:
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
+      ahead=models.init_ahead(self._model, self.slots, length, self._config.draft_tokens)
+      if self._config.speculate == "mtp"
+      else None,
     )
 
   def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
@@ -133,7 +138,8 @@ class Programs:
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
-    return jax.tree.map(jnp.copy, models.prepare_decode_params(params, self._model))
+    heads = self._config.speculate == "mtp"
+    return jax.tree.map(jnp.copy, models.prepare_decode_params(params, self._model, heads=heads))
 
   def _extend(
     self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
@@ -144,12 +150,37 @@ class Programs:
     """
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
-    history = device.history
+    history, ahead = device.history, device.ahead
+    starts = device.cache.lengths.at[rows].get(mode="clip")
     if history is not None:
-      starts = device.cache.lengths.at[rows].get(mode="clip")
       history = written(history, rows, starts, token_ids, counts)
-    device = DeviceState(cache=out.cache, logits=logits, history=history)
+    if ahead is not None:
+      ahead = self._follow(params, ahead, (rows, starts, counts), out.hidden, token_ids)
+    device = DeviceState(cache=out.cache, logits=logits, history=history, ahead=ahead)
     return device, self._compact(out.experts)
+
+  def _follow(
+    self,
+    params: Any,
+    ahead: models.Ahead,
+    where: tuple[Array, Array, Array],
+    hidden: Any,
+    token_ids: Array,
+    **settings: Any,
+  ) -> models.Ahead:
+    """``counts[r]`` tokens into the heads' part of slot ``rows[r]``, from ``starts[r]`` on."""
+    rows, starts, counts = where
+    positions = starts[:, None] + jnp.arange(token_ids.shape[1])
+    return models.follow(
+      params,
+      self._model,
+      ahead,
+      Appended(rows, positions, counts),
+      hidden,
+      token_ids,
+      max_length=self._config.max_length,
+      **settings,
+    )
 
   def _compact(self, experts: Array | None) -> Array | None:
     """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
@@ -347,13 +378,46 @@ class Programs:
       )
       return sampling.Draws(*(v.reshape(slots, count) for v in drawn))
 
+    def foresee(
+      device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
+    ) -> tuple[Array, models.Ahead]:
+      """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
+      previous = token_ids
+
+      def choose(step: int, logits: Array) -> Array:
+        nonlocal state, previous
+        if masks is not None and state is not None:
+          state = masks.advance(state, previous)
+        index = filled[:, None] + step + 1
+        chosen = draw(logits, index, None if state is None else state[:, None]).token_ids[:, 0]
+        previous = jnp.where(live, chosen, 0)
+        return previous
+
+      assert device.ahead is not None
+      return models.draft(
+        params,
+        self._model,
+        device.ahead,
+        device.cache.lengths,
+        token_ids,
+        live,
+        tokens=drafted,
+        max_length=self._config.max_length,
+        choose=choose,
+      )
+
     def advance(carry: tuple) -> tuple:
       live, device, state, chunk = carry
       filled, lengths = chunk.counts, device.cache.lengths
       first = draw(device.logits, filled[:, None], None if state is None else state[:, None])
       start = jnp.where(live[:, None], first.token_ids, 0)
-      history = written(device.history, jnp.arange(slots), lengths, start, live.astype(jnp.int32))
-      drafts, found = lookup(history, lengths + 1, drafted)
+      history, ahead = device.history, device.ahead
+      if ahead is None:
+        history = written(history, jnp.arange(slots), lengths, start, live.astype(jnp.int32))
+        drafts, found = lookup(history, lengths + 1, drafted)
+      else:
+        drafts, ahead = foresee(device, live, start[:, 0], filled, state)
+        found = live
       forced = forced_at(filled[:, None] + place[1:])
       drafts = jnp.where(forced >= 0, forced, drafts)
       token_ids = jnp.concatenate([start, drafts], axis=1)
@@ -378,7 +442,11 @@ class Programs:
       last = jnp.maximum(counts - 1, 0)[:, None, None]
       logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
       logits = jnp.where(live[:, None], logits, device.logits)
-      history = written(history, jnp.arange(slots), lengths, token_ids, counts)
+      if ahead is None:
+        history = written(history, jnp.arange(slots), lengths, token_ids, counts)
+      else:
+        where = jnp.where(live, jnp.arange(slots), slots), lengths, counts
+        ahead = self._follow(params, ahead, where, out.hidden, token_ids, every_slot=True)
 
       target = jnp.where(taken, filled[:, None] + place, size)
 
@@ -405,7 +473,8 @@ class Programs:
       if states is not None:
         after = jnp.take_along_axis(states, counts[:, None], axis=1)[:, 0]
         state = jnp.where(goes_on, after, state)
-      return goes_on, DeviceState(cache=cache, logits=logits, history=history), state, chunk
+      device = DeviceState(cache=cache, logits=logits, history=history, ahead=ahead)
+      return goes_on, device, state, chunk
 
     def blank(dtype: Any, *shape: int) -> Array:
       return jnp.zeros((slots, *shape), dtype)

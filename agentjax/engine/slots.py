@@ -25,7 +25,14 @@ from agentjax.engine.request import (
 )
 from agentjax.engine.sampling import address_key
 from agentjax.engine.store import Snapshot, Store, Stored
-from agentjax.models import DecodeParams, ModelConfig, Params, num_routers, unverifiable
+from agentjax.models import (
+  DecodeParams,
+  ModelConfig,
+  Params,
+  num_routers,
+  undraftable,
+  unverifiable,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +102,13 @@ class SlotEngine:
       "engine.speculate",
       config.speculate,
       f"'none' with {reason}",
+    )
+    reason = undraftable(model_config)
+    check(
+      config.speculate != "mtp" or reason is None,
+      "engine.speculate",
+      config.speculate,
+      f"'none' or 'ngram' with {reason}",
     )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentjax.models.ahead import Ahead, draft, follow, init_ahead, undraftable
 from agentjax.models.cache import (
   Cache,
   Decoded,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
 
 __all__ = [
+  "Ahead",
   "Cache",
   "DecodeParams",
   "Decoded",
@@ -89,10 +91,13 @@ __all__ = [
   "decode_step",
   "distribution",
   "distribution_by_row",
+  "draft",
   "extend",
   "factor_pattern",
+  "follow",
   "forward",
   "init",
+  "init_ahead",
   "init_cache",
   "init_lora",
   "init_params",
@@ -113,6 +118,7 @@ __all__ = [
   "save_pretrained",
   "score_tokens",
   "trained_mask",
+  "undraftable",
   "unverifiable",
   "update_router_bias",
   "value_specs",

@@ -67,22 +67,37 @@ class Decoded(NamedTuple):
     cache: after the tokens.
     experts: int32 [routers, rows, time, choices] ([routers, slots, choices] of one step), the
       experts that tokens went through; None without a router.
+    hidden: [rows, time, embed], after the last norm; None of one step, and with exact_chunk.
   """
 
   logits: Array
   cache: Cache
   experts: Array | None
+  hidden: Array | None = None
 
 
-def prepare_decode_params(params: Params, config: ModelConfig) -> DecodeParams:
-  """Unstacks the layers and casts to the compute dtype what is used in it."""
+def prepare_decode_params(
+  params: Params, config: ModelConfig, *, heads: bool = False
+) -> DecodeParams:
+  """Unstacks the layers and casts to the compute dtype what is used in it.
+
+  Args:
+    params: of training.
+    config: of the params.
+    heads: keep those that predict further ahead, for drafts; the config has ``mtp`` then.
+  """
   narrow = jax.tree.map(
     lambda spec, w: w if spec.wide else w.astype(config.dtype),
     param_specs(config),
     params,
     is_leaf=is_spec,
   )
-  return _unstacked(narrow, config)
+  out = _unstacked(narrow, config)
+  if not heads:
+    return out
+  assert narrow.mtp is not None
+  layers = [jax.tree.map(lambda w, i=i: w[i], narrow.mtp) for i in range(len(narrow.mtp.join))]
+  return dataclasses.replace(out, mtp=tuple(layers))
 
 
 def decode_specs(config: ModelConfig) -> DecodeParams:
@@ -177,7 +192,7 @@ def extend(
 
   Returns:
     The logits after the last token of each row, of no meaning where the count is 0; the cache; the
-    experts of every token.
+    experts and the hidden state of every token.
   """
   if cache.recent is not None:
     return _extend_exactly(params, config, cache, cache.recent, rows, token_ids, counts)
@@ -187,14 +202,16 @@ def extend(
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
   x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
+  x = close_stream(x)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
-  hidden = jnp.take_along_axis(close_stream(x), last, axis=1)[:, 0]
+  hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
   lengths = cache.lengths.at[rows].add(counts, mode="drop")
   return Decoded(
     logits=compute_logits(params, config, hidden),
     cache=Cache(blocks=entries, lengths=lengths),
     experts=jnp.stack(routed) if routed else None,
+    hidden=rms_norm(x, params.final_norm, config.norm_eps),
   )
 
 

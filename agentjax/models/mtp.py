@@ -26,7 +26,7 @@ from agentjax.models.heads import score_targets
 from agentjax.models.moe import Routing
 from agentjax.models.norm import rms_norm
 from agentjax.models.products import linear
-from agentjax.models.stack import Params, open_stream, run_unit
+from agentjax.models.stack import DecodeParams, MtpLayer, Params, open_stream, run_unit
 
 Array = jax.Array
 
@@ -90,13 +90,8 @@ def mtp_scores(
   def body(state: Array, depth: Any) -> tuple[Array, tuple[Array, Any]]:
     own, (inputs, targets, segments) = depth
     weights = jax.tree.map(lambda w: w[0], layer) if own is None else own
-    parts = (
-      rms_norm(open_stream(params, config, inputs)[0], weights.token_norm, config.norm_eps),
-      rms_norm(state, weights.hidden_norm, config.norm_eps),
-    )
-    x = linear(jnp.concatenate(parts, axis=-1), weights.join)
     x, reports = run_unit(
-      x,
+      join(params, config, weights, inputs, state),
       (weights.blocks, (None,) * len(pattern)),
       unit=pattern,
       config=config,
@@ -154,6 +149,21 @@ def mtp_loss(
     metrics={f"mtp/nll_{k}": jax.lax.stop_gradient(v) for k, v in enumerate(by_depth, start=1)},
     load=load,
   )
+
+
+def join(
+  params: Params | DecodeParams,
+  config: ModelConfig,
+  layer: MtpLayer,
+  token_ids: Int[Array, "*lead"],
+  state: Float[Array, "*lead embed"],
+) -> Float[Array, "*lead embed"]:
+  """What the blocks of one depth read; ``layer`` is its own, without the leading axis."""
+  parts = (
+    rms_norm(open_stream(params, config, token_ids)[0], layer.token_norm, config.norm_eps),
+    rms_norm(state, layer.hidden_norm, config.norm_eps),
+  )
+  return linear(jnp.concatenate(parts, axis=-1), layer.join)
 
 
 def _ahead(x: Array, places: int) -> Array:

@@ -94,6 +94,7 @@ class DecodeParams:
   loop: Injection | None = None
   second_pass: Gates | None = None
   per_layer: PerLayerTable | None = None
+  mtp: tuple[MtpLayer, ...] | None = None  # one a layer, for drafts
 
 
 @flax.struct.dataclass

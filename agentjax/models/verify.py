@@ -38,11 +38,13 @@ class Verified(NamedTuple):
     logits: float32 [slots, window, vocab], of the token behind each of the window.
     pending: blocks of the cache, with what ``accept`` needs in the place of recurrent ones.
     experts: int32 [routers, slots, window, choices]; None without a router.
+    hidden: [slots, window, embed], after the last norm.
   """
 
   logits: Array
   pending: tuple[Any, ...]
   experts: Array | None
+  hidden: Array
 
 
 class _Recurrent(NamedTuple):
@@ -87,12 +89,13 @@ def verify(
   x, per_layer = open_stream(params, config, token_ids)
   given = given_to_blocks(config, None, per_layer)
   section = DecodeSection(config.pattern, params.blocks, cache.blocks, given)
-  x, pending, routed = run_section(x, section, config=config, where=appended, kinds=_KINDS)
+  x, pending, routed = run_section(x, section, config=config, where=appended, kinds=EVERY_SLOT)
   hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
   return Verified(
     logits=compute_logits(params, config, hidden),
     pending=pending,
     experts=jnp.stack(routed) if routed else None,
+    hidden=hidden,
   )
 
 
@@ -163,7 +166,8 @@ def _attention(
   return x + merge_heads(params.mixer, out), entry, None
 
 
-_KINDS: Mapping[str, BlockKind] = {
+# ``extend`` of these takes a row for every slot, in order.
+EVERY_SLOT: Mapping[str, BlockKind] = {
   **KINDS,
   "M": dataclasses.replace(KINDS["M"], extend=_mamba),
   "*": dataclasses.replace(KINDS["*"], extend=_attention),

@@ -36,12 +36,14 @@ def drafting(model_config, params) -> SlotEngine:
   return engine
 
 
-def assert_same_tokens(found: list[list[Sample]], expected: list[list[Sample]]) -> None:
+def assert_same_tokens(
+  found: list[list[Sample]], expected: list[list[Sample]], *, atol: float = 2e-5
+) -> None:
   for a, b in zip(sum(found, []), sum(expected, []), strict=True):
     np.testing.assert_array_equal(a.token_ids, b.token_ids)
     assert a.finish == b.finish
     for name in ("log_probs", "entropies", "sampling_log_probs"):
-      np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=2e-5, err_msg=name)
+      np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_impossible_drafts_name_the_field(model_config):
   with pytest.raises(ConfigError, match="engine.draft_tokens"):
     EngineConfig(draft_tokens=0).validate()
   with pytest.raises(ConfigError, match="engine.speculate"):
-    EngineConfig(speculate="mtp").validate()
+    EngineConfig(speculate="suffix").validate()
   looped = models.ModelConfig(
     vocab_size=48, d_model=32, pattern="*-*-*-", num_heads=2, num_kv_heads=1, head_dim=16,
     d_mlp=32, loop=models.LoopConfig(2, 2, mean_depth=2),

@@ -36,7 +36,7 @@ class Decoder:
     for row, (slot, piece) in zip(order, pieces.items(), strict=True):
       rows[row], counts[row] = slot, len(piece)
       tokens[row, : len(piece)] = piece
-    logits, self.cache, _ = self.extend(
+    logits, self.cache, *_ = self.extend(
       self.params, cache=self.cache, rows=rows, token_ids=tokens, counts=counts
     )
     return {slot: np.asarray(logits[row]) for row, slot in zip(order, pieces, strict=True)}
@@ -45,7 +45,9 @@ class Decoder:
     ids, active = np.full(SLOTS, 5), np.zeros(SLOTS, bool)
     for slot, token in tokens.items():
       ids[slot], active[slot] = token, True
-    logits, self.cache, _ = self.decode(self.params, cache=self.cache, token_ids=ids, active=active)
+    logits, self.cache, *_ = self.decode(
+      self.params, cache=self.cache, token_ids=ids, active=active
+    )
     return {slot: np.asarray(logits[slot]) for slot in tokens}
 
 
@@ -152,7 +154,7 @@ def test_unused_rows_and_empty_rows_touch_nothing(tiny, tiny_params, unused):
   decoder.feed({slot: [slot + 1, 2, 3] for slot in range(4)})
   decoder.feed({slot: [slot + 1, 2, 3] for slot in range(4, 8)})
   before = jax.tree.map(np.asarray, decoder.cache)
-  _, after, _ = decoder.extend(
+  _, after, *_ = decoder.extend(
     decoder.params,
     cache=decoder.cache,
     rows=np.array([unused, 2, 7, unused]),

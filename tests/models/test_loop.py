@@ -303,12 +303,12 @@ def decoded(params, config, tokens, prompt):
   ids = np.zeros((2, 8), np.int32)
   ids[0, :prompt], ids[1, :3] = tokens[:prompt], [5, 6, 7]
   extend = jax.jit(models.extend, static_argnums=1)
-  logits, cache, _ = extend(params, config, cache, np.array([2, 0]), ids, np.array([prompt, 3]))
+  logits, cache, *_ = extend(params, config, cache, np.array([2, 0]), ids, np.array([prompt, 3]))
   found = [logits[0]]
   step = jax.jit(models.decode_step, static_argnums=1, donate_argnums=2)
   for token in tokens[prompt:]:
     given = np.array([9, 0, token, 0], np.int32)
-    logits, cache, _ = step(params, config, cache, given, np.array([True, False, True, False]))
+    logits, cache, *_ = step(params, config, cache, given, np.array([True, False, True, False]))
     found.append(logits[2])
   return jax.nn.log_softmax(jnp.stack(found)), cache
 
@@ -340,7 +340,7 @@ def test_the_stream_stays_in_the_compute_dtype(tiny, make):
     cache = models.init_cache(config, 4, 16)
     return hidden, models.decode_step(params, config, cache, ids[:, 0], ids[:, 0] > 0), cache
 
-  hidden, (logits, after, _), cache = jax.eval_shape(both, models.abstract(specs), ids)
+  hidden, (logits, after, *_), cache = jax.eval_shape(both, models.abstract(specs), ids)
   assert (hidden.dtype, logits.dtype) == (jnp.bfloat16, jnp.float32)
   assert after == cache
 

@@ -205,9 +205,9 @@ def test_cached_decoding_continues_as_transformers_does(name):
   extend = jax.jit(models.extend, static_argnums=1)
   step = jax.jit(models.decode_step, static_argnums=1)
   rows = jnp.arange(2)
-  _, cache, _ = extend(
+  _, cache, *_ = extend(
     params, config, cache, rows, token_ids[:, :start], jnp.full((2,), start, jnp.int32)
   )
   for t in range(start, token_ids.shape[1]):
-    logits, cache, _ = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
+    logits, cache, *_ = step(params, config, cache, token_ids[:, t], jnp.ones(2, bool))
     np.testing.assert_allclose(logits, arrays["decode_logits_from_pos12"][:, t - start], atol=1e-5)
