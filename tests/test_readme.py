@@ -36,6 +36,7 @@ def test_there_are_the_three_snippets_at_the_length_promised():
   assert len([x for x in body.splitlines() if x]) <= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", _PYTHON)
 def test_snippet_runs(title, tmp_path):
   (tmp_path / "configs").symlink_to(_ROOT / "configs")

@@ -80,7 +80,8 @@ def test_only_the_offending_heads_change(kind):
   assert all(a is b for a, b in zip(*map(jax.tree.leaves, untouched), strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_update_clips_after_its_step_whatever_the_micro_batches(dtype):
   model = dataclasses.replace(ATTENTION, param_dtype=dtype)
   plain = OptimizerConfig(learning_rate=1e-3)
