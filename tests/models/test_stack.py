@@ -74,6 +74,7 @@ def test_scanning_over_repeats_equals_running_each_block(tiny):
   jax.tree.map(near, unstack(scanned_grads.groups, config), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes", [pytest.param({"remat": "block"}, marks=pytest.mark.slow), {"unrolled_blocks": 1}]
 )

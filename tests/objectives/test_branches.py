@@ -63,6 +63,7 @@ def _scale(prepared):
   return 1.0 / values[values > 0][0]
 
 
+@pytest.mark.slow
 def test_on_policy_both_give_the_shared_token_one_gradient():
   for branches in ("soft", "hard"):
     gradient = coefficients(branches, 1.0)

@@ -42,6 +42,7 @@ def test_only_adapters_move_and_only_they_have_moments():
   assert moments == 2 * adapters
 
 
+@pytest.mark.slow
 def test_the_first_forward_is_that_of_the_policy_without_adapters():
   _, whole = update_batch(sequences(), 4)
   with_lora = machine(MIXTURE, UpdateSettings(lora=_LORA))

@@ -104,6 +104,7 @@ def test_an_update_clips_after_its_step_whatever_the_micro_batches(dtype):
   assert results[0][1]["qk_clip/max"] == pytest.approx(results[1][1]["qk_clip/max"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_skipped_update_clips_nothing():
   made = machine(ATTENTION, UpdateSettings(qk_clip=1e-3))
   _, whole = update_batch(sequences(), 4)
@@ -128,6 +129,7 @@ def test_models_whose_scores_cannot_be_clipped_are_refused():
       smoke_experiment(rl=stage, model=dataclasses.replace(model, **change)).validate()
 
 
+@pytest.mark.slow
 def test_scores_are_recorded_only_where_asked_for():
   quiet = dataclasses.replace(_KINDS["shared keys"], record_max_scores=False)
   assert models.forward(rows.draw(quiet, 1), quiet, *_tokens()).max_scores is None

@@ -154,6 +154,7 @@ def test_killed_in_the_middle_of_a_rollout_it_keeps_the_episodes_that_were_finis
   assert len(addresses) == len(set(addresses)) == 12
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_goes_on(finished_run, tmp_path):
   straight, *_ = finished_run
   directory = tmp_path / "stopped"
