@@ -785,7 +785,7 @@ def _step(config: models.ModelConfig, sizes: Sizes) -> Iterator[StepTimes]:
         )
       )
       generate, start = since(start), clock()
-      state, _ = learner.rl_step(state, trajectories)
+      state, _ = learner.rl_step(state, trajectories, number)
       jax.block_until_ready(state)
       if number:
         yield StepTimes(generate, since(start))
