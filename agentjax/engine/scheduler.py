@@ -80,6 +80,7 @@ class _Ledger:
 
   def __init__(self, parts: Sequence[np.ndarray] = ()) -> None:
     self.parts = list(parts)
+    self._length = sum(map(len, self.parts))
 
   def array(self) -> np.ndarray | None:
     """All of it; None where there is nothing."""
@@ -87,12 +88,16 @@ class _Ledger:
 
   def record(self, start: int, part: np.ndarray) -> None:
     """Notes the entries from ``start`` on; what stood there was taken back."""
-    kept, end = [], 0
-    for earlier in self.parts:
-      kept.append(earlier[: max(start - end, 0)])
-      end += len(kept[-1])
-    assert end == start, (end, start)
-    self.parts = [p for p in (*kept, part) if len(p)]
+    while self._length > start:
+      last = self.parts.pop()
+      self._length -= len(last)
+      if self._length < start:
+        self.parts.append(last[: start - self._length])
+        self._length = start
+    assert self._length == start, (self._length, start)
+    if len(part):
+      self.parts.append(part)
+      self._length += len(part)
 
 
 class Prefix:
