@@ -152,7 +152,8 @@ def score_responses(
       f"prefix {empty} is empty; allowed: at least one token, such as the one that starts every "
       "conversation."
     )
-  pairs = [np.concatenate([p, r]).astype(np.int32) for p, r in zip(prefixes, responses, strict=True)]
+  joined = zip(prefixes, responses, strict=True)
+  pairs = [np.concatenate(pair).astype(np.int32) for pair in joined]
   lengths = [len(pair) for pair in pairs]
   if not lengths:
     return []
@@ -175,7 +176,8 @@ def score_responses(
   def own(i: int) -> ResponseScores:
     end = int(plan.starts[i]) + lengths[i]
     span = slice(end - len(responses[i]), end)
-    return ResponseScores(*(None if v is None else v[plan.rows[i], span] for v in every))
+    found = [None if v is None else v[plan.rows[i], span] for v in every]
+    return ResponseScores(*found)  # type: ignore[arg-type]
 
   return [own(i) for i in range(len(pairs))]
 
@@ -215,9 +217,7 @@ def _describe(
   full: bool,
 ) -> tuple[Array | None, ...]:
   """Fields of ResponseScores [B, T, ...], aligned with the token."""
-  scores = score_tokens(
-    params, config, token_ids, segment_ids, positions, temperature=temperature
-  )
+  scores = score_tokens(params, config, token_ids, segment_ids, positions, temperature=temperature)
   top: tuple[Array | None, Array | None] = (None, None)
   whole = None
   read = readout(params, config, scores.hidden, temperature)

@@ -102,8 +102,10 @@ def put_tokens(
   """Inverse of ``take_tokens``, 0 elsewhere; what stands at place 0 is dropped."""
   rows = jnp.arange(values.shape[0])[:, None]
   # Place 0 has nothing before it to be predicted from, and fills up short rows.
-  return jnp.zeros((values.shape[0], time), values.dtype).at[rows, places].set(
-    jnp.where(places > 0, values, 0)
+  return (
+    jnp.zeros((values.shape[0], time), values.dtype)
+    .at[rows, places]
+    .set(jnp.where(places > 0, values, 0))
   )
 
 

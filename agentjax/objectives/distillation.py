@@ -261,9 +261,7 @@ def entropy(log_p: Float[Array, "*lead vocab"]) -> Float[Array, "*lead"]:
   return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
 
-def at(
-  log_p: Float[Array, "*lead vocab"], ids: Int[Array, "*lead k"]
-) -> Float[Array, "*lead k"]:
+def at(log_p: Float[Array, "*lead vocab"], ids: Int[Array, "*lead k"]) -> Float[Array, "*lead k"]:
   """Log-probs of the candidates ``ids``."""
   return jnp.take_along_axis(log_p, ids, axis=-1)
 

@@ -183,9 +183,7 @@ MOPD = ObjectiveConfig(
 )
 # 2604.13010: the objective is OPD's, on stored episodes with stored log-probs of the teacher; no
 # bound tau is published and its configs set none.
-LIGHTNING_OPD = ObjectiveConfig(
-  _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig()
-)
+LIGHTNING_OPD = ObjectiveConfig(_UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig())
 # 2604.13016: KL on the student's 16 most likely tokens.
 OPD_TOP_K = ObjectiveConfig(
   _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="top_k")

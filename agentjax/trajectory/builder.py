@@ -310,9 +310,11 @@ def _join_known(parts: list[np.ndarray | None], lengths: list[int]) -> np.ndarra
   """Parts of these lengths in one array, NaN where a part is None; None if all are."""
   if all(part is None for part in parts):
     return None
-  return np.concatenate(
-    [np.full(n, np.nan, np.float32) if p is None else p for p, n in zip(parts, lengths, strict=True)]
-  )
+  known = [
+    np.full(n, np.nan, np.float32) if part is None else part
+    for part, n in zip(parts, lengths, strict=True)
+  ]
+  return np.concatenate(known)
 
 
 def token_paths(trajectory: Trajectory) -> list[TokenPath]:

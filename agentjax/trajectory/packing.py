@@ -106,7 +106,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
 
 
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
-  """The sequence after its first token alone: what stands before the first weighted one is left out.
+  """The sequence without what stands between its first token and its first weighted one.
 
   Its first token stays as the start that every conversation has. Positions then count from there.
   Observations between later turns stay, without weight. Log-probs of the sampler and choices of its

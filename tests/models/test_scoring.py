@@ -1,4 +1,4 @@
-"""Scores of chosen tokens, of whole distributions in chunks, and of any response after any prefix."""
+"""Scores of chosen tokens, of whole distributions, and of any response after any prefix."""
 
 import dataclasses
 
