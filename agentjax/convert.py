@@ -111,7 +111,9 @@ def to_checkpoint(
   params, config = huggingface.load_pretrained(source, overrides=overrides)
   try:
     beside.mkdir(parents=True)
-    identity = {"model": config.to_dict(), "tokenizer": fingerprint}
+    described = config.to_dict()
+    del described["exact_chunk"]  # as in the identity of a run: says how it is computed
+    identity = {"model": described, "tokenizer": fingerprint}
     state = TrainState(
       step=jnp.zeros((), jnp.int32),
       networks=Networks(policy=params, value=None),
