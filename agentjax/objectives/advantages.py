@@ -58,8 +58,8 @@ class AdvantageConfig(Config):
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
     parts: named parts of the reward that are centred and scaled one by one, in the place of the
-      reward itself, and then summed with ``part_weights``, so that no part drowns another: GDPO
-      (2601.05242) with ``whiten``. () takes the reward.
+      reward itself, and then summed with ``part_weights``, so that no part drowns another (GDPO,
+      which whitens the sum over the batch). () takes the reward.
     part_weights: one a part; () weighs all alike.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.

@@ -459,10 +459,10 @@ def _credit(
       broadcast_to_tokens(lengths, segment_ids), config.length_adaptive_lambda
     )
 
-  both = config.index_set == "turn_then_token"
+  by_turn = None if config.index_set == "turn_then_token" else units
 
   def advantages(lam: float | Array) -> Array:
-    if both:
+    if units is not None and by_turn is None:
       return bilevel_gae(
         rewards,
         values,
@@ -473,10 +473,9 @@ def _credit(
         lam=lam,
         unit_gamma=config.turn_gamma,
       )
-    return gae(rewards, values, weights, segment_ids, gamma=config.gamma, lam=lam, units=units)
+    return gae(rewards, values, weights, segment_ids, gamma=config.gamma, lam=lam, units=by_turn)
 
-  by_token = units is None or both
-  valued = weights > 0 if by_token else first_of_unit(weights, units)
+  valued = weights > 0 if by_turn is None else first_of_unit(weights, by_turn)
   return _Credit(
     advantages=advantages(lam),
     returns=jnp.where(valued, advantages(config.value_lambda) + values, 0),

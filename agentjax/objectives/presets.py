@@ -58,6 +58,9 @@ GMPO = ObjectiveConfig(
 SAPO = ObjectiveConfig(
   AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
 )
+# GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
+# over the batch; name the parts in advantage.parts.
+GDPO = ObjectiveConfig(AdvantageConfig(whiten=True), PolicyLossConfig())
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),
