@@ -42,10 +42,12 @@ def stepper():
 def with_moments(state):
   """As if the policy had been trained before."""
 
-  def filled(leaf):
-    return leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+  def filled(path, leaf):
+    moment = ".policy" in jax.tree_util.keystr(path) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf + 0.1 if moment else leaf
 
-  return dataclasses.replace(state, opt_state=jax.tree.map(filled, state.opt_state))
+  moved = jax.tree_util.tree_map_with_path(filled, state.opt_state)
+  return dataclasses.replace(state, opt_state=moved)
 
 
 def moments_of_policy(state):
