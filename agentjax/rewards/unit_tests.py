@@ -187,9 +187,7 @@ class UnitTestVerifier:
     self._sandbox = sandbox
     self._config = config or UnitTestConfig()
     self._config.validate()
-    self._plans: collections.OrderedDict[UnitTestsKey, dict[str, list[str]]] = (
-      collections.OrderedDict()
-    )
+    self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
     # Verdicts of all threads take turns in one loop: the sandbox counts its runs there.
     self._thread = _LoopThread("unit tests")
 
@@ -218,18 +216,20 @@ class UnitTestVerifier:
       }
       outcomes = await self._judge(tests, answers)
       still: dict[str, list[str]] = {}
-      for case in waiting:
-        outcome = outcomes[case]
+      for case, asked in waiting.items():
+        outcome, given = outcomes[case], len(answers[case])
         if outcome is None:
           results[case] = CaseResult(case, False, "the test did not come to an end")
-        elif outcome["answered"] == len(outcome["operations"]):
+          continue
+        operations = outcome["operations"]
+        if outcome["answered"] == len(operations):
           passed = outcome["outcome"] == "passed"
           results[case] = CaseResult(case, passed, outcome["reason"] or outcome["outcome"])
-        elif outcome["answered"] == len(answers[case]) < len(waiting[case]):
+        elif outcome["answered"] == given < len(asked) and operations[given] == asked[given]:
           reason = report[case]["ended"] or "it ended early"
           results[case] = CaseResult(case, False, f"no answer: {reason}")
-        else:
-          still[case] = outcome["operations"]
+        else:  # it asks more, or something else than it was thought to
+          still[case] = operations
       waiting = still
       if not waiting:
         break
@@ -324,9 +324,6 @@ class UnitTestVerifier:
       if result.status is not RunStatus.INFRA_ERROR:
         return result
     raise VerifierFault(f"sandbox: {result.detail}")
-
-
-UnitTestsKey = tuple[str, tuple[tuple[str, tuple[str, ...]], ...]]
 
 
 class UnitTestScorer:
