@@ -77,9 +77,7 @@ class _Suite:
     if not self.cases:
       self.cases["the whole file"] = self._script(body)
 
-  def work(
-    self, case: str, known: list[list[str]]
-  ) -> Callable[[Callable[[str], None]], None]:
+  def work(self, case: str, known: list[list[str]]) -> Callable[[Callable[[str], None]], None]:
     def run(report: Callable[[str], None]) -> None:
       dialogue = _Dialogue(known)
       self._offer_stand_ins(dialogue)
