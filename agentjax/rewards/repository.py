@@ -63,10 +63,10 @@ def squash_repository(
   with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
     made = pathlib.Path(beside) / "repository"
     made.mkdir()
-    for mode, identity, path in _files(source, commit):
-      if _left_out(path, remove, caches):
-        continue
-      _write(made, mode, path, _git(source, "cat-file", "blob", identity) if identity else b"")
+    files = [f for f in _files(source, commit) if not _left_out(f[2], remove, caches)]
+    blobs = _contents(source, [identity for _, identity, _ in files if identity])
+    for mode, identity, path in files:
+      _write(made, mode, path, next(blobs) if identity else b"")
     _git(made, "init", "--quiet", "--initial-branch=main", "--template=")
     _git(made, "add", "--all", "--force")
     _git(made, "commit", "--quiet", "--allow-empty", "--no-verify", "--message=Base")
@@ -117,6 +117,16 @@ def _files(
     yield mode, None if mode == _SUBMODULE else identity, os.fsdecode(path)
 
 
+def _contents(source: str | os.PathLike[str], blobs: Sequence[str]) -> Iterator[bytes]:
+  output = _git(source, "cat-file", "--batch", input="\n".join(blobs).encode())
+  at = 0
+  for _ in blobs:
+    start = output.index(b"\n", at) + 1  # "<blob> blob <size>"
+    at = start + int(output[at:start].split()[2])
+    yield output[start:at]
+    at += 1
+
+
 def _left_out(path: str, remove: Sequence[str], caches: Sequence[str]) -> bool:
   return any(fnmatch.fnmatch(path, pattern) for pattern in remove) or any(
     fnmatch.fnmatch(part, pattern) for part in path.split("/") for pattern in caches
@@ -142,7 +152,7 @@ def _write(root: pathlib.Path, mode: str, path: str, content: bytes) -> None:
   file.chmod(0o755 if mode == "100755" else 0o644)
 
 
-def _git(repository: str | os.PathLike[str], *arguments: str) -> bytes:
+def _git(repository: str | os.PathLike[str], *arguments: str, input: bytes = b"") -> bytes:
   """Runs git without the user's, the system's or the templates' settings."""
   environment = {
     "PATH": os.environ.get("PATH", os.defpath),
@@ -163,7 +173,7 @@ def _git(repository: str | os.PathLike[str], *arguments: str) -> bytes:
       ["git", *safe, "-C", os.fspath(repository), *arguments],
       env=environment,
       capture_output=True,
-      stdin=subprocess.DEVNULL,
+      input=input,
     )
   except OSError as error:
     raise RepositoryError(f"git cannot be run: {error}") from error
