@@ -4,14 +4,15 @@
                     ▲                                                                         │
                     └────────────────────────── f(3) gave 9 ◄─────────────────────────────────┘
 
-The box of the code runs the code and answers calls: a function and arguments go in, a plain value or
-the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes the
-answers as data and gives the verdict. So what is expected is nowhere the code could look; its exit
-code, its output, its files, what it patches and what it leaves running mean nothing; an object that
-equals everything does not cross, since only exact built-in types do. Code that does not answer fails.
+The box of the code runs the code and answers calls: a function and arguments go in, a plain value
+or the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes
+the answers as data and gives the verdict. So what is expected is nowhere the code could look; its
+exit code, its output, its files, what it patches and what it leaves running mean nothing; an object
+that equals everything does not cross, since only exact built-in types do. Code that does not answer
+fails.
 
-Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again when
-it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
+Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again
+when it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from agentjax.sandbox.interface import (
   RunStatus,
   Sandbox,
   SandboxError,
-  SandboxLimits,
   SandboxResult,
   run_once,
 )
@@ -329,8 +329,8 @@ class UnitTestVerifier:
 class UnitTestScorer:
   """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
 
-  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What came
-  out stands in ``trajectory.metadata["unit_tests"]``, for people.
+  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What
+  came out stands in ``trajectory.metadata["unit_tests"]``, for people.
   """
 
   def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):

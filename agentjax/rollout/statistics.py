@@ -41,8 +41,8 @@ class RolloutStatistics:
       drawn by the policy, and appended after a model call.
     truncated_share, fault_share: share of episodes that ran out of tokens, turns or time; share
       masked because the environment or the verifier failed.
-    no_verdict_share, screened_share: share of episodes whose verifier failed, and of those a monitor
-      took out; both have the status VERIFIER_ERROR.
+    no_verdict_share, screened_share: share of episodes whose verifier failed, and of those a
+      monitor took out; both have the status VERIFIER_ERROR.
     reward: mean of the valid rewards; None where there is none. valid_share: share of valid ones.
     reward_parts: mean of the valid values of every named part.
     tools: latency and errors of every known tool that was called; calls of names the policy made
@@ -69,6 +69,16 @@ class RolloutStatistics:
   tools: dict[str, ToolStatistics]
   close_errors: int
   faults: dict[str, int]
+
+  def alarm(self, threshold: float) -> str | None:
+    """What to warn of where more than the share ``threshold`` of the episodes got no verdict."""
+    if self.no_verdict_share <= threshold:
+      return None
+    reasons = "; ".join(list(self.faults)[:3])
+    return (
+      f"the verifier gave no verdict on {100 * self.no_verdict_share:.1f}% of the episodes, which "
+      f"are masked (config.reward.fault_alarm={threshold:g}). Most frequent faults: {reasons}"
+    )
 
   def metrics(self) -> dict[str, float]:
     """Flat scalars under ``rollout/``, ``reward/`` and ``tool/<name>/``; unknown ones left out."""
