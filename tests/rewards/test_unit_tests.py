@@ -187,8 +187,8 @@ def test_an_object_is_neither_told_what_it_is_compared_with_nor_asked_whether_it
   spy.runs.clear()
   source = (
     "secret = 31337\nassert abs(f() - secret) < 1e-9\nassert abs(secret - f()) < 1e-9\n"
-    "assert secret in f()\nassert f() >= secret\nassert secret == f()\nassert round(f()) == secret\n"
-    "assert f() * 1 == secret\nassert [secret] == [f()]"
+    "assert secret in f()\nassert f() >= secret\nassert secret == f()\n"
+    "assert round(f()) == secret\nassert f() * 1 == secret\nassert [secret] == [f()]"
   )
   assert (
     passed(verifier, canaries(("f",))["always_equal"], UnitTests(source, {"solution": ("f",)}))

@@ -64,7 +64,7 @@ def encode(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
     return {"decimal": decimal.Decimal.__str__(value)}
   if isinstance(value, fractions.Fraction):
     return {"fraction": [hex(value.numerator), hex(value.denominator)]}
-  if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+  if isinstance(value, type) and value in _TYPES.values():
     return {"type": value.__name__}
   if refer is not None and (stand_in := refer(value)) is not None:
     return stand_in
