@@ -14,13 +14,17 @@ from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards import RewardConfig, UnitTestConfig, build_rewards
 from agentjax.rewards.canaries import canaries
 from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rollout.integrity import check_environment, code_cheats
+from agentjax.rollout.integrity import check_environment, code_cheats, play_turns
+from agentjax.rollout.scoring import score
+from agentjax.rollout.viewer import render
 from agentjax.sandbox.interface import PythonScript, RunStatus, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.text.code import mark_code
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.python import PythonTool
 from agentjax.tools.registry import ToolRegistry
-from agentjax.trajectory.record import Task
+from agentjax.trajectory.record import Message, Task, ToolCall
+from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -104,9 +108,6 @@ def test_every_buggy_program_of_quixbugs_fails():
   tasks = load_quixbugs(data("quixbugs.jsonl")).test
 
   def buggy(task):
-    from agentjax.text.code import mark_code
-    from agentjax.trajectory.record import Message
-
     return {"buggy": (Message("assistant", mark_code(task.metadata["buggy"])),)}
 
   results = check(tasks, cheats=buggy)
@@ -157,13 +158,40 @@ def test_a_task_that_nobody_solved_is_refused():
     check([Task(1, (), "x", "made")])
 
 
+def test_episodes_are_scored_when_their_environments_are_closed(run):
+  """From the policy's tokens to the verdict, in the order that the verdict relies on."""
+  (task,) = function_tasks(FunctionTaskConfig(), train_size=1, test_size=0, seed=3).train
+  events = []
+  graph = build_rewards(RewardConfig(parts=("unit_tests", "order"), weights=(1.0, 0.0)),
+                        {"order": lambda t, task: events.append("scored") or 0.0})  # fmt: skip
+
+  def make(task):
+    made = environment(task)
+    close = made.close
+
+    async def closing():
+      await close()
+      events.append("closed")
+
+    made.close = closing
+    return made
+
+  answers = {0: task.demonstration[0].content, 1: mark_code("def solve(numbers): return 0")}
+  engine = ScriptedEngine(lambda address, turn: say(answers[address[2]]))
+  trajectories = run(
+    engine, [task], samples=2, make_environment=make, rewards=graph,
+    max_tokens_per_turn=400, max_total_tokens=2000,
+  )  # fmt: skip
+  asyncio.run(graph.close())
+  assert events == ["closed", "closed", "scored", "scored"]
+  assert [t.reward.value for t in trajectories] == [1.0, 0.0]
+  assert "8 of 8 tests passed" in "\n".join(
+    render(trajectories[0], tokenizer=TOKENIZER, expected=None)
+  )
+
+
 def test_what_the_policy_ran_in_a_tool_is_gone_before_the_verdict():
   """Files and daemons of a tool call are neither there nor alive where tests run."""
-  from agentjax.rollout.integrity import play_turns
-  from agentjax.rollout.scoring import score
-  from agentjax.text.code import mark_code
-  from agentjax.trajectory.record import Message, ToolCall
-
   (task,) = function_tasks(FunctionTaskConfig(), train_size=1, test_size=0, seed=3).train
   planted = canaries(task.metadata["entry_points"])
   sandbox = ProcessSandbox(ProcessSandboxConfig())

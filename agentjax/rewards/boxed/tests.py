@@ -27,7 +27,7 @@ from agentjax.rewards.boxed.forks import run_cases, silence
 from agentjax.rewards.boxed.plain import NotPlain, decode, encode
 
 _MOST_OPERATIONS = 10_000  # of one case
-_MOST_GUESSES = 256  # operations without an answer, of one run
+_MOST_GUESSES = 2000  # operations without an answer, of one run
 _CHUNK = 1000  # items of an iteration that are asked for at once
 _MODULE = "tests_of_the_task"
 
