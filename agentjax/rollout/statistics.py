@@ -45,6 +45,8 @@ class RolloutStatistics:
       monitor took out; both have the status VERIFIER_ERROR.
     reward: mean of the valid rewards; None where there is none. valid_share: share of valid ones.
     reward_parts: mean of the valid values of every named part.
+    invalid_parts: share of episodes in which a part could not be computed; parts without any are
+      left out.
     tools: latency and errors of every known tool that was called; calls of names the policy made
       up are counted together under "unknown".
     close_errors: episodes whose environment failed to close; their content stands.
@@ -66,6 +68,7 @@ class RolloutStatistics:
   reward: float | None
   valid_share: float
   reward_parts: dict[str, float]
+  invalid_parts: dict[str, float]
   tools: dict[str, ToolStatistics]
   close_errors: int
   faults: dict[str, int]
@@ -104,6 +107,8 @@ class RolloutStatistics:
       flat["reward/mean"] = self.reward
     for part, value in self.reward_parts.items():
       flat[f"reward/part_{part}"] = value
+    for part, value in self.invalid_parts.items():
+      flat[f"reward/invalid_{part}"] = value
     for tool, figures in self.tools.items():
       for name, value in dataclasses.asdict(figures).items():
         flat[f"tool/{tool}/{name}"] = value
@@ -138,6 +143,7 @@ def rollout_statistics(
     reward=float(np.mean(rewards)) if rewards else None,
     valid_share=share * len(rewards),
     reward_parts=_mean_parts([t.reward_parts for t in trajectories]),
+    invalid_parts=_invalid_parts([t.reward_parts for t in trajectories]),
     tools=_tool_statistics(trajectories, tool_names),
     close_errors=sum("close_error" in t.metadata for t in trajectories),
     faults=_faults(trajectories),
@@ -288,6 +294,11 @@ def _mean_parts(parts: Sequence[dict[str, Reward]]) -> dict[str, float]:
       if reward.value is not None:
         values[name].append(reward.value)
   return {name: float(np.mean(values[name])) for name in sorted(values)}
+
+
+def _invalid_parts(parts: Sequence[dict[str, Reward]]) -> dict[str, float]:
+  counts = collections.Counter(n for rewards in parts for n, r in rewards.items() if not r.valid)
+  return {name: counts[name] / len(parts) for name in sorted(counts)}
 
 
 def _tool_statistics(

@@ -105,6 +105,7 @@ def test_a_share_of_faults_above_the_threshold_raises_an_alarm_that_says_why():
   statistics = rollout_statistics([failed, *others], tool_names=())
   assert (statistics.no_verdict_share, statistics.screened_share) == (0.25, 0.25)
   assert statistics.alarm(0.25) is None
+  assert statistics.metrics()["reward/invalid_monitor"] == 0.25
   assert "25.0%" in statistics.alarm(0.2) and "no model" in statistics.alarm(0.2)
 
 
