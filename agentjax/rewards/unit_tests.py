@@ -118,7 +118,8 @@ class UnitTests:
     source: Python. Runs with the standard library and the names under test, nothing else.
     modules: module of the code -> its functions and classes that the tests use; they are there both
       as names and for import.
-    files: further files of the code's box, by path, such as a module that the code imports.
+    files: further files of the code's box, by path, such as a module that the code imports. They
+      take the place of the code's own of that name.
   """
 
   source: str
@@ -282,7 +283,7 @@ class UnitTestVerifier:
       "cpu_seconds": self._config.cpu_seconds,
       "all": self._config.credit == "all",
     }
-    files = {path: text.encode() for path, text in (*tests.files.items(), *code.items())}
+    files = {path: text.encode() for path, text in (*code.items(), *tests.files.items())}
     result = await self._run("candidate", request, files)
     report = _read_report(result) or {}
     reason = result.detail or ("it was not asked" if report else "its report is damaged")

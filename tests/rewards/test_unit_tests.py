@@ -161,6 +161,15 @@ def test_files_of_tests_in_every_usual_form(verifier, source, code, expected):
   assert passed(verifier, code, UnitTests(source, {"solution": ("f",)})) == expected
 
 
+def test_files_of_the_task_are_there_and_cannot_be_replaced(verifier):
+  tests = UnitTests("assert f() == 5", {"solution": ("f",)}, {"lib/five.py": "FIVE = 5"})
+  code = {
+    "solution.py": "from lib.five import FIVE\ndef f(): return FIVE",
+    "lib/five.py": "FIVE = 6",
+  }
+  assert asyncio.run(verifier.verify(code, tests)).passed == 1
+
+
 def test_an_import_that_fails_is_no_error_that_a_test_could_ask_for(verifier):
   tests = UnitTests(
     "import unittest\nclass T(unittest.TestCase):\n"
