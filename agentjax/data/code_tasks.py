@@ -112,7 +112,7 @@ def load_mbpp(
 ) -> TaskSplits:
   """MBPP's JSONL file. Test tasks are 11 to 510, as in the paper; all others are for training.
 
-  Tasks whose tests use what nobody defines are left out and logged (2 of 974).
+  Tasks whose tests use what nobody defines are left out and logged; the published file has none.
 
   Args:
     path: ``mbpp.jsonl``; one row a task with text, code, test_list, task_id.

@@ -94,7 +94,7 @@ def test_all_of_mbpp_can_be_solved_and_not_with_nothing():
   tasks = [*splits.train, *splits.test]
   assert len(tasks) == 974
   results = check(tasks, cheats=lambda task: {})
-  # 123 sums divisors up to 9999 for every pair: it takes more than the CPU time of a test.
+  # 123 tries every divisor of every number up to 9999: longer than the time of a test.
   assert {r.task_id for r in results if not r.held} - {tasks_id(splits, 123)} == set()
 
 
