@@ -101,6 +101,7 @@ def evaluate_checkpoint(
     )
   finally:
     runner.run(parts.registry.close())
+    runner.run(parts.rewards.close())
     engine.close()
     runner.close()
   if samples_file is not None:

@@ -215,6 +215,7 @@ class _Session:
         stack.callback(self.writer.close)
       stack.callback(self.engine.close)
       stack.callback(lambda: self.runner.run(self.parts.registry.close()))
+      stack.callback(lambda: self.runner.run(self.parts.rewards.close()))
       if self.stream is not None:
         stack.callback(self.runner.run, self.stream.close())
 
@@ -538,6 +539,8 @@ class _Session:
   ) -> dict[str, float]:
     statistics = rollout_statistics(trajectories, tool_names=self.parts.registry.schemas.keys())
     values: dict[str, float] = {}
+    if alarm := statistics.alarm(self.experiment.reward.fault_alarm):
+      logging.warning("step %d: %s", step, alarm)
     for name, value in statistics.metrics().items():
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()
