@@ -53,6 +53,7 @@ _FLAGS = (
   "--no-first-run",
   "--mute-audio",
   "--hide-scrollbars",
+  "--run-all-compositor-stages-before-draw",
   "--force-color-profile=srgb",
   "--font-render-hinting=none",
   "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -343,14 +344,15 @@ class _View:
 
   async def show(self, url: str, virtual_seconds: float) -> None:
     """Goes to ``url`` and lets the time of the page pass."""
+    policy = "Emulation.setVirtualTimePolicy"
+    await self._ask(policy, policy="pause", initialVirtualTime=_START_OF_TIME)
+    await self._ask("Page.navigate", url=url)
     await self._ask(
-      "Emulation.setVirtualTimePolicy",
+      policy,
       policy="pauseIfNetworkFetchesPending",
       budget=1000 * virtual_seconds,
       maxVirtualTimeTaskStarvationCount=9999,
-      initialVirtualTime=_START_OF_TIME,
     )
-    await self._ask("Page.navigate", url=url)
     await self._time_is_up.wait()
     await self._ask("Runtime.evaluate", expression="0")  # raises where it crashed
 
