@@ -86,6 +86,7 @@ class SqlTool:
     self._workspaces = workspaces
     self._config = config or SqlConfig()
     self._config.validate("sql")
+    self.stateful = self._config.writable
     self._source = inspect.getsource(sql_program)
     self._files = _databases(self._config.databases)
     self._trees: dict[str, str] = {}  # of the files, by name

@@ -79,7 +79,7 @@ class WorkspaceConfig(Config):
   store: str | None = None
   max_open: int = 64
   max_bytes: int = 128 * 2**20
-  max_files: int = 20_000
+  max_files: int = 10_000
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -349,11 +349,14 @@ class Workspaces:
   async def _open(self, tree: str) -> Box:
     box = await self._sandbox.create(await asyncio.to_thread(self.store.archive, tree))
     links = [(e.path, e.value) for e in self.store.entries(tree) if e.kind == "link"]
-    if links:
-      made = await box.exec(PythonScript(_MAKE_LINKS), stdin=json.dumps(links).encode())
-      if made.status is not RunStatus.OK:
-        await box.close()
-        raise SandboxError(f"cannot make the links of tree {tree}: {made.stderr or made.detail}")
+    try:
+      if links:
+        made = await box.exec(PythonScript(_MAKE_LINKS), stdin=json.dumps(links).encode())
+        if made.status is not RunStatus.OK:
+          raise SandboxError(f"cannot make the links of tree {tree}: {made.stderr or made.detail}")
+    except BaseException:
+      await box.close()
+      raise
     return box
 
   async def _save(self, box: Box) -> str:
