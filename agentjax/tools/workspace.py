@@ -234,9 +234,17 @@ class Workspaces:
     limits: bounds of one run; its wall clock is cut to 0.9 of the call's time-out, so that what was
       printed until then still reaches the policy.
     config: initial files and bounds; its ``sandbox`` is not read here.
+
+  Raises:
+    SandboxError: the back end has no files or no snapshots.
   """
 
   def __init__(self, sandbox: Sandbox, limits: SandboxLimits, config: WorkspaceConfig):
+    if not (sandbox.capabilities.files and sandbox.capabilities.snapshot):
+      raise SandboxError(
+        f"{type(sandbox).__name__} cannot keep files between calls; use a back end whose "
+        "capabilities name files and snapshot"
+      )
     self.store = TreeStore(config.store)
     self._sandbox = sandbox
     self._limits = limits

@@ -86,6 +86,14 @@ def test_bad_data_stops_the_build(tmp_path: pathlib.Path) -> None:
     build_tools(ToolsConfig(names=("sql",), sql=SqlConfig(databases=str(tmp_path))))
 
 
+def test_missing_extra_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "x"}')
+  monkeypatch.setitem(sys.modules, "bm25s", None)
+  search = SearchConfig(corpus=(str(tmp_path / "corpus.jsonl"),))
+  with pytest.raises(ImportError, match=r"agentjax\[search\]"):
+    build_tools(ToolsConfig(names=("search",), search=search))
+
+
 def test_settings_of_all_tools_survive_json() -> None:
   config = ToolsConfig(names=("search",), search=SearchConfig(corpus=("a", "b")))
   assert ToolsConfig.from_dict(config.to_dict()) == config
