@@ -185,7 +185,7 @@ def test_end_stops_what_runs_and_leaves_no_folder() -> None:
     await shell(workspaces, "a", "true")
     running = asyncio.ensure_future(shell(workspaces, "a", "sleep 60"))
     queued = asyncio.ensure_future(shell(workspaces, "a", "echo late"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.0)
     async with asyncio.timeout(5.0):
       await workspaces.end("a")
       await running
