@@ -234,7 +234,7 @@ _DESTRUCTIVE = re.compile(
       _COMMAND + r"truncate\s[^\n;|&]*-(?:s|-size)[\s=]*0",
       _COMMAND + r"(?:shutdown|reboot|halt|poweroff)\b",
       _COMMAND + r"kill(?:all)?\s+(?:-\w+\s+)*-1\b",
-      _COMMAND + r"git\s[^\n;|&]*\bpush\s[^\n;|&]*(?:--force|--mirror|--delete|\s-[a-zA-Z]*f)",
+      _COMMAND + r"git\s[^\n;|&]*\bpush\s[^\n;|&]*(?:--force|--mirror|--delete|(?<=\s)-[a-zA-Z]*f\b)",
       _COMMAND + r"git\s[^\n;|&]*\breset\s[^\n;|&]*--hard",
       _COMMAND + r"git\s[^\n;|&]*\bclean\s[^\n;|&]*-(?:\w*f|-force)",
       _COMMAND + r"git\s[^\n;|&]*\b(?:branch\s[^\n;|&]*-D|filter-branch|reflog\s+expire)",
