@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib
+import logging
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from agentjax.rollout.guards.syntax import parse_rules
 from agentjax.tools.egress import EgressConfig, EgressPolicy
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Status
+
+_log = logging.getLogger(__name__)
 
 HOOK_MOMENTS = ("episode_start", "before_tool", "after_tool", "stop")
 
@@ -166,6 +169,8 @@ def build_guards(
     for source, text in config.read_rules(path)
   ]
   hooks = [build_hook(hook, f"{path}.hooks[{i}]") for i, hook in enumerate(config.hooks)]
+  if commands := sorted({hook.run for hook in config.hooks if hook.kind == "command"}):
+    _log.warning("hooks that run on this machine, outside every sandbox: %s", "; ".join(commands))
   named = [_channel(name, f"{path}.permissions.channels") for name in config.permissions.channels]
   return Guards(
     config,

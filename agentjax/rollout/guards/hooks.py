@@ -6,23 +6,22 @@ import asyncio
 import contextvars
 import dataclasses
 import fnmatch
+import functools
 import inspect
 import json
-import logging
 import os
 import re
 import shlex
 import shutil
 import signal
 import threading
+import typing
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.rollout.guards.objects import find_object
 from agentjax.rollout.guards.predicates import as_json
-
-_log = logging.getLogger(__name__)
 
 HookKind = Literal["python", "command"]
 HookMoment = Literal["episode_start", "before_tool", "after_tool", "stop"]
@@ -143,6 +142,10 @@ class Hook:
   def name(self) -> str:
     return self.config.run
 
+  @functools.cached_property
+  def _is_async(self) -> bool:
+    return inspect.iscoroutinefunction(self.function)
+
   def fits(self, tool: str, arguments: Mapping[str, Any]) -> bool:
     """Whether it is about this call."""
     if self.tools.match(tool) is None:
@@ -171,8 +174,8 @@ class Hook:
     return _checked(answer, self.config.event)
 
   async def _call(self, event: HookEvent) -> HookAnswer | None:
-    if inspect.iscoroutinefunction(self.function):
-      return await self.function(event)
+    if self._is_async:
+      return await typing.cast(Awaitable[HookAnswer | None], self.function(event))
     return await _in_thread(self.function, event)
 
 
@@ -199,7 +202,6 @@ def _command(line: str, path: str) -> Callable[[HookEvent], Awaitable[HookAnswer
   """A function that asks a process: the event as JSON on its stdin, the answer on its stdout."""
   words = _split(line)
   check(shutil.which(words[0]) is not None, f"{path}.run", line, "a program of this machine")
-  _log.warning("hook %r runs on this machine, outside every sandbox", line)
 
   async def ask(event: HookEvent) -> HookAnswer:
     process = await asyncio.create_subprocess_exec(

@@ -216,58 +216,53 @@ def _calls(steps: Sequence[Step]) -> int:
   return sum(step.status != ToolStatus.DENIED for step in steps)
 
 
-# What the arguments would do. The forms known here are ours.
+# What the arguments would do. The forms known here are ours. No part of a pattern may run on
+# without bound: the policy, which writes what is searched, must not be able to make the search slow.
 
-_COMMAND = r"(?:^|[\s;&|(`\"'\\/\[,])"  # what may stand before the name of a command
+_WORD = r"(?<![\w.-])"  # where the name of a command may begin
+_REST = r"[^\n;|&]{0,100}"  # more of the same command
 
+_DESTRUCTIVE_COMMANDS = [
+  rf"rm[\"',]{{0,3}}\s{{1,9}}(?:{_REST}\s)?[\"']?-(?:\w{{0,9}}[rRf]|-recursive|-force)",
+  r"(?:mkfs(?:\.\w+)?|wipefs|shred|fdisk|parted|mkswap|shutdown|reboot|halt|poweroff)\b",
+  rf"dd\s{_REST}\bof=",
+  rf"(?:chmod|chown|chgrp)\s(?:{_REST}\s)?-(?:\w{{0,9}}R|-recursive)\b",
+  rf"find\s{_REST}\s-delete\b",
+  rf"xargs\s{_REST}\brm\b",
+  rf"truncate\s{_REST}-(?:s|-size)[\s=]{{0,9}}0",
+  r"kill(?:all)?\s{1,9}(?:-\w{1,9}\s{1,9}){0,3}-1\b",
+  rf"git\s{_REST}\bpush\s{_REST}(?:--force|--mirror|--delete|(?<=\s)-[a-zA-Z]{{0,9}}f\b)",
+  rf"git\s{_REST}\breset\s{_REST}--hard",
+  rf"git\s{_REST}\bclean\s{_REST}-(?:\w{{0,9}}f|-force)",
+  rf"git\s{_REST}\b(?:branch\s{_REST}-D|filter-branch|reflog\s+expire)",
+  r"shutil\.rmtree\s{0,9}\(",
+  r"os\.(?:remove|unlink|rmdir|removedirs)\s{0,9}\(",
+  r"(?i:drop\s{1,9}(?:table|database|schema|index|view)\b)",
+  r"(?i:truncate\s{1,9}table\b)",
+  r"(?i:delete\s{1,9}from\s{1,9}[\w.\"`\[\]]{1,200}\s{0,9}(?:;|$))",  # no WHERE
+]
 _DESTRUCTIVE = re.compile(
-  "|".join(
-    [
-      _COMMAND + r"rm[\"',]*\s+(?:[^\n;|&]*\s)?[\"']?-(?:\w*[rRf]|-recursive|-force)",
-      _COMMAND + r"(?:mkfs(?:\.\w+)?|wipefs|shred|fdisk|parted|mkswap)\b",
-      _COMMAND + r"dd\s[^\n;|&]*\bof=",
-      r">\s*/dev/(?:sd|hd|vd|nvme|xvd|mmcblk|disk)",
-      r":\s*\(\s*\)\s*\{\s*:\s*\|\s*:\s*&\s*\}",  # the fork bomb
-      _COMMAND + r"(?:chmod|chown|chgrp)\s+(?:[^\n;|&]*\s)?-(?:\w*R|-recursive)\b",
-      _COMMAND + r"find\s[^\n;|&]*\s-delete\b",
-      _COMMAND + r"xargs\s[^\n;|&]*\brm\b",
-      _COMMAND + r"truncate\s[^\n;|&]*-(?:s|-size)[\s=]*0",
-      _COMMAND + r"(?:shutdown|reboot|halt|poweroff)\b",
-      _COMMAND + r"kill(?:all)?\s+(?:-\w+\s+)*-1\b",
-      _COMMAND + r"git\s[^\n;|&]*\bpush\s[^\n;|&]*(?:--force|--mirror|--delete|(?<=\s)-[a-zA-Z]*f\b)",
-      _COMMAND + r"git\s[^\n;|&]*\breset\s[^\n;|&]*--hard",
-      _COMMAND + r"git\s[^\n;|&]*\bclean\s[^\n;|&]*-(?:\w*f|-force)",
-      _COMMAND + r"git\s[^\n;|&]*\b(?:branch\s[^\n;|&]*-D|filter-branch|reflog\s+expire)",
-      r"\bshutil\.rmtree\s*\(",
-      r"\bos\.(?:remove|unlink|rmdir|removedirs)\s*\(",
-      r"(?i:\bdrop\s+(?:table|database|schema|index|view)\b)",
-      r"(?i:\btruncate\s+table\b)",
-      r"(?i:\bdelete\s+from\s+[\w.\"`\[\]]+\s*(?:;|$))",  # no WHERE
-    ]
-  ),
+  rf"{_WORD}(?:{'|'.join(_DESTRUCTIVE_COMMANDS)})"
+  r"|>\s{0,9}/dev/(?:sd|hd|vd|nvme|xvd|mmcblk|disk)"
+  r"|:\s{0,9}\(\s{0,9}\)\s{0,9}\{\s{0,9}:\s{0,9}\|\s{0,9}:\s{0,9}&",  # the fork bomb
   re.MULTILINE,
 )
 
-_NETWORK = re.compile(
-  "|".join(
-    [
-      r"(?i:\b(?:https?|ftps?|sftp|ssh|wss?|git|rsync|telnet|ldap|smb)://)",
-      _COMMAND + r"(?:curl|wget|nc|ncat|netcat|socat|telnet|ssh|scp|sftp|rsync|ftp|ping)\s",
-      _COMMAND + r"git\s[^\n;|&]*\b(?:clone|fetch|pull|push|ls-remote|submodule)\b",
-      _COMMAND + r"(?:pip3?|uv|npm|pnpm|yarn|cargo|gem|go|conda|apt|apt-get|dnf|yum|brew|apk)\s"
-      r"(?:[^\n;|&]*\s)?(?:install|add|get|update|upgrade|download|fetch)\b",
-      r"/dev/(?:tcp|udp)/",
-      r"\b(?:import|from)\s+(?:requests|urllib|urllib3|httpx|aiohttp|socket|http\.client|ftplib|"
-      r"smtplib|telnetlib|paramiko)\b",
-    ]
-  ),
-  re.MULTILINE,
-)
+_NETWORK_COMMANDS = [
+  r"(?i:(?:https?|ftps?|sftp|ssh|wss?|git|rsync|telnet|ldap|smb)://)",
+  r"(?:curl|wget|nc|ncat|netcat|socat|telnet|ssh|scp|sftp|rsync|ftp|ping)\s",
+  rf"git\s{_REST}\b(?:clone|fetch|pull|push|ls-remote|submodule)\b",
+  r"(?:pip3?|uv|npm|pnpm|yarn|cargo|gem|go|conda|apt|apt-get|dnf|yum|brew|apk)\s"
+  rf"(?:{_REST}\s)?(?:install|add|get|update|upgrade|download|fetch)\b",
+  r"(?:import|from)\s{1,9}(?:requests|urllib|urllib3|httpx|aiohttp|socket|http\.client|ftplib|"
+  r"smtplib|telnetlib|paramiko)\b",
+]
+_NETWORK = re.compile(rf"{_WORD}(?:{'|'.join(_NETWORK_COMMANDS)})|/dev/(?:tcp|udp)/")
 
 _SECRET = re.compile(
   "|".join(
     [
-      r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY",
+      r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY",
       r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS
       r"\bgh[opsur]_[A-Za-z0-9]{36,}",
       r"\bgithub_pat_[A-Za-z0-9_]{22,}",
@@ -276,11 +271,11 @@ _SECRET = re.compile(
       r"\bAIza[A-Za-z0-9_-]{35}",  # Google
       r"\bsk-[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic
       r"\bhf_[A-Za-z0-9]{30,}",
-      r"\bey[A-Za-z0-9_-]{8,}\.ey[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",  # JSON web token
+      r"\bey[A-Za-z0-9_-]{8,2000}\.ey[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8}",  # JSON web token
       r"(?i:\b(?:password|passwd|secret|api[_-]?key|access[_-]?token|auth[_-]?token)\b"
       r"[\"']?\s*[=:]\s*[\"']?[^\s\"'<>${}]{8,})",
       r"(?i:\bauthorization:\s*(?:bearer|basic)\s+\S{8,})",
-      r"\b[a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/@]{4,}@",  # a password in an address
+      r"\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,200}:[^\s/@]{4,200}@",  # a password in an address
     ]
   )
 )

@@ -11,7 +11,6 @@ from agentjax.rollout.guards import GuardError, GuardsConfig
 from agentjax.trajectory.record import Message, Status, ToolCall, ToolRecord
 from tests.rollout.guards.conftest import TASK, shell
 
-
 THINK = "not done: rule @x objects. Think again, and choose another way."
 
 

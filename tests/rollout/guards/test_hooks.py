@@ -158,6 +158,18 @@ def test_hooks_act_in_order_and_each_sees_what_the_one_before_changed(play):
   assert len(EVENTS) == 1
 
 
+async def slow_for_the_first(event):
+  await asyncio.sleep(0.05 if event.tool_input["command"] == "ls" else 0.0)
+  EVENTS.append(event)
+
+
+def test_calls_of_one_turn_are_checked_in_their_order_however_long_a_check_takes(play):
+  rules = "rule @x trigger shell check calls_over(1) enforce skip end"
+  played = play(shell("ls", "pwd"), rules=rules, hooks=(hook(function="slow_for_the_first"),))
+  assert [e.tool_input["command"] for e in EVENTS] == ["ls", "pwd"]
+  assert played.outputs == [["ran ls", "skipped"]]
+
+
 @pytest.mark.parametrize(
   ("settings", "heard"),
   [
@@ -240,6 +252,12 @@ def test_what_a_command_writes_and_how_it_exits_decides(play, program, decision,
   records = played.steps[0].guards
   assert [r.decision for r in records] == [decision] * bool(decision)
   assert all(reason in r.reason for r in records)
+
+
+def test_it_is_said_which_commands_run_on_this_machine(play, caplog):
+  play(hooks=(command("pass"), command("pass")))
+  (said,) = [r.getMessage() for r in caplog.records if "outside every sandbox" in r.getMessage()]
+  assert said.count("pass") == 1
 
 
 def test_a_command_that_takes_too_long_is_killed_with_its_children(play, tmp_path):
