@@ -217,7 +217,7 @@ def _calls(steps: Sequence[Step]) -> int:
 
 
 # What the arguments would do. The forms known here are ours. No part of a pattern may run on
-# without bound: the policy, which writes what is searched, must not be able to make the search slow.
+# without bound: the policy, which writes what is searched, must not be able to make it slow.
 
 _WORD = r"(?<![\w.-])"  # where the name of a command may begin
 _REST = r"[^\n;|&]{0,100}"  # more of the same command

@@ -1,5 +1,6 @@
 """Rules against the tools and predicates of a run: nothing that is wrong waits for the run."""
 
+import pathlib
 import re
 
 import pytest
@@ -84,6 +85,15 @@ def test_all_problems_are_told_at_once():
 )
 def test_what_fits_is_taken(text):
   assert bind(text)
+
+
+def test_the_documentation_names_all_predicates_and_its_rules_are_sound():
+  page = (pathlib.Path(__file__).parents[3] / "docs" / "guards.md").read_text()
+  assert not [name for name in PREDICATES if f"`{name}" not in page]
+  text = page.split("```")[3]
+  log = {"type": "object", "properties": {"text": {"type": "string"}}}
+  rules = bind_rules(parse_rules(text), tools={**TOOLS, "log": log})
+  assert [bound.rule.name for bound in rules.rules] == ["no-destruction", "stuck"]
 
 
 def situation(event="before_action", tool="shell", **arguments):
