@@ -23,6 +23,7 @@ from agentjax.rollout.guards.permissions import (
 from agentjax.rollout.guards.rules import RuleSet, bind_rules
 from agentjax.rollout.guards.syntax import parse_rules
 from agentjax.tools.egress import EgressConfig, EgressPolicy
+from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Status
 
@@ -39,8 +40,8 @@ class GuardsConfig(Config):
     rules: text of rules (``guards.syntax``); after those of ``rules_file`` where both are set.
     rules_file: file of rules, UTF-8.
     predicates: modules that register predicates when they are imported.
-    triggers: names that may trigger a rule besides events and the run's own tools: tools that
-      environments bring along, and beginnings of inputs, with "_" for a blank.
+    triggers: names that may trigger a rule besides events and known tools: tools of environments of
+      your own, and beginnings of inputs, with "_" for a blank.
     hooks: in their order.
     permissions: who is asked.
     egress: which hosts may be reached by tools that reach the network; None leaves that to them.
@@ -139,13 +140,18 @@ class Guards:
 
 
 def build_guards(
-  config: GuardsConfig, registry: ToolRegistry, *, channels: Sequence[Channel] = ()
+  config: GuardsConfig,
+  registry: ToolRegistry,
+  *,
+  offered: Sequence[Tool] = (),
+  channels: Sequence[Channel] = (),
 ) -> Guards:
   """Makes the guards of ``config``.
 
   Args:
     config: validated.
-    registry: the run's tools, which rules are checked against.
+    registry: the run's tools, which rules are checked against and invoke.
+    offered: tools that environments bring along, which rules may be about.
     channels: further ways to people, after those the config names.
 
   Raises:
@@ -162,7 +168,7 @@ def build_guards(
     bind_rules(
       parse_rules(text, source),
       tools=registry.schemas,
-      triggers=config.triggers,
+      triggers=[*config.triggers, *(tool.name for tool in offered)],
       source=source,
       text=text,
     )

@@ -12,7 +12,7 @@ from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
 from agentjax.rollout.guards.episode import Decision, EpisodeGuard, GuardError
 from agentjax.rollout.guards.permissions import Channel
 from agentjax.tools.hooks import intercepted_by
-from agentjax.tools.protocol import ToolStatus
+from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task
 
@@ -26,6 +26,7 @@ def guard_environments(
   config: GuardsConfig,
   registry: ToolRegistry,
   *,
+  offered: Sequence[Tool] = (),
   channels: Sequence[Channel] = (),
 ) -> MakeEnvironment:
   """``make_environment``, whose episodes are guarded where ``config`` has any guards.
@@ -34,12 +35,13 @@ def guard_environments(
     make_environment: of a task.
     config: validated.
     registry: the run's tools, which rules are checked against and invoke.
+    offered: tools that the environments bring along, which rules may be about.
     channels: further ways to people, after those the config names.
 
   Raises:
     ConfigError: see ``build_guards``.
   """
-  guards = build_guards(config, registry, channels=channels)
+  guards = build_guards(config, registry, offered=offered, channels=channels)
   if not guards:
     return make_environment
   return lambda task: GuardedEnvironment(make_environment(task), guards)

@@ -256,8 +256,8 @@ class _Binder:
   def _setting(self, setting: Setting) -> None:
     if setting.scope != "tool":
       self._unknown(setting.position, "scope", setting.scope, ["tool"])
-    elif setting.component not in self._tools:
-      self._unknown(setting.position, "tool", setting.component, list(self._tools))
+    elif setting.component not in (known := [t for t in self._triggers if t not in EVENTS]):
+      self._unknown(setting.position, "tool", setting.component, known)
     elif setting.name not in SETTINGS:
       self._unknown(setting.position, "setting", setting.name, list(SETTINGS))
     elif setting.number < 0 or (

@@ -96,6 +96,12 @@ def test_the_documentation_names_all_predicates_and_its_rules_are_sound():
   assert [bound.rule.name for bound in rules.rules] == ["no-destruction", "stuck"]
 
 
+def test_tools_that_environments_bring_may_be_spoken_of_but_not_invoked():
+  assert bind(rule(trigger="query", enforce="tool:query:calls=3"), triggers=["query"])
+  with pytest.raises(RuleError, match="unknown tool 'query'"):
+    bind(rule(enforce="invoke_action(query, {})"), triggers=["query"])
+
+
 def situation(event="before_action", tool="shell", **arguments):
   return Situation(event, 0, tool_name=tool, tool_input=arguments)
 
