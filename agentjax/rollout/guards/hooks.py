@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import fnmatch
@@ -14,10 +15,11 @@ import re
 import shlex
 import shutil
 import signal
+import tempfile
 import threading
 import typing
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.rollout.guards.objects import find_object
@@ -26,6 +28,7 @@ from agentjax.rollout.guards.predicates import as_json
 HookKind = Literal["python", "command"]
 HookMoment = Literal["episode_start", "before_tool", "after_tool", "stop"]
 _MAX_REASON = 500  # characters of what a failing command wrote; ours
+_MAX_OUTPUT = 2**22  # bytes that are read of what a command writes; ours
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -204,27 +207,25 @@ def _command(line: str, path: str) -> Callable[[HookEvent], Awaitable[HookAnswer
   check(shutil.which(words[0]) is not None, f"{path}.run", line, "a program of this machine")
 
   async def ask(event: HookEvent) -> HookAnswer:
-    process = await asyncio.create_subprocess_exec(
-      *words,
-      stdin=asyncio.subprocess.PIPE,
-      stdout=asyncio.subprocess.PIPE,
-      stderr=asyncio.subprocess.PIPE,
-      start_new_session=True,
-    )
-    text = json.dumps(dataclasses.asdict(event), default=str)
-    try:
-      out, errors = await process.communicate(text.encode(errors="replace"))
-    finally:
-      # Its children too, also where it left some behind.
+    # Files and not pipes, which a child that outlives the command could hold open for ever.
+    with contextlib.ExitStack() as stack:
+      files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+      files[0].write(json.dumps(dataclasses.asdict(event), default=str).encode())
+      files[0].seek(0)
+      process = await asyncio.create_subprocess_exec(
+        *words, stdin=files[0], stdout=files[1], stderr=files[2], start_new_session=True
+      )
       try:
-        os.killpg(process.pid, signal.SIGKILL)
-      except ProcessLookupError:
-        pass
-      await process.wait()
+        await process.wait()
+      finally:
+        with contextlib.suppress(ProcessLookupError):  # its children too
+          os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+      out, errors = (_text(file) for file in files[1:])
     if process.returncode:
-      said = errors.decode(errors="replace").strip() or out.decode(errors="replace").strip()
+      said = errors.strip() or out.strip()
       raise HookFailure(f"exit status {process.returncode}: {said[-_MAX_REASON:]}")
-    return _read(out.decode(errors="replace"))
+    return _read(out)
 
   return ask
 
@@ -271,6 +272,11 @@ def _checked(answer: HookAnswer, event: str) -> HookAnswer:
   if answer.updated_output is not None and event != "after_tool":
     raise HookFailure(f"updated_output has no meaning at {event}")
   return answer
+
+
+def _text(file: IO[bytes]) -> str:
+  file.seek(0)
+  return file.read(_MAX_OUTPUT).decode(errors="replace")
 
 
 def _split(line: str) -> list[str]:

@@ -76,8 +76,11 @@ def test_stop_ends_the_episode_and_runs_no_later_call_of_the_turn(
 
 
 def test_a_fault_of_the_system_is_not_blamed_on_the_policy_by_a_stop(play):
-  played = play(shell("break", "rm -rf x"), rules=rule(enforce="stop"))
+  rules = rule(enforce="stop") + rule("y", trigger="after_action", check="true")
+  played = play(shell("break", "rm -rf x"), rules=rules)
   assert played.steps[0].status is Status.ENV_ERROR
+  assert [record.status for record in played.steps[0].tools] == ["infra_error", "denied"]
+  assert played.guards == [("rule @x", "stop")]  # a fault is nobody's action
 
 
 def test_all_enforcements_of_a_rule_are_carried_out_and_the_strictest_decides(play):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 
@@ -158,16 +159,20 @@ def test_hooks_act_in_order_and_each_sees_what_the_one_before_changed(play):
   assert len(EVENTS) == 1
 
 
-async def slow_for_the_first(event):
+async def slow_for_ls(event):
   await asyncio.sleep(0.05 if event.tool_input["command"] == "ls" else 0.0)
   EVENTS.append(event)
 
 
-def test_calls_of_one_turn_are_checked_in_their_order_however_long_a_check_takes(play):
-  rules = "rule @x trigger shell check calls_over(1) enforce skip end"
-  played = play(shell("ls", "pwd"), rules=rules, hooks=(hook(function="slow_for_the_first"),))
-  assert [e.tool_input["command"] for e in EVENTS] == ["ls", "pwd"]
-  assert played.outputs == [["ran ls", "skipped"]]
+@pytest.mark.parametrize("commands", [("ls", "pwd"), ("pwd", "ls")])
+def test_calls_of_one_turn_are_checked_in_their_order_and_know_no_results(play, commands):
+  rules = """
+  rule @x trigger shell check calls_over(1) enforce skip end
+  rule @y trigger shell check output_characters_over(0) enforce stop end
+  """
+  played = play(shell(*commands), rules=rules, hooks=(hook(function="slow_for_ls"),))
+  assert [e.tool_input["command"] for e in EVENTS] == list(commands)
+  assert played.outputs == [[f"ran {commands[0]}", "skipped"]]
 
 
 @pytest.mark.parametrize(
@@ -260,21 +265,33 @@ def test_it_is_said_which_commands_run_on_this_machine(play, caplog):
   assert said.count("pass") == 1
 
 
-def test_a_command_that_takes_too_long_is_killed_with_its_children(play, tmp_path):
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_command_is_killed_with_its_children_at_its_end_or_when_time_is_up(play, tmp_path, waits):
   file = tmp_path / "pid"
   program = (
     'import subprocess, time; p = subprocess.Popen(["sleep", "60"]); '
-    f'open("{file}", "w").write(str(p.pid)); time.sleep(60)'
+    f'open("{file}", "w").write(str(p.pid)); time.sleep({60 * waits})'
   )
-  played = play(shell("ls"), hooks=(command(program, timeout=1.0),))
-  assert "no answer within 1 s" in played.steps[0].guards[0].reason
+  start = time.monotonic()
+  played = play(shell("ls"), hooks=(command(program, timeout=1.0 if waits else 30.0),))
+  assert [g.reason for g in played.steps[0].guards] == ["no answer within 1 s"] * waits
   child = int(file.read_text())
-  for _ in range(100):
-    if not os.path.exists(f"/proc/{child}") or _is_zombie(child):
-      break
+  while os.path.exists(f"/proc/{child}") and not _is_zombie(child):
+    assert time.monotonic() - start < 30, "the command's child lives on"
     time.sleep(0.02)
-  else:
-    raise AssertionError("the command's child lives on")
+
+
+def test_a_command_whose_child_has_fled_holds_up_nobody(play, tmp_path):
+  file = tmp_path / "pid"
+  program = (
+    'import subprocess; p = subprocess.Popen(["sleep", "60"], start_new_session=True); '
+    f'open("{file}", "w").write(str(p.pid))'
+  )
+  start = time.monotonic()
+  played = play(shell("ls"), hooks=(command(program, timeout=50.0),))
+  assert time.monotonic() - start < 30
+  assert played.ran == ["ls"]
+  os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 def _is_zombie(pid):
