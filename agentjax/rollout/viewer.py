@@ -10,7 +10,7 @@ from agentjax.rewards.monitor import FINDINGS
 from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
-from agentjax.trajectory.record import Flag, Reward, Segment, Task, Trajectory
+from agentjax.trajectory.record import GUARDS, Flag, Reward, Segment, Task, Trajectory
 
 _RULE = "=" * 80
 
@@ -63,6 +63,11 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   for record in trajectory.tools:
     yield f"--- call in turn {record.turn}: {record.name} {dict(record.arguments)}"
     yield f"{record.status} in {1000 * record.seconds:.1f} ms: {record.output}"
+  for guard in trajectory.metadata.get(GUARDS, ()):
+    about = f"{guard['event']} {guard['tool']}".strip()
+    yield f"--- guard in turn {guard['turn']}: {guard['guard']} at {about}"
+    changed = "" if guard["arguments"] is None else f"; arguments now {dict(guard['arguments'])}"
+    yield f"{guard['decision']}: {guard['reason']}{changed}"
   yield ""
 
 

@@ -18,6 +18,7 @@ class ToolStatus(enum.StrEnum):
   MEMORY_LIMIT = "memory_limit"
   KILLED = "killed"
   INFRA_ERROR = "infra_error"
+  DENIED = "denied"  # a guard refused it, or withheld its result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
+from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
 from agentjax.text.build import build_chat, marked_format
@@ -144,7 +145,9 @@ def build_parts(
     tasks=tasks,
     registry=registry,
     rewards=build_rewards(experiment.reward, {**SCORERS, **extensions.scorers}),
-    make_environment=extensions.make_environment or question,
+    make_environment=guard_environments(
+      extensions.make_environment or question, experiment.guards, registry
+    ),
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout),
   )
