@@ -7,11 +7,10 @@ import importlib
 from collections.abc import Sequence
 
 from agentjax.config import Config, ConfigError, check
-from agentjax.sandbox.process import ProcessSandbox
 from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
 from agentjax.tools.function import FunctionTool
 from agentjax.tools.protocol import Tool
-from agentjax.tools.python import PythonTool, PythonToolConfig
+from agentjax.tools.python import PythonToolConfig, build_python_tool
 from agentjax.tools.registry import ToolRegistry
 
 _BUNDLED = ("calculator", "python")
@@ -72,10 +71,7 @@ def _build(name: str, config: ToolsConfig) -> Tool:
   if name == "calculator":
     return CalculatorTool(config.calculator)
   if name == "python":
-    settings = config.python
-    return PythonTool(
-      ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
-    )
+    return build_python_tool(config.python)
   module, _, attribute = name.partition(":")
   try:
     found = getattr(importlib.import_module(module), attribute)
