@@ -121,6 +121,8 @@ def bubblewrap_command(command: JailCommand) -> list[str]:
     argv += ["--unshare-user"]
   else:
     argv += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+  for folder in _ancestors(command.readable):  # bubblewrap would make them as closed as ours are
+    argv += ["--perms", "0755", "--dir", folder]
   for path in command.readable:
     if os.path.islink(path):
       argv += ["--symlink", os.readlink(path), path]
@@ -365,7 +367,7 @@ class JailerBox:
         self.uid,
         report_write,
         limits.wall_seconds + 5.0,
-        (sandbox._interpreter, *guest.BOOT_ARGUMENTS),
+        (sandbox._interpreter, "-S", *guest.BOOT_ARGUMENTS),
       )
       ended = await supervise(
         sandbox.jailer.command(command),
@@ -438,6 +440,14 @@ def _environment(interpreter: str) -> dict[str, str]:
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
   }
+
+
+def _ancestors(paths: tuple[str, ...]) -> list[str]:
+  found = set()
+  for path in paths:
+    while (path := os.path.dirname(path)) != "/":
+      found.add(path)
+  return sorted(found)
 
 
 def _outermost(paths: list[str]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ for _ in range(PROCESSES + 8):
   if os.fork() == 0:
     time.sleep(60)
     os._exit(0)
+time.sleep(0.5)
 print('unbounded')
 """
 # The daemon outlives its program where it can, and then touches a file in the box.

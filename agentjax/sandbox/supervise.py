@@ -137,7 +137,7 @@ async def supervise(
         reason, detail = found
         break
   finally:
-    await _surely(_end(process, ended, end, tasks, readers))
+    await surely(_end(process, ended, end, tasks, readers))
   seconds = time.monotonic() - start
   return Ended(reason, detail, process.returncode, seconds, *outputs)
 
@@ -163,7 +163,7 @@ async def _end(
   await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _surely(work: Awaitable[None]) -> None:
+async def surely(work: Awaitable[None]) -> None:
   """Awaits ``work`` to its end even when the caller is cancelled."""
   task = asyncio.ensure_future(work)
   try:
