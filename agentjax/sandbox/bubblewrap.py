@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 import secrets
@@ -33,11 +32,12 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  Session,
 )
-from agentjax.sandbox.result import Ended, as_result, infra_error
+from agentjax.sandbox.process import _environment
+from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
 from agentjax.sandbox.supervise import Places, QueueTimeout, supervise
 
-_log = logging.getLogger(__name__)
 _SNAPSHOT_BYTES = 256 * 2**20
 _WORK = "/work"
 _UIDS = (1 << 30, 1 << 29)  # first and count of user ids that nobody uses
@@ -55,6 +55,7 @@ class JailerConfig(Config):
     readable: paths of this machine that programs may read, beyond the system's and Python's.
     site_packages: whether programs may import this environment's packages.
     require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn.
     directory: where work directories are made; None is the system's temporary directory.
   """
 
@@ -72,6 +73,7 @@ class JailerConfig(Config):
     "filesystem",
     "syscalls",
   )
+  allow_unisolated: bool = False
   directory: str | None = None
 
   def validate(self, path: str = "config") -> None:
@@ -240,17 +242,12 @@ class JailerSandbox:
     os.chmod(self._directory, 0o711)
     try:
       self.protections = await self._probe()
-      missing = [name for name in self.config.require if name not in self.protections]
-      if missing:
-        raise SandboxError(
-          f"{self.jailer.name} on this machine does not give: {', '.join(missing)} (it gives "
-          f"{', '.join(sorted(self.protections))}). Take the names out of the config's require to "
-          "accept that."
-        )
+      probe.check_required(
+        self.protections, self.config.require, self.config.allow_unisolated, self.jailer.name
+      )
     except BaseException:
       await self.close()
       raise
-    _log.info("%s protections: %s", self.jailer.name, ", ".join(sorted(self.protections)))
 
   async def _probe(self) -> frozenset[Protection]:
     """Chooses the strongest way that works here, and tries to break out of it."""
@@ -314,6 +311,9 @@ class JailerBox:
       except QueueTimeout as error:
         return infra_error(str(error))
 
+  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
+    raise no_sessions(self._sandbox.jailer.name)
+
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
       self._check_open()
@@ -349,6 +349,7 @@ class JailerBox:
   async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:
     sandbox = self._sandbox
     report, report_write = os.pipe()
+    disk = zygote.Disk(self.directory, limits.to_dict())
     try:
       request = {
         "program": guest.as_request(program),
@@ -375,7 +376,7 @@ class JailerBox:
         stdin=guest.framed(guest.jailed(request), stdin),
         env=_environment(sandbox._interpreter),
         pass_fds=(report_write,),
-        look=lambda tool: self._look(tool, limits),
+        look=lambda tool: self._look(tool, limits, disk),
         end=_end_jail,
       )
       os.set_blocking(report, False)
@@ -387,7 +388,9 @@ class JailerBox:
       os.close(report)
       os.close(report_write)
 
-  def _look(self, tool: int, limits: SandboxLimits) -> tuple[str, str] | None:
+  def _look(
+    self, tool: int, limits: SandboxLimits, disk: zygote.Disk
+  ) -> tuple[str, str] | None:
     self._tool = tool
     if self._closed:
       return "cancelled", "the box was closed"
@@ -398,6 +401,8 @@ class JailerBox:
       return "memory", f"its processes hold more than {limits.memory_bytes} bytes together"
     if sum(zygote._task_count(p) for p in family) > limits.processes:
       return "processes", f"runs more than {limits.processes} processes and threads"
+    if (detail := disk.too_much(family)) is not None:
+      return "disk", detail
     return None
 
 
@@ -428,18 +433,6 @@ def _other_tasks(uid: int | None) -> int:
   release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
   # Before Linux 5.14 all tasks of this user count; then only what is seen from outside bounds them.
   return 2 if uid is not None or release >= (5, 14) else 1 << 20
-
-
-def _environment(interpreter: str) -> dict[str, str]:
-  return {
-    "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the same program prints the same sets
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "2",
-  }
 
 
 def _ancestors(paths: tuple[str, ...]) -> list[str]:

@@ -33,8 +33,9 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  Session,
 )
-from agentjax.sandbox.result import Ended, as_result, infra_error
+from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
 from agentjax.sandbox.supervise import Places, QueueTimeout, supervise, surely
 
 _log = logging.getLogger(__name__)
@@ -68,15 +69,16 @@ class ContainerConfig(Config):
     image: must be present (it is never pulled) and have sh, sleep, tar, and Python for Python code.
     runtime: OCI runtime, for example "runsc" for gVisor; None is the engine's default.
     python: the image's interpreter, Python 3.8 or later.
-    limits: bounds of a run. Memory and processes bound the container, so a run's own limits may
-      differ from these only in the other fields.
-    work_bytes: size of the work directory; held in memory, beyond limits.memory_bytes.
+    limits: bounds of a run. Memory, processes and disk_bytes bound the container, so a run's own
+      limits may differ from these only in the other fields. The work directory is held in memory,
+      beyond memory_bytes; the number of files is bounded only by the memory that they take.
     cpus: CPU cores a container may use; None is all.
     concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
     queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
     engine_seconds: longest time for one command to the engine, runs aside.
     lifetime_seconds: a container ends by itself after this, should nobody remove it.
     require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn.
     arguments: further arguments of the engine's ``run``.
   """
 
@@ -85,20 +87,19 @@ class ContainerConfig(Config):
   runtime: str | None = None
   python: str = "python3"
   limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
-  work_bytes: int = 256 * 2**20
   cpus: float | None = None
   concurrency: int = 4
   queue_seconds: float = 60.0
   engine_seconds: float = 60.0
   lifetime_seconds: int = 6 * 3600
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
+  allow_unisolated: bool = False
   arguments: tuple[str, ...] = ()
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(self.engine != "", f"{path}.engine", self.engine, "docker, podman or a path")
     check(self.image != "", f"{path}.image", self.image, "the name of an image")
-    check(self.work_bytes >= 2**20, f"{path}.work_bytes", self.work_bytes, ">= 1 MiB")
     check(self.cpus is None or self.cpus > 0, f"{path}.cpus", self.cpus, "> 0 or None")
     check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
     check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
@@ -111,7 +112,7 @@ class ContainerConfig(Config):
 
 def run_command(config: ContainerConfig, limits: SandboxLimits, name: str) -> list[str]:
   """The argument list that starts the container ``name``."""
-  memory = str(limits.memory_bytes + config.work_bytes)
+  memory = str(limits.memory_bytes + limits.disk_bytes)
   argv = [config.engine, "run", "--detach", "--rm", "--init", "--pull", "never", "--name", name]
   argv += ["--label", f"{_HOST_LABEL}={socket.gethostname()}"]
   argv += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--ipc", "none"]
@@ -122,7 +123,8 @@ def run_command(config: ContainerConfig, limits: SandboxLimits, name: str) -> li
     argv += ["--cpus", f"{config.cpus:g}"]
   if config.runtime is not None:
     argv += ["--runtime", config.runtime]
-  argv += ["--tmpfs", f"{_WORK}:rw,exec,nosuid,nodev,size={config.work_bytes},mode=1777"]
+  work = f"size={limits.disk_bytes},mode=1777"
+  argv += ["--tmpfs", f"{_WORK}:rw,exec,nosuid,nodev,{work}"]
   for key, value in (
     ("HOME", _WORK),
     ("TMPDIR", _WORK),
@@ -137,10 +139,12 @@ def run_command(config: ContainerConfig, limits: SandboxLimits, name: str) -> li
   return [*argv, str(config.lifetime_seconds)]
 
 
-def exec_command(engine: str, name: str, user: int, argv: Sequence[str]) -> list[str]:
+def exec_command(
+  engine: str, name: str, user: int, argv: Sequence[str], *, interactive: bool
+) -> list[str]:
   """The argument list that runs ``argv`` in the container ``name`` as ``user``."""
-  who = ["--user", f"{user}:{user}", "--workdir", _WORK]
-  return [engine, "exec", "--interactive", *who, name, *argv]
+  stdin = ["--interactive"] if interactive else []
+  return [engine, "exec", *stdin, "--user", f"{user}:{user}", "--workdir", _WORK, name, *argv]
 
 
 def limited(argv: Sequence[str], limits: SandboxLimits) -> list[str]:
@@ -215,24 +219,15 @@ class ContainerSandbox:
       )
     await self._remove_abandoned()
     limits = probe.limits_of_probe(config.limits)
-    small = dataclasses.replace(
-      config, limits=limits, work_bytes=min(config.work_bytes, limits.memory_bytes)
-    )
-    box = await self._new_box(small)
+    box = await self._new_box(dataclasses.replace(config, limits=limits))
     with tempfile.NamedTemporaryFile(prefix=probe.secret_name()) as host_file:
       try:
         self.protections = await probe.probed(box, limits, host_file.name)
       finally:
         await box.close()
-    missing = [name for name in config.require if name not in self.protections]
-    if missing:
-      raise SandboxError(
-        f"containers of {config.engine} with image {config.image!r} do not give: "
-        f"{', '.join(missing)} (they give {', '.join(sorted(self.protections))}). Take the names "
-        "out of ContainerConfig.require to accept that."
-      )
+    name = f"{os.path.basename(config.engine)} with image {config.image}"
+    probe.check_required(self.protections, config.require, config.allow_unisolated, name)
     self._started = True
-    _log.info("%s protections: %s", config.engine, ", ".join(sorted(self.protections)))
 
   async def _remove_abandoned(self) -> None:
     """Removes the containers of processes of this machine that ended without doing so."""
@@ -289,13 +284,14 @@ class ContainerBox:
     files: Mapping[str, bytes] | None = None,
     limits: SandboxLimits | None = None,
   ) -> SandboxResult:
-    limits, own = limits or self._config.limits, self._config.limits
-    if (limits.memory_bytes, limits.processes) != (own.memory_bytes, own.processes):
-      raise SandboxError(
-        f"memory_bytes={limits.memory_bytes} and processes={limits.processes} of a run must be the "
-        f"container's ({own.memory_bytes}, {own.processes}): it is bounded as a whole. Change "
-        "ContainerConfig.limits."
-      )
+    limits = limits or self._config.limits
+    for name in ("memory_bytes", "processes", "disk_bytes"):
+      asked, given = getattr(limits, name), getattr(self._config.limits, name)
+      if asked != given:
+        raise SandboxError(
+          f"{name}={asked} of a run must be the container's ({given}), which is bounded as a whole; "
+          "change ContainerConfig.limits"
+        )
     request = guest.as_request(program)
     async with self._busy:
       self._check_open()
@@ -309,6 +305,9 @@ class ContainerBox:
           return await self._run(interpreter, guest.framed(guest.plain(program), stdin), limits)
       except QueueTimeout as error:
         return infra_error(str(error))
+
+  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
+    raise no_sessions("container")
 
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
@@ -363,7 +362,7 @@ class ContainerBox:
       raise SandboxError("this box's container is gone with its files; open another")
 
   async def _run(self, argv: Sequence[str], stdin: bytes, limits: SandboxLimits) -> SandboxResult:
-    command = exec_command(self._config.engine, self.name, self._user, limited(argv, limits))
+    command = self._command(limited(argv, limits), stdin)
     swept = _Swept(None, running=True)
 
     async def sweep() -> None:
@@ -408,8 +407,11 @@ class ContainerBox:
     return count > before
 
   async def _inside(self, argv: Sequence[str], stdin: bytes = b"", most: int = 2**20) -> bytes:
-    command = exec_command(self._config.engine, self.name, self._user, argv)
-    return await self._sandbox.engine(command, stdin, most)
+    return await self._sandbox.engine(self._command(argv, stdin), stdin, most)
+
+  def _command(self, argv: Sequence[str], stdin: bytes) -> list[str]:
+    engine, user = self._config.engine, self._user
+    return exec_command(engine, self.name, user, argv, interactive=bool(stdin))
 
   async def _unpack(self, archive: bytes) -> None:
     await self._inside(["tar", "-x", "-f", "-", "-C", _WORK], stdin=archive)
@@ -417,6 +419,11 @@ class ContainerBox:
   async def _remove(self) -> None:
     with contextlib.suppress(SandboxError):  # it may never have started, or have ended
       await self._sandbox.engine([self._config.engine, "rm", "--force", self.name])
+
+
+def podman_config() -> ContainerConfig:
+  """For Podman, which otherwise mounts further writable directories in a read-only container."""
+  return ContainerConfig(engine="podman", arguments=("--read-only-tmpfs=false",))
 
 
 def _with_signal(ended: Ended) -> Ended:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import inspect
+import io
 import json
 import os
 import signal
@@ -66,7 +67,8 @@ def plain(program: Program) -> str:
   request = json.dumps(as_request(program))
   return (
     f"{_HEAD}{_text_of_programs()}"
-    f"_run_program(json.loads({request!r}), os.getcwd(), os.open(os.devnull, os.O_WRONLY))\n"
+    f"_run_program({{'program': json.loads({request!r}), 'directory': os.getcwd()}}, "
+    "os.open(os.devnull, os.O_WRONLY), io.BytesIO())\n"
   )
 
 
@@ -106,7 +108,8 @@ def captured(program: Program, settings: dict[str, Any]) -> str:
 def _text_of_programs() -> str:
   return _text(
     zygote._run_program,
-    zygote._run_python,
+    zygote._prepare_python,
+    zygote._run_source,
     zygote._execute,
     zygote._exit_code,
     zygote._print_error,
@@ -157,6 +160,7 @@ def _run_jailed(request: dict[str, Any]) -> None:
       limits,
       address_space=space + limits["memory_bytes"],
       processes=limits["processes"] + request["other_tasks"],
+      cpu_seconds=limits["cpu_seconds"],
     )
     if request["uid"] is not None:
       jail.become(request["uid"])
@@ -164,12 +168,12 @@ def _run_jailed(request: dict[str, Any]) -> None:
     jail.no_new_privileges()
     jail.drop_capabilities()
     if request["seccomp"]:
-      jail.refuse_system_calls(own_pid_namespace=True, files_guarded=True)
+      jail.refuse_system_calls(own_pid_namespace=True, signals_scoped=False, files_guarded=True)
   except BaseException as error:
     os.write(report, f"error {type(error).__name__}: {error}".encode(errors="replace")[:4000])
     os._exit(127)
   sys.path.extend(request["paths"])
-  _run_program(request["program"], request["directory"], report)
+  _run_program(request, report, io.BytesIO())
 
 
 def _run_captured(settings: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from agentjax.sandbox.interface import RunStatus, SandboxLimits, SandboxResult
+from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
 from agentjax.sandbox.zygote import Output
 
 _SIGXCPU = 24
@@ -13,6 +13,7 @@ _FORCED = {
   "output": RunStatus.OUTPUT_LIMIT,
   "memory": RunStatus.MEMORY_LIMIT,
   "processes": RunStatus.KILLED,
+  "disk": RunStatus.KILLED,
   "cancelled": RunStatus.KILLED,
   "setup": RunStatus.INFRA_ERROR,
 }
@@ -24,7 +25,7 @@ class Ended:
 
   Attributes:
     reason: "exit" (by itself), or why it was ended: "wall", "output", "memory", "processes",
-      "cancelled"; "setup" when it was never started.
+      "disk", "cancelled"; "setup" when it was never started.
     detail: one line on the reason.
     exit_code: the program's, or minus the signal that ended it.
     seconds: wall time.
@@ -80,3 +81,11 @@ def text(output: Output) -> str:
 def infra_error(detail: str) -> SandboxResult:
   """A run that failed by no fault of the program."""
   return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)
+
+
+def no_sessions(name: str) -> SandboxError:
+  """What a back end without interpreter sessions raises when asked for one."""
+  return SandboxError(
+    f"the {name} back end has no sessions (Capabilities.sessions); use kind='embedded', or cells "
+    "that need nothing of earlier ones"
+  )
