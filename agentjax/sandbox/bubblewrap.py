@@ -137,7 +137,7 @@ def bubblewrap_command(command: JailCommand) -> list[str]:
 
 
 def nsjail_command(command: JailCommand) -> list[str]:
-  """The argument list for ``nsjail``; its own limits are off, as the first process inside sets ours."""
+  """The argument list for ``nsjail``; its limits are off, as the first process inside sets ours."""
   uid = os.getuid() if command.uid is None else command.uid
   gid = os.getgid() if command.uid is None else command.uid
   argv = [command.program, "--mode", "o", "--really_quiet", "--keep_env", "--disable_rlimits"]
@@ -388,9 +388,7 @@ class JailerBox:
       os.close(report)
       os.close(report_write)
 
-  def _look(
-    self, tool: int, limits: SandboxLimits, disk: zygote.Disk
-  ) -> tuple[str, str] | None:
+  def _look(self, tool: int, limits: SandboxLimits, disk: zygote.Disk) -> tuple[str, str] | None:
     self._tool = tool
     if self._closed:
       return "cancelled", "the box was closed"

@@ -10,19 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import io
 import logging
-import math
 import os
 import secrets
 import shutil
 import socket
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 
 from agentjax.config import Config, check
-from agentjax.sandbox import guest, probe
+from agentjax.sandbox import archive, guest, probe
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
   Capabilities,
@@ -46,12 +43,6 @@ _ENGINE_TASKS = 32  # room for the engine's own processes and threads, so that a
 _KEEPER = 65534  # user of the first process
 _USERS = (20_000, 40_000)  # first and count of the programs' users; also rootless engines map these
 _OWN_FAULT = 125  # exit code of an engine's client for its own failures
-# POSIX shells count file sizes in blocks of 512 bytes; bash says -u where others say -p.
-_LIMITED = (
-  'ulimit -S -t "$1"; ulimit -H -t $(($1 + 1)); '
-  'ulimit -f "$2"; ulimit -n "$3"; ulimit -u "$4" 2>/dev/null || ulimit -p "$4"; ulimit -c 0; '
-  'shift 4; exec "$@"'
-)
 # Kills all but itself of the programs' user; then says how often the kernel ran out of memory.
 _SWEEP = (
   "kill -9 -1 2>/dev/null; "
@@ -147,13 +138,6 @@ def exec_command(
   return [engine, "exec", *stdin, "--user", f"{user}:{user}", "--workdir", _WORK, name, *argv]
 
 
-def limited(argv: Sequence[str], limits: SandboxLimits) -> list[str]:
-  """``argv`` under the limits that a shell can set."""
-  cpu = str(math.ceil(limits.cpu_seconds))
-  blocks = str(math.ceil(limits.file_bytes / 512))
-  return ["sh", "-c", _LIMITED, "sh", cpu, blocks, str(limits.open_files), str(limits.processes), *argv]
-
-
 class ContainerSandbox:
   """Runs programs in containers of this machine's engine. See the Sandbox protocol."""
 
@@ -179,7 +163,7 @@ class ContainerSandbox:
 
   async def create(self, snapshot: bytes | None = None) -> ContainerBox:
     await self.start()
-    files = None if snapshot is None else _normalised(snapshot)
+    files = None if snapshot is None else archive.normalised(snapshot)
     box = await self._new_box(self.config)
     try:
       if files is not None:
@@ -289,7 +273,7 @@ class ContainerBox:
       asked, given = getattr(limits, name), getattr(self._config.limits, name)
       if asked != given:
         raise SandboxError(
-          f"{name}={asked} of a run must be the container's ({given}), which is bounded as a whole; "
+          f"{name}={asked} of a run must be the container's ({given}), bounded as a whole; "
           "change ContainerConfig.limits"
         )
     request = guest.as_request(program)
@@ -298,7 +282,7 @@ class ContainerBox:
       try:
         async with self._sandbox._places.one():
           if files:
-            await self._unpack(_tar_of(files))
+            await self._unpack(archive.of_files(files))
           if isinstance(program, Command):
             return await self._run(request["argv"], stdin, limits)
           interpreter = [self._config.python, *guest.BOOT_ARGUMENTS]
@@ -312,7 +296,7 @@ class ContainerBox:
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
       self._check_open()
-      await self._unpack(_tar_of({path: content}))
+      await self._unpack(archive.of_files({path: content}))
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = "/".join(checked_parts(path))
@@ -320,7 +304,7 @@ class ContainerBox:
       self._check_open()
       try:
         # An archive holds 10 KiB beyond its one file at most.
-        archive = await self._inside(
+        held = await self._inside(
           ["tar", "-c", "-f", "-", "-C", _WORK, "--", inside], most=max_bytes + 2**16
         )
       except SandboxError as error:
@@ -328,23 +312,13 @@ class ContainerBox:
           f"cannot read {path!r} in the sandbox, or it has more than {max_bytes} bytes "
           f"(max_bytes): {error}"
         ) from error
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-      entry = tar.next()
-      reader = tar.extractfile(entry) if entry is not None and entry.isreg() else None
-      if entry is None or reader is None:
-        raise SandboxError(f"{path!r} in the sandbox is not a regular file")
-      if entry.size > max_bytes:
-        raise SandboxError(
-          f"{path!r} in the sandbox has {entry.size} bytes, at most {max_bytes} are read; raise "
-          "max_bytes"
-        )
-      return reader.read()
+    return archive.content_of(held, path, max_bytes)
 
   async def snapshot(self) -> bytes:
     async with self._busy:
       self._check_open()
       argv = ["tar", "-c", "-f", "-", "-C", _WORK, "."]
-      return _normalised(await self._inside(argv, most=_SNAPSHOT_BYTES))
+      return archive.normalised(await self._inside(argv, most=_SNAPSHOT_BYTES))
 
   async def close(self) -> None:
     if self._closed:
@@ -362,7 +336,7 @@ class ContainerBox:
       raise SandboxError("this box's container is gone with its files; open another")
 
   async def _run(self, argv: Sequence[str], stdin: bytes, limits: SandboxLimits) -> SandboxResult:
-    command = self._command(limited(argv, limits), stdin)
+    command = self._command(guest.limited(argv, limits), stdin)
     swept = _Swept(None, running=True)
 
     async def sweep() -> None:
@@ -413,8 +387,8 @@ class ContainerBox:
     engine, user = self._config.engine, self._user
     return exec_command(engine, self.name, user, argv, interactive=bool(stdin))
 
-  async def _unpack(self, archive: bytes) -> None:
-    await self._inside(["tar", "-x", "-f", "-", "-C", _WORK], stdin=archive)
+  async def _unpack(self, files: bytes) -> None:
+    await self._inside(["tar", "-x", "-f", "-", "-C", _WORK], stdin=files)
 
   async def _remove(self) -> None:
     with contextlib.suppress(SandboxError):  # it may never have started, or have ended
@@ -439,40 +413,6 @@ def _with_signal(ended: Ended) -> Ended:
 def _last_line(ended: Ended) -> str:
   said = bytes(ended.stderr.tail or ended.stderr.head).decode(errors="replace").strip()
   return said.rpartition("\n")[2][-500:] or f"exit code {ended.exit_code}"
-
-
-def _tar_of(files: Mapping[str, bytes]) -> bytes:
-  buffer = io.BytesIO()
-  with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-    for path, content in files.items():
-      entry = tarfile.TarInfo("/".join(checked_parts(path)))
-      entry.size, entry.mode = len(content), 0o600
-      tar.addfile(entry, io.BytesIO(content))
-  return buffer.getvalue()
-
-
-def _normalised(archive: bytes) -> bytes:
-  """The same files as ``files.pack`` would keep, in the same order; refuses what leaves the box."""
-  buffer = io.BytesIO()
-  try:
-    with (
-      tarfile.open(fileobj=io.BytesIO(archive)) as tar,
-      tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as result,
-    ):
-      entries = []
-      for entry in tar:
-        entry.name = entry.name.removeprefix("./")
-        if entry.name not in ("", ".") and (entry.isreg() or entry.isdir() or entry.issym()):
-          parts = checked_parts(entry.name)
-          entry.name, entry.mtime, entry.uid, entry.gid = "/".join(parts), 0, 0, 0
-          entry.uname = entry.gname = ""
-          entry.pax_headers = {}
-          entries.append((parts, entry))
-      for _, entry in sorted(entries, key=lambda pair: pair[0]):
-        result.addfile(entry, tar.extractfile(entry) if entry.isreg() else None)
-  except (tarfile.TarError, OSError) as error:
-    raise SandboxError(f"not a usable sandbox snapshot: {error}") from error
-  return buffer.getvalue()
 
 
 def _started_at(pid: int) -> str:

@@ -12,13 +12,21 @@ import functools
 import inspect
 import io
 import json
+import math
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from agentjax.sandbox import jail, zygote
-from agentjax.sandbox.interface import Command, Program, PythonScript, SandboxError
+from agentjax.sandbox.interface import (
+  Command,
+  Program,
+  PythonScript,
+  SandboxError,
+  SandboxLimits,
+)
 from agentjax.sandbox.zygote import Output, _run_program
 
 # What the functions use. The box's own files must not shadow the standard library meanwhile.
@@ -45,9 +53,16 @@ exec(compile(take(int(take(12))), "<guest>", "exec"))
 """
 BOOT_ARGUMENTS = ("-s", "-B", "-X", "utf8", "-c", _BOOT)  # for an interpreter
 
+# POSIX shells count file sizes in blocks of 512 bytes; bash says -u where others say -p.
+_LIMITED = (
+  'ulimit -S -t "$1"; ulimit -H -t $(($1 + 1)); '
+  'ulimit -f "$2"; ulimit -n "$3"; ulimit -u "$4" 2>/dev/null || ulimit -p "$4"; ulimit -c 0; '
+  'shift 4; exec "$@"'
+)
+
 
 def framed(source: str, stdin: bytes) -> bytes:
-  """What an interpreter with BOOT_ARGUMENTS reads: length of the text, text, the program's stdin."""
+  """What an interpreter with BOOT_ARGUMENTS reads: the text's length, text, the program's stdin."""
   data = source.encode()
   return b"%012d" % len(data) + data + stdin
 
@@ -60,6 +75,23 @@ def as_request(program: Program) -> dict[str, Any]:
     return {"kind": "command", "argv": list(program.argv)}
   kind = "script" if isinstance(program, PythonScript) else "cell"
   return {"kind": kind, "source": program.source, "seed": program.seed}
+
+
+def limited(argv: Sequence[str], limits: SandboxLimits) -> list[str]:
+  """``argv`` under the limits that a shell can set."""
+  cpu = str(math.ceil(limits.cpu_seconds))
+  blocks = str(math.ceil(limits.file_bytes / 512))
+  return [
+    "sh",
+    "-c",
+    _LIMITED,
+    "sh",
+    cpu,
+    blocks,
+    str(limits.open_files),
+    str(limits.processes),
+    *argv,
+  ]
 
 
 def plain(program: Program) -> str:
@@ -93,8 +125,8 @@ def captured(program: Program, settings: dict[str, Any]) -> str:
 
   Args:
     program: what to run.
-    settings: {"limits", "stdin" (base64), "result" and "archive" (names of the files written, the
-      latter a tar of the directory), "archive_bytes"}.
+    settings: {"limits", "stdin" (base64), "result" and "archive" (names of files: how it ended, and
+      a tar of the directory, which is unpacked first where there is one)}.
   """
   request = {
     **settings,
@@ -173,20 +205,29 @@ def _run_jailed(request: dict[str, Any]) -> None:
     os.write(report, f"error {type(error).__name__}: {error}".encode(errors="replace")[:4000])
     os._exit(127)
   sys.path.extend(request["paths"])
-  _run_program(request, report, io.BytesIO())
+  _run_program(request, report, io.BytesIO())  # type: ignore[arg-type]
 
 
 def _run_captured(settings: dict[str, Any]) -> None:
   import resource
   import subprocess
+  import tarfile
   import threading
   import time
 
-  limits, start = settings["limits"], time.monotonic()
+  limits = settings["limits"]
+  if os.path.exists(settings["archive"]):
+    with tarfile.open(settings["archive"]) as archive:
+      archive.extractall()
+    os.unlink(settings["archive"])
+  with open("/proc/self/statm") as file:
+    space = int(file.read().split()[0]) * resource.getpagesize()
+  start = time.monotonic()
 
   def lower_limits() -> None:
     for kind, value in (
       (resource.RLIMIT_CPU, int(-(-limits["cpu_seconds"] // 1))),
+      (resource.RLIMIT_AS, space + limits["memory_bytes"]),
       (resource.RLIMIT_FSIZE, limits["file_bytes"]),
       (resource.RLIMIT_NOFILE, limits["open_files"]),
       (resource.RLIMIT_CORE, 0),
@@ -249,9 +290,12 @@ def _run_captured(settings: dict[str, Any]) -> None:
     "totals": [o.total for o in outputs],
   }
   try:
-    _archive(settings["archive"], settings["archive_bytes"], (settings["result"], sys.argv[0]))
+    _archive(settings["archive"], limits["disk_bytes"], (settings["result"], sys.argv[0]))
   except (OSError, ValueError) as error:
-    result["archive_error"] = str(error)
+    with contextlib.suppress(OSError):
+      os.unlink(settings["archive"])
+    if why[0] == "exit":
+      result.update(reason="disk", detail=str(error))
   with open(settings["result"], "w") as file:
     json.dump(result, file)
 
@@ -269,9 +313,9 @@ def _archive(name: str, most_bytes: int, without: tuple[str, ...]) -> None:
       entry.isreg() or entry.isdir() or entry.issym()
     ):
       return None
-    held += entry.size + 512
+    held += entry.size
     if held > most_bytes:
-      raise ValueError(f"the files hold more than {most_bytes} bytes")
+      raise ValueError(f"its files hold more than {most_bytes} bytes")
     return entry
 
   with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from agentjax.sandbox.interface import SandboxError, SandboxLimits
 from agentjax.sandbox.result import Ended
@@ -115,7 +116,7 @@ async def supervise(
     asyncio.ensure_future(keep(process.stdout, outputs[0])),
     asyncio.ensure_future(keep(process.stderr, outputs[1])),
   ]
-  tasks = [*readers, asyncio.ensure_future(feed(process.stdin))]
+  tasks: list[asyncio.Future[Any]] = [*readers, asyncio.ensure_future(feed(process.stdin))]
   reason, detail = "exit", ""
   try:
     flood = asyncio.ensure_future(flooded.wait())
@@ -146,8 +147,8 @@ async def _end(
   process: asyncio.subprocess.Process,
   ended: asyncio.Future[int],
   end: Callable[[int], None] | None,
-  tasks: list[asyncio.Future[None]],
-  readers: list[asyncio.Future[None]],
+  tasks: Sequence[asyncio.Future[Any]],
+  readers: Sequence[asyncio.Future[Any]],
 ) -> None:
   """Returns when the process is reaped and what it wrote is read."""
   if not ended.done() and end is not None:
