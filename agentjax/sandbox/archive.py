@@ -71,8 +71,8 @@ def content_of(archive: bytes, path: str, max_bytes: int) -> bytes:
         raise SandboxError(f"{path!r} in the sandbox is not a regular file")
       if found[-1].size > max_bytes:
         raise SandboxError(
-          f"{path!r} in the sandbox has {found[-1].size} bytes, at most {max_bytes} are read; raise "
-          "max_bytes"
+          f"{path!r} in the sandbox has {found[-1].size} bytes, at most {max_bytes} are read; "
+          "raise max_bytes"
         )
       return reader.read()
   except tarfile.TarError as error:

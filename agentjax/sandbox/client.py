@@ -367,7 +367,8 @@ class ServiceClient:
       token = os.environ.get(self.config.token_variable)
       if token is None:
         raise SandboxError(
-          f"the environment variable {self.config.token_variable} (service.token_variable) is not set"
+          f"the environment variable {self.config.token_variable} is not set "
+          "(service.token_variable)"
         )
       headers["Authorization"] = f"Bearer {token}"
     try:
@@ -395,12 +396,14 @@ class ServiceClient:
   async def _open_session(self) -> Any:
     loop = asyncio.get_running_loop()
     if self._session is None or self._session[0] is not loop:
-      await self.close()  # its loop has ended, and with it the connections
       connector = self._aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
       # Deadlines are the call's; a time-out of the library would cut off long runs.
       timeout = self._aiohttp.ClientTimeout(total=None)
       session = self._aiohttp.ClientSession(connector=connector, timeout=timeout)
-      self._session = (loop, session)
+      former, self._session = self._session, (loop, session)
+      if former is not None:
+        await former[1].close()  # its loop has ended, and with it the connections
+      return session
     return self._session[1]
 
 

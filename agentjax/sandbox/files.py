@@ -50,10 +50,11 @@ def read_file(root: str, path: str, max_bytes: int) -> bytes:
       handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
     except OSError as error:
       raise SandboxError(f"cannot read {path!r} in the sandbox: {error.strerror}") from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+      os.close(handle)
+      raise SandboxError(f"{path!r} in the sandbox is not a regular file")
     with open(handle, "rb") as file:
-      status = os.fstat(handle)
-      if not stat.S_ISREG(status.st_mode):
-        raise SandboxError(f"{path!r} in the sandbox is not a regular file")
       content = file.read(max_bytes + 1)
       if len(content) > max_bytes:
         raise SandboxError(
@@ -132,6 +133,7 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 
 
 def checked_parts(path: str) -> list[str]:
+  """The parts of a path inside a box. Raises SandboxError for one that leaves it."""
   parts = [part for part in path.split("/") if part not in ("", ".")]
   if not parts or ".." in parts or path.startswith("/") or "\0" in path:
     raise SandboxError(

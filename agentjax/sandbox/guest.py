@@ -125,8 +125,8 @@ def captured(program: Program, settings: dict[str, Any]) -> str:
 
   Args:
     program: what to run.
-    settings: {"limits", "stdin" (base64), "result" and "archive" (names of files: how it ended, and
-      a tar of the directory, which is unpacked first where there is one)}.
+    settings: {"limits", "stdin" (base64), "result" (name of the file that tells how it ended),
+      "archive" (name of a tar: the box's files before, and then after)}.
   """
   request = {
     **settings,
@@ -210,16 +210,17 @@ def _run_jailed(request: dict[str, Any]) -> None:
 
 def _run_captured(settings: dict[str, Any]) -> None:
   import resource
+  import shutil
   import subprocess
   import tarfile
+  import tempfile
   import threading
   import time
 
   limits = settings["limits"]
-  if os.path.exists(settings["archive"]):
-    with tarfile.open(settings["archive"]) as archive:
-      archive.extractall()
-    os.unlink(settings["archive"])
+  box = tempfile.mkdtemp()
+  with tarfile.open(settings["archive"]) as archive:
+    archive.extractall(box)
   with open("/proc/self/statm") as file:
     space = int(file.read().split()[0]) * resource.getpagesize()
   start = time.monotonic()
@@ -238,7 +239,7 @@ def _run_captured(settings: dict[str, Any]) -> None:
 
   child = subprocess.Popen(
       [sys.executable, *settings["arguments"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, start_new_session=True, preexec_fn=lower_limits,
+      stderr=subprocess.PIPE, start_new_session=True, preexec_fn=lower_limits, cwd=box,
       env={**os.environ, "PYTHONHASHSEED": "0"},
   )  # fmt: skip
   why = ["exit", ""]
@@ -290,7 +291,7 @@ def _run_captured(settings: dict[str, Any]) -> None:
     "totals": [o.total for o in outputs],
   }
   try:
-    _archive(settings["archive"], limits["disk_bytes"], (settings["result"], sys.argv[0]))
+    _archive(box, settings["archive"], limits["disk_bytes"])
   except (OSError, ValueError) as error:
     with contextlib.suppress(OSError):
       os.unlink(settings["archive"])
@@ -298,28 +299,24 @@ def _run_captured(settings: dict[str, Any]) -> None:
       result.update(reason="disk", detail=str(error))
   with open(settings["result"], "w") as file:
     json.dump(result, file)
+  shutil.rmtree(box, ignore_errors=True)
 
 
-def _archive(name: str, most_bytes: int, without: tuple[str, ...]) -> None:
-  """A tar of the working directory's files, directories and links."""
+def _archive(folder: str, name: str, most_bytes: int) -> None:
+  """Makes ``name`` a tar of the folder's files, directories and links."""
   import tarfile
 
-  skipped = {os.path.abspath(path) for path in (name, *without)}
   held = 0
 
   def keep(entry: Any) -> Any:
     nonlocal held
-    if os.path.abspath(entry.name) in skipped or not (
-      entry.isreg() or entry.isdir() or entry.issym()
-    ):
+    if not (entry.isreg() or entry.isdir() or entry.issym()):
       return None
     held += entry.size
     if held > most_bytes:
       raise ValueError(f"its files hold more than {most_bytes} bytes")
     return entry
 
-  with contextlib.suppress(FileNotFoundError):
-    os.unlink(name)
-  with tarfile.open(name, "x") as archive:
-    for path in sorted(os.listdir(".")):
-      archive.add(path, filter=keep)
+  with tarfile.open(name, "w") as archive:
+    for path in sorted(os.listdir(folder)):
+      archive.add(os.path.join(folder, path), path, filter=keep)

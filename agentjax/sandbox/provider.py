@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import base64
-import contextlib
 import dataclasses
 import logging
 import secrets
@@ -147,6 +146,7 @@ class Provider(abc.ABC):
   async def close(self, handle: str) -> None:
     """Ends the sandbox; harmless where it has ended."""
 
+  @abc.abstractmethod
   async def aclose(self) -> None:
     """Lets go of connections."""
 
@@ -250,7 +250,8 @@ class ProviderBox:
       try:
         return await self._running
       except asyncio.CancelledError:
-        if not self._closed:
+        task = asyncio.current_task()
+        if not self._closed or (task is not None and task.cancelling()):
           raise
         return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, "the box was closed")
       finally:
@@ -479,7 +480,7 @@ def _result(executed: Executed, seconds: float, limits: SandboxLimits) -> Sandbo
     reason, detail = "output", f"wrote more than {limits.output_kill_bytes} bytes"
   elif code is not None and 128 < code <= 192:
     code = 128 - code  # as shells report a signal
-  return as_result(Ended(reason, detail, code, seconds, *outputs), limits)
+  return as_result(Ended(reason, detail, code, seconds, outputs[0], outputs[1]), limits)
 
 
 def _spec_body(spec: SandboxSpec) -> dict[str, Any]:

@@ -58,8 +58,7 @@ class FusionConfig(Config):
 class FusionSandbox:
   """Runs programs on SandboxFusion servers. See the Sandbox protocol.
 
-  A run whose time is over, or that wrote too much, still returns its output and files. Programs
-  must not count on files in the working directory that start with ``.agentjax-``.
+  A run whose time is over, or that wrote too much, still returns its output and files.
   """
 
   capabilities = Capabilities(files=True, snapshot=True, commands=True)
@@ -126,7 +125,8 @@ class FusionBox:
       try:
         return await self._running
       except asyncio.CancelledError:
-        if not self._closed:
+        task = asyncio.current_task()
+        if not self._closed or (task is not None and task.cancelling()):
           raise
         return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, "the box was closed")
       finally:
@@ -221,7 +221,8 @@ def _read(answer: Any, limits: SandboxLimits) -> tuple[SandboxResult, bytes | No
     str(report["detail"]),
     int(report["exit_code"]),
     float(report["seconds"]),
-    *outputs,
+    outputs[0],
+    outputs[1],
     cpu_seconds=float(report["cpu_seconds"]),
   )
   held = base64.b64decode(files[_FILES]) if _FILES in files else None
@@ -238,4 +239,4 @@ def _without_supervisor(run: Mapping[str, Any], limits: SandboxLimits) -> Sandbo
     reason, detail = "wall", f"did not end within {limits.wall_seconds:.1f} s"
   else:
     reason, detail = "cancelled", "it ended the process that watches it"
-  return as_result(Ended(reason, detail, -9, seconds, *outputs), limits)
+  return as_result(Ended(reason, detail, -9, seconds, outputs[0], outputs[1]), limits)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from agentjax.sandbox.interface import SandboxError, SandboxLimits
 from agentjax.sandbox.result import Ended
@@ -18,7 +18,8 @@ from agentjax.sandbox.zygote import Output
 
 Look = Callable[[int], tuple[str, str] | None]
 _TICK = 0.02  # seconds between looks at a run
-_GRACE_SECONDS = 2.0  # for a killed program to be reaped and its pipes to close
+_GRACE_SECONDS = 2.0  # for a program to end what it started and itself
+_PIPE_SECONDS = 0.5  # for its pipes to close after its end
 
 
 class QueueTimeout(Exception):
@@ -81,46 +82,19 @@ async def supervise(
   Raises:
     SandboxError: ``argv[0]`` cannot be started.
   """
-  start = time.monotonic()
+  loop, start = asyncio.get_running_loop(), time.monotonic()
   try:
-    process = await asyncio.create_subprocess_exec(
-      *argv,
-      stdin=asyncio.subprocess.PIPE,
-      stdout=asyncio.subprocess.PIPE,
-      stderr=asyncio.subprocess.PIPE,
-      cwd="/",
-      env=env,
-      pass_fds=pass_fds,
-      start_new_session=True,
+    transport, run = await loop.subprocess_exec(
+      lambda: _Run(limits), *argv, cwd="/", env=env, pass_fds=pass_fds, start_new_session=True
     )
   except OSError as error:
     raise SandboxError(f"cannot start {argv[0]!r}: {error.strerror}") from error
-  assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-  outputs = Output(limits.output_bytes), Output(limits.output_bytes)
-  flooded = asyncio.Event()
-
-  async def keep(stream: asyncio.StreamReader, output: Output) -> None:
-    while data := await stream.read(1 << 16):
-      output.add(data)
-      if output.total > limits.output_kill_bytes:
-        flooded.set()
-
-  async def feed(stream: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):  # it may end before it has read all
-      stream.write(stdin)
-      await stream.drain()
-    stream.close()
-
-  ended = asyncio.ensure_future(process.wait())
-  readers = [
-    asyncio.ensure_future(keep(process.stdout, outputs[0])),
-    asyncio.ensure_future(keep(process.stderr, outputs[1])),
-  ]
-  tasks: list[asyncio.Future[Any]] = [*readers, asyncio.ensure_future(feed(process.stdin))]
+  pid = transport.get_pid()
+  pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+  pipe.write(stdin)
+  pipe.close()  # once all is written, or the program does not read any more
   reason, detail = "exit", ""
   try:
-    flood = asyncio.ensure_future(flooded.wait())
-    tasks.append(flood)
     deadline = start + limits.wall_seconds
     while True:
       wait = deadline - time.monotonic()
@@ -128,40 +102,63 @@ async def supervise(
         reason, detail = "wall", f"did not end within {limits.wall_seconds:.1f} s"
         break
       wait = min(wait, _TICK) if look else wait
-      await asyncio.wait({ended, flood}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-      if flooded.is_set():
+      await asyncio.wait(
+        {run.exited, run.flooded}, timeout=wait, return_when=asyncio.FIRST_COMPLETED
+      )
+      if run.flooded.done():
         reason, detail = "output", f"wrote more than {limits.output_kill_bytes} bytes"
         break
-      if ended.done():
+      if run.exited.done():
         break
-      if look is not None and (found := look(process.pid)):
+      if look is not None and (found := look(pid)):
         reason, detail = found
         break
   finally:
-    await surely(_end(process, ended, end, tasks, readers))
+    await surely(_end(transport, run, end))
   seconds = time.monotonic() - start
-  return Ended(reason, detail, process.returncode, seconds, *outputs)
+  return Ended(reason, detail, transport.get_returncode(), seconds, *run.outputs)
+
+
+class _Run(asyncio.SubprocessProtocol):
+  """Outputs and end of a process; the end does not wait for the pipes, which others may hold."""
+
+  def __init__(self, limits: SandboxLimits):
+    loop = asyncio.get_running_loop()
+    self.outputs = Output(limits.output_bytes), Output(limits.output_bytes)
+    self.flooded: asyncio.Future[None] = loop.create_future()
+    self.exited: asyncio.Future[None] = loop.create_future()
+    self.drained: asyncio.Future[None] = loop.create_future()
+    self._most = limits.output_kill_bytes
+    self._pipes = {1, 2}
+
+  def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+    output = self.outputs[fd - 1]
+    output.add(cast(bytes, data))
+    if output.total > self._most and not self.flooded.done():
+      self.flooded.set_result(None)
+
+  def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+    self._pipes.discard(fd)
+    if not self._pipes and not self.drained.done():
+      self.drained.set_result(None)
+
+  def process_exited(self) -> None:
+    self.exited.set_result(None)
 
 
 async def _end(
-  process: asyncio.subprocess.Process,
-  ended: asyncio.Future[int],
-  end: Callable[[int], None] | None,
-  tasks: Sequence[asyncio.Future[Any]],
-  readers: Sequence[asyncio.Future[Any]],
+  transport: asyncio.SubprocessTransport, run: _Run, end: Callable[[int], None] | None
 ) -> None:
   """Returns when the process is reaped and what it wrote is read."""
-  if not ended.done() and end is not None:
-    end(process.pid)
-    await asyncio.wait({ended}, timeout=_GRACE_SECONDS)
-  if not ended.done():
+  if not run.exited.done() and end is not None:
+    end(transport.get_pid())
+    await asyncio.wait({run.exited}, timeout=_GRACE_SECONDS)
+  if not run.exited.done():
     with contextlib.suppress(ProcessLookupError):
-      process.kill()
-    await ended
-  await asyncio.wait(readers, timeout=_GRACE_SECONDS)
-  for task in tasks:
-    task.cancel()
-  await asyncio.gather(*tasks, return_exceptions=True)
+      transport.kill()
+    await run.exited
+  await asyncio.wait({run.drained}, timeout=_PIPE_SECONDS)
+  transport.close()
 
 
 async def surely(work: Awaitable[None]) -> None:
