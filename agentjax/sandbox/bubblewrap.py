@@ -84,7 +84,9 @@ class JailerConfig(Config):
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))
     for name in self.readable:
-      check(os.path.isabs(name), f"{path}.readable", self.readable, "absolute paths")
+      taken = any(f"{name}/".startswith(f"{t}/") for t in ("/tmp", "/proc", "/dev", _WORK))
+      allowed = "absolute paths, none below /tmp, /proc, /dev or /work"
+      check(os.path.isabs(name) and not taken, f"{path}.readable", self.readable, allowed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +263,8 @@ class JailerSandbox:
       try:
         limits = probe.limits_of_probe(self.config.limits)
         found = await probe.probed(box, limits, host_file)
-        await box.upload("owner", b"")
-        if os.stat(box.directory).st_uid != os.geteuid():
+        made = os.path.join(box.directory, probe.MADE)
+        if os.lstat(made).st_uid != os.geteuid():
           found |= {Protection.USER}
         return found
       except SandboxError as error:

@@ -23,8 +23,12 @@ _LIMITS = SandboxLimits(
   memory_bytes=64 * 2**20, disk_bytes=32 * 2**20, processes=16, wall_seconds=20.0
 )
 
+MADE = "made-by-probe"  # a file that the probing program leaves in the box
 # Every name printed is a protection that was broken.
-_BREAK_WALLS = """
+_BREAK_WALLS = (
+  f"""
+open({MADE!r}, "w").close()"""
+  + """
 import ctypes, json, os, signal, socket
 broken = set()
 def attempt(name, action):
@@ -48,6 +52,7 @@ for flags in (0x10000000, 0x00020000):  # CLONE_NEWUSER, CLONE_NEWNS
 attempt("syscalls", lambda: libc.ptrace(0, 0, 0, 0) == 0)
 print(json.dumps(sorted(broken)))
 """
+)
 _BREAK_MEMORY = "block = b'x' * (4 * MEMORY)\nprint('unbounded')"
 _BREAK_PROCESSES = """
 import os, time

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,13 +29,14 @@ class Service:
   Attributes:
     faults: taken from the front, one a request: None, "500", "404", "drop", "garbage", "wrong",
       "refuse" (what the service itself calls its failure), or seconds to wait before the answer.
-    requests: bodies of the requests so far.
+    requests, headers: of the requests so far.
     cancelled: requests whose caller went away before the answer.
   """
 
   def __init__(self) -> None:
     self.faults: list[str | float | None] = []
     self.requests: list[Any] = []
+    self.headers: list[Any] = []
     self.cancelled = 0
     self.url = ""
     self._folder = tempfile.mkdtemp(prefix="agentjax-service-")
@@ -84,6 +84,7 @@ class Service:
     @web.middleware
     async def middleware(request: Any, handler: Any) -> Any:
       self.requests.append(await request.json() if request.can_read_body else None)
+      self.headers.append(request.headers)
       fault = self.faults.pop(0) if self.faults else None
       if fault in ("500", "404"):
         return web.Response(status=int(str(fault)), text="as asked for")
@@ -206,10 +207,3 @@ async def _run(
     "stdout": out.decode(errors="backslashreplace"),
     "stderr": err.decode(errors="backslashreplace"),
   }
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-  service = Service()
-  yield service
-  service.close()
