@@ -205,8 +205,8 @@ class ServiceClient:
 
     Args:
       method, path, query: of the request.
-      read: makes the result of the answer's JSON; KeyError, TypeError and ValueError mean that the
-        answer is not what it should be, which is the service's failure; InfraError too.
+      read: makes the result of the answer's JSON; LookupError, TypeError and ValueError mean that
+        the answer is not what it should be, which is the service's failure; InfraError too.
       affinity: calls with the same one go to the same server while that answers.
       body: sent as JSON.
       own_seconds: the time that the service is asked to spend.
@@ -389,7 +389,7 @@ class ServiceClient:
       raise InfraError(f"{url}: HTTP status {status}: {said}", again=again)
     try:
       return read(json.loads(data))
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
       said = bytes(data[:300]).decode(errors="replace")
       raise InfraError(f"{url}: not the answer expected ({error!r}): {said}") from error
 

@@ -26,17 +26,16 @@ from typing import Any, NamedTuple
 
 from agentjax.config import Config, check
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
-  Command,
   Program,
   Protection,
-  PythonScript,
-  RunStatus,
   SandboxError,
   SandboxLimits,
   SandboxResult,
 )
+from agentjax.sandbox.result import Ended, as_result, infra_error, kept
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +52,7 @@ zygote.main(json.loads(sys.argv[2]))
 _START_SECONDS = 60.0  # loading packages may be slow on a cold disk
 _GRACE_SECONDS = 10.0  # for the watcher to end a run after its deadline
 _SNAPSHOT_BYTES = 256 * 2**20
-_SIGXCPU = 24
 _TASKS_OF_SESSION = 4  # processes that a box's session keeps between cells
-_STATUS_OF_REASON = {
-  "wall": RunStatus.TIMEOUT,
-  "cpu": RunStatus.TIMEOUT,
-  "output": RunStatus.OUTPUT_LIMIT,
-  "memory": RunStatus.MEMORY_LIMIT,
-  "processes": RunStatus.KILLED,
-  "disk": RunStatus.KILLED,
-  "cancelled": RunStatus.KILLED,
-}
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -215,9 +204,9 @@ class ProcessBox:
         return full
       for path, content in (files or {}).items():
         await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
-      watcher, request = await self._new_run(_as_request(program), limits)
+      watcher, request = await self._new_run(as_request(program), limits)
       if watcher is None:
-        return _infra_error("the sandbox's interpreter is gone")
+        return infra_error("the sandbox's interpreter is gone")
       return (await self._converse(watcher, (request, stdin), limits)).result
 
   async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
@@ -272,7 +261,7 @@ class ProcessBox:
       async with asyncio.timeout(config.queue_seconds):
         await held.enter_async_context(self._sandbox._turn())
     except TimeoutError:
-      return _infra_error(
+      return infra_error(
         f"no free place for the run within {config.queue_seconds:g} s; raise the sandbox's "
         f"concurrency ({config.concurrency})"
       )
@@ -304,9 +293,9 @@ class ProcessBox:
       keep = reply.alive
       return reply
     except TimeoutError:
-      return _Reply(_infra_error("the watcher did not end the run in time"))
+      return _Reply(infra_error("the watcher did not end the run in time"))
     except (EOFError, OSError) as error:
-      return _Reply(_infra_error(f"the watcher ended without a result ({error or 'closed'})"))
+      return _Reply(infra_error(f"the watcher ended without a result ({error or 'closed'})"))
     finally:
       self._connection = None
       if not ended:
@@ -369,7 +358,7 @@ class ProcessSession:
     if connection is None:
       connection, request = await self._box._new_run({"kind": "session"}, self._limits)
       if connection is None:
-        return _Reply(_infra_error("the sandbox's interpreter is gone"))
+        return _Reply(infra_error("the sandbox's interpreter is gone"))
       frames = [request, b"", cell]
     self._used = True
     wall = json.loads(cell)["wall_seconds"]
@@ -507,15 +496,6 @@ def _tasks_of_user() -> int:
   return count
 
 
-def _as_request(program: Program) -> dict[str, Any]:
-  if isinstance(program, Command):
-    if not program.argv:
-      raise SandboxError("a Command needs at least the program's name in argv")
-    return {"kind": "command", "argv": list(program.argv)}
-  kind = "script" if isinstance(program, PythonScript) else "cell"
-  return {"kind": kind, "source": program.source, "seed": program.seed}
-
-
 async def _exchange(connection: socket.socket, frames: Sequence[bytes], seconds: float) -> bytes:
   """Sends the frames and waits for the result's."""
   loop = asyncio.get_running_loop()
@@ -569,40 +549,15 @@ def _read_reply(frame: bytes, limits: SandboxLimits) -> _Reply:
   for size in header["sizes"]:
     parts.append(frame[at : at + size])
     at += size
-  reason, detail, exit_code = header["reason"], header["detail"], header["exit_code"]
-  if reason in ("setup", "gone"):
-    result = _infra_error(detail or "the interpreter ended before the cell ran")
-    return _Reply(dataclasses.replace(result, seconds=header["seconds"]), gone=reason == "gone")
-  stdout = _text(parts[0], parts[1], header["totals"][0])
-  stderr = _text(parts[2], parts[3], header["totals"][1])
-  truncated = any(total > limits.output_bytes for total in header["totals"])
-  status = RunStatus.OK
-  if reason in _STATUS_OF_REASON:
-    status = _STATUS_OF_REASON[reason]
-  elif exit_code == -_SIGXCPU or (exit_code == -9 and header["cpu_seconds"] >= limits.cpu_seconds):
-    reason, status = "cpu", RunStatus.TIMEOUT
-  elif exit_code < 0:
-    status, detail = RunStatus.KILLED, f"ended by signal {-exit_code}"
-  elif exit_code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
-    status = RunStatus.MEMORY_LIMIT
-    detail = f"needs more than {limits.memory_bytes} bytes of memory"
-  elif exit_code != 0:
-    status, detail = RunStatus.ERROR, f"exit code {exit_code}"
-  if reason == "cpu":
-    detail = f"used more than {limits.cpu_seconds:g} s of CPU time"
-  seconds = header["seconds"]
-  result = SandboxResult(status, stdout, stderr, exit_code, seconds, detail, truncated)
-  return _Reply(result, alive=header["alive"])
-
-
-def _text(head: bytes, tail: bytes, total: int) -> str:
-  left_out = total - len(head) - len(tail)
-  if left_out <= 0:
-    return (head + tail).decode("utf-8", errors="backslashreplace")
-  first = head.decode("utf-8", errors="backslashreplace")
-  last = tail.decode("utf-8", errors="backslashreplace")
-  return f"{first}\n[... {left_out} bytes left out ...]\n{last}"
-
-
-def _infra_error(detail: str) -> SandboxResult:
-  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)
+  reason, detail = header["reason"], header["detail"]
+  gone = reason == "gone"
+  ended = Ended(
+    "setup" if gone else reason,
+    detail or "the interpreter ended before the cell ran" if gone else detail,
+    header["exit_code"],
+    header["seconds"],
+    kept(parts[0], parts[1], header["totals"][0]),
+    kept(parts[2], parts[3], header["totals"][1]),
+    header["cpu_seconds"],
+  )
+  return _Reply(as_result(ended, limits), alive=header["alive"] and not gone, gone=gone)

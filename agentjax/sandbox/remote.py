@@ -30,7 +30,7 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   Session,
 )
-from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
+from agentjax.sandbox.result import Ended, as_result, infra_error, kept, no_sessions
 from agentjax.sandbox.zygote import Output
 
 _log = logging.getLogger(__name__)
@@ -209,20 +209,14 @@ def _read(answer: Any, limits: SandboxLimits) -> tuple[SandboxResult, bytes | No
   if _RESULT not in files:
     return _without_supervisor(run, limits), None
   report = json.loads(base64.b64decode(files[_RESULT]))
-  outputs = []
-  for at in range(2):
-    output = Output(limits.output_bytes)
-    parts = [base64.b64decode(part) for part in report["parts"][2 * at : 2 * at + 2]]
-    output.head, output.tail = bytearray(parts[0]), bytearray(parts[1])
-    output.total = int(report["totals"][at])
-    outputs.append(output)
+  parts = [base64.b64decode(part) for part in report["parts"]]
   ended = Ended(
     str(report["reason"]),
     str(report["detail"]),
     int(report["exit_code"]),
     float(report["seconds"]),
-    outputs[0],
-    outputs[1],
+    kept(parts[0], parts[1], int(report["totals"][0])),
+    kept(parts[2], parts[3], int(report["totals"][1])),
     cpu_seconds=float(report["cpu_seconds"]),
   )
   held = base64.b64decode(files[_FILES]) if _FILES in files else None

@@ -8,13 +8,15 @@ from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, S
 from agentjax.sandbox.zygote import Output
 
 _SIGXCPU = 24
-_FORCED = {
+_STATUS_OF_REASON = {
   "wall": RunStatus.TIMEOUT,
+  "cpu": RunStatus.TIMEOUT,
   "output": RunStatus.OUTPUT_LIMIT,
   "memory": RunStatus.MEMORY_LIMIT,
   "processes": RunStatus.KILLED,
   "disk": RunStatus.KILLED,
   "cancelled": RunStatus.KILLED,
+  "broken": RunStatus.KILLED,
   "setup": RunStatus.INFRA_ERROR,
 }
 
@@ -24,8 +26,8 @@ class Ended:
   """How a run ended, as its supervisor saw it.
 
   Attributes:
-    reason: "exit" (by itself), or why it was ended: "wall", "output", "memory", "processes",
-      "disk", "cancelled"; "setup" when it was never started.
+    reason: why it was ended: "wall", "cpu", "output", "memory", "processes", "disk", "cancelled",
+      "broken"; "setup" when it was never started; anything else: by itself.
     detail: one line on the reason.
     exit_code: the program's, or minus the signal that ended it.
     seconds: wall time.
@@ -46,15 +48,16 @@ def as_result(ended: Ended, limits: SandboxLimits) -> SandboxResult:
   """The result that a caller sees of a run under ``limits``."""
   stdout, stderr = text(ended.stdout), text(ended.stderr)
   truncated = max(ended.stdout.total, ended.stderr.total) > limits.output_bytes
-  code, detail = ended.exit_code, ended.detail
-  if ended.reason == "setup":
+  code, reason, detail = ended.exit_code, ended.reason, ended.detail
+  if reason == "setup":
     return dataclasses.replace(infra_error(detail), seconds=ended.seconds)
-  if ended.reason != "exit":
-    status = _FORCED[ended.reason]
+  status = RunStatus.OK
+  if reason in _STATUS_OF_REASON:
+    status = _STATUS_OF_REASON[reason]
   elif code is None:
     status, detail = RunStatus.INFRA_ERROR, detail or "no exit code came back"
   elif code == -_SIGXCPU or (code == -9 and ended.cpu_seconds >= limits.cpu_seconds):
-    status, detail = RunStatus.TIMEOUT, f"used more than {limits.cpu_seconds:g} s of CPU time"
+    reason, status = "cpu", RunStatus.TIMEOUT
   elif code < 0:
     status, detail = RunStatus.KILLED, f"ended by signal {-code}"
   elif code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
@@ -62,9 +65,16 @@ def as_result(ended: Ended, limits: SandboxLimits) -> SandboxResult:
     detail = f"needs more than {limits.memory_bytes} bytes of memory"
   elif code != 0:
     status, detail = RunStatus.ERROR, f"exit code {code}"
-  else:
-    status = RunStatus.OK
+  if reason == "cpu":
+    detail = f"used more than {limits.cpu_seconds:g} s of CPU time"
   return SandboxResult(status, stdout, stderr, code, ended.seconds, detail, truncated)
+
+
+def kept(head: bytes, tail: bytes, total: int) -> Output:
+  """An output of ``total`` bytes that another process kept head and tail of."""
+  output = Output(len(head) + len(tail))
+  output.head, output.tail, output.total = bytearray(head), bytearray(tail), total
+  return output
 
 
 def text(output: Output) -> str:
