@@ -28,6 +28,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
 from agentjax.config import Config, check
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
@@ -36,7 +37,7 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   run_once,
 )
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
@@ -68,11 +69,12 @@ class VerifierFault(RuntimeError):
   """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run."""
 
 
-def _sandbox() -> ProcessSandboxConfig:
-  return ProcessSandboxConfig(
+def _sandbox() -> SandboxConfig:
+  embedded = ProcessSandboxConfig(
     queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
     require=("limits", "descendants", "network", "processes", "filesystem"),
   )
+  return SandboxConfig(embedded=embedded)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -86,8 +88,9 @@ class UnitTestConfig(Config):
     wall_seconds: time of one box, with all tests.
     rounds: times that tests are run again at most, to go on with answers they waited for.
     retries: further tries where the sandbox failed.
-    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and its
-      ``packages`` are what code and tests may import (pytest for tests that need it).
+    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
+      ``packages`` of the embedded one are what code and tests may import (pytest for tests that
+      need it).
   """
 
   credit: Literal["all", "fraction"] = "all"
@@ -95,7 +98,7 @@ class UnitTestConfig(Config):
   wall_seconds: float = 60.0
   rounds: int = 16
   retries: int = 1
-  sandbox: ProcessSandboxConfig = dataclasses.field(default_factory=_sandbox)
+  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
 
   def validate(self, path: str = "config.reward.unit_tests") -> None:
     super().validate(path)
@@ -336,7 +339,7 @@ class UnitTestScorer:
 
   def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):
     self.config = config or UnitTestConfig()
-    self._verifier = UnitTestVerifier(sandbox or ProcessSandbox(self.config.sandbox), self.config)
+    self._verifier = UnitTestVerifier(sandbox or build_sandbox(self.config.sandbox), self.config)
 
   async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
     if UNIT_TESTS not in task.metadata:

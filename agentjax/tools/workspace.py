@@ -24,6 +24,7 @@ from pathlib import Path
 from agentjax.config import Config, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import (
   Box,
   Program,
@@ -34,7 +35,6 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   SandboxResult,
 )
-from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.tools.protocol import ToolContext
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class WorkspaceConfig(Config):
   """Settings of the workspaces that shell, files and web_page share; the figures are ours.
 
   Attributes:
-    sandbox: the embedded sandbox all of them run in, and SQL too.
+    sandbox: where all of them run, and SQL too; a back end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
     store: folder of saved trees; None is a temporary one, gone when the tools are closed.
     max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
@@ -74,7 +74,7 @@ class WorkspaceConfig(Config):
     max_files: files and folders of one workspace, likewise.
   """
 
-  sandbox: ProcessSandboxConfig = dataclasses.field(default_factory=ProcessSandboxConfig)
+  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
   files: str | None = None
   store: str | None = None
   max_open: int = 64

@@ -25,6 +25,7 @@ from agentjax.rewards.unit_tests import (
   UnitTestVerifier,
   VerifierFault,
 )
+from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -254,7 +255,8 @@ def test_pytest_runs_the_tests_that_need_it():
   )
   tests = UnitTests(source, {"solution": ("f",)})
   config = UnitTestConfig(
-    sandbox=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0), cpu_seconds=10
+    sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0)),
+    cpu_seconds=10,
   )
   verifier = UnitTestVerifier(ProcessSandbox(config.sandbox), config)
   try:

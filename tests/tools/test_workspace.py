@@ -13,7 +13,13 @@ from typing import TypeVar
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.sandbox import ProcessSandbox, ProcessSandboxConfig, SandboxError, SandboxLimits
+from agentjax.sandbox import (
+  ProcessSandboxConfig,
+  SandboxConfig,
+  SandboxError,
+  SandboxLimits,
+  build_sandbox,
+)
 from agentjax.sandbox.interface import Command
 from agentjax.tools import ToolContext
 from agentjax.tools.workspace import TreeStore, WorkspaceConfig, Workspaces
@@ -26,7 +32,7 @@ def run(body: Callable[[Workspaces], Awaitable[T]], config: WorkspaceConfig | No
   config = config or WorkspaceConfig()
 
   async def whole() -> T:
-    workspaces = Workspaces(ProcessSandbox(config.sandbox), config.sandbox.limits, config)
+    workspaces = Workspaces(build_sandbox(config.sandbox), config.sandbox.limits, config)
     try:
       return await body(workspaces)
     finally:
@@ -194,7 +200,10 @@ def test_end_stops_what_runs_and_leaves_no_folder() -> None:
     return os.listdir(_home(workspaces))
 
   limits = SandboxLimits(wall_seconds=60.0)
-  assert run(body, WorkspaceConfig(sandbox=ProcessSandboxConfig(limits=limits))) == []
+  assert (
+    run(body, WorkspaceConfig(sandbox=SandboxConfig(embedded=ProcessSandboxConfig(limits=limits))))
+    == []
+  )
 
 
 def test_impossible_settings_are_refused_by_name(tmp_path: pathlib.Path) -> None:
