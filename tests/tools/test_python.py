@@ -16,6 +16,7 @@ from agentjax.sandbox import (
   Capabilities,
   ProcessSandbox,
   ProcessSandboxConfig,
+  SandboxConfig,
   SandboxError,
   SandboxLimits,
 )
@@ -97,7 +98,7 @@ def test_calls_start_afresh_and_draw_by_their_seed(python: Python) -> None:
 
 def test_cancelled_call_ends_the_program() -> None:
   async def body() -> ToolResult:
-    settings = ProcessSandboxConfig(concurrency=1)
+    settings = SandboxConfig(embedded=ProcessSandboxConfig(concurrency=1))
     registry = build_tools(ToolsConfig(names=("python",), python=PythonToolConfig(settings)))
 
     def ask(code: str) -> Any:
