@@ -13,6 +13,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  Session,
   run_once,
 )
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
@@ -32,5 +33,6 @@ __all__ = [
   "SandboxError",
   "SandboxLimits",
   "SandboxResult",
+  "Session",
   "run_once",
 ]
