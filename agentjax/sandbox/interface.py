@@ -65,6 +65,8 @@ class SandboxLimits(Config):
     output_bytes: bytes kept of stdout and of stderr each, half from the head, half from the tail.
     output_kill_bytes: a run that has written more than this to either is ended.
     file_bytes: size of one file.
+    disk_bytes: what the work directory's files occupy together, deleted but open ones included.
+    files: files and directories in the work directory.
     open_files: open file descriptors of each process.
   """
 
@@ -75,6 +77,8 @@ class SandboxLimits(Config):
   output_bytes: int = 64 * 2**10
   output_kill_bytes: int = 16 * 2**20
   file_bytes: int = 16 * 2**20
+  disk_bytes: int = 256 * 2**20
+  files: int = 10_000
   open_files: int = 128
 
   def validate(self, path: str = "config") -> None:
@@ -91,6 +95,8 @@ class SandboxLimits(Config):
       f">= output_bytes ({self.output_bytes})",
     )
     check(self.file_bytes >= 0, f"{path}.file_bytes", self.file_bytes, ">= 0")
+    check(self.disk_bytes >= 0, f"{path}.disk_bytes", self.disk_bytes, ">= 0")
+    check(self.files >= 0, f"{path}.files", self.files, ">= 0")
     check(self.open_files >= 16, f"{path}.open_files", self.open_files, ">= 16")
 
 
