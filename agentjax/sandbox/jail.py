@@ -390,8 +390,7 @@ _CHANGES_OF_FILES = frozenset(
 _CHANGES_OF_TIMES = frozenset("utime utimes futimesat utimensat".split())
 _SIGNALS = frozenset(("tkill", "pidfd_send_signal"))  # others are bound by their argument
 _SCHEDULING = frozenset(
-  "setpriority sched_setaffinity sched_setscheduler sched_setparam sched_setattr "
-  "ioprio_set".split()
+  "setpriority sched_setaffinity sched_setscheduler sched_setparam sched_setattr ioprio_set".split()
 )
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

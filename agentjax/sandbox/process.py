@@ -78,8 +78,8 @@ class ProcessSandboxConfig(Config):
     packages: packages of this environment that programs may import beyond the standard library;
       loaded once at start, so that a run finds them ready.
     require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted code
-      may then read or change the machine's files, or reach its processes or network.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
+      code may then read or change the machine's files, or reach its processes or network.
     directory: where work directories are made; None is the system's temporary directory.
   """
 

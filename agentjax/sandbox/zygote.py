@@ -466,9 +466,7 @@ class _Run:
       )
     tasks = sum(_task_count(p) for p in family) - (1 if self._walls.pid_namespace else 0)
     if tasks > limits["processes"]:
-      return _Ending(
-        "processes", f"runs more than {limits['processes']} processes and threads"
-      )
+      return _Ending("processes", f"runs more than {limits['processes']} processes and threads")
     if cpu_start is not None and _cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
       return _Ending("cpu")
     if (detail := self._disk.too_much(family)) is not None:
@@ -794,7 +792,7 @@ def _task_count(pid: int) -> int:
 
 
 def _states(pid: int) -> set[str]:
-  """The states of a process's threads: T stopped, Z dead but not reaped, R, S, D; none when gone."""
+  """States of a process's threads: T stopped, Z dead but not reaped, R, S, D; none when gone."""
   found = set()
   with contextlib.suppress(OSError, IndexError):
     for task in os.listdir(f"/proc/{pid}/task"):

@@ -12,7 +12,7 @@ from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
 from agentjax.tools.files import FilesConfig, FilesTool
 from agentjax.tools.function import FunctionTool
 from agentjax.tools.protocol import Tool
-from agentjax.tools.python import PythonTool, PythonToolConfig
+from agentjax.tools.python import PythonToolConfig, build_python_tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.search import Corpus, SearchConfig, SearchTool, read_corpus
 from agentjax.tools.shell import ShellConfig, ShellTool
@@ -117,10 +117,7 @@ def _build(
   if name == "calculator":
     return CalculatorTool(config.calculator)
   if name == "python":
-    settings = config.python
-    return PythonTool(
-      ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
-    )
+    return build_python_tool(config.python)
   if name == "search":
     return SearchTool(Corpus(read_corpus(config.search.corpus), config.search), config.search)
   if name == "sql":

@@ -106,6 +106,21 @@ class ToolRegistry:
       return _error(problem)
     return await self._run(call, context)
 
+  @property
+  def stateful(self) -> frozenset[str]:
+    """Names of the tools whose calls depend on the episode's earlier ones."""
+    return frozenset(name for name, t in self._tools.items() if getattr(t, "stateful", False))
+
+  async def end_episode(self, episode: str) -> None:
+    """Tells the tools that hold something for an episode that it is over; never raises."""
+    for tool in self._tools.values():
+      ending = getattr(tool, "end_episode", None)
+      if ending is not None:
+        try:
+          await ending(episode)
+        except Exception:
+          _log.warning("tool %s could not end episode %s", tool.name, episode, exc_info=True)
+
   async def close(self) -> None:
     """Closes the tools that hold something (a sandbox, a connection): those with a ``close``."""
     for tool in self._tools.values():

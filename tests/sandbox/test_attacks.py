@@ -411,5 +411,5 @@ def test_run_does_not_outlive_a_trainer_that_is_killed(start_machine: Any, tmp_p
 def test_missing_required_protection_refuses_to_start(start_machine: Any) -> None:
   machine = start_machine("user_old_kernel", {"require": ["limits", "filesystem", "processes"]})
   assert "filesystem, processes" in machine.hello["error"]
-  assert "ProcessSandboxConfig.require" in machine.hello["error"]
+  assert "ProcessSandboxConfig.allow_unisolated" in machine.hello["error"]
   machine.close()
