@@ -429,7 +429,32 @@ def refuse_system_calls(
   read-only mounts), also changes of a file's mode, owner, attributes and length by path, which
   Landlock lets pass; a change of its times then has no effect.
   """
-  machine = platform.machine()
+  program = system_call_filter(
+    platform.machine(),
+    own_pid=os.getpid(),
+    own_pid_namespace=own_pid_namespace,
+    signals_scoped=signals_scoped,
+    files_guarded=files_guarded,
+  )
+  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
+  buffer = ctypes.create_string_buffer(code, len(code))
+  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+  zero = ctypes.c_ulong(0)
+  _checked(
+    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
+    "prctl(PR_SET_SECCOMP)",
+  )
+
+
+def system_call_filter(
+  machine: str,
+  *,
+  own_pid: int,
+  own_pid_namespace: bool,
+  signals_scoped: bool,
+  files_guarded: bool,
+) -> list[tuple[int, int, int, int]]:
+  """The filter of ``refuse_system_calls`` for a machine: (code, jump if true, if false, value)."""
   column = list(_ARCHITECTURES).index(machine)
   program: list[tuple[int, int, int, int]] = []
 
@@ -471,7 +496,7 @@ def refuse_system_calls(
   step(_ANY_BIT, _NAMESPACE_FLAGS, 0, 1)
   refuse(_EPERM)
   step(_RETURN, _ALLOW)
-  for name, allowed in _rules_by_first_argument(guard_signals).items():
+  for name, allowed in _rules_by_first_argument(own_pid, guard_signals).items():
     step(_EQUAL, _NUMBERS[name][column], 0, len(allowed) + 3)
     load_argument(0)
     for at, value in enumerate(allowed):
@@ -491,19 +516,11 @@ def refuse_system_calls(
     step(_RETURN, _ALLOW)
     refuse(_EPERM)
   step(_RETURN, _ALLOW)
-  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
-  buffer = ctypes.create_string_buffer(code, len(code))
-  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
-  zero = ctypes.c_ulong(0)
-  _checked(
-    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
-    "prctl(PR_SET_SECCOMP)",
-  )
+  return program
 
 
-def _rules_by_first_argument(guard_signals: bool) -> dict[str, tuple[int, ...]]:
+def _rules_by_first_argument(pid: int, guard_signals: bool) -> dict[str, tuple[int, ...]]:
   """System calls that pass only with one of these values as their first argument."""
-  pid = os.getpid()
   rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid), "socketpair": (_AF_UNIX,)}
   if guard_signals:
     rules["kill"] = (pid, 0, -pid)

@@ -63,7 +63,6 @@ _STATUS_OF_REASON = {
   "processes": RunStatus.KILLED,
   "disk": RunStatus.KILLED,
   "cancelled": RunStatus.KILLED,
-  "broken": RunStatus.KILLED,
 }
 
 

@@ -375,6 +375,7 @@ class _Run:
         with contextlib.suppress(ChildProcessError):  # only orphans are this process's to reap
           os.waitpid(pid, os.WNOHANG)
       if still and not living:
+        _discard(self._channel)
         return not self._ended()
       time.sleep(0.0002)
     return False
@@ -448,9 +449,9 @@ class _Run:
         return _Ending("cancelled", "the caller cancelled the run")
       if self._channel.fileno() in ready:
         self._poll.unregister(self._channel)
-        if len(code := self._channel.recv(4096)) != 4:
-          return _Ending("broken", "the interpreter closed its channel")
-        return _Ending("cell", exit_code=code[0])
+        if code := self._channel.recv(4096):
+          return _Ending("cell", exit_code=code[0])
+        # Closed: the interpreter is about to end, or has a program that closed it.
 
   def _ended(self) -> bool:
     return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -651,7 +652,11 @@ def _run_cells(channel: socket.socket, namespace: dict[str, Any]) -> None:
     with contextlib.suppress(BaseException):  # the program may have broken or closed them
       sys.stdout.flush()
       sys.stderr.flush()
-    channel.sendall(struct.pack("<i", code & 0xFF))
+    try:
+      channel.sendall(bytes([code & 0xFF]))
+    except OSError:
+      os.write(2, b"the program closed the channel of its interpreter\n")
+      os._exit(1)
 
 
 def _prepare_python(directory: str) -> dict[str, Any]:
@@ -855,6 +860,13 @@ def _read_some(fd: int, output: Output) -> bool:
     return True
   output.add(data)
   return bool(data)
+
+
+def _discard(connection: socket.socket) -> None:
+  """Drops what was sent but not read."""
+  with contextlib.suppress(OSError):  # nothing more
+    while connection.recv(1 << 16, socket.MSG_DONTWAIT):
+      pass
 
 
 def _drain(fd: int, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""Machines that grant the sandbox more or less, each a driver process that stands for the trainer."""
+"""Machines that grant the sandbox more or less, each a process that stands for the trainer."""
 
 from __future__ import annotations
 

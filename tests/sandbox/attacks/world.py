@@ -20,7 +20,6 @@ from tests.sandbox.process_table import descendants, pids
 _PROJECT = pathlib.Path(__file__).parents[3]
 _TEXT = "text-of-the-secret-file"
 _TIME = 1_000_000_000  # the secret file's
-_SANDBOX_UIDS = range(1 << 30, (1 << 30) + (1 << 29))
 
 
 class World:
@@ -53,7 +52,7 @@ class World:
     return self.verdict(attack, results) + self.harm()
 
   def results(self, attacks: list[Attack], *, as_cells: bool = False) -> list[list[dict[str, Any]]]:
-    """Runs attacks at once; for each the results of its program, then of ``after`` or ``beside``."""
+    """Runs attacks at once: for each the result of its program, then of ``after`` or ``beside``."""
     first = [self._request(a, a.program, as_cells) for a in attacks]
     beside = [self._request(a, a.beside, False) for a in attacks if a.beside]
     answers = iter(self.machine.ask({"runs": first + beside}))
@@ -71,7 +70,9 @@ class World:
     problems = []
     judged = results[-1] if attack.after else results[0]
     if judged["status"] not in attack.expected:
-      problems.append(f"ended as {judged['status']} ({judged['detail']}): {judged['stderr'][-500:]}")
+      problems.append(
+        f"ended as {judged['status']} ({judged['detail']}): {judged['stderr'][-500:]}"
+      )
     if attack.prints not in judged["stdout"]:
       problems.append(f"printed {judged['stdout'][-500:]!r} {judged['stderr'][-500:]}")
     if attack.beside and (results[1]["status"], results[1]["stdout"]) != ("ok", "['mine'] True\n"):
@@ -115,19 +116,21 @@ class World:
   def census(self) -> dict[str, Any]:
     """What must be the same before and after any number of runs, taken when the sandbox is idle."""
     deadline = time.monotonic() + 5.0
-    number = -1
-    while number != (number := len(descendants(self.machine.process.pid))):
+    family: list[int] = []
+    while family != (family := descendants(self.machine.process.pid)):
       time.sleep(0.3)  # until all that stand by are there and all that ended are gone
       assert time.monotonic() < deadline
-    family = descendants(self.machine.process.pid)
+    directory = self.machine.hello["directory"]
     return {
-      "processes of the sandbox": number,
-      "processes of its users elsewhere": len(set(self._of_sandbox_users()) - set(family)),
+      "processes of the sandbox": sum(self._state(pid) != "Z" for pid in family),
+      "processes that left it": len({*pids(directory), *pids(self.marker)} - {*family}),
       "descriptors of the trainer": len(os.listdir(f"/proc/{self.machine.process.pid}/fd")),
       "descriptors of the interpreter": len(os.listdir(f"/proc/{family[0]}/fd")),
       "sockets of both": sum(self._sockets(pid) for pid in (self.machine.process.pid, family[0])),
-      "work directories": len(os.listdir(self.machine.hello["directory"])),
-      "System V objects": sum(self._lines(f"/proc/sysvipc/{kind}") for kind in ("shm", "sem", "msg")),
+      "work directories": len(os.listdir(directory)),
+      "System V objects": sum(
+        self._lines(f"/proc/sysvipc/{kind}") for kind in ("shm", "sem", "msg")
+      ),
       "files in /dev/shm": len(os.listdir("/dev/shm")),
     }
 
@@ -186,15 +189,6 @@ class World:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
       return file.read().rpartition(")")[2].split()[0]
     return "X"
-
-  @staticmethod
-  def _of_sandbox_users() -> list[int]:
-    found = []
-    for entry in os.scandir("/proc"):
-      with contextlib.suppress(OSError):
-        if entry.name.isdigit() and entry.stat().st_uid in _SANDBOX_UIDS:
-          found.append(int(entry.name))
-    return found
 
   @staticmethod
   def _sockets(pid: int) -> int:
