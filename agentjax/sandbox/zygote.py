@@ -890,6 +890,8 @@ def main(settings: dict[str, Any]) -> None:
     sys.path.extend(settings["packages_path"])
     for name in (*_COMMON, *settings["packages"]):
       importlib.import_module(name)
+    if "numpy" in sys.modules:
+      importlib.import_module("numpy.random").seed(0)  # numpy leaves it for the first use
     if not hasattr(builtins, "exit"):
       site.setquit()
     with open("/proc/self/statm") as file:
