@@ -110,6 +110,13 @@ class Walls:
       freeze()
     self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self.isolate_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
+    # Where Landlock is missing, a file system of its own keeps a program from files.
+    self.view = os.path.join(settings["directory"], "view")
+    has_mounts = self.privileged or self.user_namespace
+    if not self.landlock and has_mounts and jail.holds(functools.partial(self._try_view, settings)):
+      self._build_view()
+    else:
+      self.view = ""
     self.seccomp = jail.seccomp_known() and jail.holds(self._try_seccomp)
     release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
     # Before Linux 5.14 a user namespace did not count its processes apart.
@@ -130,6 +137,20 @@ class Walls:
       os.listdir(path)
     with open(os.__file__):
       pass
+
+  def _build_view(self) -> None:
+    os.makedirs(self.view, mode=0o755, exist_ok=True)
+    jail.build_view(self.view, self.readable, _DEVICES)
+
+  def _try_view(self, settings: dict[str, Any]) -> None:
+    """In a child that has mounts of its own, so that none of them stays."""
+    jail.unshare(jail.CLONE_NEWNS)
+    self._build_view()
+    jail.enter_view(self.view, settings["directory"])
+    if self.uids:
+      jail.become(self.first_uid)
+    for path in settings["readable"]:
+      os.listdir(path)
 
   def _try_landlock(self) -> None:
     if jail.landlock_version() == 0:
@@ -154,10 +175,11 @@ class Walls:
       names.append("network")
     signals = self.pid_namespace or self.uids or self.landlock >= 6 or self.seccomp
     apart = self.user_namespace and self.pid_namespace
-    if signals and (apart or self.uids or self.landlock):
+    if signals and (apart or self.uids or self.landlock or self.view):
       names.append("processes")
     # Landlock before version 3 lets a file be truncated; a change of its mode it always lets pass.
-    if self.landlock and (self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)):
+    guarded = self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)
+    if (self.landlock and guarded) or self.view:
       names.append("filesystem")
     if self.seccomp:
       names.append("syscalls")
@@ -171,6 +193,7 @@ class Walls:
       "read_only_mounts": self.frozen,
       "pid_namespace": self.pid_namespace,
       f"landlock_{self.landlock}": self.landlock,
+      "own_file_system": self.view,
       "seccomp": self.seccomp,
       "own_uid": self.uids,
     }
@@ -583,6 +606,9 @@ class _Program:
       # A session's interpreter outlives its cells, so the watcher counts the time of each.
       cpu_seconds=None if request["program"]["kind"] == "session" else limits["cpu_seconds"],
     )
+    if walls.view:
+      jail.enter_view(walls.view, request["directory"])
+      request["directory"] = jail.BOX
     if request["uid"] is not None:
       jail.become(request["uid"])
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it

@@ -55,10 +55,12 @@ def refuse(numbers: list[int]) -> None:
 
 
 def give_up(machine: str) -> None:
-  if machine in ("user", "user_container", "user_old_kernel") and os.geteuid() == 0:
+  if machine.startswith("user") and os.geteuid() == 0:
     jail.become(NOBODY)
   if machine in ("container", "user_container"):
     refuse(NAMESPACES)
+  if machine in ("no_landlock", "user_no_landlock"):
+    refuse(LANDLOCK)
   if machine in ("old_kernel", "user_old_kernel"):
     refuse(NAMESPACES + LANDLOCK)
 

@@ -12,7 +12,16 @@ import sys
 from typing import Any
 
 _DRIVER = pathlib.Path(__file__).with_name("driver.py")
-MACHINES = ("native", "container", "old_kernel", "user", "user_container", "user_old_kernel")
+MACHINES = (
+  "native",
+  "no_landlock",
+  "container",
+  "old_kernel",
+  "user",
+  "user_no_landlock",
+  "user_container",
+  "user_old_kernel",
+)
 SECRET = "secret-of-the-trainer"  # in the driver's environment
 NOBODY = 65534
 
@@ -24,8 +33,8 @@ class NoMachine(Exception):
 class Machine:
   """A driver process; it stands for the trainer, which programs must not reach.
 
-  "native" is this machine as its current user; "container" refuses namespaces, "old_kernel" also
-  Landlock; "user…" are the same as an ordinary user.
+  "native" is this machine as its current user; "no_landlock" lacks Landlock, "container" refuses
+  namespaces, "old_kernel" both; "user…" are the same as an ordinary user.
   """
 
   def __init__(self, name: str, config: dict[str, Any] | None = None):

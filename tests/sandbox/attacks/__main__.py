@@ -45,7 +45,7 @@ def main() -> int:
     escaped += bool(problems)
     seen = results[-1 if attack.after else 0]["status"]
     print(f"{attack.name:28} | {expected:22} | {seen:14} | {attack.tries}")
-    for problem in problems:
+    for problem in problems[:5]:
       print(f"{'':28} > NOT CONTAINED: {problem}")
   machine.ask({"end_session": True})
   after = world.census()

@@ -25,6 +25,13 @@ def attempt(what, action):
     print(what, "refused")
   else:
     print(what, "REACHED", repr(outcome)[:300])
+def look(folder):
+  # What is needed to run at all is no secret: a root of its own may show the way to it.
+  way = {"box", "dev", "etc", "usr", "bin", "sbin", "lib", "lib32", "lib64"}
+  foreign = set(os.listdir(folder)) - way - set((sys.prefix + os.__file__).split("/"))
+  if not foreign:
+    raise OSError(errno.EACCES, "nothing of others")
+  return foreign
 def call(number, *arguments):
   ctypes.set_errno(0)
   outcome = libc.syscall(ctypes.c_long(number), *arguments)
@@ -402,7 +409,7 @@ for pid in (TRAINER, os.getppid(), 1):
     """
 import glob, signal, socket
 box = os.path.dirname(os.getcwd())
-attempt("boxes", lambda: os.listdir(box))
+attempt("boxes", lambda: look(box))
 found = [p for p in range(1, 70000) if p not in (os.getpid(), os.getppid())]
 seen = 0
 for pid in glob.glob("/proc/[0-9]*/cmdline"):
@@ -428,7 +435,7 @@ for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", "/root/.ssh/id_rsa",
              "/proc/cpuinfo", "/sys/kernel/notes", "/dev/kmsg", "/dev/mem"):
   attempt(path, lambda: open(path, "rb").read(50))
 for path in ("/", "/home", "/root", "/tmp", "/var/log", "/proc", "/dev/shm", FOLDER, PROJECT, ".."):
-  attempt(path, lambda: os.listdir(path))
+  attempt(path, lambda: look(path))
 """,
     needs="filesystem",
     prints=".. refused",
@@ -443,15 +450,13 @@ attempt("symlink to /", lambda: open("root/etc/passwd").read())
 attempt("hard link", lambda: os.link(SECRET, "hard"))
 attempt("dots", lambda: open("../" * 20 + "etc/passwd").read())
 attempt("/proc/self/root", lambda: open("/proc/self/root/etc/passwd").read())
-attempt("/proc/self/cwd", lambda: os.listdir("/proc/self/cwd/.."))
-attempt("O_PATH", lambda: os.listdir(os.open("/", os.O_PATH)))
+attempt("/proc/self/cwd", lambda: look("/proc/self/cwd/.."))
+attempt("O_PATH", lambda: look(f"/proc/self/fd/{os.open('/', os.O_PATH)}"))
 attempt("bind name", lambda: os.rename(SECRET, "stolen"))
 attempt("exchange", lambda: call(316 if X86 else 276, -100, SECRET.encode(), -100, b"link", 2))
-for fd in range(3, 256):
-  try: os.stat(fd)
-  except OSError: continue
-  attempt(f"descriptor {fd}", lambda: os.listdir(fd))
-  attempt(f"above {fd}", lambda: os.open("..", os.O_RDONLY, dir_fd=fd))
+for fd in range(256):
+  attempt(f"descriptor {fd}", lambda: look(fd))
+  attempt(f"above {fd}", lambda: look(os.open("..", os.O_RDONLY, dir_fd=fd)))
 """,
     needs="filesystem",
     prints="exchange refused",

@@ -49,9 +49,13 @@ def test_attack_is_contained(worlds: Any, name: str, machine: str) -> None:
   _carry_out(worlds, machine, _BY_NAME[name])
 
 
+_WALLS = ("fork bomb", "kills", "hinders the trainer", "memory of nobody", "reads files",
+          "ways around", "writes outside")  # fmt: skip
+
+
 # What rests on another wall in each machine.
 @pytest.mark.parametrize("machine", [m for m in MACHINES if m not in _FAST])
-@pytest.mark.parametrize("name", ["fork bomb", "kills", "hinders the trainer", "memory of nobody"])
+@pytest.mark.parametrize("name", _WALLS)
 def test_attack_is_contained_by_weaker_walls(worlds: Any, name: str, machine: str) -> None:
   _carry_out(worlds, machine, _BY_NAME[name])
 
