@@ -209,7 +209,8 @@ class Box(Protocol):
   async def session(self, *, limits: SandboxLimits | None = None) -> Session:
     """Opens an interpreter session over the work directory, at most one a box at a time.
 
-    While it is open ``exec`` is refused; files may be uploaded and downloaded between its cells.
+    While it is open ``exec`` and ``snapshot`` are refused; files may be uploaded and downloaded
+    between its cells.
 
     Raises:
       SandboxError: the back end has no sessions (``Capabilities.sessions``), or one is open.

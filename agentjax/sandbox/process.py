@@ -241,6 +241,8 @@ class ProcessBox:
   async def snapshot(self) -> bytes:
     async with self._busy:
       self._check_open()
+      if self._session is not None:
+        raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
 
   async def close(self) -> None:

@@ -70,6 +70,8 @@ def test_names_imports_and_files_last_and_errors_do_not_end_the_session() -> Non
       await box.exec(PythonCell("1"))
     with pytest.raises(SandboxError, match="session is open"):
       await box.session()
+    with pytest.raises(SandboxError, match="in no snapshot"):
+      await box.snapshot()
 
   use(body)
 
