@@ -92,15 +92,19 @@ def test_machine_is_as_it_was_before_the_attacks(worlds: Any) -> None:
 def test_machine_is_unharmed_by_five_thousand_hostile_runs(worlds: Any, machine: str) -> None:
   world = _world(worlds, machine)
   attacks = [a for a in ATTACKS if not a.needs or world.machine.grants(a.needs)]
-  endless = itertools.cycle(attacks)
   world.results(attacks[:8])  # what is loaded once is
   before, resident = world.census(), world.resident_bytes()
   runs = 0
-  while runs < 5000:
-    batch = list(itertools.islice(endless, 4))
-    for attack, results in zip(batch, world.results(batch), strict=True):
-      runs += len(results)
-      assert world.verdict(attack, results) == [], attack.name
-    assert world.harm() == [], [attack.name for attack in batch]
+  for attack_round in itertools.count():
+    # Those that end at a limit take the most time: every fifth round.
+    chosen = attacks if attack_round % 5 == 0 else [a for a in attacks if a.expected == ("ok",)]
+    for at in range(0, len(chosen), 4):
+      batch = chosen[at : at + 4]
+      for attack, results in zip(batch, world.results(batch), strict=True):
+        runs += len(results)
+        assert world.verdict(attack, results) == [], (attack.name, runs)
+      assert world.harm() == [], ([attack.name for attack in batch], runs)
+    if runs >= 5000:
+      break
   assert world.census() == before
   assert world.resident_bytes() < resident + 2**24
