@@ -454,9 +454,13 @@ attempt("/proc/self/cwd", lambda: look("/proc/self/cwd/.."))
 attempt("O_PATH", lambda: look(f"/proc/self/fd/{os.open('/', os.O_PATH)}"))
 attempt("bind name", lambda: os.rename(SECRET, "stolen"))
 attempt("exchange", lambda: call(316 if X86 else 276, -100, SECRET.encode(), -100, b"link", 2))
+def above(fd):
+  parent = os.open("..", os.O_RDONLY, dir_fd=fd)
+  try: return look(parent)
+  finally: os.close(parent)
 for fd in range(256):
   attempt(f"descriptor {fd}", lambda: look(fd))
-  attempt(f"above {fd}", lambda: look(os.open("..", os.O_RDONLY, dir_fd=fd)))
+  attempt(f"above {fd}", lambda: above(fd))
 """,
     needs="filesystem",
     prints="exchange refused",
