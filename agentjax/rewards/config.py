@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from agentjax.config import Config, check
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
+from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
 from agentjax.rewards.scorers import SCORERS
 
 
@@ -20,6 +21,7 @@ class RewardConfig(Config):
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
+    pivot: what the part "pivot" takes for the same action as the expert's.
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -27,6 +29,7 @@ class RewardConfig(Config):
   gate: str | None = None
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
+  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -59,6 +62,7 @@ def build_rewards(config: RewardConfig, scorers: Mapping[str, Scorer] = SCORERS)
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
+  scorers = {"pivot": PivotScorer(config.pivot), **scorers}
   for name in config.parts:
     check(name in scorers, "config.reward.parts", name, ", ".join(sorted(scorers)))
   terms: list[tuple[float, Node]] = []
