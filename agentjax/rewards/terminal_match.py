@@ -2,8 +2,9 @@
 
 After NeMo-Gym's ``terminus_judge`` server, without its language-model judge. The action is the text
 of the turn. It must be a JSON object that fits the schema of the harness that the expected action
-fits (Terminus 1 or 2), say the same about being done, and its keystrokes, joined by spaces, must
-have a similarity of at least a threshold with the expected ones.
+fits (Terminus 1 or 2), say the same about being done, and its keystrokes, one after the other, must
+have a similarity of at least a threshold with the expected ones. (The verdicts recorded with the
+server join keystrokes like that; its later code puts blanks between them.)
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def keystroke_similarity(expected: Mapping[str, Any], actual: Mapping[str, Any])
   )
   if not wanted or not given:
     return float(wanted == given)
-  return SequenceMatcher(None, " ".join(wanted), " ".join(given)).ratio()
+  return SequenceMatcher(None, "".join(wanted), "".join(given)).ratio()
 
 
 def read_object(text: str) -> dict[str, Any] | None:
