@@ -60,9 +60,9 @@ from agentjax.training.pivots import mixed_shares, profile_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds, from 0.")
-_WARM = flags.DEFINE_integer("warm_steps", 300, "Steps of the warm start.")
-_STEPS = flags.DEFINE_integer("steps", 30, "Updates of every arm.")
-_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Of every arm.")
+_WARM = flags.DEFINE_integer("warm_steps", 250, "Steps of the warm start.")
+_STEPS = flags.DEFINE_integer("steps", 50, "Updates of every arm.")
+_RATE = flags.DEFINE_float("learning_rate", 3e-4, "Of every arm.")
 _TURNS = flags.DEFINE_integer("turns", 400, "Expert turns that are profiled.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Keep the runs here; a temporary folder if unset.")
 
@@ -83,7 +83,7 @@ def _tool(name: str, *parameters: str):
 TOOLS = (
   _tool("find", "item"),
   _tool("store", "item", "place"),
-  _tool("log", "colour", "item"),
+  _tool("log", "item"),
   _tool("badge", "code"),
 )
 
@@ -117,7 +117,7 @@ class World:
       Message("tool", f"{colour} {thing} found"),
       act("store", item=thing, place=place),
       Message("tool", "stored"),
-      act("log", colour=colour, item=thing),
+      act("log", item=thing),
       Message("tool", "logged"),
       act("badge", code=code),
       Message("tool", "accepted"),
