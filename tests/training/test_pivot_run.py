@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -16,6 +17,8 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
+from agentjax.text.chat import MarkedChat
+from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.tools import ToolsConfig
 from agentjax.tools.declared import read_tool
 from agentjax.training import (
@@ -27,8 +30,9 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.pivots import mixed_shares, pivot_extensions, profile_checkpoint
-from agentjax.trajectory.record import Message
+from agentjax.trajectory.record import Message, ToolCall
 from tests.training.smoke import quiet
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -89,6 +93,7 @@ def trained(tmp_path_factory):
   return folder, folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_turns_and_its_policy_profiles_them_again(trained):
   _, run = trained
   shares = mixed_shares(run)
@@ -98,6 +103,19 @@ def test_a_run_trains_on_turns_and_its_policy_profiles_them_again(trained):
   assert {(r.profile.samples, r.profile.version) for r in found.rows} == {(4, 14)}
   again = profile_checkpoint(experiment(), run, rows(), samples=4)
   assert again.rows == found.rows
+
+
+def test_supervised_learning_writes_calls_as_the_turn_will_be_read():
+  schema = {"type": "object", "properties": {"item": {"type": "string"}}}  # not a required one
+  tool = read_tool({"name": "find", "parameters": schema})
+  talk = (Message("user", "x"), Message("assistant", "", (ToolCall("find", {"item": "cup"}),)))
+  [row] = candidates([AgentTrajectory("a", talk, (tool,))], "talks")
+  chat = MarkedChat(ByteTokenizer())
+  parts = types.SimpleNamespace(
+    chat=chat, registry=types.SimpleNamespace(tools=()), experiment=experiment()
+  )
+  turn = demonstration_trajectory(row.task(), parts).segments[-1].token_ids.tolist()
+  assert chat.parse(turn, (tool,)) == ("", talk[1].tool_calls)
 
 
 def test_without_a_policy_there_is_nothing_to_profile():
