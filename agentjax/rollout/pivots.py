@@ -12,7 +12,10 @@ from agentjax.rewards import RewardGraph
 from agentjax.rollout import keys
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
+from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Task, Trajectory
+
+_AT_ONCE = 64  # rows whose episodes are held at one time: each holds its whole history
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,23 +76,26 @@ async def profile_pivots(
     fitting.append(row)
   # Draws of their own: training may sample the same turn at the same step.
   measuring = dataclasses.replace(player, run_seed=keys.evaluation_seed(player.run_seed))
-  trajectories = await collect(
-    [row.task() for row in fitting],
-    step=version,
-    samples_per_task=samples,
-    player=measuring,
-    make_environment=lambda task: PivotEnvironment(),
-    rewards=rewards,
-  )
-  groups: dict[int, list[Trajectory]] = collections.defaultdict(list)
-  for trajectory in trajectories:
-    groups[trajectory.task_id].append(trajectory)
-  profiled = []
-  for row in fitting:
-    found = [t.reward.value for t in groups[row.id] if t.reward.value is not None]
-    if found:
-      profiled.append(dataclasses.replace(row, profile=Profile.of(found, version)))
-    else:
-      refused[row.id] = groups[row.id][0].reward.reason or str(groups[row.id][0].status)
-  sampled = sum(int(s.sampled.sum()) for t in trajectories for s in t.segments)
-  return Profiles(profiled, refused, sampled, prompt_tokens)
+  profiled, sampled_tokens = [], 0
+  for start in range(0, len(fitting), _AT_ONCE):
+    some = fitting[start : start + _AT_ONCE]
+    trajectories = await collect(
+      [row.task() for row in some],
+      step=version,
+      samples_per_task=samples,
+      player=measuring,
+      make_environment=lambda task: PivotEnvironment(),
+      rewards=rewards,
+    )
+    sampled_tokens += sum(num_sampled_tokens(t) for t in trajectories)
+    groups: dict[int, list[Trajectory]] = collections.defaultdict(list)
+    for trajectory in trajectories:
+      groups[trajectory.task_id].append(trajectory)
+    for row in some:
+      found = [t.reward.value for t in groups[row.id] if t.reward.value is not None]
+      if found:
+        profiled.append(dataclasses.replace(row, profile=Profile.of(found, version)))
+      else:
+        broken = groups[row.id][0]
+        refused[row.id] = broken.reward.reason or str(broken.status)
+  return Profiles(profiled, refused, sampled_tokens, prompt_tokens)
