@@ -65,10 +65,16 @@ _ROWS = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for what is found.", required=True)
 _SAMPLES = flags.DEFINE_integer(
-  "samples", 8, "K, samples a turn. The paper does not say; its authors' tools advise 8 or more."
+  "samples",
+  8,
+  "K, samples a turn. The paper does not say; its authors' tools advise 8 or more.",
+  lower_bound=2,
 )
 _MAX_MEAN = flags.DEFINE_float(
-  "max_mean", 1.0, "Lambda: pivots have a lower mean reward. The paper does not say; 1 keeps all."
+  "max_mean",
+  1.0,
+  "Lambda: pivots have a lower mean reward. The paper does not say; 1 keeps all that are mixed.",
+  lower_bound=0.0,
 )
 _LIMIT = flags.DEFINE_integer("limit", None, "At most so many pivots; the easiest go first.")
 _TURNS = flags.DEFINE_integer(

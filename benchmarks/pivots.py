@@ -59,7 +59,7 @@ from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.pivots import mixed_shares, profile_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
 
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds, from 0.")
+_SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of worlds, warm starts and arms.")
 _WARM = flags.DEFINE_integer("warm_steps", 160, "Steps of the warm start.")
 _STEPS = flags.DEFINE_integer("steps", 60, "Updates of every arm.")
 _RATE = flags.DEFINE_float("learning_rate", 3e-4, "Of every arm.")
@@ -325,7 +325,7 @@ def main(argv: list[str]) -> None:
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(_WORKDIR.value or folder)
     results = []
-    for seed in range(_SEEDS.value):
+    for seed in _SEEDS.value:
       (root / str(seed)).mkdir(parents=True)
       results.append(one_seed(seed, root / str(seed)))
   print(f"\n{'':12s} {'mixed turns':>18s} {'all turns':>18s} {'sums':>18s}")

@@ -68,7 +68,7 @@ async def profile_pivots(
     limit = player.config.max_total_tokens
     reason = refusal(row.task())
     if length >= limit:
-      reason = f"the prompt has {length} tokens; rollout.max_total_tokens={limit}"
+      reason = f"the prompt alone fills rollout.max_total_tokens={limit}"
     if reason is not None:
       refused[row.id] = reason
       continue

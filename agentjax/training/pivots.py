@@ -153,10 +153,17 @@ def staleness(shares: Mapping[int, float], config: StalenessConfig) -> Staleness
 
 
 def mixed_shares(directory: str | os.PathLike[str]) -> dict[int, float]:
-  """Share of groups whose valid rewards differ, by RL step of a run, from its journal."""
+  """Share of groups whose valid rewards differ, by RL step of a run, from its journal.
+
+  Raises:
+    ConfigError: the directory holds no journal.
+  """
+  journal = pathlib.Path(directory) / "journal.log"
+  if not journal.is_file():
+    raise ConfigError(f"{os.fspath(directory)!r} holds no run: there is no journal.log.")
   episodes: dict[tuple[int, int, int], Trajectory] = {}
   shares: dict[int, float] = {}
-  for kind, value in read_journal(pathlib.Path(directory) / "journal.log"):
+  for kind, value in read_journal(journal):
     if kind == "trajectory":
       episodes[value.address] = value
     elif value.episodes:

@@ -123,6 +123,11 @@ def test_without_a_policy_there_is_nothing_to_profile():
     profile_checkpoint(experiment(), None, rows(), samples=4)
 
 
+def test_a_folder_without_a_journal_is_no_run(tmp_path):
+  with pytest.raises(ConfigError, match="there is no journal.log"):
+    mixed_shares(tmp_path)
+
+
 def test_a_row_that_cannot_be_judged_stops_a_run_before_it_begins(tmp_path):
   bare = candidates([AgentTrajectory("a", TALKS[0], ())], "talks")
   write_pivots(tmp_path / "rows.jsonl", bare)
