@@ -164,13 +164,15 @@ def _openai_message(value: Any, keep: bool, known: set[str]) -> Message:
     if any(kind != "text" for kind, _ in parts):
       raise ValueError(f"a {role} message holds more than text")
     answered = value.get("tool_call_id")
-    if role == "tool" and answered is not None and answered not in known:
+    if role == "tool" and answered is not None and str(answered) not in known:
       raise ValueError(f"tool_call_id {answered!r} is of no call before it")
     return Message(role, text)
-  reasoning = value.get("reasoning_content") or "".join(p for k, p in parts if k == "reasoning")
-  calls = [_call(call.get("function", call)) for call in value.get("tool_calls") or ()]
+  reasoning = _text(value.get("reasoning_content") or "", "reasoning_content")
+  reasoning = reasoning or "".join(part for kind, part in parts if kind == "reasoning")
+  written = value.get("tool_calls")
+  calls = [_call(call) for call in _list(written, "tool_calls")] if written else []
   calls += [_call(_json(part, "a tool call")) for kind, part in parts if kind == "tool_call"]
-  known.update(call["id"] for call in value.get("tool_calls") or () if "id" in call)
+  known.update(str(call["id"]) for call in written or () if "id" in call)
   return Message(role, _with_thinking(reasoning, text, keep), tuple(calls))
 
 
@@ -190,7 +192,9 @@ def _parts(content: Any) -> list[tuple[str, str]]:
 
 
 def _call(value: Any) -> ToolCall:
-  name = _text(_mapping(value, "a tool call")["name"], "the name of a tool call")
+  value = _mapping(value, "a tool call")
+  value = _mapping(value.get("function", value), "the function of a tool call")
+  name = _text(value["name"], "the name of a tool call")
   arguments = value["arguments"] if "arguments" in value else {}
   if isinstance(arguments, str):
     arguments = _json(arguments or "{}", f"the arguments of {name!r}")
@@ -239,7 +243,7 @@ def _adp(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   for number, item in enumerate(_list(row["content"], "content")):
     kind = _mapping(item, f"item {number}")["class_"]
     if kind in ("api_action", "code_action", "message_action"):
-      said = item.get("description") or ""
+      said = _text(item.get("description") or "", f"item {number}: description")
       if kind == "message_action":
         said = _text(item["content"], f"item {number}: content")
       if said and calls:

@@ -133,6 +133,64 @@ def test_a_row_that_does_not_fit_is_refused_with_file_and_line(tmp_path, row, re
   assert str(caught.value).startswith(f"{path}:2: ")
 
 
+WHOLE = {
+  "openai": talk(
+    {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call()]},
+    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "shelf"}]},
+    tools=[{"type": "function", "function": TOOL.to_dict()}],
+    id="a",
+  ),
+  "sharegpt": {
+    "conversations": [
+      {"from": "human", "value": "Where?"},
+      {"from": "function_call", "value": '{"name": "find", "arguments": {}}'},
+    ],
+    "tools": "[]",
+    "system": "s",
+  },
+  "adp": {
+    "id": "x",
+    "content": [
+      {"class_": "text_observation", "content": "Where?", "source": "user", "name": None},
+      {"class_": "code_action", "language": "bash", "content": "ls", "description": None},
+      {"class_": "web_observation", "axtree": "page", "html": None, "url": "u"},
+      {"class_": "api_action", "function": "find", "kwargs": {}, "description": "d"},
+    ],
+  },
+}
+
+
+def places(value, at=()):
+  """Paths to everything inside a JSON value."""
+  items = value.items() if isinstance(value, dict) else enumerate(value)
+  for key, inner in items:
+    yield (*at, key)
+    if isinstance(inner, dict | list):
+      yield from places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("form", WHOLE)
+@pytest.mark.parametrize("junk", [None, 3, "x", [], ["x"], {}, {"x": 1}, [[1]], True])
+def test_junk_anywhere_in_a_row_is_read_or_refused_but_never_a_crash(tmp_path, form, junk):
+  path = tmp_path / "rows.jsonl"
+  rows = []
+  for place in places(WHOLE[form]):
+    row = json.loads(json.dumps(WHOLE[form]))
+    holder = row
+    for key in place[:-1]:
+      holder = holder[key]
+    holder[place[-1]] = junk
+    rows.append(row)
+  for row in rows:
+    path.write_text(json.dumps(row))
+    try:
+      [found] = read_trajectories(path, form, thinking="keep")
+    except DataError as error:
+      assert error.line == 1
+    else:
+      assert all(isinstance(m.content, str) for m in found.messages)
+
+
 def test_lists_of_pairs_and_standardised_rows_give_the_same_record(tmp_path):
   pairs = [
     ("human", "Where?"),
