@@ -3,9 +3,9 @@ r"""PivotRL against random turns and supervised learning, at a size of minutes o
   JAX_PLATFORMS=cpu python benchmarks/pivots.py
 
 A made world: things are put away in five turns with tools. For a policy after its warm start three
-of the turns are easy, one cannot be guessed (a random code), and one it gets right one time in
-three: only the experts know where each of 24 things belongs. The policy also has a skill that none
-of this needs, sums up to 6 + 6. Arms, all from one warm start:
+of the turns are easy, one cannot be guessed (a random code), and one it gets right now and then:
+only the experts know where each of 24 things belongs. The policy also has a skill that none of this
+needs, sums up to 6 + 6. Arms, all from one warm start:
 
   pivots   single-turn GRPO on the turns that profiling keeps (PivotRL)
   random   the same on turns drawn at random from all of them, as many steps, groups and samples
