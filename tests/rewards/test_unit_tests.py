@@ -62,7 +62,7 @@ class Spy:
 
 @pytest.fixture(scope="module")
 def spy():
-  return Spy(ProcessSandbox(UnitTestConfig().sandbox))
+  return Spy(build_sandbox(UnitTestConfig().sandbox))
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ def test_pytest_runs_the_tests_that_need_it():
     sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0)),
     cpu_seconds=10,
   )
-  verifier = UnitTestVerifier(ProcessSandbox(config.sandbox), config)
+  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
   try:
     assert passed(verifier, SQUARE, tests) == [True, True, True, False]
   finally:
