@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from agentjax.config import Config, check
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
-<<<<<<< HEAD
 from agentjax.rewards.monitor import (
   MONITOR_PART,
   MONITORS,
@@ -16,9 +15,7 @@ from agentjax.rewards.monitor import (
   count_findings,
   watched,
 )
-=======
 from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
->>>>>>> wt-pivot
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
 
@@ -33,13 +30,10 @@ class RewardConfig(Config):
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
-<<<<<<< HEAD
     unit_tests: how the part "unit_tests" runs code and tests.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
-=======
     pivot: what the part "pivot" takes for the same action as the expert's.
->>>>>>> wt-pivot
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -47,13 +41,10 @@ class RewardConfig(Config):
   gate: str | None = None
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
-<<<<<<< HEAD
   unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   fault_alarm: float = 0.05
-=======
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
->>>>>>> wt-pivot
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -102,11 +93,8 @@ def build_rewards(
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-<<<<<<< HEAD
-  known = sorted({*scorers, UNIT_TESTS})
-=======
   scorers = {"pivot": PivotScorer(config.pivot), **scorers}
->>>>>>> wt-pivot
+  known = sorted({*scorers, UNIT_TESTS})
   for name in config.parts:
     check(name in known, "config.reward.parts", name, ", ".join(known))
   for name in config.monitor.names:

@@ -74,7 +74,7 @@ class ToolsConfig(Config):
         used.isdisjoint(self.names) or self.timeout > sum(seconds),
         f"{path}.timeout",
         self.timeout,
-        f"> what a run of {room} may take and wait ({seconds[0]:g} + {seconds[1]:g} s)",
+        f"> the wall clock and the longest wait of {room} ({seconds[0]:g} + {seconds[1]:g} s)",
       )
     wall = self.workspace.sandbox.limits.wall_seconds
     check(

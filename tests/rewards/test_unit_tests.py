@@ -27,7 +27,7 @@ from agentjax.rewards.unit_tests import (
 )
 from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
