@@ -11,8 +11,8 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings
+from hypothesis import example, strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.rewards import RewardConfig, build_rewards
@@ -25,7 +25,7 @@ from agentjax.rewards.unit_tests import (
   UnitTestVerifier,
   VerifierFault,
 )
-from agentjax.sandbox.build import SandboxConfig
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -406,6 +406,7 @@ def test_plain_values_cross_unchanged(value):
 
 @settings(max_examples=150, deadline=None)
 @given(_json)
+@example({"fraction": []})
 def test_whatever_is_read_is_built_in_or_refused(data):
   try:
     value = decode(data)

@@ -83,7 +83,7 @@ def decode(data: Any, refer: Callable[[str, Any], Any] | None = None) -> Any:
   """
   try:
     return _decode(data, refer)
-  except (TypeError, ArithmeticError, RecursionError, AttributeError, KeyError) as error:
+  except (TypeError, ArithmeticError, RecursionError, AttributeError, LookupError) as error:
     raise NotPlain(f"not a plain value: {error}") from error
   except ValueError as error:
     raise NotPlain(str(error)) from error
