@@ -12,7 +12,7 @@ import threading
 
 import pytest
 from hypothesis import example, given, settings
-from hypothesis import example, strategies as st
+from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.rewards import RewardConfig, build_rewards
