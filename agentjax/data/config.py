@@ -11,12 +11,13 @@ from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl import load_jsonl
 from agentjax.data.mixture import mix
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
+from agentjax.data.spider import SpiderConfig, load_spider
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
 
 _GENERATED = ("word_problems", "reasoning_gym")
-_FROM_PATH = ("gsm8k", "jsonl", "tfds")
+_FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -85,15 +86,15 @@ class DataConfig(Config):
 
   Attributes:
     source: what makes them; its own settings stand in the field of that name.
-    path: folder of the sources that read files (gsm8k, jsonl, tfds).
+    path: folder of the sources that read files (gsm8k, jsonl, tfds, spider).
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
   """
 
-  source: Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds", "mixture"] = (
-    "word_problems"
-  )
+  source: Literal[
+    "word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds", "spider", "mixture"
+  ] = "word_problems"
   path: str | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
@@ -102,6 +103,7 @@ class DataConfig(Config):
   jsonl: JsonlConfig = dataclasses.field(default_factory=JsonlConfig)
   reasoning_gym: ReasoningGymConfig = dataclasses.field(default_factory=ReasoningGymConfig)
   tfds: TfdsConfig = dataclasses.field(default_factory=TfdsConfig)
+  spider: SpiderConfig = dataclasses.field(default_factory=SpiderConfig)
   mixture: MixtureConfig = dataclasses.field(default_factory=MixtureConfig)
 
   def validate(self, path: str = "config.data") -> None:
@@ -161,6 +163,8 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
     return load_gsm8k(config.path, train_limit=train_size, test_limit=test_size)
   if source == "tfds":
     return load_tfds(config.tfds, config.path, train_limit=train_size, test_limit=test_size)
+  if source == "spider":
+    return load_spider(config.spider, config.path, train_limit=train_size, test_limit=test_size)
   files = config.jsonl
   return TaskSplits(
     *(

@@ -70,8 +70,8 @@ def load_spider(
 ) -> TaskSplits:
   """Tasks of a folder, in the order of its rows; limits count tasks that are kept.
 
-  ``answer`` is the gold query; ``metadata`` holds the path of the ``database``, its name ``db`` and,
-  where known, the ``level``. The id is the row's number, from FIRST_TEST_ID on in test.
+  ``answer`` is the gold query; ``metadata`` holds the path of the ``database``, its name ``db``
+  and, where known, the ``level``. The id is the row's number, from FIRST_TEST_ID on in test.
 
   Raises:
     DataError: neither layout, a missing database, or a gold query that does not run.
@@ -294,8 +294,9 @@ def _recorded(episode: Mapping[str, Any]) -> RecordedSqlEpisode:
   history = episode["turn_history"]
   queries, observations, rewards = [], [], []
   submitted = False
+  # An action without an observation was never executed: the model's answer had been blocked.
   for action, observation, reward in zip(
-    history["actions"], history["observations"], history["rewards"], strict=True
+    history["actions"], history["observations"], history["rewards"], strict=False
   ):
     executed = _EXECUTE.fullmatch(action.strip())
     if action.strip() == "submit" and queries:

@@ -1,9 +1,9 @@
 """Questions to a database: the policy explores it with SQL and answers with one query.
 
 A task's ``answer`` is the gold query; ``metadata["database"]`` is the path of its SQLite file. The
-policy's last turn holds its query in a fence marked ``sql``, or after ``####``. It is judged by what
-it returns, next to what the gold query returns, on the database and on perturbed copies of it: a
-query that is right by accident, or that states the rows it has seen, fails on those.
+policy's last turn holds its query in a fence marked ``sql``, or after ``####``. It is judged by
+what it returns, next to what the gold query returns, on the database and on perturbed copies of it:
+a query that is right by accident, or that states the rows it has seen, fails on those.
 """
 
 from __future__ import annotations

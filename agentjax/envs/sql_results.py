@@ -152,7 +152,9 @@ def _only(rows: Sequence[str], shared: Counter[str]) -> list[str]:
 
 def _kendall_tau(left: Sequence[str], right: Sequence[str]) -> float | None:
   """Kendall's tau-b of two lists of texts; None where one of them is constant."""
-  ranks = [np.unique(np.array(side, dtype=object), return_inverse=True)[1] for side in (left, right)]
+  ranks = [
+    np.unique(np.array(side, dtype=object), return_inverse=True)[1] for side in (left, right)
+  ]
   concordant = ties_left = ties_right = pairs = 0
   for i in range(len(left) - 1):
     a, b = (np.sign(side[i + 1 :] - side[i]) for side in ranks)

@@ -14,7 +14,7 @@ def demonstration_trajectory(task: Task, parts: Parts) -> Trajectory:
   Raises:
     ConfigError: longer than a training row.
   """
-  spans = parts.chat.conversation(task.prompt, task.demonstration, parts.registry.tools)
+  spans = parts.chat.conversation(task.prompt, task.demonstration, parts.tools)
   builder = TrajectoryBuilder(step=0, task_id=task.id, sample=0, source=task.source)
   for span in spans:
     builder.append(span.owner, span.ids, weight=float(span.target))

@@ -13,6 +13,7 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
+from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -255,6 +256,7 @@ class Experiment(Config):
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
+  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
