@@ -79,6 +79,7 @@ def pack(root: str, max_bytes: int) -> bytes:
     held += entry.size + 512
     if held > max_bytes:
       raise SandboxError(f"the sandbox's files hold more than {max_bytes} bytes; cannot snapshot")
+    archive.inodes.clear()  # type: ignore[attr-defined]  # a second name of a file is a file too
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     return entry

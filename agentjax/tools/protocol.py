@@ -22,11 +22,20 @@ class ToolStatus(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-  """Text for the policy, and what became of the call."""
+  """Text for the policy, and what became of the call.
+
+  Attributes:
+    status: how it ended.
+    output: what the policy reads.
+    seconds: wall time.
+    artifacts: files by name that are not text, such as a screenshot; for environments and rewards,
+      the policy does not see them.
+  """
 
   status: ToolStatus
   output: str
   seconds: float = 0.0
+  artifacts: Mapping[str, bytes] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)

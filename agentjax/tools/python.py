@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentjax.config import Config, check
-from agentjax.sandbox.interface import PythonCell, RunStatus, Sandbox, SandboxLimits, run_once
+from agentjax.sandbox.interface import PythonCell, Sandbox, SandboxLimits, run_once
 from agentjax.sandbox.process import ProcessSandboxConfig
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.output import as_tool_result
+from agentjax.tools.protocol import ToolContext, ToolResult
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -65,24 +66,7 @@ class PythonTool:
     )
     program = PythonCell(arguments["code"], seed=context.seed)
     result = await run_once(self._sandbox, program, limits=limits)
-    shown = _clip(_joined(result.stdout, result.stderr), self._max_characters)
-    if result.status is RunStatus.OK:
-      shown = shown or "(no output)"
-    elif result.status is not RunStatus.ERROR or not result.stderr:
-      shown = _joined(shown, f"error: {result.detail}")
-    return ToolResult(ToolStatus(result.status.value), shown, result.seconds)
+    return as_tool_result(result, self._max_characters)
 
   async def close(self) -> None:
     await self._sandbox.close()
-
-
-def _joined(first: str, second: str) -> str:
-  return "\n".join(part for part in (first.rstrip("\n"), second.rstrip("\n")) if part)
-
-
-def _clip(text: str, limit: int) -> str:
-  if len(text) <= limit:
-    return text
-  tail = limit // 2
-  left_out = len(text) - limit
-  return f"{text[: limit - tail]}\n[... {left_out} characters left out ...]\n{text[-tail:]}"
