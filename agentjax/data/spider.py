@@ -28,7 +28,7 @@ from agentjax.trajectory.record import Message, Task, ToolCall
 
 SOURCE = "spider"
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3, "extra": 4}
-_EXECUTE = re.compile(r"execute\[(.*)\]\s*", re.DOTALL)
+_EXECUTE = re.compile(r"\s*execute\[(.*)\]", re.DOTALL)
 _MOST_ROWS = 20  # of a demonstrated result
 
 
@@ -298,7 +298,7 @@ def _recorded(episode: Mapping[str, Any]) -> RecordedSqlEpisode:
   for action, observation, reward in zip(
     history["actions"], history["observations"], history["rewards"], strict=False
   ):
-    executed = _EXECUTE.fullmatch(action.strip())
+    executed = _EXECUTE.match(action)
     if action.strip() == "submit" and queries:
       submitted = True
       rewards[-1] = float(reward)
