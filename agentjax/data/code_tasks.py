@@ -68,9 +68,7 @@ def code_task(
   """
   program = ast.parse(reference)
   defined = {
-    node.name: node
-    for node in program.body
-    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    node.name: node for node in program.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
   }
   script = ast.parse("\n".join([prelude, *tests]))
   free = _free_names(script)

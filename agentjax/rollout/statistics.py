@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from agentjax.engine import EngineConfig, EngineStats
+from agentjax.rewards.monitor import SCREENED
 from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.record import Reward, Status, Trajectory
 
@@ -40,6 +41,8 @@ class RolloutStatistics:
       drawn by the policy, and appended after a model call.
     truncated_share, fault_share: share of episodes that ran out of tokens, turns or time; share
       masked because the environment or the verifier failed.
+    no_verdict_share, screened_share: share of episodes whose verifier failed, and of those a monitor
+      took out; both have the status VERIFIER_ERROR.
     reward: mean of the valid rewards; None where there is none. valid_share: share of valid ones.
     reward_parts: mean of the valid values of every named part.
     tools: latency and errors of every known tool that was called; calls of names the policy made
@@ -58,6 +61,8 @@ class RolloutStatistics:
   observation_tokens: float
   truncated_share: float
   fault_share: float
+  no_verdict_share: float
+  screened_share: float
   reward: float | None
   valid_share: float
   reward_parts: dict[str, float]
@@ -77,6 +82,8 @@ class RolloutStatistics:
       "observation_tokens",
       "truncated_share",
       "fault_share",
+      "no_verdict_share",
+      "screened_share",
       "close_errors",
     ):
       flat[f"rollout/{name}"] = getattr(self, name)
@@ -102,6 +109,7 @@ def rollout_statistics(
   statuses = collections.Counter(str(t.status) for t in trajectories)
   rewards = [t.reward.value for t in trajectories if t.reward.value is not None]
   share = 1.0 / len(trajectories)
+  screened = sum((t.reward.reason or "").startswith(SCREENED) for t in trajectories)
   counts = np.array([_token_counts(t) for t in trajectories], dtype=np.float64)
   prompt, sampled, observed = (float(c) for c in counts.mean(axis=0))
   return RolloutStatistics(
@@ -115,6 +123,8 @@ def rollout_statistics(
     observation_tokens=observed,
     truncated_share=share * statuses[Status.TRUNCATED],
     fault_share=share * sum(n for s, n in statuses.items() if Status(s).masked),
+    no_verdict_share=share * (statuses[Status.VERIFIER_ERROR] - screened),
+    screened_share=share * screened,
     reward=float(np.mean(rewards)) if rewards else None,
     valid_share=share * len(rewards),
     reward_parts=_mean_parts([t.reward_parts for t in trajectories]),

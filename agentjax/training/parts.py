@@ -93,9 +93,10 @@ class Parts:
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
 
   async def close(self) -> None:
-    """Frees what tools and environments hold."""
+    """Frees what tools, environments and verifiers hold."""
     await self.world.close()
     await self.registry.close()
+    await self.rewards.close()
 
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""

@@ -37,7 +37,9 @@ def main() -> None:
     json.dump(result, stream)
 
 
-def _case(request: dict[str, Any], operations: list[str]) -> Callable[[Callable[[str], None]], None]:
+def _case(
+  request: dict[str, Any], operations: list[str]
+) -> Callable[[Callable[[str], None]], None]:
   def work(report: Callable[[str], None]) -> None:
     script = _Script(request["modules"])
     for text in operations:

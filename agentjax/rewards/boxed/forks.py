@@ -56,7 +56,10 @@ def in_a_fork(work: Callable[[Callable[[str], None]], None], cpu_seconds: int) -
   data, ended = _listen(pid, reader, time.monotonic() + _WALL_OVER_CPU * cpu_seconds)
   os.close(reader)
   *lines, rest = data.decode("utf-8", errors="replace").split("\n")
-  return {"lines": lines, "ended": ended or ("" if not rest else "it ended in the middle of a line")}
+  return {
+    "lines": lines,
+    "ended": ended or ("" if not rest else "it ended in the middle of a line"),
+  }
 
 
 def _listen(pid: int, reader: int, deadline: float) -> tuple[bytes, str]:

@@ -77,9 +77,7 @@ class _Suite:
     if not self.cases:
       self.cases["the whole file"] = self._script(body)
 
-  def work(
-    self, case: str, known: list[list[str]]
-  ) -> Callable[[Callable[[str], None]], None]:
+  def work(self, case: str, known: list[list[str]]) -> Callable[[Callable[[str], None]], None]:
     def run(report: Callable[[str], None]) -> None:
       dialogue = _Dialogue(known)
       self._offer_stand_ins(dialogue)
@@ -89,7 +87,8 @@ class _Suite:
       except _Unusable as error:
         outcome, reason = "unusable", str(error)
       except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"[:500]
+        dialogue.close()
+        reason = _describe(error)
       if dialogue.unusable:
         outcome, reason = "unusable", dialogue.unusable
       if dialogue.malformed:
@@ -190,8 +189,9 @@ class _Suite:
     path = f"test_{_MODULE}.py"
     with open(path, "w") as file:
       file.write(self._request["source"])
-    options = ["-c", os.devnull, "--rootdir=.", "--noconftest", "-p", "no:cacheprovider",
-               "--import-mode=importlib", "-q", f"{path}::{case}"]  # fmt: skip
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = ["-c", os.devnull, "--rootdir=.", "--confcutdir=.", "--noconftest", "-p", "no:cacheprovider",
+               "--import-mode=importlib", "--assert=plain", "-q", f"{path}::{case}"]  # fmt: skip
     pytest.main(options, plugins=[Plugin()])
     failures = [r for r in reports if r.failed]
     if failures:
@@ -231,9 +231,16 @@ class _Dialogue:
     self.answered = 0
     self.malformed = ""
     self.unusable = ""
+    self._closed = False
+
+  def close(self) -> None:
+    """The test is over: what is still asked, as by the text of an error, is not part of it."""
+    self._closed = True
 
   def ask(self, operation: list[Any]) -> Any:
     """The answer: a plain value, a stand-in for an object, a raised exception, or a guess."""
+    if self._closed:
+      raise _Stop
     number = len(self.operations)
     if number >= _MOST_OPERATIONS or number - self.answered >= _MOST_GUESSES:
       raise _Stop
@@ -265,6 +272,13 @@ class _Dialogue:
     except (NotPlain, RecursionError) as error:
       self.unusable = f"an argument cannot cross to the code under test: {error}"
       raise _Unusable(self.unusable) from error
+
+
+def _describe(error: BaseException) -> str:
+  try:
+    return f"{type(error).__name__}: {error}"[:500]
+  except BaseException:  # its text would need an answer
+    return type(error).__name__
 
 
 def _exception(names: list[str], arguments: list[Any]) -> Exception:
