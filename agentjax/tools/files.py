@@ -57,8 +57,8 @@ class FilesTool:
 
   All of it happens inside the sandbox: a path that leads out, a hostile pattern or a binary file is
   an answer to the policy (status ERROR, TIMEOUT), never a fault. Files come by name, those of a
-  folder before those of its folders. ``search`` and ``list`` leave out folders named ``.git``; ``search`` also binary files, those
-  over ``max_file_bytes`` and links.
+  folder before those of its folders. ``search`` and ``list`` leave out folders named ``.git``;
+  ``search`` also binary files, those over ``max_file_bytes``, and links.
 
   Args:
     workspaces: where it works; other tools may share them.

@@ -191,7 +191,7 @@ def list_entries(request: dict[str, Any]) -> str:
   if not os.path.isdir(path):
     raise Refused(f"there is no directory {path!r}")
   depth = request.get("depth")
-  shown = []
+  shown: list[str] = []
   for file in walk(path, request.get("glob")):
     relative = os.path.relpath(file, path).split(os.sep)
     if depth is not None and len(relative) > depth:

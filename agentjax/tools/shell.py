@@ -13,7 +13,11 @@ from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
 
 # One stream, so that errors stand where they happened. $0 is the command, $1 the seed.
-_RUN = 'exec 2>&1; command -v bash >/dev/null && exec bash -c "RANDOM=$1; $0"; exec sh -c "$0" </dev/null'
+_RUN = """
+exec 2>&1
+command -v bash >/dev/null && exec bash -c "RANDOM=$1; $0"
+exec sh -c "$0"
+"""
 
 
 @dataclasses.dataclass(unsafe_hash=True)

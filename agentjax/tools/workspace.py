@@ -38,6 +38,7 @@ from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.tools.protocol import ToolContext
 
 _log = logging.getLogger(__name__)
+_WRITING = threading.Lock()  # several stores may have one folder
 
 # Links are made inside the box, where one that leads outside is harmless, and never by the host.
 _MAKE_LINKS = """
@@ -122,7 +123,6 @@ class TreeStore:
       self._temporary = tempfile.TemporaryDirectory(prefix="agentjax-trees-")
       directory = self._temporary.name
     self._root = Path(directory)
-    self._writing = threading.Lock()
 
   def put_files(self, files: Mapping[str, bytes]) -> str:
     """Id of the tree of ``files`` (relative path -> content)."""
@@ -196,7 +196,7 @@ class TreeStore:
   def _write(self, kind: str, content: bytes) -> str:
     name = hashlib.sha256(content).hexdigest()
     path = self._path(kind, name)
-    with self._writing:
+    with _WRITING:
       if not path.exists():
         write_atomically(path, content)
     return name

@@ -17,6 +17,8 @@ from agentjax.trajectory.record import ToolCall
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 Shell = Callable[..., ToolResult]
 
+_NOT_TEXT = "error: the command holds a NUL character or half of a surrogate pair"
+
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
@@ -43,8 +45,8 @@ def shell() -> Iterator[Shell]:
     ("kill -9 $$", ToolStatus.KILLED, "error: ended by signal 9"),
     ("cat", ToolStatus.OK, "(no output)"),
     ("echo \"it's\" 'quoted' $((6*7)) \"$0\"", ToolStatus.OK, "it's quoted 42 bash"),
-    ("a\0b", ToolStatus.ERROR, "error: the command holds a NUL character or half of a surrogate pair"),
-    ("\ud800", ToolStatus.ERROR, "error: the command holds a NUL character or half of a surrogate pair"),
+    ("a\0b", ToolStatus.ERROR, _NOT_TEXT),
+    ("\ud800", ToolStatus.ERROR, _NOT_TEXT),
   ],
 )  # fmt: skip
 def test_policy_sees_output_in_order_and_exit_code(
