@@ -58,12 +58,6 @@ class QuestionEnvironment(Environment):
     self._conversation: list[Message] = []
 
   @property
-  def episode(self) -> str:
-    """Who calls, as tools are told."""
-    assert self._task is not None
-    return f"{self._task.source}/{self._task.id}/{self._key}"
-
-  @property
   def conversation(self) -> tuple[Message, ...]:
     """Everything said so far, the prompt included."""
     return tuple(self._conversation)
@@ -134,7 +128,8 @@ class QuestionEnvironment(Environment):
     return step
 
   async def _call_tools(self, calls: Sequence[ToolCall], turn: int) -> list[ToolResult]:
-    episode = self.episode
+    assert self._task is not None
+    episode = f"{self._task.source}/{self._task.id}/{self._key}"
     async with asyncio.TaskGroup() as group:
       running = [
         group.create_task(
