@@ -93,6 +93,21 @@ class ToolRegistry:
     result = await self._call(call, context)
     return dataclasses.replace(result, seconds=time.monotonic() - start)
 
+  @property
+  def stateful(self) -> frozenset[str]:
+    """Names of the tools whose calls depend on the episode's earlier ones."""
+    return frozenset(name for name, t in self._tools.items() if getattr(t, "stateful", False))
+
+  async def end_episode(self, episode: str) -> None:
+    """Tells the tools that hold something for an episode that it is over; never raises."""
+    for tool in self._tools.values():
+      ending = getattr(tool, "end_episode", None)
+      if ending is not None:
+        try:
+          await ending(episode)
+        except Exception:
+          _log.warning("tool %s could not end episode %s", tool.name, episode, exc_info=True)
+
   async def close(self) -> None:
     """Closes the tools that hold something (a sandbox, a connection): those with a ``close``."""
     for tool in self._tools.values():
