@@ -79,7 +79,10 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
   twin = copy.deepcopy(node)
   if isinstance(twin, ast.Compare) and len(twin.ops) == 1:
     for other in _COMPARISONS.get(type(twin.ops[0]), ()):
-      yield "comparison", ast.copy_location(ast.Compare(twin.left, [other()], twin.comparators), node)
+      yield (
+        "comparison",
+        ast.copy_location(ast.Compare(twin.left, [other()], twin.comparators), node),
+      )
   elif isinstance(twin, ast.BinOp) and type(twin.op) in _ARITHMETIC:
     yield "arithmetic", ast.BinOp(twin.left, _ARITHMETIC[type(twin.op)](), twin.right)
   elif isinstance(twin, ast.AugAssign) and type(twin.op) in _ARITHMETIC:
@@ -110,7 +113,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 def _replaced(
   source: str, tree: ast.Module, index: int, node: ast.AST, changed: ast.AST
 ) -> str | None:
-  """``source`` with the text of ``node`` replaced; None where its place in the text is not known."""
+  """``source`` with the text of ``node`` replaced; None where its place is not known."""
   wanted_tree = copy.deepcopy(tree)
   place = list(ast.walk(wanted_tree))[index]
   wanted = ast.dump(_Swap(place, changed).visit(wanted_tree))

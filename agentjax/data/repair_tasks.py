@@ -30,7 +30,13 @@ import numpy as np
 from agentjax.config import Config, ConfigError, check
 from agentjax.data.mutations import OPERATORS, Mutation, mutations
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
-from agentjax.sandbox.interface import PythonScript, RunStatus, SandboxError, SandboxLimits, run_once
+from agentjax.sandbox.interface import (
+  PythonScript,
+  RunStatus,
+  SandboxError,
+  SandboxLimits,
+  run_once,
+)
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.tools.files_program import lines_of, numbered, snippet
 from agentjax.trajectory.record import Message, Task, ToolCall

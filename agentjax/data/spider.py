@@ -22,14 +22,14 @@ from agentjax.config import Config, check
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
-from agentjax.sandbox.sqlite import SqlResult
 from agentjax.text.answers import mark_answer
+from agentjax.tools.sql_program import as_table
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 SOURCE = "spider"
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3, "extra": 4}
 _EXECUTE = re.compile(r"\s*execute\[(.*)\]", re.DOTALL)
-_MOST_ROWS = 20  # of a demonstrated result
+_MOST_ROWS = 50  # of a demonstrated result, as many as the tool shows
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -185,7 +185,7 @@ def _prompt(question: str, schema: str | None) -> str:
   return "\n\n".join(parts)
 
 
-def _demonstration(config: SpiderConfig, query: str, result: SqlResult) -> tuple[Message, ...]:
+def _demonstration(config: SpiderConfig, query: str, result: _Result) -> tuple[Message, ...]:
   query = " ".join(query.split()).removesuffix(";").strip()
   final = Message("assistant", mark_answer(query))
   if config.demonstration == "none":
@@ -193,7 +193,14 @@ def _demonstration(config: SpiderConfig, query: str, result: SqlResult) -> tuple
   if config.demonstration == "direct":
     return (final,)
   call = Message("assistant", "", (ToolCall("sql", {"query": query}),))
-  return (call, Message("tool", result.show()), final)
+  return (call, Message("tool", as_table(result.columns, result.rows, result.more)), final)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+  columns: list[str]
+  rows: list[tuple]
+  more: bool
 
 
 class _Database:
@@ -207,15 +214,15 @@ class _Database:
     self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     self.schema = "\n".join(self._describe())
 
-  def run(self, query: str) -> SqlResult:
+  def run(self, query: str) -> _Result:
     """The first rows that a gold query gives."""
     try:
       cursor = self._connection.execute(query)
       rows = cursor.fetchmany(_MOST_ROWS + 1)
     except sqlite3.Error as error:
       raise DataError(f"the gold query {query!r} fails: {error}", self._path) from error
-    columns = tuple(column[0] for column in cursor.description or ())
-    return SqlResult("", columns, tuple(rows[:_MOST_ROWS]), len(rows) <= _MOST_ROWS)
+    columns = [column[0] for column in cursor.description or ()]
+    return _Result(columns, rows[:_MOST_ROWS], len(rows) > _MOST_ROWS)
 
   def close(self) -> None:
     self._connection.close()

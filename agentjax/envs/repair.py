@@ -17,14 +17,9 @@ from typing import Any
 
 from agentjax.config import Config, check
 from agentjax.envs.environment import Environment
-from agentjax.envs.workspace import WorkspaceEnvironment
+from agentjax.envs.workspace import WorkspaceEnvironment, workspaces_of
 from agentjax.envs.world import World
-from agentjax.sandbox.process import ProcessSandbox
-from agentjax.tools.files import FilesConfig, FilesTool
-from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
-from agentjax.tools.shell import ShellConfig, ShellTool
-from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 HiddenTests = Callable[[Mapping[str, str], Mapping[str, Any]], Awaitable[tuple[int, int]]]
@@ -33,21 +28,12 @@ HiddenTests = Callable[[Mapping[str, str], Mapping[str, Any]], Awaitable[tuple[i
 
 @dataclasses.dataclass(unsafe_hash=True)
 class RepairEnvironmentConfig(Config):
-  """Settings of repair episodes; the figures are ours.
+  """Settings of repair episodes. The tools are those of the run: "files", "shell" or both.
 
   Attributes:
-    workspace: folders of the episodes, and the sandbox they are worked on in.
-    files, shell: settings of the tools.
-    offer_shell: whether there is a shell beside the tool ``files``.
-    max_characters: a larger repair is not judged.
+    max_characters: a larger repair is not judged; ours.
   """
 
-  workspace: WorkspaceConfig = dataclasses.field(
-    default_factory=lambda: WorkspaceConfig(max_bytes=2**24, max_files=500)
-  )
-  files: FilesConfig = dataclasses.field(default_factory=lambda: FilesConfig(max_characters=4000))
-  shell: ShellConfig = dataclasses.field(default_factory=lambda: ShellConfig(max_characters=2000))
-  offer_shell: bool = True
   max_characters: int = 200_000
 
   def validate(self, path: str = "config.environment.repair") -> None:
@@ -133,22 +119,20 @@ def hand_in_repair(task: Task, files: Mapping[str, bytes], max_characters: int) 
 
 def repair_world(
   config: RepairEnvironmentConfig,
-  shared: ToolRegistry,
+  registry: ToolRegistry,
   hidden_tests: HiddenTests,
   *,
   max_turns: int,
   tool_timeout: float,
 ) -> World:
-  """Repair episodes: ``files`` and perhaps ``shell`` on the task's files, beside ``shared``.
+  """Repair episodes: a task's files in a workspace of the run's tools.
 
   Scorers: ``repair_solved`` and ``repair_progress`` (see ``RepairJudge``).
+
+  Raises:
+    ConfigError: no tool of the run works on files.
   """
-  sandbox = ProcessSandbox(config.workspace.sandbox)
-  workspaces = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
-  tools: list[Tool] = [FilesTool(workspaces, config.files)]
-  if config.offer_shell:
-    tools.append(ShellTool(workspaces, config.shell))
-  registry = ToolRegistry([*tools, *shared.tools], timeout=tool_timeout)
+  workspaces = workspaces_of(registry, "repair")
   judge = RepairJudge(hidden_tests)
 
   def make(task: Task) -> Environment:
@@ -165,5 +149,4 @@ def repair_world(
     make=make,
     tools=registry.tools,
     scorers={"repair_solved": judge.score_solved, "repair_progress": judge.score_progress},
-    close=workspaces.close,
   )

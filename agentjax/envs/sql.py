@@ -8,27 +8,27 @@ a query that is right by accident, or that states the rows it has seen, fails on
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import functools
 import pathlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from agentjax.config import Config, check
-from agentjax.envs.environment import Environment
+from agentjax.envs.environment import Environment, Observation
 from agentjax.envs.question import QuestionEnvironment
 from agentjax.envs.sql_copies import perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
 from agentjax.envs.world import Places, World
-from agentjax.sandbox.interface import Sandbox, SandboxError
+from agentjax.sandbox.interface import Sandbox
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.sandbox.sqlite import SqlResult, run_sql
 from agentjax.text.answers import ANSWER_MARK
-from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
+from agentjax.tools.sql import SqlTool
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -37,22 +37,19 @@ _MOST_CHARACTERS = 20_000  # of a query; no question needs more
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SqlEnvironmentConfig(Config):
-  """Settings of SQL episodes and of their verdicts; the figures are ours.
+  """How queries are judged; the figures are ours. The tool has its own settings (tools.sql).
 
   Attributes:
-    query_seconds: longest time of one statement on one database.
-    shown_rows, shown_characters: how much of a result the policy sees.
+    query_seconds: longest time of a query on one database.
     copies: perturbed copies a query is judged on, besides the database itself; 0 for none.
     drop: share of the rows that a copy drops from each table.
     max_rows: longest result that is compared; a longer one matches nothing.
     tolerance: relative, between numbers of two results.
     any_column_order: whether a query may give its columns in another order than the gold one.
-    sandbox: where statements run.
+    sandbox: where queries are judged.
   """
 
   query_seconds: float = 5.0
-  shown_rows: int = 20
-  shown_characters: int = 1500
   copies: int = 2
   drop: float = 0.3
   max_rows: int = 10_000
@@ -65,55 +62,27 @@ class SqlEnvironmentConfig(Config):
   def validate(self, path: str = "config.environment.sql") -> None:
     super().validate(path)
     check(self.query_seconds > 0, f"{path}.query_seconds", self.query_seconds, "seconds > 0")
-    for name in ("shown_rows", "shown_characters", "max_rows"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+    check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
     check(self.copies >= 0, f"{path}.copies", self.copies, ">= 0")
     check(0 <= self.drop < 1, f"{path}.drop", self.drop, "0 <= drop < 1")
     check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, ">= 0")
 
 
-class SqlTool:
-  """Runs one statement that reads a database, and shows its rows as text.
+class SqlEnvironment(QuestionEnvironment):
+  """A question whose tool ``sql``, if there is one, works on the task's database."""
 
-  Args:
-    sandbox: where it runs; whoever made it closes it.
-    database: contents of the SQLite file; None where the tool is only to be described.
-    config: how long and how much.
-  """
+  def __init__(self, registry: ToolRegistry, *, max_turns: int, tool_timeout: float):
+    super().__init__(
+      registry, max_turns=max_turns, tool_timeout=tool_timeout, read_answer=read_query
+    )
+    self._tools = [tool for tool in registry.tools if isinstance(tool, SqlTool)]
 
-  name = "sql"
-  description = (
-    "Runs one SQL statement (SQLite) on the database and returns its rows. Read only; the tables "
-    "are listed by: SELECT sql FROM sqlite_master"
-  )
-  parameters: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"query": {"type": "string", "description": "one SQL statement"}},
-    "required": ["query"],
-    "additionalProperties": False,
-  }
-
-  def __init__(self, sandbox: Sandbox, database: bytes | None, config: SqlEnvironmentConfig):
-    self._sandbox = sandbox
-    self._database = database
-    self._config = config
-
-  async def __call__(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-    if self._database is None:
-      raise RuntimeError("this tool has no database; environments make one for each task")
-    config = self._config
-    try:
-      (result,) = await run_sql(
-        self._sandbox,
-        [self._database],
-        [(0, arguments["query"])],
-        seconds=min(config.query_seconds, 0.5 * context.timeout),
-        max_rows=config.shown_rows,
-      )
-    except SandboxError as error:
-      return ToolResult(ToolStatus.INFRA_ERROR, str(error))
-    status = ToolStatus.ERROR if result.error else ToolStatus.OK
-    return ToolResult(status, result.show(config.shown_characters))
+  async def reset(self, task: Task, key: int) -> Observation:
+    observation = await super().reset(task, key)
+    database = await asyncio.to_thread(_read_database, task.metadata["database"])
+    for tool in self._tools:
+      tool.assign(self._episode, database)
+    return observation
 
 
 def read_query(text: str) -> str | None:
@@ -247,38 +216,37 @@ def database_copies(path: str, copies: int, drop: float) -> tuple[bytes, ...]:
   return (database, *(perturbed_copy(database, k, drop=drop) for k in range(1, copies + 1)))
 
 
+@functools.lru_cache(maxsize=64)
+def _read_database(path: str) -> bytes:
+  return pathlib.Path(path).read_bytes()
+
+
 def sql_world(
   config: SqlEnvironmentConfig,
-  shared: ToolRegistry,
+  registry: ToolRegistry,
   *,
   max_turns: int,
   tool_timeout: float,
   sandbox: Sandbox | None = None,
 ) -> World:
-  """SQL episodes: the tool ``sql`` on the task's database, beside the tools of ``shared``.
-
-  Scorers: ``sql_match``, ``sql_overlap``, ``sql_runs`` (see ``SqlJudge``).
+  """SQL episodes. Scorers: ``sql_match``, ``sql_overlap``, ``sql_runs`` (see ``SqlJudge``).
 
   Args:
     config: settings.
-    shared: further tools of every episode.
+    registry: tools of every episode; its ``sql`` works on the task's database.
     max_turns, tool_timeout: as in ``QuestionEnvironment``.
-    sandbox: None makes one of ``config.sandbox``.
+    sandbox: where queries are judged; None makes one of ``config.sandbox``.
   """
   own = sandbox or ProcessSandbox(config.sandbox)
   judge = SqlJudge(own, config)
-  described: Tool = SqlTool(own, None, config)
 
   def make(task: Task) -> Environment:
-    database = database_copies(task.metadata["database"], config.copies, config.drop)[0]
-    registry = ToolRegistry([SqlTool(own, database, config), *shared.tools], timeout=tool_timeout)
-    return QuestionEnvironment(
-      registry, max_turns=max_turns, tool_timeout=tool_timeout, read_answer=read_query
-    )
+    del task
+    return SqlEnvironment(registry, max_turns=max_turns, tool_timeout=tool_timeout)
 
   return World(
     make=make,
-    tools=(described, *shared.tools),
+    tools=registry.tools,
     scorers={
       "sql_match": judge.score_match,
       "sql_overlap": judge.score_overlap,

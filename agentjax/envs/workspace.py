@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentjax.config import ConfigError
 from agentjax.envs.environment import Action, Observation, Step
 from agentjax.envs.question import QuestionEnvironment
 from agentjax.sandbox.interface import PythonCell
-from agentjax.tools.output import as_tool_result
+from agentjax.tools.output import as_tool_result, joined
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import Workspaces
@@ -22,8 +22,8 @@ from agentjax.trajectory.record import Status, Task
 class WorkspaceEnvironment(QuestionEnvironment):
   """A question with tools that share a folder, which is handed in when the policy stops calling.
 
-  After every turn the folder is saved, so a snapshot is the hash of its tree; ``restore`` finds it
-  in the store of ``workspaces``.
+  The folder is saved after every turn, so a snapshot holds the hash of its tree; ``restore`` finds
+  the tree in the store of ``workspaces``, and no call is made again.
 
   Args:
     registry: tools, those over ``workspaces`` among them.
@@ -47,29 +47,20 @@ class WorkspaceEnvironment(QuestionEnvironment):
     self._workspaces = workspaces
     self._files = files
     self._hand_in = hand_in
-    # A name of its own: episodes that branch off each other have one task and one key.
-    self._name = uuid.uuid4().hex
     self._tree = ""
-    self._outdated = False  # whether the folder must be set to ``_tree`` before it is used
-
-  @property
-  def episode(self) -> str:
-    return self._name
 
   async def reset(self, task: Task, key: int) -> Observation:
+    observation = await super().reset(task, key)
     self._tree = await asyncio.to_thread(self._workspaces.store.put_files, self._files(task))
-    self._outdated = True
-    return await super().reset(task, key)
+    await self._workspaces.restore(self._episode, self._tree)
+    return observation
 
   async def step(self, action: Action) -> Step:
-    if self._outdated:
-      await self._workspaces.restore(self._name, self._tree)
-      self._outdated = False
     step = await super().step(action)
     if step.status is not Status.OK:
       return step
     if not step.terminated:
-      self._tree = await self._workspaces.snapshot(self._name)
+      self._tree = await self._workspaces.snapshot(self._episode)
       return step
     files = await asyncio.to_thread(self._read)
     return dataclasses.replace(step, answer=self._hand_in(files))
@@ -81,13 +72,20 @@ class WorkspaceEnvironment(QuestionEnvironment):
   def restore(self, state: bytes) -> None:
     values = json.loads(state)
     super().restore(values["episode"].encode())
-    self._tree, self._outdated = values["tree"], True
+    self._tree = values["tree"]
 
   async def close(self) -> None:
-    await self._workspaces.end(self._name)
+    if self._task is not None:
+      await self._workspaces.end(self._episode)
+    await super().close()
+
+  async def _catch_up(self, turn: int) -> bool:
+    await self._workspaces.restore(self._episode, self._tree)
+    self._behind = False
+    return True
 
   def _read(self) -> dict[str, bytes]:
-    """The regular files of the folder as the last call left it."""
+    """The regular files of the folder as the last turn left it."""
     store = self._workspaces.store
     return {
       entry.path: store.read(entry)
@@ -105,6 +103,7 @@ class WorkspacePythonTool:
   """
 
   name = "python"
+  stateful = True
   description = (
     "Runs Python code in the work directory and returns what it prints, and the value of a final "
     "expression. Files stay for later calls, variables do not; there is no network."
@@ -127,7 +126,22 @@ class WorkspacePythonTool:
     if result.status is ToolStatus.INFRA_ERROR:
       return result
     if problem := await self._workspaces.set_back_if_too_big(context.episode):
-      output = f"{result.output}\nerror: {problem}"
+      output = joined(result.output, f"error: {problem}")
       return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
     return result
 
+
+def workspaces_of(registry: ToolRegistry, kind: str) -> Workspaces:
+  """The workspaces that the run's tools "files" and "shell" share.
+
+  Raises:
+    ConfigError: the run has neither.
+  """
+  for tool in registry.tools:
+    workspaces = getattr(tool, "workspaces", None)
+    if isinstance(workspaces, Workspaces):
+      return workspaces
+  raise ConfigError(
+    f"config.tools.names={tuple(t.name for t in registry.tools)!r} with environment.kind={kind!r}; "
+    "allowed: names with 'files' or 'shell' among them, since the policy works on files"
+  )

@@ -93,19 +93,6 @@ class SqlResult:
   complete: bool = True
   tables: frozenset[str] = frozenset()
 
-  def show(self, characters: int = 1500) -> str:
-    """As the policy reads it: names, then a row a line, cells split by `` | ``."""
-    if self.error:
-      return f"error: {self.error}"
-    lines = [" | ".join(self.columns)]
-    lines += [" | ".join("NULL" if c is None else str(c) for c in row) for row in self.rows]
-    if not self.rows:
-      lines.append("(no rows)")
-    if not self.complete:
-      lines.append("(more rows are not shown)")
-    text = "\n".join(lines)
-    return text if len(text) <= characters else text[:characters] + "\n(cut here)"
-
 
 async def run_sql(
   sandbox: Sandbox,

@@ -100,11 +100,7 @@ def evaluate_checkpoint(
       evaluate_policy(parts, engine, policy, int(path.name), settings.plan(settings.samples))
     )
   finally:
-<<<<<<< HEAD
     runner.run(parts.close())
-=======
-    runner.run(parts.registry.close())
->>>>>>> wt-verify
     engine.close()
     runner.close()
   if samples_file is not None:

@@ -13,9 +13,7 @@ def parse(text):
 
 def cells(rows, kind="."):
   """All places of a kind, row by row."""
-  return [
-    (r, c) for r in range(len(rows)) for c in range(len(rows[0])) if rows[r][c] == kind
-  ]
+  return [(r, c) for r in range(len(rows)) for c in range(len(rows[0])) if rows[r][c] == kind]
 
 
 def neighbours(rows, place):
