@@ -285,6 +285,7 @@ class Experiment(Config):
     if self.pretrained is None:
       check_model_features(self, self.model, path)
     self._validate_groups(path)
+    self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
 
@@ -348,6 +349,27 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
+
+  def _validate_environment(self, path: str) -> None:
+    kind, names = self.environment.kind, self.tools.names
+    check(
+      kind != "repair" or bool({"files", "shell"}.intersection(names)),
+      f"{path}.tools.names",
+      names,
+      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
+    )
+    check(
+      kind != "mle" or "python" not in names,
+      f"{path}.tools.names",
+      names,
+      f"no 'python' with {path}.environment.kind='mle', which brings its own",
+    )
+    check(
+      kind != "sql" or not self.tools.sql.writable,
+      f"{path}.tools.sql.writable",
+      self.tools.sql.writable,
+      f"False with {path}.environment.kind='sql'",
+    )
 
   def _validate_lengths(self, path: str) -> None:
     check(

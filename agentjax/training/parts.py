@@ -27,6 +27,7 @@ from agentjax.tools.build import build_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
+from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 
 
@@ -61,6 +62,7 @@ class Parts:
   tasks: TaskSplits
   registry: ToolRegistry
   world: World
+  hidden_tests: VerifiedTests
   rewards: RewardGraph
   make_environment: MakeEnvironment
   program: EpisodeProgram
@@ -97,6 +99,7 @@ class Parts:
     await self.world.close()
     await self.registry.close()
     await self.rewards.close()
+    await self.hidden_tests.close()
 
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""
@@ -125,9 +128,11 @@ def build_parts(
   """
   tasks = load_tasks(experiment.data) if extensions.tasks is None else extensions.tasks
   registry = build_tools(experiment.tools, extensions.tools)
+  hidden_tests = VerifiedTests(experiment.reward.unit_tests)
   world = build_environment(
     experiment.environment,
     registry,
+    hidden_tests,
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
   )
@@ -157,6 +162,7 @@ def build_parts(
     tasks=tasks,
     registry=registry,
     world=world,
+    hidden_tests=hidden_tests,
     rewards=build_rewards(experiment.reward, {**SCORERS, **world.scorers, **extensions.scorers}),
     make_environment=world.make,
     program=extensions.program,
