@@ -145,8 +145,8 @@ def mle_task(
     raise ValueError(f"strong {metric} {strong:g} is no better than the constant's {constant:g}")
   goal = "accuracy, the higher the better" if metric == "accuracy" else "RMSE, the lower the better"
   prompt = (
-    f"{description.strip()}\nLearn from train.csv (columns {','.join(rows[0])}), predict target for "
-    f"the {len(tested)} rows of test.csv (no target there) and write submission.csv with the "
+    f"{description.strip()}\nLearn from train.csv (columns {','.join(rows[0])}), predict target "
+    f"for the {len(tested)} rows of test.csv (no target there) and write submission.csv with the "
     f"columns id,target. Only numpy is installed. Measured by {goal}; a constant gets "
     f"{constant:.3g}, a good model {strong:.3g}."
   )
