@@ -15,6 +15,7 @@ from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
+from agentjax.tools.sql import SqlConfig
 from agentjax.training import (
   Experiment,
   HeldOutConfig,
@@ -45,9 +46,9 @@ def get_config() -> Experiment:
       source="spider",
       train_size=None,
       test_size=None,
-      spider=SpiderConfig(levels=(1,), schema=False, demonstration="checked"),
+      spider=SpiderConfig(schema=False, demonstration="checked", split="questions"),
     ),
-    tools=ToolsConfig(names=()),
+    tools=ToolsConfig(names=("sql",), sql=SqlConfig(max_rows=5, max_characters=200)),
     environment=EnvironmentConfig(kind="sql"),
     # 0.1 for a query that runs at all keeps groups apart while few of them are right.
     reward=RewardConfig(parts=("sql_match", "sql_runs", "sql_overlap"), weights=(1.0, 0.1, 0.0)),
@@ -58,7 +59,7 @@ def get_config() -> Experiment:
       group_size=8, max_turns=4, max_tokens_per_turn=96, max_total_tokens=512, concurrency=64
     ),
     supervised=SupervisedStage(
-      steps=60,
+      steps=160,
       tasks_per_step=16,
       row_length=1024,
       microbatch_rows=4,
@@ -75,5 +76,5 @@ def get_config() -> Experiment:
       sampling=SamplingConfig(temperature=1.0),
       optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=2),
     ),
-    evaluation=HeldOutConfig(tasks=48, samples=0, pass_at=(), success_part="sql_match"),
+    evaluation=HeldOutConfig(tasks=96, samples=0, pass_at=(), success_part="sql_match"),
   )

@@ -6,7 +6,7 @@ and hands in ``submission.csv`` with the columns ``id,target``. ``task.metadata`
   files      path -> text: what the policy is given
   labels     {id: target} of the test rows, as texts; they never leave the host
   metric     "accuracy" (targets are names) or "rmse" (numbers)
-  constant   the metric of the best constant answer, from the training rows
+  constant   the metric of the best constant answer, best for the test rows
   strong     the metric of a good answer: what counts as reaching the last milestone
   level      1..3 for generated data
 
@@ -108,6 +108,16 @@ def metric_value(metric: str, labels: Mapping[str, str], answers: Mapping[str, s
   return math.sqrt(sum(e * e for e in errors) / len(errors))
 
 
+def _constant(metric: str, labels: Mapping[str, str]) -> float:
+  """What the best constant answer gets: the most frequent name, or the mean."""
+  targets = list(labels.values())
+  if metric == "accuracy":
+    best = Counter(targets).most_common(1)[0][0]
+  else:
+    best = repr(math.fsum(map(float, targets)) / len(targets))
+  return metric_value(metric, labels, dict.fromkeys(labels, best))
+
+
 def mle_task(
   *,
   id: int,
@@ -120,7 +130,7 @@ def mle_task(
   demonstration: tuple[Message, ...] = (),
   metadata: Mapping[str, Any] | None = None,
 ) -> Task:
-  """A task of the texts of its files; the constant baseline follows from ``train``.
+  """A task of the texts of its files.
 
   Raises:
     ValueError: files that do not fit together, or a strong answer no better than a constant one.
@@ -135,12 +145,7 @@ def mle_task(
     raise ValueError("test.csv needs rows and a column id, and must not have target")
   if sorted(row["id"] for row in tested) != sorted(labels):
     raise ValueError("labels.csv must have the ids of test.csv, each once")
-  targets = [row["target"] for row in rows]
-  if metric == "accuracy":
-    best = Counter(targets).most_common(1)[0][0]
-  else:
-    best = repr(sum(map(float, targets)) / len(targets))
-  constant = metric_value(metric, labels, dict.fromkeys(labels, best))
+  constant = _constant(metric, labels)
   if (strong <= constant) if metric == "accuracy" else (strong >= constant):
     raise ValueError(f"strong {metric} {strong:g} is no better than the constant's {constant:g}")
   goal = "accuracy, the higher the better" if metric == "accuracy" else "RMSE, the lower the better"
@@ -183,10 +188,6 @@ def _generated(config: MleTaskConfig, number: int, id: int, seed: int) -> Task:
   train = _csv(["id", *columns, "target"], zip(ids, rows, targets, strict=True), 0, split)
   test = _csv(["id", *columns], zip(ids, rows, [None] * count, strict=True), split, count)
   # Half of the way from a constant to one who knows the law: a decent model gets there.
-  best = Counter(targets[:split]).most_common(1)[0][0]
-  if metric == "rmse":
-    best = repr(float(np.mean([float(t) for t in targets[:split]])))
-  constant = metric_value(metric, labels, dict.fromkeys(labels, best))
   return mle_task(
     id=id,
     description=f"A {kind} task.",
@@ -194,7 +195,7 @@ def _generated(config: MleTaskConfig, number: int, id: int, seed: int) -> Task:
     test=test,
     labels=labels,
     metric=metric,
-    strong=(constant + reached) / 2,
+    strong=(_constant(metric, labels) + reached) / 2,
     demonstration=_demonstration(kind) if config.demonstrate else (),
     metadata={"level": 1 + KINDS.index(kind)},
   )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 OPERATORS = ("comparison", "arithmetic", "logic", "constant", "branch", "call", "loop")
 
@@ -33,6 +33,10 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
   ast.Div: ast.Mult,
   ast.Mod: ast.FloorDiv,
 }
+_CHANGED = (
+  ast.Compare, ast.BinOp, ast.AugAssign, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.IfExp, ast.Name,
+  ast.Attribute,
+)  # fmt: skip
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "find": "rfind", "rfind": "find"}
 
 
@@ -61,14 +65,19 @@ def mutations(source: str, operators: tuple[str, ...] = OPERATORS) -> list[Mutat
     and node.body
     and isinstance(node.body[0], ast.Expr)
   }
+  raw = source.encode()
+  starts = [0]
+  for line in source.splitlines(keepends=True):
+    starts.append(starts[-1] + len(line.encode()))
   found = []
-  for index, node in enumerate(ast.walk(tree)):
+  for place in list(_places(tree)):
+    node = place.get()
     if id(node) in documentation:
       continue
     for operator, changed in _changes(node):
       if operator not in operators:
         continue
-      text = _replaced(source, tree, index, node, changed)
+      text = _replaced(raw, starts, tree, place, changed)
       if text is not None:
         found.append(Mutation(operator, node.lineno, text))  # type: ignore[attr-defined]
   return sorted(found, key=lambda m: (m.line, m.operator, m.source))
@@ -76,7 +85,7 @@ def mutations(source: str, operators: tuple[str, ...] = OPERATORS) -> list[Mutat
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
   """The node with a fault, each time anew."""
-  twin = copy.deepcopy(node)
+  twin = copy.deepcopy(node) if isinstance(node, _CHANGED) else node
   if isinstance(twin, ast.Compare) and len(twin.ops) == 1:
     for other in _COMPARISONS.get(type(twin.ops[0]), ()):
       yield (
@@ -111,17 +120,13 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _replaced(
-  source: str, tree: ast.Module, index: int, node: ast.AST, changed: ast.AST
+  raw: bytes, starts: Sequence[int], tree: ast.Module, place: _Place, changed: ast.AST
 ) -> str | None:
-  """``source`` with the text of ``node`` replaced; None where its place is not known."""
-  wanted_tree = copy.deepcopy(tree)
-  place = list(ast.walk(wanted_tree))[index]
-  wanted = ast.dump(_Swap(place, changed).visit(wanted_tree))
-  lines = source.splitlines(keepends=True)
-  starts = [0]
-  for line in lines:
-    starts.append(starts[-1] + len(line.encode()))
-  raw = source.encode()
+  """The source with the text of a node replaced; None where its place in the text is not known."""
+  node = place.get()
+  place.set(changed)
+  wanted = ast.dump(tree)
+  place.set(node)
   start = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
   end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
   text = ast.unparse(ast.fix_missing_locations(changed))
@@ -136,9 +141,31 @@ def _replaced(
   return None  # within an f-string, whose parts Python 3.11 gives no true places
 
 
-class _Swap(ast.NodeTransformer):
-  def __init__(self, place: ast.AST, changed: ast.AST):
-    self._place, self._changed = place, changed
+@dataclasses.dataclass(frozen=True)
+class _Place:
+  """Where a node hangs in the tree."""
 
-  def visit(self, node: ast.AST) -> ast.AST:
-    return copy.deepcopy(self._changed) if node is self._place else self.generic_visit(node)
+  parent: ast.AST
+  field: str
+  index: int | None
+
+  def get(self) -> ast.AST:
+    value = getattr(self.parent, self.field)
+    return value if self.index is None else value[self.index]
+
+  def set(self, node: ast.AST) -> None:
+    if self.index is None:
+      setattr(self.parent, self.field, node)
+    else:
+      getattr(self.parent, self.field)[self.index] = node
+
+
+def _places(tree: ast.Module) -> Iterator[_Place]:
+  for parent in ast.walk(tree):
+    for field, value in ast.iter_fields(parent):
+      if isinstance(value, ast.AST):
+        yield _Place(parent, field, None)
+      elif isinstance(value, list):
+        for index, item in enumerate(value):
+          if isinstance(item, ast.AST):
+            yield _Place(parent, field, index)

@@ -44,7 +44,7 @@ from agentjax.trajectory.record import Message, Task, ToolCall
 SOURCE = "repair"
 LIBRARIES = ("calendars", "gridpath", "intervals", "ledger", "samples", "textkit")
 _HIDDEN = "hidden_tests.py"
-_BATCH = 64  # faulty libraries tried in one run
+_BATCH = 64  # faulty libraries tried in one run, at most
 
 # Trusted code with faults in it: apart only because a fault may never end.
 _TRY = r"""
@@ -202,10 +202,10 @@ def _break(
   choices = _choices(sites, config.faults, random)
   broken: list[_Broken] = []
   enough = 2 if config.hint == "test" else 1
-  for start in range(0, len(choices), _BATCH):
-    if len(broken) >= size:
-      break
-    batch = choices[start : start + _BATCH]
+  tried = 0
+  while tried < len(choices) and len(broken) < size:
+    batch = choices[tried : tried + min(_BATCH, 2 * (size - len(broken)) + 2)]
+    tried += len(batch)
     forms = [{path: mutation.source for path, mutation in choice} for choice in batch]
     every = _test_names(library.hidden)
     for choice, form, passing in zip(batch, forms, _passing(library, forms), strict=True):

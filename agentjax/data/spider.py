@@ -42,13 +42,16 @@ class SpiderConfig(Config):
       with the tool ``sql`` and then states it.
     drop_empty: leave out questions whose gold query returns no row, as do queries that are wrong.
     levels: hardness of the questions taken, 1 (easy) to 4 (extra); where the data say it.
-    test_databases: databases of the test tasks, where the data are not split already.
+    split: where the data are not split already: "databases", the test tasks are the questions to
+      ``test_databases``, which training never sees; "questions", they are every fifth question.
+    test_databases: see ``split``.
   """
 
   schema: bool = True
   demonstration: Literal["none", "direct", "checked"] = "direct"
   drop_empty: bool = True
   levels: tuple[int, ...] = (1, 2, 3, 4)
+  split: Literal["databases", "questions"] = "databases"
   test_databases: tuple[str, ...] = ("concert_singer", "pets_1", "tvshow", "voter_1")
 
   def validate(self, path: str = "config.data.spider") -> None:
@@ -88,17 +91,15 @@ def load_spider(
   for name in ("tasks.jsonl.gz", "tasks.jsonl"):
     if (folder / name).is_file():
       rows = list(_converted_rows(folder, name))
-      held_out = frozenset(config.test_databases)
+      train, test = [], []
+      for row in rows:
+        held_out = row.name in config.test_databases
+        if config.split == "questions":
+          held_out = row.number % 5 == 4
+        (test if held_out else train).append(row)
       return TaskSplits(
-        train=_tasks(
-          config, [r for r in rows if r.name not in held_out], first_id=0, limit=train_limit
-        ),
-        test=_tasks(
-          config,
-          [r for r in rows if r.name in held_out],
-          first_id=FIRST_TEST_ID,
-          limit=test_limit,
-        ),
+        train=_tasks(config, train, first_id=0, limit=train_limit),
+        test=_tasks(config, test, first_id=FIRST_TEST_ID, limit=test_limit),
       )
   raise DataError("the folder holds neither dev.json nor tasks.jsonl(.gz)", directory)
 

@@ -9,9 +9,10 @@ claimed, only reached, in the spirit of the frozen instrumentation of 2509.01684
   mle_loaded            it names at least half of the test rows, whose ids stand in test.csv only
   mle_valid             it answers every test row once, and nothing else, with a finite number or a
                         target that occurs in training
-  mle_beats_constant    valid, and better than the best constant answer
+  mle_beats_constant    valid, and a quarter of the way from the best constant answer to the strong
+                        one, which guessing seldom goes
   mle_beats_strong      valid, and at least as good as the strong answer
-  mle_score             0 at the constant answer, 1 at the strong one, linear between, clipped
+  mle_score             0 at that quarter, 1 at the strong answer, linear between, clipped
 
 The first three say that the work was done in form and pay for nothing else: weigh them little, or
 set them behind a gate.
@@ -35,6 +36,7 @@ from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 SUBMISSION = "submission.csv"
+_LUCK = 0.25  # of the way from constant to strong; ours
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -108,9 +110,8 @@ def judge_submission(task: Task, submission: str | None) -> Milestones:
   else:
     value = sum(answers[i] == label for i, label in labels.items()) / len(labels)
   share = (value - constant) / (strong - constant)
-  return Milestones(
-    1.0, loaded, 1.0, float(share > 0), float(share >= 1), min(1.0, max(0.0, share))
-  )
+  score = min(1.0, max(0.0, (share - _LUCK) / (1 - _LUCK)))
+  return Milestones(1.0, loaded, 1.0, float(share >= _LUCK), float(share >= 1), score)
 
 
 def mle_world(

@@ -72,7 +72,7 @@ class WorkspaceEnvironment(QuestionEnvironment):
   def restore(self, state: bytes) -> None:
     values = json.loads(state)
     super().restore(values["episode"].encode())
-    self._tree = values["tree"]
+    self._tree, self._behind = values["tree"], True
 
   async def close(self) -> None:
     if self._task is not None:

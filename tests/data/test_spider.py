@@ -84,6 +84,8 @@ def test_levels_empty_results_and_limits(converted):
   assert [t.id for t in load_spider(hard, converted).train] == [3]
   assert len(load_spider(keep, converted, train_limit=1, test_limit=0).train) == 1
   bare = load_spider(SpiderConfig(schema=False, demonstration="none"), converted).train[0]
+  questions = SpiderConfig(split="questions", drop_empty=False)
+  assert [t.id for t in load_spider(questions, converted).train] == [0, 1, 2, 3]
   assert "Tables" not in bare.prompt[0].content and bare.demonstration == ()
 
 

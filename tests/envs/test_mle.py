@@ -14,7 +14,7 @@ from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
 from agentjax.data.mle_tasks import KINDS, MleTaskConfig, mle_tasks, read_mle_folder
-from agentjax.envs.mle import MleEnvironmentConfig, Milestones, judge_submission, mle_world
+from agentjax.envs.mle import Milestones, MleEnvironmentConfig, judge_submission, mle_world
 from agentjax.rewards.config import RewardConfig, build_rewards
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.integrity import check_environment, play_turns
@@ -57,8 +57,7 @@ def test_milestones_follow_one_another(tasks):
     constant = _submission(dict.fromkeys(ids, targets[0]))
     few = _submission({i: labels[i] for i in ids[:60]})
     none, made, loaded, valid, right = (
-      judge_submission(task, s)
-      for s in (None, "id,target\n", few, constant, _submission(labels))
+      judge_submission(task, s) for s in (None, "id,target\n", few, constant, _submission(labels))
     )
     assert none == Milestones()
     assert made == Milestones(submitted=1.0)
@@ -97,7 +96,7 @@ def test_targets_of_the_training_rows_are_no_answer(tasks):
     milestones = judge_submission(task, _submission(answers))
     assert milestones.valid == 1.0  # in form it is right
     assert milestones.beats_strong == 0.0
-    assert milestones.score < 0.35
+    assert milestones.score < 0.2
 
 
 CHEATS = {
@@ -136,7 +135,10 @@ def _world(work, **settings):
 def test_gates_a_worked_solution_passes_and_empty_and_every_cheat_get_nothing(tasks):
   def turns(task):
     return {
-      name: (Message("assistant", "", (ToolCall("python", {"code": code}),)), Message("assistant", ""))
+      name: (
+        Message("assistant", "", (ToolCall("python", {"code": code}),)),
+        Message("assistant", ""),
+      )
       for name, code in (CHEATS.items() if task.id == 0 else ())
     }
 

@@ -98,7 +98,12 @@ def test_only_an_order_by_of_its_own_makes_a_query_ordered(query, ordered):
     ([(1,), (2,)], [(2,), (1,)], {"ordered": True}, False),
     ([(1,), (1,), (2,)], [(1,), (2,), (2,)], {"ordered": False}, False),  # multisets
     ([(1, "a")], [("a", 1)], {"ordered": False}, False),
-    ([(1, "a"), (2, "b")], [("b", 2), ("a", 1)], {"ordered": False, "any_column_order": True}, True),
+    (
+      [(1, "a"), (2, "b")],
+      [("b", 2), ("a", 1)],
+      {"ordered": False, "any_column_order": True},
+      True,
+    ),
     ([(1, 2), (2, 1)], [(1, 1), (2, 2)], {"ordered": False, "any_column_order": True}, False),
     ([(1.0,)], [(1,)], {"ordered": True}, True),
     ([(1 / 3,)], [(0.33333333,)], {"ordered": True}, True),
@@ -210,7 +215,7 @@ def test_gates_gold_passes_and_empty_and_every_cheat_get_nothing(database):
 
 
 def test_what_is_right_by_accident_fails_on_a_copy(database):
-  # All cats weigh 10 or less here; on the copies too, but a constant of this database does not last.
+  # Every third pet is a cat here, which is true of no other contents.
   lucky = GOLD.replace("kind = 'cat'", "pet.id IN (3, 6, 9, 12, 15, 18, 21, 24, 27, 30)")
 
   async def work(judge):
