@@ -23,13 +23,13 @@ from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
+from agentjax.tools.output import clip
 from agentjax.tools.sql_program import as_table
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 SOURCE = "spider"
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3, "extra": 4}
 _EXECUTE = re.compile(r"\s*execute\[(.*)\]", re.DOTALL)
-_MOST_ROWS = 50  # of a demonstrated result, as many as the tool shows
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -40,6 +40,8 @@ class SpiderConfig(Config):
     schema: whether the prompt shows the tables; without, the policy must ask for them.
     demonstration: "none"; "direct", which states the gold query; "checked", which runs it first
       with the tool ``sql`` and then states it.
+    shown_rows, shown_characters: of a result in a demonstration; give them what the tool has
+      (tools.sql.max_rows and max_characters).
     drop_empty: leave out questions whose gold query returns no row, as do queries that are wrong.
     levels: hardness of the questions taken, 1 (easy) to 4 (extra); where the data say it.
     split: where the data are not split already: "databases", the test tasks are the questions to
@@ -49,6 +51,8 @@ class SpiderConfig(Config):
 
   schema: bool = True
   demonstration: Literal["none", "direct", "checked"] = "direct"
+  shown_rows: int = 50
+  shown_characters: int = 4000
   drop_empty: bool = True
   levels: tuple[int, ...] = (1, 2, 3, 4)
   split: Literal["databases", "questions"] = "databases"
@@ -62,6 +66,8 @@ class SpiderConfig(Config):
       self.levels,
       "some of 1, 2, 3, 4",
     )
+    for name in ("shown_rows", "shown_characters"):
+      check(getattr(self, name) >= 2, f"{path}.{name}", getattr(self, name), ">= 2")
 
 
 def load_spider(
@@ -159,7 +165,7 @@ def _tasks(
         continue
       if row.database not in databases:
         databases[row.database] = _Database(row.database)
-      result = databases[row.database].run(row.query)
+      result = databases[row.database].run(row.query, config.shown_rows)
       if config.drop_empty and not result.rows:
         continue
       schema = databases[row.database].schema if config.schema else None
@@ -194,7 +200,8 @@ def _demonstration(config: SpiderConfig, query: str, result: _Result) -> tuple[M
   if config.demonstration == "direct":
     return (final,)
   call = Message("assistant", "", (ToolCall("sql", {"query": query}),))
-  return (call, Message("tool", as_table(result.columns, result.rows, result.more)), final)
+  shown = clip(as_table(result.columns, result.rows, result.more), config.shown_characters)
+  return (call, Message("tool", shown), final)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,15 +222,15 @@ class _Database:
     self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     self.schema = "\n".join(self._describe())
 
-  def run(self, query: str) -> _Result:
+  def run(self, query: str, most: int) -> _Result:
     """The first rows that a gold query gives."""
     try:
       cursor = self._connection.execute(query)
-      rows = cursor.fetchmany(_MOST_ROWS + 1)
+      rows = cursor.fetchmany(most + 1)
     except sqlite3.Error as error:
       raise DataError(f"the gold query {query!r} fails: {error}", self._path) from error
     columns = [column[0] for column in cursor.description or ()]
-    return _Result(columns, rows[:_MOST_ROWS], len(rows) > _MOST_ROWS)
+    return _Result(columns, rows[:most], len(rows) > most)
 
   def close(self) -> None:
     self._connection.close()
