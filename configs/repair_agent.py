@@ -57,7 +57,7 @@ def get_config() -> Experiment:
       group_size=4, max_turns=4, max_tokens_per_turn=160, max_total_tokens=2048, concurrency=32
     ),
     supervised=SupervisedStage(
-      steps=40,
+      steps=24,
       tasks_per_step=8,
       row_length=2048,
       microbatch_rows=2,

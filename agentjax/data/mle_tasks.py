@@ -36,7 +36,8 @@ from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 SOURCE = "mle"
-KINDS = ("regression", "classification", "text")
+Kind = Literal["regression", "classification", "text"]
+KINDS: tuple[Kind, ...] = ("regression", "classification", "text")
 _METRICS = ("accuracy", "rmse")
 _WORDS = (
   "amber basin cedar delta ember fjord grove haven inlet jetty kelp larch meadow north oasis pine "
@@ -57,7 +58,7 @@ class MleTaskConfig(Config):
     demonstrate: whether tasks carry a worked solution, by the tool ``python``.
   """
 
-  kinds: tuple[Literal["regression", "classification", "text"], ...] = KINDS
+  kinds: tuple[Kind, ...] = KINDS
   train_rows: int = 200
   test_rows: int = 100
   noise: float = 0.1

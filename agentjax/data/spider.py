@@ -86,28 +86,29 @@ def load_spider(
     DataError: neither layout, a missing database, or a gold query that does not run.
   """
   folder = pathlib.Path(directory)
-  published = folder / "dev.json"
-  if published.is_file():
-    train = _published_rows(folder, "train_spider.json")
-    test = _published_rows(folder, "dev.json")
-    return TaskSplits(
-      train=_tasks(config, train, first_id=0, limit=train_limit),
-      test=_tasks(config, test, first_id=FIRST_TEST_ID, limit=test_limit),
-    )
+  train, test = _rows(config, folder)
+  return TaskSplits(
+    train=_tasks(config, train, first_id=0, limit=train_limit),
+    test=_tasks(config, test, first_id=FIRST_TEST_ID, limit=test_limit),
+  )
+
+
+def _rows(config: SpiderConfig, folder: pathlib.Path) -> tuple[list[_Row], list[_Row]]:
+  """Rows to learn from, and rows to be measured on."""
+  if (folder / "dev.json").is_file():
+    names = ("train_spider.json", "dev.json")
+    train, test = (list(_published_rows(folder, name)) for name in names)
+    return train, test
   for name in ("tasks.jsonl.gz", "tasks.jsonl"):
     if (folder / name).is_file():
-      rows = list(_converted_rows(folder, name))
       train, test = [], []
-      for row in rows:
+      for row in _converted_rows(folder, name):
         held_out = row.name in config.test_databases
         if config.split == "questions":
           held_out = row.number % 5 == 4
         (test if held_out else train).append(row)
-      return TaskSplits(
-        train=_tasks(config, train, first_id=0, limit=train_limit),
-        test=_tasks(config, test, first_id=FIRST_TEST_ID, limit=test_limit),
-      )
-  raise DataError("the folder holds neither dev.json nor tasks.jsonl(.gz)", directory)
+      return train, test
+  raise DataError("the folder holds neither dev.json nor tasks.jsonl(.gz)", folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _converted_rows(folder: pathlib.Path, name: str) -> Iterator[_Row]:
 
 
 def _tasks(
-  config: SpiderConfig, rows: Iterator[_Row] | Sequence[_Row], *, first_id: int, limit: int | None
+  config: SpiderConfig, rows: Sequence[_Row], *, first_id: int, limit: int | None
 ) -> list[Task]:
   tasks: list[Task] = []
   databases: dict[pathlib.Path, _Database] = {}
@@ -307,7 +308,9 @@ def read_recorded_sql(path: str | os.PathLike[str]) -> list[RecordedSqlEpisode]:
 
 def _recorded(episode: Mapping[str, Any]) -> RecordedSqlEpisode:
   history = episode["turn_history"]
-  queries, observations, rewards = [], [], []
+  queries: list[str] = []
+  observations: list[str] = []
+  rewards: list[float] = []
   submitted = False
   # An action without an observation was never executed: the model's answer had been blocked.
   for action, observation, reward in zip(

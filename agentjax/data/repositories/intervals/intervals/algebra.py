@@ -3,7 +3,7 @@
 
 def union(intervals):
   """Merges intervals that overlap or touch; empty ones vanish."""
-  merged = []
+  merged: list[tuple[int, int]] = []
   for start, end in sorted(intervals):
     if start >= end:
       continue

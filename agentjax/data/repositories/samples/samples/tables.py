@@ -3,7 +3,7 @@
 
 def histogram(values, width, low=0):
   """Counts of ``low .. low + width``, and so on to the largest value; smaller ones do not count."""
-  counts = []
+  counts: list[int] = []
   for value in values:
     if value < low:
       continue
