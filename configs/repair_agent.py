@@ -1,6 +1,6 @@
 r"""GRPO on small libraries with a fault: a policy that edits files until hidden tests pass.
 
-  python -m agentjax.train --config=configs/repair_agent.py --workdir=runs/repair
+python -m agentjax.train --config=configs/repair_agent.py --workdir=runs/repair
 """
 
 from agentjax.data import DataConfig

@@ -3,6 +3,11 @@ r"""GRPO on Spider: a policy that may run SQL on a database before it answers wi
   python -m agentjax.train --config=configs/sql_agent.py --config.data.path=DIR
 
 DIR holds Spider, as published or converted (see agentjax/data/spider.py).
+
+Seen on 2 crowded CPU cores in 17 minutes (seed 0), on 96 of every fifth question: 0.0% of the
+answers match, after the warm start (loss 7.7 -> 0.8 nats a token, one tool call an episode) and
+after RL. A policy of this size shows that all of it runs and no more; --config.pretrained and
+--config.tokenizer.kind=huggingface give it one that can write SQL.
 """
 
 from agentjax.data import DataConfig
