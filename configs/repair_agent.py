@@ -1,6 +1,11 @@
 r"""GRPO on small libraries with a fault: a policy that edits files until hidden tests pass.
 
 python -m agentjax.train --config=configs/repair_agent.py --workdir=runs/repair
+
+Seen on 2 crowded CPU cores in 12 minutes (seed 0), on 16 faults of a library kept for testing: 0.0%
+are mended, after the warm start (loss 7.8 -> 1.4 nats a token) and after RL; three tool calls an
+episode. A policy of this size shows that all of it runs and no more; --config.pretrained and
+--config.tokenizer.kind=huggingface give it one that can write Python.
 """
 
 from agentjax.data import DataConfig
