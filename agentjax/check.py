@@ -1,10 +1,10 @@
-"""Checks that a config's rewards are earned: the reference is paid, empty answers and cheats are not.
+"""Checks that a config's rewards are earned: references are paid, empty answers and cheats not.
 
   python -m agentjax.check --config=configs/my_code_run.py --tasks=16
 
-Plays the demonstration of each task, an empty answer, and, where code is written, programs that ask
-for the reward without earning it, through the config's own environment and reward graph. Ends with 1
-where one gate did not hold.
+Plays the demonstration of each task, an empty answer, and, where code is written, programs that
+ask for the reward without earning it, through the config's own environment and reward graph. Ends
+with 1 where one gate did not hold.
 """
 
 from __future__ import annotations

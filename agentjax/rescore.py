@@ -5,7 +5,7 @@
       --config.reward.unit_tests.credit=fraction --output=new.store
 
 ``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
-and never changed; the new store is whole or not there. No model, tokenizer or accelerator is needed.
+and never changed; the new store is whole or not there. Neither model nor tokenizer is needed.
 """
 
 from __future__ import annotations

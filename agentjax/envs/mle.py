@@ -30,7 +30,8 @@ from agentjax.config import Config, ConfigError, check
 from agentjax.envs.environment import Environment
 from agentjax.envs.workspace import WorkspaceEnvironment, WorkspacePythonTool
 from agentjax.envs.world import Scorer, World
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -44,14 +45,16 @@ class MleEnvironmentConfig(Config):
   """Settings of machine-learning engineering; the figures are ours.
 
   Attributes:
-    workspace: folders of the episodes; its sandbox's ``packages`` are what the code may import.
+    workspace: folders of the episodes; its sandbox has numpy, see its ``packages``.
     shown_characters: of output, half from the head and half from the tail.
     max_submission_bytes: a larger submission is none.
   """
 
   workspace: WorkspaceConfig = dataclasses.field(
     default_factory=lambda: WorkspaceConfig(
-      sandbox=ProcessSandboxConfig(packages=("numpy",)), max_bytes=2**25, max_files=500
+      sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("numpy",))),
+      max_bytes=2**25,
+      max_files=500,
     )
   )
   shown_characters: int = 2000
@@ -129,7 +132,7 @@ def mle_world(
       "config.tools.names holds 'python' with environment.kind='mle', which brings a tool of that "
       "name that works on the task's files; take it out of config.tools.names"
     )
-  sandbox = ProcessSandbox(config.workspace.sandbox)
+  sandbox = build_sandbox(config.workspace.sandbox)
   workspaces = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
   python = WorkspacePythonTool(workspaces, config.shown_characters)
   tools = ToolRegistry([python, *registry.tools], timeout=tool_timeout)

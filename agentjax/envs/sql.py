@@ -23,8 +23,8 @@ from agentjax.envs.question import QuestionEnvironment
 from agentjax.envs.sql_copies import perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
 from agentjax.envs.world import Places, World
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import Sandbox
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.sandbox.sqlite import SqlResult, run_sql
 from agentjax.text.answers import ANSWER_MARK
 from agentjax.tools.registry import ToolRegistry
@@ -46,6 +46,7 @@ class SqlEnvironmentConfig(Config):
     max_rows: longest result that is compared; a longer one matches nothing.
     tolerance: relative, between numbers of two results.
     any_column_order: whether a query may give its columns in another order than the gold one.
+    concurrency: queries judged at once; no more than the sandbox runs.
     sandbox: where queries are judged.
   """
 
@@ -55,13 +56,13 @@ class SqlEnvironmentConfig(Config):
   max_rows: int = 10_000
   tolerance: float = 1e-6
   any_column_order: bool = False
-  sandbox: ProcessSandboxConfig = dataclasses.field(
-    default_factory=lambda: ProcessSandboxConfig(queue_seconds=60.0)
-  )
+  concurrency: int = 4
+  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
 
   def validate(self, path: str = "config.environment.sql") -> None:
     super().validate(path)
     check(self.query_seconds > 0, f"{path}.query_seconds", self.query_seconds, "seconds > 0")
+    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
     check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
     check(self.copies >= 0, f"{path}.copies", self.copies, ">= 0")
     check(0 <= self.drop < 1, f"{path}.drop", self.drop, "0 <= drop < 1")
@@ -123,7 +124,7 @@ class SqlJudge:
   def __init__(self, sandbox: Sandbox, config: SqlEnvironmentConfig):
     self._sandbox = sandbox
     self._config = config
-    self._places = Places(config.sandbox.concurrency)
+    self._places = Places(config.concurrency)
     self._kept: collections.OrderedDict[tuple[str, str], list[SqlResult]] = (
       collections.OrderedDict()
     )
@@ -237,7 +238,7 @@ def sql_world(
     max_turns, tool_timeout: as in ``QuestionEnvironment``.
     sandbox: where queries are judged; None makes one of ``config.sandbox``.
   """
-  own = sandbox or ProcessSandbox(config.sandbox)
+  own = sandbox or build_sandbox(config.sandbox)
   judge = SqlJudge(own, config)
 
   def make(task: Task) -> Environment:

@@ -8,9 +8,9 @@ it is logged like any; the action decides what else it does to the reward:
              reason "screened" tells it from a fault)
   penalise   the penalty is subtracted, once, however many findings there are
 
-A penalty teaches the policy what the monitor sees, which may be to hide it; screening teaches nothing.
-Monitors see words, not deeds: they find attempts, and raise false alarms. What keeps an attempt from
-paying is the verifier (``rewards.unit_tests``).
+A penalty teaches the policy what the monitor sees, which may be to hide it; screening teaches
+nothing. Monitors see words, not deeds: they find attempts, and raise false alarms. What keeps an
+attempt from paying is the verifier (``rewards.unit_tests``).
 """
 
 from __future__ import annotations

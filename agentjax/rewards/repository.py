@@ -1,9 +1,9 @@
 """Repositories without a future: what a task's agent gets holds one commit, and no way to others.
 
 A clone at an old commit still holds what came after it: in branches, tags, the reflog, packs, and
-wherever its remotes point; ``git log --all`` has shown agents the very change that they were asked to
-make (SWE-bench issue 465). History is not edited here: a new repository is made from the files of the
-one commit, so there is nothing to forget.
+wherever its remotes point; ``git log --all`` has shown agents the very change that they were asked
+to make (SWE-bench issue 465). History is not edited here: a new repository is made from the files
+of the one commit, so there is nothing to forget.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def find_history(repository: str | os.PathLike[str]) -> list[str]:
   return found
 
 
-def _files(
-  source: str | os.PathLike[str], commit: str
-) -> Iterator[tuple[str, str | None, str]]:
+def _files(source: str | os.PathLike[str], commit: str) -> Iterator[tuple[str, str | None, str]]:
   """(mode, blob or None for a submodule, path) of a commit."""
   tree = f"{commit}^{{tree}}"
   listing = _git(source, "ls-tree", "-r", "-z", "--full-tree", tree)

@@ -4,14 +4,15 @@
                     ▲                                                                         │
                     └────────────────────────── f(3) gave 9 ◄─────────────────────────────────┘
 
-The box of the code runs the code and answers calls: a function and arguments go in, a plain value or
-the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes the
-answers as data and gives the verdict. So what is expected is nowhere the code could look; its exit
-code, its output, its files, what it patches and what it leaves running mean nothing; an object that
-equals everything does not cross, since only exact built-in types do. Code that does not answer fails.
+The box of the code runs the code and answers calls: a function and arguments go in, a plain value
+or the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes
+the answers as data and gives the verdict. So what is expected is nowhere the code could look; its
+exit code, its output, its files, what it patches and what it leaves running mean nothing; an object
+that equals everything does not cross, since only exact built-in types do. Code that does not answer
+fails.
 
-Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again when
-it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
+Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again
+when it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
 from agentjax.config import Config, check
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
   Sandbox,
   SandboxError,
-  SandboxLimits,
   SandboxResult,
   run_once,
 )
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
@@ -68,11 +69,12 @@ class VerifierFault(RuntimeError):
   """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run."""
 
 
-def _sandbox() -> ProcessSandboxConfig:
-  return ProcessSandboxConfig(
+def _sandbox() -> SandboxConfig:
+  embedded = ProcessSandboxConfig(
     queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
     require=("limits", "descendants", "network", "processes", "filesystem"),
   )
+  return SandboxConfig(embedded=embedded)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -86,8 +88,9 @@ class UnitTestConfig(Config):
     wall_seconds: time of one box, with all tests.
     rounds: times that tests are run again at most, to go on with answers they waited for.
     retries: further tries where the sandbox failed.
-    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and its
-      ``packages`` are what code and tests may import (pytest for tests that need it).
+    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
+      ``packages`` of the embedded one are what code and tests may import (pytest for tests that
+      need it).
   """
 
   credit: Literal["all", "fraction"] = "all"
@@ -95,7 +98,7 @@ class UnitTestConfig(Config):
   wall_seconds: float = 60.0
   rounds: int = 16
   retries: int = 1
-  sandbox: ProcessSandboxConfig = dataclasses.field(default_factory=_sandbox)
+  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
 
   def validate(self, path: str = "config.reward.unit_tests") -> None:
     super().validate(path)
@@ -118,7 +121,8 @@ class UnitTests:
     source: Python. Runs with the standard library and the names under test, nothing else.
     modules: module of the code -> its functions and classes that the tests use; they are there both
       as names and for import.
-    files: further files of the code's box, by path, such as a module that the code imports.
+    files: further files of the code's box, by path, such as a module that the code imports. They
+      take the place of the code's own of that name.
   """
 
   source: str
@@ -282,7 +286,7 @@ class UnitTestVerifier:
       "cpu_seconds": self._config.cpu_seconds,
       "all": self._config.credit == "all",
     }
-    files = {path: text.encode() for path, text in (*tests.files.items(), *code.items())}
+    files = {path: text.encode() for path, text in (*code.items(), *tests.files.items())}
     result = await self._run("candidate", request, files)
     report = _read_report(result) or {}
     reason = result.detail or ("it was not asked" if report else "its report is damaged")
@@ -329,13 +333,13 @@ class UnitTestVerifier:
 class UnitTestScorer:
   """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
 
-  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What came
-  out stands in ``trajectory.metadata["unit_tests"]``, for people.
+  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What
+  came out stands in ``trajectory.metadata["unit_tests"]``, for people.
   """
 
   def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):
     self.config = config or UnitTestConfig()
-    self._verifier = UnitTestVerifier(sandbox or ProcessSandbox(self.config.sandbox), self.config)
+    self._verifier = UnitTestVerifier(sandbox or build_sandbox(self.config.sandbox), self.config)
 
   async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
     if UNIT_TESTS not in task.metadata:

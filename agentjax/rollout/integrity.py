@@ -1,7 +1,7 @@
 """Gates of an environment: what is right must be paid in full, what is empty or a cheat nothing.
 
-An environment that fails a gate teaches the wrong thing, whatever the method; so the gates run before
-training (``python -m agentjax.check``) and, for what is bundled, in the tests.
+An environment that fails a gate teaches the wrong thing, whatever the method; so the gates run
+before training (``python -m agentjax.check``) and, for what is bundled, in the tests.
 """
 
 from __future__ import annotations
@@ -86,14 +86,16 @@ async def check_environment(
 
 def code_cheats(task: Task) -> dict[str, tuple[Message, ...]]:
   """The canaries of ``rewards.canaries`` as answers; none for a task without entry points."""
-  programs = canaries(task.metadata.get("entry_points", ())) if "entry_points" in task.metadata else {}
+  programs = (
+    canaries(task.metadata.get("entry_points", ())) if "entry_points" in task.metadata else {}
+  )
   return {name: (Message("assistant", mark_code(code)),) for name, code in programs.items()}
 
 
 async def play_turns(
   task: Task, turns: Sequence[Message], make_environment: MakeEnvironment
 ) -> Trajectory:
-  """An episode in which the assistant messages of ``turns`` are what the policy says; not scored."""
+  """An episode in which the assistant messages of ``turns`` are what the policy says."""
   environment = make_environment(task)
   trajectory = Trajectory(step=0, task_id=task.id, sample=0, source=task.source, segments=[])
   paid = []

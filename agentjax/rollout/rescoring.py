@@ -28,7 +28,7 @@ async def rescore(
   timeout: float = 300.0,
   concurrency: int = 8,
 ) -> list[Trajectory]:
-  """Copies of ``trajectories`` with new rewards, in the order given; the originals stay as they are.
+  """Copies of ``trajectories`` with new rewards, in the order given; the originals stay.
 
   What the environment paid during the episode stays; every other part is computed anew, and so is a
   status of VERIFIER_ERROR. A graph that compares the members of a group gets those that are here.
@@ -92,8 +92,8 @@ def compare(
   for name in ("reward", *parts):
     pairs = [(_value(b, name), _value(a, name)) for b, a in zip(before, after, strict=True)]
     changed = sum(b != a for b, a in pairs)
-    means = [_mean([v for v in values if v is not None]) for values in zip(*pairs, strict=True)]
-    rows.append((name, *means, str(changed)))
+    was, now = _mean([b for b, _ in pairs]), _mean([a for _, a in pairs])
+    rows.append((name, was, now, str(changed)))
   counts = [[t.status is Status.VERIFIER_ERROR for t in ts] for ts in (before, after)]
   changed = sum(b != a for b, a in zip(*counts, strict=True))
   rows.append(("without a verdict", str(sum(counts[0])), str(sum(counts[1])), str(changed)))
@@ -116,5 +116,6 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
   return None if part is None else part.value
 
 
-def _mean(values: Sequence[float]) -> str:
-  return f"{sum(values) / len(values):.4f}" if values else "-"
+def _mean(values: Sequence[float | None]) -> str:
+  known = [value for value in values if value is not None]
+  return f"{sum(known) / len(known):.4f}" if known else "-"

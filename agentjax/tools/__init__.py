@@ -5,7 +5,7 @@ from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.files import FilesTool
 from agentjax.tools.function import ToolError, function_tool
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
-from agentjax.tools.python import PythonTool
+from agentjax.tools.python import PythonSessionTool, PythonTool
 from agentjax.tools.registry import ToolRegistry, ToolSchemaError
 from agentjax.tools.search import SearchTool
 from agentjax.tools.shell import ShellTool
@@ -16,6 +16,7 @@ from agentjax.tools.workspace import TreeStore, Workspaces
 __all__ = [
   "CalculatorTool",
   "FilesTool",
+  "PythonSessionTool",
   "PythonTool",
   "SearchTool",
   "ShellTool",

@@ -7,12 +7,13 @@ import importlib
 from collections.abc import Sequence
 
 from agentjax.config import Config, ConfigError, check
-from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.interface import Sandbox
 from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
 from agentjax.tools.files import FilesConfig, FilesTool
 from agentjax.tools.function import FunctionTool
 from agentjax.tools.protocol import Tool
-from agentjax.tools.python import PythonTool, PythonToolConfig
+from agentjax.tools.python import PythonToolConfig, build_python_tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.search import Corpus, SearchConfig, SearchTool, read_corpus
 from agentjax.tools.shell import ShellConfig, ShellTool
@@ -69,12 +70,11 @@ class ToolsConfig(Config):
       ({"files", "shell", "sql"}, "workspace.sandbox", _seconds(self.workspace.sandbox)),
       ({"web_page"}, "web_page", (self.web_page.seconds, self.web_page.queue_seconds)),
     ):
-      run = "seconds" if room == "web_page" else "limits.wall_seconds"
       check(
         used.isdisjoint(self.names) or self.timeout > sum(seconds),
         f"{path}.timeout",
         self.timeout,
-        f"> {room}.{run} + {room}.queue_seconds ({seconds[0]:g} + {seconds[1]:g})",
+        f"> what a run of {room} may take and wait ({seconds[0]:g} + {seconds[1]:g} s)",
       )
     wall = self.workspace.sandbox.limits.wall_seconds
     check(
@@ -91,8 +91,8 @@ class ToolsConfig(Config):
     )
 
 
-def _seconds(sandbox: ProcessSandboxConfig) -> tuple[float, float]:
-  return sandbox.limits.wall_seconds, sandbox.queue_seconds
+def _seconds(sandbox: SandboxConfig) -> tuple[float, float]:
+  return sandbox.limits.wall_seconds, sandbox.waiting_seconds
 
 
 def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry:
@@ -104,7 +104,7 @@ def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry
   """
   shared, sandbox = None, None
   if _ON_WORKSPACES.intersection(config.names):
-    sandbox = ProcessSandbox(config.workspace.sandbox)
+    sandbox = build_sandbox(config.workspace.sandbox)
   if sandbox is not None and {"files", "shell", "web_page"}.intersection(config.names):
     shared = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
   tools = [_build(name, config, sandbox, shared) for name in config.names]
@@ -112,15 +112,12 @@ def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry
 
 
 def _build(
-  name: str, config: ToolsConfig, sandbox: ProcessSandbox | None, shared: Workspaces | None
+  name: str, config: ToolsConfig, sandbox: Sandbox | None, shared: Workspaces | None
 ) -> Tool:
   if name == "calculator":
     return CalculatorTool(config.calculator)
   if name == "python":
-    settings = config.python
-    return PythonTool(
-      ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
-    )
+    return build_python_tool(config.python)
   if name == "search":
     return SearchTool(Corpus(read_corpus(config.search.corpus), config.search), config.search)
   if name == "sql":

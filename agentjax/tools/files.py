@@ -95,6 +95,7 @@ class FilesTool:
     "required": ["command"],
     "additionalProperties": False,
   }
+  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: FilesConfig | None = None):
     self.workspaces = workspaces

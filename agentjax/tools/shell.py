@@ -59,6 +59,7 @@ class ShellTool:
     "required": ["command"],
     "additionalProperties": False,
   }
+  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: ShellConfig | None = None):
     self.workspaces = workspaces

@@ -86,10 +86,11 @@ class SqlTool:
     self._workspaces = workspaces
     self._config = config or SqlConfig()
     self._config.validate("sql")
+    self.stateful = self._config.writable
     self._source = inspect.getsource(sql_program)
     self._files = _databases(self._config.databases)
-    self._trees: dict[str, str] = {}  # of the files, by name
-    self._assigned: dict[str, str] = {}  # tree by episode
+    self._contents: dict[str, bytes] = {}  # of the files that were asked for, by name
+    self._assigned: dict[str, bytes] = {}  # by episode
     self._used: dict[str, set[str]] = {}  # workspaces by episode
     changes = "private to you, changes last" if self._config.writable else "read only"
     self.description = (
@@ -150,7 +151,7 @@ class SqlTool:
     """
     if not database.startswith(_HEADER):
       raise ValueError("not the content of a SQLite file")
-    self._assigned[episode] = self._workspaces.store.put_files({_FILE: database})
+    self._assigned[episode] = database
 
   async def snapshot(self, episode: str, database: str | None = None) -> bytes:
     """Content of the episode's copy as it stands, for a reward that compares states."""
@@ -166,20 +167,20 @@ class SqlTool:
   async def close(self) -> None:
     await self._workspaces.close()
 
-  async def _place(self, episode: str, database: str | None) -> tuple[str, str]:
-    """The workspace for a database of an episode, and the tree it starts from."""
-    start = self._assigned.get(episode)
-    name = "" if start is not None else database or next(iter(self._files), None)
+  async def _place(self, episode: str, database: str | None) -> tuple[str, dict[str, bytes]]:
+    """The workspace for a database of an episode, and what it starts with."""
+    content = self._assigned.get(episode)
+    name = "" if content is not None else database or next(iter(self._files), None)
     if name is None:
       raise RuntimeError(
         "no database: set tools.sql.databases, or assign one to each episode (SqlTool.assign)"
       )
-    if start is None and (start := self._trees.get(name)) is None:
+    if content is None and (content := self._contents.get(name)) is None:
       content = await asyncio.to_thread(self._files[name].read_bytes)
-      start = self._trees[name] = self._workspaces.store.put_files({_FILE: content})
+      self._contents[name] = content
     place = f"{episode}\0{name}"
     self._used.setdefault(episode, set()).add(place)
-    return place, start
+    return place, {_FILE: content}
 
 
 _SENT = ("writable", "memory_bytes", "max_bytes", "max_rows", "max_characters", "format")

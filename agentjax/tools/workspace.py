@@ -18,12 +18,13 @@ import os
 import tarfile
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 
 from agentjax.config import Config, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import (
   Box,
   Program,
@@ -34,7 +35,6 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   SandboxResult,
 )
-from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.tools.protocol import ToolContext
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class WorkspaceConfig(Config):
   """Settings of the workspaces that shell, files and web_page share; the figures are ours.
 
   Attributes:
-    sandbox: the embedded sandbox all of them run in, and SQL too.
+    sandbox: where all of them run, and SQL too; a back end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
     store: folder of saved trees; None is a temporary one, gone when the tools are closed.
     max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
@@ -74,12 +74,12 @@ class WorkspaceConfig(Config):
     max_files: files and folders of one workspace, likewise.
   """
 
-  sandbox: ProcessSandboxConfig = dataclasses.field(default_factory=ProcessSandboxConfig)
+  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
   files: str | None = None
   store: str | None = None
   max_open: int = 64
   max_bytes: int = 128 * 2**20
-  max_files: int = 20_000
+  max_files: int = 10_000
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -198,7 +198,11 @@ class TreeStore:
     path = self._path(kind, name)
     with _WRITING:
       if not path.exists():
-        write_atomically(path, content)
+        if self._temporary is None:
+          write_atomically(path, content)
+        else:  # nobody else reads it, and it need not outlast a crash
+          path.parent.mkdir(parents=True, exist_ok=True)
+          path.write_bytes(content)
     return name
 
   def _read(self, kind: str, name: str) -> bytes:
@@ -214,10 +218,22 @@ class TreeStore:
     return self._root / kind / name[:2] / name
 
 
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+  """A tree in a store; ``private`` is a store for this tree alone."""
+
+  store: TreeStore
+  tree: str
+  private: bool = False
+
+
+_Files = _Saved | Mapping[str, bytes]
+
+
 @dataclasses.dataclass
 class _Workspace:
-  start: str  # tree it is set back to
-  tree: str  # tree it is opened from when ``box`` is None
+  start: _Files  # what it is set back to
+  files: _Files  # what it opens with while ``box`` is None
   box: Box | None = None
   lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
   ended: bool = False
@@ -234,24 +250,33 @@ class Workspaces:
     limits: bounds of one run; its wall clock is cut to 0.9 of the call's time-out, so that what was
       printed until then still reaches the policy.
     config: initial files and bounds; its ``sandbox`` is not read here.
+
+  Raises:
+    SandboxError: the back end has no files or no snapshots.
   """
 
   def __init__(self, sandbox: Sandbox, limits: SandboxLimits, config: WorkspaceConfig):
+    if not (sandbox.capabilities.files and sandbox.capabilities.snapshot):
+      raise SandboxError(
+        f"{type(sandbox).__name__} cannot keep files between calls; use a back end whose "
+        "capabilities name files and snapshot"
+      )
     self.store = TreeStore(config.store)
     self._sandbox = sandbox
     self._limits = limits
     self._config = config
     self._held: dict[str, _Workspace] = {}  # the one used last comes last
-    files = config.files
-    self._initial = self.store.put_files({}) if files is None else self.store.put_directory(files)
+    self._initial: _Files = {}
+    if config.files is not None:
+      self._initial = _Saved(self.store, self.store.put_directory(config.files))
 
   @contextlib.asynccontextmanager
-  async def use(self, episode: str, start: str | None = None) -> AsyncIterator[Box]:
+  async def use(self, episode: str, start: Mapping[str, bytes] | None = None) -> AsyncIterator[Box]:
     """The box of ``episode``, for this caller alone.
 
     Args:
       episode: as in ``ToolContext``.
-      start: tree a workspace that does not exist yet starts from; None is the initial files.
+      start: files of a workspace that does not exist yet; None is the initial files.
 
     Raises:
       SandboxError: it cannot be opened.
@@ -267,7 +292,7 @@ class Workspaces:
     context: ToolContext,
     *,
     stdin: bytes = b"",
-    start: str | None = None,
+    start: Mapping[str, bytes] | None = None,
     episode: str | None = None,
   ) -> SandboxResult:
     """Runs ``program`` in the workspace of ``episode`` (default: the context's); see ``use``."""
@@ -283,7 +308,7 @@ class Workspaces:
       SandboxError: it holds more than a snapshot may.
     """
     async with self.use(episode) as box:
-      return await self._save(box)
+      return await asyncio.to_thread(self.store.put, await box.snapshot())
 
   async def restore(self, episode: str, tree: str) -> None:
     """Sets the workspace to ``tree``, whatever it held; makes it where there is none.
@@ -292,9 +317,10 @@ class Workspaces:
       KeyError: no such tree in the store.
     """
     self.store.entries(tree)
-    workspace = self._held.setdefault(episode, _Workspace(tree, tree))
+    saved = _Saved(self.store, tree)
+    workspace = self._held.setdefault(episode, _Workspace(saved, saved))
     async with workspace.lock:
-      await self._reset(workspace, tree)
+      await self._reset(workspace, saved)
 
   async def set_back_if_too_big(self, episode: str) -> str | None:
     """Where the workspace outgrew its bounds, sets it back to its start and says so."""
@@ -322,8 +348,7 @@ class Workspaces:
     if workspace.box is not None:
       await workspace.box.close()  # ends what runs in it
     async with workspace.lock:  # it may be about to open
-      if workspace.box is not None:
-        await workspace.box.close()
+      await self._reset(workspace, {})
 
   async def close(self) -> None:
     """Wipes all workspaces, closes the sandbox and a temporary store; closing twice is harmless."""
@@ -333,35 +358,35 @@ class Workspaces:
     self.store.close()
 
   @contextlib.asynccontextmanager
-  async def _hold(self, episode: str, start: str | None = None) -> AsyncIterator[_Workspace]:
+  async def _hold(
+    self, episode: str, start: Mapping[str, bytes] | None = None
+  ) -> AsyncIterator[_Workspace]:
     """The workspace with its box open and its lock held."""
     workspace = self._held.pop(episode, None)
     if workspace is None:
-      workspace = _Workspace(start or self._initial, start or self._initial)
+      files = self._initial if start is None else start
+      workspace = _Workspace(files, files)
     self._held[episode] = workspace
     async with workspace.lock:
       if workspace.box is None and not workspace.ended:
-        workspace.box = await self._open(workspace.tree)
+        workspace.box = await self._open(workspace.files)
+        _discard(workspace.files)
       if workspace.ended:  # perhaps while it opened; ``end`` closes the box
         raise SandboxError(f"the episode {episode!r} has ended, and its workspace with it")
       yield workspace
 
-  async def _open(self, tree: str) -> Box:
-    box = await self._sandbox.create(await asyncio.to_thread(self.store.archive, tree))
-    links = [(e.path, e.value) for e in self.store.entries(tree) if e.kind == "link"]
-    if links:
-      made = await box.exec(PythonScript(_MAKE_LINKS), stdin=json.dumps(links).encode())
-      if made.status is not RunStatus.OK:
-        await box.close()
-        raise SandboxError(f"cannot make the links of tree {tree}: {made.stderr or made.detail}")
-    return box
+  async def _open(self, files: _Files) -> Box:
+    if not isinstance(files, _Saved):
+      box = await self._sandbox.create()
+      return await _closed_on_error(box, _write(box, files))
+    archive = await asyncio.to_thread(files.store.archive, files.tree)
+    box = await self._sandbox.create(archive)
+    return await _closed_on_error(box, _make_links(box, files))
 
-  async def _save(self, box: Box) -> str:
-    return await asyncio.to_thread(self.store.put, await box.snapshot())
-
-  async def _reset(self, workspace: _Workspace, tree: str) -> None:
+  async def _reset(self, workspace: _Workspace, files: _Files) -> None:
     box, workspace.box = workspace.box, None
-    workspace.start = workspace.tree = tree
+    _discard(workspace.files)
+    workspace.start = workspace.files = files
     if box is not None:
       await box.close()
 
@@ -373,10 +398,43 @@ class Workspaces:
       async with workspace.lock:
         if (box := workspace.box) is None:
           continue
+        store = TreeStore()
         try:
-          workspace.tree = await self._save(box)
-        except (SandboxError, OSError) as error:
+          tree = await asyncio.to_thread(store.put, await box.snapshot())
+        except BaseException as error:
+          store.close()
+          if not isinstance(error, SandboxError | OSError):
+            raise
           _log.warning("a workspace stays open, for it cannot be saved: %s", error)
           continue
-        workspace.box = None
+        workspace.box, workspace.files = None, _Saved(store, tree, private=True)
         await box.close()
+
+
+async def _closed_on_error(box: Box, filling: Awaitable[None]) -> Box:
+  try:
+    await filling
+  except BaseException:
+    await box.close()
+    raise
+  return box
+
+
+async def _write(box: Box, files: Mapping[str, bytes]) -> None:
+  for path, content in files.items():
+    await box.upload(path, content)
+
+
+async def _make_links(box: Box, saved: _Saved) -> None:
+  links = [(e.path, e.value) for e in saved.store.entries(saved.tree) if e.kind == "link"]
+  if not links:
+    return
+  made = await box.exec(PythonScript(_MAKE_LINKS), stdin=json.dumps(links).encode())
+  if made.status is not RunStatus.OK:
+    raise SandboxError(f"cannot make links in a workspace: {made.stderr or made.detail}")
+
+
+def _discard(files: _Files) -> None:
+  """Removes what was saved for a closed workspace alone."""
+  if isinstance(files, _Saved) and files.private:
+    files.store.close()

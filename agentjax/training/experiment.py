@@ -23,6 +23,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
+from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
@@ -257,6 +258,7 @@ class Experiment(Config):
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
   environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+  guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
@@ -281,6 +283,14 @@ class Experiment(Config):
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
     check_chat(self.chat, self.tokenizer, path)
+    check(
+      not self.guards.permissions.channels
+      or self.guards.permissions.timeout < self.rollout.environment_timeout,
+      f"{path}.guards.permissions.timeout",
+      self.guards.permissions.timeout,
+      f"below {path}.rollout.environment_timeout ({self.rollout.environment_timeout:g}), within "
+      "which a step waits for the answer",
+    )
     self._validate_pretrained(path)
     if self.pretrained is None:
       check_model_features(self, self.model, path)

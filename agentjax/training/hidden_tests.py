@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier
-from agentjax.sandbox.process import ProcessSandbox
+from agentjax.sandbox.build import build_sandbox
 
 
 class VerifiedTests:
@@ -16,7 +16,7 @@ class VerifiedTests:
   """
 
   def __init__(self, config: UnitTestConfig):
-    self._verifier = UnitTestVerifier(ProcessSandbox(config.sandbox), config)
+    self._verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
 
   async def __call__(self, code: Mapping[str, str], tests: Mapping[str, Any]) -> tuple[int, int]:
     """How many of the tests pass, and how many there are.

@@ -18,6 +18,7 @@ from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
+from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
 from agentjax.text.build import build_chat, marked_format
@@ -164,7 +165,9 @@ def build_parts(
     world=world,
     hidden_tests=hidden_tests,
     rewards=build_rewards(experiment.reward, {**SCORERS, **world.scorers, **extensions.scorers}),
-    make_environment=world.make,
+    make_environment=guard_environments(
+      world.make, experiment.guards, registry, offered=world.tools
+    ),
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout),
   )

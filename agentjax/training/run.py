@@ -540,15 +540,8 @@ class _Session:
       trajectories, tool_names=[tool.name for tool in self.parts.tools]
     )
     values: dict[str, float] = {}
-    if statistics.no_verdict_share > self.experiment.reward.fault_alarm:
-      logging.warning(
-        "step %d: the verifier gave no verdict on %.1f%% of the episodes "
-        "(config.reward.fault_alarm=%g); most often: %s",
-        step,
-        100 * statistics.no_verdict_share,
-        self.experiment.reward.fault_alarm,
-        next(iter(statistics.faults), ""),
-      )
+    if alarm := statistics.alarm(self.experiment.reward.fault_alarm):
+      logging.warning("step %d: %s", step, alarm)
     for name, value in statistics.metrics().items():
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()

@@ -169,7 +169,7 @@ def test_the_recorded_rewards_of_spider_are_ours_but_for_differences_of_mysql():
 async def _check(golds, pairs):
   """Asserts that gold queries pass; counts the recorded rewards that are ours to 0.011."""
   config = SqlEnvironmentConfig()
-  sandbox = ProcessSandbox(config.sandbox)
+  sandbox = ProcessSandbox()
   try:
     judge = SqlJudge(sandbox, config)
     for task in golds:

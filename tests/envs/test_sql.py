@@ -67,7 +67,7 @@ def _judge(work, **settings):
 
   async def run():
     config = SqlEnvironmentConfig(**settings)
-    sandbox = ProcessSandbox(config.sandbox)
+    sandbox = ProcessSandbox()
     try:
       return await work(SqlJudge(sandbox, config))
     finally:

@@ -81,7 +81,9 @@ def test_penalise_subtracts_once():
   assert found.reward_parts["monitor"].value >= 3
 
 
-@pytest.mark.parametrize(("action", "valid"), [("log", True), ("screen", False), ("penalise", False)])
+@pytest.mark.parametrize(
+  ("action", "valid"), [("log", True), ("screen", False), ("penalise", False)]
+)
 def test_a_monitor_that_fails_is_a_fault_only_where_it_decides(action, valid):
   async def broken(trajectory, task):
     raise OSError("no model")
@@ -90,6 +92,21 @@ def test_a_monitor_that_fails_is_a_fault_only_where_it_decides(action, valid):
   assert t.reward.valid is valid
   metrics = rollout_statistics([t], tool_names=()).metrics()
   assert metrics["rollout/no_verdict_share"] == (0.0 if valid else 1.0)
+
+
+def test_a_share_of_faults_above_the_threshold_raises_an_alarm_that_says_why():
+  async def broken(trajectory, task):
+    raise OSError("no model")
+
+  failed, *others = (trajectory(sample=n) for n in range(4))
+  scored(watching("screen", "mine"), failed, mine=broken)
+  scored(watching("screen"), *others[:-1])
+  scored(watching("screen"), others[-1], exits=lambda t, task: ["seen"])
+  statistics = rollout_statistics([failed, *others], tool_names=())
+  assert (statistics.no_verdict_share, statistics.screened_share) == (0.25, 0.25)
+  assert statistics.alarm(0.25) is None
+  assert statistics.metrics()["reward/invalid_monitor"] == 0.25
+  assert "25.0%" in statistics.alarm(0.2) and "no model" in statistics.alarm(0.2)
 
 
 def test_unknown_monitors_and_impossible_settings_are_refused():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agentjax.config import ConfigError
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.boxed.plain import NotPlain, decode, encode
+from agentjax.rewards.canaries import canaries
 from agentjax.rewards.unit_tests import (
   UnitTestConfig,
   UnitTests,
@@ -24,6 +25,7 @@ from agentjax.rewards.unit_tests import (
   UnitTestVerifier,
   VerifierFault,
 )
+from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -129,14 +131,16 @@ def test_every_run_has_a_box_of_its_own_under_another_user(verifier, spy):
 @pytest.mark.parametrize(
   ("source", "code", "expected"),
   [
-    ("def test_a():\n  x = f(2)\n  assert x == 4\n  assert f(x) == 16\ndef test_b():\n  assert f(1) == 2",
+    ("def test_a():\n  x = f(2)\n  assert x == 4\n  assert f(x) == 16\n"
+     "def test_b():\n  assert f(1) == 2",
      SQUARE, [True, False]),
     ("import unittest\nclass T(unittest.TestCase):\n  def setUp(self): self.n = 3\n"
      "  def test_a(self): self.assertEqual(f(self.n), 9)\n"
      "  def test_b(self):\n    with self.assertRaises(TypeError): f('a')\n"
      "  @unittest.skip('never')\n  def test_c(self): self.assertEqual(f(1), 5)",
      SQUARE, [True, True]),
-    ("from solution import f as square\nclass TestPlain:\n  def test_a(self): assert square(5) == 25",
+    ("from solution import f as square\n"
+     "class TestPlain:\n  def test_a(self): assert square(5) == 25",
      SQUARE, [True]),
     ("import solution\ntotal = 0\nfor n in range(20):\n  total += solution.f(n)\n"
      "if total != 2470: raise RuntimeError(total)", SQUARE, [True]),
@@ -158,6 +162,15 @@ def test_files_of_tests_in_every_usual_form(verifier, source, code, expected):
   assert passed(verifier, code, UnitTests(source, {"solution": ("f",)})) == expected
 
 
+def test_files_of_the_task_are_there_and_cannot_be_replaced(verifier):
+  tests = UnitTests("assert f() == 5", {"solution": ("f",)}, {"lib/five.py": "FIVE = 5"})
+  code = {
+    "solution.py": "from lib.five import FIVE\ndef f(): return FIVE",
+    "lib/five.py": "FIVE = 6",
+  }
+  assert asyncio.run(verifier.verify(code, tests)).passed == 1
+
+
 def test_an_import_that_fails_is_no_error_that_a_test_could_ask_for(verifier):
   tests = UnitTests(
     "import unittest\nclass T(unittest.TestCase):\n"
@@ -170,10 +183,28 @@ def test_an_import_that_fails_is_no_error_that_a_test_could_ask_for(verifier):
 
 
 def test_objects_of_the_code_equal_themselves_alone_and_are_neither_true_nor_false(verifier):
-  tests = UnitTests("x = f()\nassert x == 3\nassert x\nassert x == f()\nassert x in [1, 2]\nassert x is x",
-                    {"solution": ("f",)})  # fmt: skip
-  code = "class A:\n  def __eq__(s, o): return True\n  def __bool__(s): return True\ndef f(): return A()"
+  source = "x = f()\nassert x == 3\nassert x\nassert x == f()\nassert x in [1, 2]\nassert x is x"
+  tests = UnitTests(source, {"solution": ("f",)})
+  code = (
+    "class A:\n  def __eq__(s, o): return True\n  def __bool__(s): return True\ndef f(): return A()"
+  )
   assert passed(verifier, code, tests) == [False, False, False, False, True]
+
+
+def test_an_object_is_neither_told_what_it_is_compared_with_nor_asked_whether_it_is_close(
+  verifier, spy
+):
+  spy.runs.clear()
+  source = (
+    "secret = 31337\nassert abs(f() - secret) < 1e-9\nassert abs(secret - f()) < 1e-9\n"
+    "assert secret in f()\nassert f() >= secret\nassert secret == f()\n"
+    "assert round(f()) == secret\nassert f() * 1 == secret\nassert [secret] == [f()]"
+  )
+  assert (
+    passed(verifier, canaries(("f",))["always_equal"], UnitTests(source, {"solution": ("f",)}))
+    == [False] * 8
+  )
+  assert not any(b"31337" in stdin for _, stdin, files in spy.runs if files)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +224,7 @@ def test_an_answer_that_is_no_plain_value_fails_its_test(verifier, line):
 
 
 def test_code_can_claim_answers_only_that_are_then_compared(verifier):
-  claim = 'import json\njson.dumps = lambda *_, **__: \'{"value": 4}\'\ndef f(x): pass'
+  claim = "import json\njson.dumps = lambda *_, **__: '{\"value\": 4}'\ndef f(x): pass"
   assert passed(verifier, claim) == [False, True, False]
 
 
@@ -224,7 +255,8 @@ def test_pytest_runs_the_tests_that_need_it():
   )
   tests = UnitTests(source, {"solution": ("f",)})
   config = UnitTestConfig(
-    sandbox=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0), cpu_seconds=10
+    sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0)),
+    cpu_seconds=10,
   )
   verifier = UnitTestVerifier(ProcessSandbox(config.sandbox), config)
   try:
@@ -270,8 +302,8 @@ def task(tests=SQUARES, **fields):
   return Task(7, (), SQUARE, "made", metadata={"unit_tests": tests.to_metadata()}, **fields)
 
 
-async def score(scorer, answer, status=Status.OK, task=task()):
-  return await scorer(Trajectory(0, 7, 0, "made", [], status=status, answer=answer), task)
+async def score(scorer, answer, status=Status.OK):
+  return await scorer(Trajectory(0, 7, 0, "made", [], status=status, answer=answer), task())
 
 
 def test_the_scorer_pays_all_or_nothing_or_the_share():
@@ -321,7 +353,8 @@ def test_many_threads_with_loops_of_their_own_may_ask_at_once(verifier):
 
 
 @pytest.mark.parametrize(
-  "metadata", [{}, {"source": ""}, {"source": "assert f()", "modules": {}}, {"source": 1, "modules": 2}]
+  "metadata",
+  [{}, {"source": ""}, {"source": "assert f()", "modules": {}}, {"source": 1, "modules": 2}],
 )
 def test_unit_tests_of_another_form_say_what_form_they_need(metadata):
   with pytest.raises(ValueError, match="unit tests"):

@@ -64,9 +64,9 @@ def test_shell_and_files_share_a_workspace_and_sql_has_its_own(tmp_path: pathlib
 @pytest.mark.parametrize(
   ("change", "field"),
   [
-    ({"names": ("shell",), "timeout": 20.0}, r"timeout=20.*> workspace\.sandbox\.limits"),
+    ({"names": ("shell",), "timeout": 20.0}, r"timeout=20.*> what a run of workspace\.sandbox"),
     ({"names": ("sql",), "sql": SqlConfig(statement_seconds=10.0)}, r"sql\.statement_seconds"),
-    ({"names": ("web_page",), "timeout": 25.0}, r"> web_page\.seconds \+ web_page\.queue"),
+    ({"names": ("web_page",), "timeout": 25.0}, r"> what a run of web_page"),
     ({"names": ("search",)}, r"search\.corpus"),
     ({"web_page": WebPageConfig(width=0)}, r"web_page\.width"),
     ({"workspace": WorkspaceConfig(max_open=0)}, r"workspace\.max_open"),
@@ -84,6 +84,14 @@ def test_bad_data_stops_the_build(tmp_path: pathlib.Path) -> None:
     build_tools(ToolsConfig(names=("search",), search=search))
   with pytest.raises(ConfigError, match="folder of them"):
     build_tools(ToolsConfig(names=("sql",), sql=SqlConfig(databases=str(tmp_path))))
+
+
+def test_missing_extra_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  (tmp_path / "corpus.jsonl").write_text('{"id": "1", "text": "x"}')
+  monkeypatch.setitem(sys.modules, "bm25s", None)
+  search = SearchConfig(corpus=(str(tmp_path / "corpus.jsonl"),))
+  with pytest.raises(ImportError, match=r"agentjax\[search\]"):
+    build_tools(ToolsConfig(names=("search",), search=search))
 
 
 def test_settings_of_all_tools_survive_json() -> None:

@@ -13,7 +13,13 @@ from typing import TypeVar
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.sandbox import ProcessSandbox, ProcessSandboxConfig, SandboxError, SandboxLimits
+from agentjax.sandbox import (
+  ProcessSandboxConfig,
+  SandboxConfig,
+  SandboxError,
+  SandboxLimits,
+  build_sandbox,
+)
 from agentjax.sandbox.interface import Command
 from agentjax.tools import ToolContext
 from agentjax.tools.workspace import TreeStore, WorkspaceConfig, Workspaces
@@ -26,7 +32,7 @@ def run(body: Callable[[Workspaces], Awaitable[T]], config: WorkspaceConfig | No
   config = config or WorkspaceConfig()
 
   async def whole() -> T:
-    workspaces = Workspaces(ProcessSandbox(config.sandbox), config.sandbox.limits, config)
+    workspaces = Workspaces(build_sandbox(config.sandbox), config.sandbox.limits, config)
     try:
       return await body(workspaces)
     finally:
@@ -110,7 +116,10 @@ def test_files_last_within_an_episode_and_never_reach_another() -> None:
 @needs_sandbox
 def test_restored_workspace_is_what_was_saved(tmp_path: pathlib.Path) -> None:
   (tmp_path / "given").write_text("given")
-  make = "mkdir -p d/e; echo x > d/f; echo 'echo ran' > p; chmod +x p; ln -s /usr out; ln -s d/f in"
+  make = (
+    "mkdir -p d/e; echo x > d/f; echo 'echo ran' > p; chmod +x p; ln -s /usr out; ln -s d/f in; "
+  )
+  make += "touch $(printf 'n\\377'); mkdir -p e/e"
 
   async def body(workspaces: Workspaces) -> None:
     await shell(workspaces, "a", make)
@@ -120,7 +129,7 @@ def test_restored_workspace_is_what_was_saved(tmp_path: pathlib.Path) -> None:
     for episode in ("a", "b"):  # set back, and copied to another
       await workspaces.restore(episode, saved)
       listed = await shell(workspaces, episode, "ls; ls d; cat in; ./p; readlink out")
-      assert listed == "d\ngiven\nin\nout\np\ne\nf\nx\nran\n/usr\n"
+      assert listed == "d\ne\ngiven\nin\nn\\xff\nout\np\ne\nf\nx\nran\n/usr\n"
       assert await workspaces.snapshot(episode) == saved
     with pytest.raises(KeyError):
       await workspaces.restore("a", "feed")
@@ -129,16 +138,25 @@ def test_restored_workspace_is_what_was_saved(tmp_path: pathlib.Path) -> None:
 
 
 @needs_sandbox
-def test_idle_workspaces_are_closed_and_come_back() -> None:
+def test_idle_workspaces_are_closed_and_come_back(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   async def body(workspaces: Workspaces) -> tuple[list[str], int]:
     for episode in "abcd":
-      await shell(workspaces, episode, f"echo {episode} > file")
+      await shell(workspaces, episode, f"echo {episode} > file; ln -s /etc/{episode} link")
     open_at_once = len(os.listdir(_home(workspaces)))
-    return [await shell(workspaces, e, "cat file") for e in "abcd"], open_at_once
+    kept = [await shell(workspaces, e, "cat file; readlink link") for e in "abcd"]
+    for episode in "abcd":
+      await workspaces.end(episode)
+    return kept, open_at_once
 
+  temporary = tmp_path / "temporary"
+  temporary.mkdir()
+  monkeypatch.setattr("tempfile.tempdir", str(temporary))
   listed, open_at_once = run(body, WorkspaceConfig(max_open=2))
-  assert listed == ["a\n", "b\n", "c\n", "d\n"]
+  assert listed == [f"{e}\n/etc/{e}\n" for e in "abcd"]
   assert open_at_once == 2
+  assert list(temporary.iterdir()) == []
 
 
 @needs_sandbox
@@ -173,7 +191,7 @@ def test_end_stops_what_runs_and_leaves_no_folder() -> None:
     await shell(workspaces, "a", "true")
     running = asyncio.ensure_future(shell(workspaces, "a", "sleep 60"))
     queued = asyncio.ensure_future(shell(workspaces, "a", "echo late"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.0)
     async with asyncio.timeout(5.0):
       await workspaces.end("a")
       await running
@@ -182,7 +200,10 @@ def test_end_stops_what_runs_and_leaves_no_folder() -> None:
     return os.listdir(_home(workspaces))
 
   limits = SandboxLimits(wall_seconds=60.0)
-  assert run(body, WorkspaceConfig(sandbox=ProcessSandboxConfig(limits=limits))) == []
+  assert (
+    run(body, WorkspaceConfig(sandbox=SandboxConfig(embedded=ProcessSandboxConfig(limits=limits))))
+    == []
+  )
 
 
 def test_impossible_settings_are_refused_by_name(tmp_path: pathlib.Path) -> None:

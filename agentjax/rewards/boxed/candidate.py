@@ -1,4 +1,4 @@
-"""In the box of the code under test: carries out the operations it is sent, and reports each result.
+"""In the box of the code under test: carries out the operations it is sent, and reports results.
 
 Everything here runs beside code that may be hostile, and so do its reports: they are claims about
 what the code returns, and it knows nothing about what it should return.

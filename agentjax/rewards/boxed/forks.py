@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -111,6 +112,7 @@ def run_cases(
 ) -> dict[str, dict[str, Any]]:
   """``in_a_fork`` of each, by name; ``until_failure`` leaves out those after one that broke off."""
   results: dict[str, dict[str, Any]] = {}
+  gc.freeze()  # what is here already need not be looked at, and so copied, in each fork
   for name, work in cases:
     results[name] = in_a_fork(work, cpu_seconds)
     if until_failure and results[name]["ended"]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _LARGEST_JSON_INT = 1 << 53
-_TYPES = {
+_TYPES: dict[str, Any] = {
   t.__name__: t
   for t in (
     bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, object
@@ -50,12 +50,12 @@ def encode(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
     return {
       "dict": [[encode(k, refer), encode(v, refer)] for k, v in dict.items(value)],
     }
-  for kind in (tuple, set, frozenset):
-    if isinstance(value, kind):
-      return {kind.__name__: [encode(v, refer) for v in kind.__iter__(value)]}
-  for binary in (bytes, bytearray):
-    if isinstance(value, binary):
-      return {binary.__name__: binary.hex(value)}
+  for kind in ("tuple", "set", "frozenset"):
+    if isinstance(value, _TYPES[kind]):
+      return {kind: [encode(v, refer) for v in _TYPES[kind].__iter__(value)]}
+  for kind in ("bytes", "bytearray"):
+    if isinstance(value, _TYPES[kind]):
+      return {kind: _TYPES[kind].hex(value)}
   if isinstance(value, complex):
     return {"complex": [value.real, value.imag]}
   if isinstance(value, range):
@@ -64,7 +64,7 @@ def encode(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
     return {"decimal": decimal.Decimal.__str__(value)}
   if isinstance(value, fractions.Fraction):
     return {"fraction": [hex(value.numerator), hex(value.denominator)]}
-  if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+  if isinstance(value, type) and value in _TYPES.values():
     return {"type": value.__name__}
   if refer is not None and (stand_in := refer(value)) is not None:
     return stand_in

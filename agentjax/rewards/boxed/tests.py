@@ -8,8 +8,8 @@ all it asks has been answered.
   request   {"source": text, "modules": {module: [name]}, "files": {path: text},
              "cases": null | {case: [[operation, answer]]}, "cpu_seconds": n}
   result    {case: {"lines": [report], "ended": why}}
-  report    {"operations": [operation], "answered": how many of them, "outcome": "passed" | "failed" | "skipped" | "unusable",
-             "reason": text}
+  report    {"operations": [operation], "answered": how many of them, "reason": text,
+             "outcome": "passed" | "failed" | "skipped" | "unusable"}
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentjax.rewards.boxed.forks import run_cases, silence
 from agentjax.rewards.boxed.plain import NotPlain, decode, encode
 
 _MOST_OPERATIONS = 10_000  # of one case
-_MOST_GUESSES = 256  # operations without an answer, of one run
+_MOST_GUESSES = 2000  # operations without an answer, of one run
 _CHUNK = 1000  # items of an iteration that are asked for at once
 _MODULE = "tests_of_the_task"
 
@@ -190,8 +190,9 @@ class _Suite:
     with open(path, "w") as file:
       file.write(self._request["source"])
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    options = ["-c", os.devnull, "--rootdir=.", "--confcutdir=.", "--noconftest", "-p", "no:cacheprovider",
-               "--import-mode=importlib", "--assert=plain", "-q", f"{path}::{case}"]  # fmt: skip
+    options = ["-c", os.devnull, "--rootdir=.", "--confcutdir=.", "--noconftest",
+               "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "-q",
+               f"{path}::{case}"]  # fmt: skip
     pytest.main(options, plugins=[Plugin()])
     failures = [r for r in reports if r.failed]
     if failures:
@@ -296,7 +297,8 @@ def _exception(names: list[str], arguments: list[Any]) -> Exception:
 class StandIn:
   """A function or an object of the code under test, as its tests see it.
 
-  It equals itself alone and has no truth value: what it stands for would choose these as it likes.
+  It equals itself alone, has no truth value, and nothing can be subtracted from it: what it stands
+  for would choose these as it likes, and be told what it is compared with.
   """
 
   __slots__ = ("_ask", "_encode", "_kind", "_target")
@@ -357,9 +359,6 @@ class StandIn:
   def __len__(self) -> int:
     return self._method("__len__")
 
-  def __contains__(self, item: Any) -> bool:
-    return self._method("__contains__", item)
-
   def __getitem__(self, key: Any) -> Any:
     return self._method("__getitem__", key)
 
@@ -371,15 +370,6 @@ class StandIn:
 
   def __float__(self) -> float:
     return self._method("__float__")
-
-  def __add__(self, other: Any) -> Any:
-    return self._method("__add__", other)
-
-  def __sub__(self, other: Any) -> Any:
-    return self._method("__sub__", other)
-
-  def __mul__(self, other: Any) -> Any:
-    return self._method("__mul__", other)
 
   __hash__ = object.__hash__
 
@@ -401,9 +391,9 @@ class Guess(StandIn):
   def _stop(self, *_: Any) -> Any:
     raise _Stop
 
-  __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _agree  # type: ignore[assignment]
+  __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _agree
   __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _itself
   __rtruediv__ = __neg__ = __abs__ = __round__ = _itself
-  __iter__ = __next__ = __len__ = __int__ = __float__ = __str__ = __getitem__ = _stop  # type: ignore[assignment]
-  __index__ = __setitem__ = _stop  # type: ignore[assignment]
+  __iter__ = __next__ = __len__ = __int__ = __float__ = __str__ = __getitem__ = _stop
+  __index__ = __setitem__ = _stop
   __hash__ = object.__hash__
