@@ -38,6 +38,8 @@ from agentjax.trajectory.record import Message, Task, ToolCall
 SOURCE = "mle"
 Kind = Literal["regression", "classification", "text"]
 KINDS: tuple[Kind, ...] = ("regression", "classification", "text")
+# Of the way from a constant to who knows the law; ours, so that plain models get there.
+_STRONG = 0.4
 _METRICS = ("accuracy", "rmse")
 _WORDS = (
   "amber basin cedar delta ember fjord grove haven inlet jetty kelp larch meadow north oasis pine "
@@ -185,10 +187,10 @@ def _generated(config: MleTaskConfig, number: int, id: int, seed: int) -> Task:
   split = config.train_rows
   labels = dict(zip(ids[split:], targets[split:], strict=True))
   metric = "rmse" if kind == "regression" else "accuracy"
+  constant = _constant(metric, labels)
   reached = metric_value(metric, labels, dict(zip(ids[split:], ideal[split:], strict=True)))
   train = _csv(["id", *columns, "target"], zip(ids, rows, targets, strict=True), 0, split)
   test = _csv(["id", *columns], zip(ids, rows, [None] * count, strict=True), split, count)
-  # Half of the way from a constant to one who knows the law: a decent model gets there.
   return mle_task(
     id=id,
     description=f"A {kind} task.",
@@ -196,7 +198,7 @@ def _generated(config: MleTaskConfig, number: int, id: int, seed: int) -> Task:
     test=test,
     labels=labels,
     metric=metric,
-    strong=(_constant(metric, labels) + reached) / 2,
+    strong=constant + _STRONG * (reached - constant),
     demonstration=_demonstration(kind) if config.demonstrate else (),
     metadata={"level": 1 + KINDS.index(kind)},
   )

@@ -19,7 +19,7 @@ from agentjax.envs.config import EnvironmentConfig
 from agentjax.rewards.config import RewardConfig
 from agentjax.rollout.integrity import check_environment
 from agentjax.tools.build import ToolsConfig
-from agentjax.training.experiment import Experiment, load_experiment
+from agentjax.training.experiment import Experiment
 from agentjax.training.parts import Extensions, build_parts
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -134,10 +134,3 @@ def test_an_unknown_kind_and_a_setting_come_back_from_json():
   experiment = _experiment("sql", DataConfig(train_size=8, test_size=0), "sql_match")
   experiment.environment.sql.copies = 5
   assert Experiment.from_dict(json.loads(json.dumps(experiment.to_dict()))) == experiment
-
-
-@pytest.mark.parametrize("name", ["sql_agent", "repair_agent"])
-def test_the_configs_are_valid(name, tmp_path):
-  experiment = load_experiment(CONFIGS / f"{name}.py")
-  experiment.data.path = str(tmp_path)
-  experiment.validate()
