@@ -43,8 +43,7 @@ def run(argv: list[str]) -> None:
         timeout=experiment.rollout.reward_timeout,
       )
     finally:
-      await parts.rewards.close()
-      await parts.registry.close()
+      await parts.close()
 
   try:
     results = asyncio.run(work())

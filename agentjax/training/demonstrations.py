@@ -15,7 +15,7 @@ def demonstration_trajectory(task: Task, parts: Parts) -> Trajectory:
   Raises:
     ConfigError: longer than a training row.
   """
-  tools = declared_tools(task.metadata) or parts.registry.tools
+  tools = declared_tools(task.metadata) or parts.tools
   spans = parts.chat.conversation(task.prompt, task.demonstration, tools)
   builder = TrajectoryBuilder(step=0, task_id=task.id, sample=0, source=task.source)
   for span in spans:

@@ -13,6 +13,7 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
+from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -256,6 +257,7 @@ class Experiment(Config):
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
+  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
   guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
@@ -293,6 +295,7 @@ class Experiment(Config):
     if self.pretrained is None:
       check_model_features(self, self.model, path)
     self._validate_groups(path)
+    self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
 
@@ -356,6 +359,27 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
+
+  def _validate_environment(self, path: str) -> None:
+    kind, names = self.environment.kind, self.tools.names
+    check(
+      kind != "repair" or bool({"files", "shell"}.intersection(names)),
+      f"{path}.tools.names",
+      names,
+      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
+    )
+    check(
+      kind != "mle" or "python" not in names,
+      f"{path}.tools.names",
+      names,
+      f"no 'python' with {path}.environment.kind='mle', which brings its own",
+    )
+    check(
+      kind != "sql" or not self.tools.sql.writable,
+      f"{path}.tools.sql.writable",
+      self.tools.sql.writable,
+      f"False with {path}.environment.kind='sql'",
+    )
 
   def _validate_lengths(self, path: str) -> None:
     check(

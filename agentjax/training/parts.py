@@ -11,8 +11,8 @@ from typing import Any
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits, load_tasks
 from agentjax.engine import Engine, SamplingConfig
-from agentjax.envs.environment import Environment
-from agentjax.envs.question import QuestionEnvironment
+from agentjax.envs.config import build_environment
+from agentjax.envs.world import World
 from agentjax.models import ModelConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
@@ -28,8 +28,8 @@ from agentjax.tools.build import build_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
+from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
-from agentjax.trajectory.record import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Extensions:
   Attributes:
     tools: further tools, beside those the config names.
     tasks: tasks in the place of ``config.data``.
-    make_environment: environment of a task, in the place of questions with tools.
+    make_environment: environment of a task, in the place of ``config.environment``.
     scorers: further scorers by name, which ``config.reward`` may then use.
     program: what an episode does, in the place of the tool loop.
     sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
@@ -62,10 +62,17 @@ class Parts:
   chat: Chat
   tasks: TaskSplits
   registry: ToolRegistry
+  world: World
+  hidden_tests: VerifiedTests
   rewards: RewardGraph
   make_environment: MakeEnvironment
   program: EpisodeProgram
   sampler: Sampler | None  # of training; evaluations are independent
+
+  @property
+  def tools(self) -> tuple[Tool, ...]:
+    """What every episode offers."""
+    return self.world.tools
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -87,6 +94,13 @@ class Parts:
     if self.experiment.pretrained is None:
       return identity
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
+
+  async def close(self) -> None:
+    """Frees what tools, environments and verifiers hold."""
+    await self.world.close()
+    await self.registry.close()
+    await self.rewards.close()
+    await self.hidden_tests.close()
 
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""
@@ -115,11 +129,21 @@ def build_parts(
   """
   tasks = load_tasks(experiment.data) if extensions.tasks is None else extensions.tasks
   registry = build_tools(experiment.tools, extensions.tools)
+  hidden_tests = VerifiedTests(experiment.reward.unit_tests)
+  world = build_environment(
+    experiment.environment,
+    registry,
+    hidden_tests,
+    max_turns=experiment.rollout.max_turns,
+    tool_timeout=experiment.tools.timeout,
+  )
+  if extensions.make_environment is not None:
+    world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)
   lines = itertools.chain.from_iterable(
     conversation_texts(
       (*task.prompt, *task.demonstration),
       tool_call_format=marked_format(experiment.chat),
-      schemas=registry.schemas,
+      schemas={tool.name: tool.parameters for tool in world.tools},
     )
     for task in tasks.train
   )
@@ -130,23 +154,19 @@ def build_parts(
     directory=directory,
     pretrained=experiment.pretrained,
   )
-  rollout, timeout = experiment.rollout, experiment.tools.timeout
-
-  def question(task: Task) -> Environment:
-    del task
-    return QuestionEnvironment(registry, max_turns=rollout.max_turns, tool_timeout=timeout)
-
   if extensions.make_environment is None:
-    _check_prompts(experiment, chat, registry.tools, tasks)
+    _check_prompts(experiment, chat, world.tools, tasks)
   return Parts(
     experiment=experiment,
     model=_model(experiment, chat.tokenizer),
     chat=chat,
     tasks=tasks,
     registry=registry,
-    rewards=build_rewards(experiment.reward, {**SCORERS, **extensions.scorers}),
+    world=world,
+    hidden_tests=hidden_tests,
+    rewards=build_rewards(experiment.reward, {**SCORERS, **world.scorers, **extensions.scorers}),
     make_environment=guard_environments(
-      extensions.make_environment or question, experiment.guards, registry
+      world.make, experiment.guards, registry, offered=world.tools
     ),
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout),

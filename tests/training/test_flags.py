@@ -128,7 +128,7 @@ def test_unknown_fields_name_near_ones():
 @pytest.mark.parametrize("config", sorted(_ROOT.glob("configs/*.py")), ids=lambda p: p.stem)
 def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   experiment = load_experiment(str(config))
-  if experiment.data.source in ("gsm8k", "jsonl", "tfds"):
+  if experiment.data.source in ("gsm8k", "jsonl", "tfds", "spider"):
     experiment.data.path = str(tmp_path)
   if experiment.tokenizer.kind == "huggingface":
     with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):
