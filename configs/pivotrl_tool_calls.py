@@ -6,13 +6,8 @@ they are stale.
   python -m agentjax.mine_pivots --config=configs/pivotrl_tool_calls.py \
       --config.pretrained=Qwen3-4B-Instruct --trajectories=trajectories.jsonl --form=openai \
       --output=pivots
-  python -c "
-  from agentjax.training import Run, load_experiment
-  from agentjax.training.pivots import pivot_extensions
-  experiment = load_experiment('configs/pivotrl_tool_calls.py')
-  experiment.pretrained = 'Qwen3-4B-Instruct'
-  Run(experiment, 'runs/pivots', extensions=pivot_extensions(
-      experiment.reward, 'pivots/pivots.jsonl')).train()"
+  python -m agentjax.train --config=configs/pivotrl_tool_calls.py \
+      --config.pretrained=Qwen3-4B-Instruct --workdir=runs/pivots
   python -m agentjax.mine_pivots --config=runs/pivots/config.json --checkpoint=runs/pivots \
       --rows=pivots/candidates.jsonl --if_stale=runs/pivots --output=pivots_2
 
@@ -30,11 +25,13 @@ samples (--config.rl.objective.advantage.centre=leave_one_out --config.rl.object
 none); here stands the paper's A. Lambda and K are in no source: ``--max_mean`` and ``--samples`` of
 the first command are ours, as are the lengths here and when profiles count as stale.
 
-Turns that are held out are measured where ``pivot_extensions`` is given a third argument, a file of
-further rows; set ``evaluation.tasks`` then.
+Turns that are held out, in test.jsonl of the same folder, are measured where ``evaluation.tasks``
+says how many.
 """
 
+from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
+from agentjax.envs.config import EnvironmentConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.pivot import PivotVerifierConfig
@@ -48,6 +45,8 @@ from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStag
 def get_config() -> Experiment:
   return Experiment(
     name="pivotrl_tool_calls",
+    data=DataConfig(source="pivots", path="pivots", train_size=None, test_size=None),
+    environment=EnvironmentConfig(kind="pivot"),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=()),  # every turn declares its own, and none is run
     reward=RewardConfig(

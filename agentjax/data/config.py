@@ -13,6 +13,7 @@ from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl import load_jsonl
 from agentjax.data.mixture import mix
 from agentjax.data.mle_tasks import MleTaskConfig, mle_tasks, read_mle_folder
+from agentjax.data.pivots import pivot_tasks
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.data.repair_tasks import RepairTaskConfig, repair_tasks
 from agentjax.data.spider import SpiderConfig, load_spider
@@ -21,7 +22,7 @@ from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
 
 _GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair")
-_FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks")
+_FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -107,8 +108,8 @@ class DataConfig(Config):
 
   Attributes:
     source: what makes them; its own settings stand in the field of that name.
-    path: folder of the sources that read files (gsm8k, jsonl, tfds, spider, code_tasks; mle where
-      it is set, and generated where not).
+    path: folder of the sources that read files (gsm8k, jsonl, tfds, spider, code_tasks; pivots:
+      pivots.jsonl, and perhaps test.jsonl; mle where it is set, and generated where not).
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
@@ -125,6 +126,7 @@ class DataConfig(Config):
     "function_tasks",
     "repair",
     "mle",
+    "pivots",
     "mixture",
   ] = "word_problems"
   path: str | None = None
@@ -219,6 +221,12 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
     return load_spider(config.spider, config.path, train_limit=train_size, test_limit=test_size)
   if source == "code_tasks":
     return _load_code_tasks(config, config.path)
+  if source == "pivots":
+    train = pivot_tasks(os.path.join(config.path, "pivots.jsonl"), limit=train_size)
+    held_out = os.path.join(config.path, "test.jsonl")
+    if not os.path.exists(held_out):
+      return TaskSplits(train, [])
+    return TaskSplits(train, pivot_tasks(held_out, first_id=FIRST_TEST_ID, limit=test_size))
   files = config.jsonl
   return TaskSplits(
     *(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentjax.data.agent_trajectories import AgentTrajectory
@@ -152,7 +152,6 @@ def pivot_tasks(
   *,
   first_id: int = 0,
   limit: int | None = None,
-  refusal: Callable[[Task], str | None] = lambda task: None,
 ) -> list[Task]:
   """The tasks of a file of rows.
 
@@ -160,21 +159,11 @@ def pivot_tasks(
     path: as ``write_pivots`` wrote it.
     first_id: added to the ids of the rows.
     limit: at most so many, from the start; None takes all.
-    refusal: why a task cannot be scored (``rewards.pivot.PivotScorer.refusal``), or None.
 
   Raises:
-    DataError: as ``read_pivots``, or a row that is refused.
+    DataError: as ``read_pivots``.
   """
-  tasks: list[Task] = []
-  for line, row in enumerate(read_pivots(path), start=1):
-    if limit is not None and len(tasks) >= limit:
-      break
-    task = row.task(first_id)
-    reason = refusal(task)
-    if reason is not None:
-      raise DataError(reason, path, line)
-    tasks.append(task)
-  return tasks
+  return [row.task(first_id) for row in read_pivots(path)[:limit]]
 
 
 def write_pivots(path: str | os.PathLike[str], rows: Iterable[PivotRow]) -> None:

@@ -9,6 +9,7 @@ from agentjax.config import Config
 from agentjax.envs.code import CodeEnvironmentConfig, build_code_environment
 from agentjax.envs.environment import Environment
 from agentjax.envs.mle import MleEnvironmentConfig, mle_world
+from agentjax.envs.pivot import PivotEnvironment
 from agentjax.envs.question import QuestionEnvironment
 from agentjax.envs.repair import HiddenTests, RepairEnvironmentConfig, repair_world
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
@@ -25,11 +26,12 @@ class EnvironmentConfig(Config):
     kind: what a task is and how it is judged; its own settings stand in the field of that name.
       "question": a question, tools, an answer (no settings). "code": functions to be written.
       "sql": a question to a database. "repair": a library to be mended. "mle": a data set to be
-      learnt from.
+      learnt from. "pivot": one turn of a recorded conversation, whose tools are not run (no
+      settings).
     code, sql, repair, mle: see the ``...EnvironmentConfig`` of each.
   """
 
-  kind: Literal["question", "code", "sql", "repair", "mle"] = "question"
+  kind: Literal["question", "code", "sql", "repair", "mle", "pivot"] = "question"
   code: CodeEnvironmentConfig = dataclasses.field(default_factory=CodeEnvironmentConfig)
   sql: SqlEnvironmentConfig = dataclasses.field(default_factory=SqlEnvironmentConfig)
   repair: RepairEnvironmentConfig = dataclasses.field(default_factory=RepairEnvironmentConfig)
@@ -56,6 +58,8 @@ def build_environment(
   Raises:
     ConfigError: tools that the kind cannot do without, or cannot have.
   """
+  if config.kind == "pivot":
+    return World(make=lambda task: PivotEnvironment(), tools=())
   if config.kind == "sql":
     return sql_world(config.sql, registry, max_turns=max_turns, tool_timeout=tool_timeout)
   if config.kind == "repair":

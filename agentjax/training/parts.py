@@ -16,6 +16,7 @@ from agentjax.envs.world import World
 from agentjax.models import ModelConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
+from agentjax.rewards.pivot import PivotScorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
@@ -25,6 +26,7 @@ from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.tools.build import build_tools
+from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
@@ -143,7 +145,7 @@ def build_parts(
     conversation_texts(
       (*task.prompt, *task.demonstration),
       tool_call_format=marked_format(experiment.chat),
-      schemas={tool.name: tool.parameters for tool in world.tools},
+      schemas={tool.name: tool.parameters for tool in declared_tools(task.metadata) or world.tools},
     )
     for task in tasks.train
   )
@@ -156,6 +158,11 @@ def build_parts(
   )
   if extensions.make_environment is None:
     _check_prompts(experiment, chat, world.tools, tasks)
+  if "pivot" in experiment.reward.parts:
+    refusal = PivotScorer(experiment.reward.pivot).refusal
+    for task in itertools.chain(tasks.train, tasks.test):
+      if (reason := refusal(task)) is not None:
+        raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
   return Parts(
     experiment=experiment,
     model=_model(experiment, chat.tokenizer),
@@ -179,7 +186,8 @@ def _check_prompts(
   """Raises ConfigError for the first task whose prompt leaves no room to answer."""
   limit = experiment.rollout.max_total_tokens
   for task in itertools.chain(tasks.train, tasks.test):
-    length = sum(len(span.ids) for span in chat.prompt(task.prompt, tools))
+    offered = declared_tools(task.metadata) or tools
+    length = sum(len(span.ids) for span in chat.prompt(task.prompt, offered))
     if length >= limit:
       raise ConfigError(
         f"the prompt of task {task.id} of {task.source!r} has {length} tokens; "

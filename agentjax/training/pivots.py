@@ -6,17 +6,15 @@ import collections
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import TaskSplits
-from agentjax.data.pivots import PivotRow, pivot_tasks
-from agentjax.data.splits import FIRST_TEST_ID
+from agentjax.data.pivots import PivotRow
 from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models.huggingface import load_pretrained
-from agentjax.rewards import RewardConfig
 from agentjax.rewards.pivot import PivotScorer
 from agentjax.rollout.pivots import Profiles, profile_pivots
 from agentjax.sharding import make_mesh
@@ -28,29 +26,7 @@ from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.trajectory.record import Task, Trajectory
-
-
-def pivot_extensions(
-  rewards: RewardConfig,
-  train: str | os.PathLike[str],
-  test: str | os.PathLike[str] | None = None,
-) -> Extensions:
-  """What makes ``Run`` train on turns: tasks of one turn, in an environment that only records.
-
-  Args:
-    rewards: of the experiment; a row that its verifier cannot judge stops the run here.
-    train, test: files of rows (``python -m agentjax.mine_pivots``).
-
-  Raises:
-    DataError: a file that cannot be read, or a row that is refused, with its line.
-  """
-  refusal = _refusal(rewards)
-  tasks = pivot_tasks(train, refusal=refusal)
-  held_out = [] if test is None else pivot_tasks(test, first_id=FIRST_TEST_ID, refusal=refusal)
-  return Extensions(
-    tasks=TaskSplits(tasks, held_out), make_environment=lambda task: PivotEnvironment()
-  )
+from agentjax.trajectory.record import Trajectory
 
 
 def profile_checkpoint(
@@ -101,17 +77,15 @@ def profile_checkpoint(
         samples=samples,
         player=parts.player(engine, experiment.rl.sampling, experiment.seed),
         rewards=parts.rewards,
-        refusal=_refusal(experiment.reward),
+        refusal=PivotScorer(experiment.reward.pivot).refusal
+        if "pivot" in experiment.reward.parts
+        else lambda task: None,
       )
     )
   finally:
-    runner.run(parts.registry.close())
+    runner.run(parts.close())
     engine.close()
     runner.close()
-
-
-def _refusal(rewards: RewardConfig) -> Callable[[Task], str | None]:
-  return PivotScorer(rewards.pivot).refusal if "pivot" in rewards.parts else lambda task: None
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -9,10 +9,11 @@ import types
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.data import DataConfig
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.errors import DataError
 from agentjax.data.pivots import candidates, read_pivots, write_pivots
 from agentjax.engine import EngineConfig
+from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
@@ -31,7 +32,9 @@ from agentjax.training import (
 )
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.demonstrations import demonstration_trajectory
-from agentjax.training.pivots import mixed_shares, pivot_extensions, profile_checkpoint
+from agentjax.training.experiment import resolve
+from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.pivots import mixed_shares, profile_checkpoint
 from agentjax.trajectory.record import Message, ToolCall
 from tests.training.smoke import quiet
 
@@ -44,10 +47,12 @@ TALKS = [
 ]  # fmt: skip
 
 
-def experiment() -> Experiment:
+def experiment(folder: pathlib.Path = pathlib.Path("pivots")) -> Experiment:
   """A warm start and two steps on turns where any message is right."""
   return Experiment(
     name="pivots",
+    data=DataConfig(source="pivots", path=str(folder), train_size=None, test_size=None),
+    environment=EnvironmentConfig(kind="pivot"),
     model=ModelConfig(
       vocab_size=264, d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16
     ),
@@ -87,9 +92,8 @@ def rows():
 def trained(tmp_path_factory):
   """(folder, run) of a run on all turns."""
   folder = tmp_path_factory.mktemp("pivots")
-  write_pivots(folder / "rows.jsonl", rows())
-  extensions = pivot_extensions(experiment().reward, folder / "rows.jsonl")
-  Run(experiment(), folder / "run", extensions=extensions, console=quiet()).train()
+  write_pivots(folder / "pivots.jsonl", rows())
+  Run(experiment(folder), folder / "run", console=quiet()).train()
   return folder, folder / "run"
 
 
@@ -111,9 +115,7 @@ def test_supervised_learning_writes_calls_as_the_turn_will_be_read():
   talk = (Message("user", "x"), Message("assistant", "", (ToolCall("find", {"item": "cup"}),)))
   [row] = candidates([AgentTrajectory("a", talk, (tool,))], "talks")
   chat = MarkedChat(ByteTokenizer())
-  parts = types.SimpleNamespace(
-    chat=chat, registry=types.SimpleNamespace(tools=()), experiment=experiment()
-  )
+  parts = types.SimpleNamespace(chat=chat, tools=(), experiment=experiment())
   turn = demonstration_trajectory(row.task(), parts).segments[-1].token_ids.tolist()
   assert chat.parse(turn, (tool,)) == ("", talk[1].tool_calls)
 
@@ -130,12 +132,13 @@ def test_a_folder_without_a_journal_is_no_run(tmp_path):
 
 def test_a_row_that_cannot_be_judged_stops_a_run_before_it_begins(tmp_path):
   bare = candidates([AgentTrajectory("a", TALKS[0], ())], "talks")
-  write_pivots(tmp_path / "rows.jsonl", bare)
-  reward = RewardConfig(parts=("pivot",))
-  assert len(pivot_extensions(reward, tmp_path / "rows.jsonl").tasks.train) == 2
-  reward.pivot.kind = "terminal"
-  with pytest.raises(DataError, match=r"rows.jsonl:1: the expected action fits none of the harn"):
-    pivot_extensions(reward, tmp_path / "rows.jsonl")
+  write_pivots(tmp_path / "pivots.jsonl", bare)
+  settings = resolve(experiment(tmp_path))
+  assert len(build_parts(settings, None, Extensions()).tasks.train) == 2
+  other = experiment(tmp_path)
+  other.reward.pivot.kind = "terminal"
+  with pytest.raises(ConfigError, match="task 0 .*the expected action fits none of the harn"):
+    build_parts(resolve(other), None, Extensions())
 
 
 @pytest.mark.slow
@@ -163,7 +166,7 @@ def test_the_command_mines_and_looks_at_staleness_first(trained, tmp_path):
   mixed = sum(profile.variance > 0 for profile in profiles)
   kept = (tmp_path / "out" / "pivots.jsonl").read_text().splitlines()
   assert len(kept) == mixed == report["pivots"] == report["mixed"]
-  code, text = mine(f"--rows={folder}/rows.jsonl", f"--if_stale={run}", "--window=9")
+  code, text = mine(f"--rows={folder}/pivots.jsonl", f"--if_stale={run}", "--window=9")
   assert code == 0 and "the profiles are not stale" in text
   code, text = mine()
   assert code == 2 and "give either --trajectories=FILE or --rows=FILE" in text
