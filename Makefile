@@ -30,8 +30,13 @@ venv: $(VENV)/.ready
 quickstart: $(VENV)/.ready
 	$(BIN)/python -m agentjax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
+# Most tests compile far more than they run, so LLVM's optimisations would only cost time. Where bits are
+# compared across programs (`optimised`) everything is compiled as users have it, as in test-slow.
 test: $(VENV)/.ready
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not tpu" tests
+	JAX_PLATFORMS=cpu XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" $(BIN)/python -m pytest \
+	  -n $(WORKERS) --dist worksteal -m "not slow and not tpu and not optimised" tests
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+	  -m "optimised and not slow and not tpu" tests
 
 test-slow: $(VENV)/.ready
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 1 -m slow tests

@@ -7,16 +7,22 @@ import os
 from typing import Literal
 
 from agentjax.config import Config, check
+from agentjax.data.code_tasks import load_mbpp, load_quixbugs
+from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl import load_jsonl
 from agentjax.data.mixture import mix
+from agentjax.data.mle_tasks import MleTaskConfig, mle_tasks, read_mle_folder
+from agentjax.data.pivots import pivot_tasks
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
+from agentjax.data.repair_tasks import RepairTaskConfig, repair_tasks
+from agentjax.data.spider import SpiderConfig, load_spider
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
 
-_GENERATED = ("word_problems", "reasoning_gym")
-_FROM_PATH = ("gsm8k", "jsonl", "tfds")
+_GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair", "environment")
+_FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -40,6 +46,23 @@ class JsonlConfig(Config):
       self.test_file,
       "another file than train_file",
     )
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class CodeTasksConfig(Config):
+  """``mbpp.jsonl``, and for its tests perhaps ``quixbugs.jsonl``, in ``config.data.path``.
+
+  Attributes:
+    test: whose tasks are the test tasks; MBPP's own split, or QuixBugs.
+    shown_tests: tests that stand in the prompt; one at least is kept back.
+  """
+
+  test: Literal["mbpp", "quixbugs"] = "mbpp"
+  shown_tests: int = 1
+
+  def validate(self, path: str = "config.data.code_tasks") -> None:
+    super().validate(path)
+    check(self.shown_tests >= 0, f"{path}.shown_tests", self.shown_tests, ">= 0")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -84,16 +107,30 @@ class DataConfig(Config):
   """Training and test tasks.
 
   Attributes:
-    source: what makes them; its own settings stand in the field of that name.
-    path: folder of the sources that read files (gsm8k, jsonl, tfds).
+    source: what makes them; its own settings stand in the field of that name. "environment" is the
+      game of ``config.environment``.
+    path: folder of the sources that read files (gsm8k, jsonl, tfds, spider, code_tasks; pivots:
+      pivots.jsonl, and perhaps test.jsonl; mle where it is set, and generated where not).
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
   """
 
-  source: Literal["word_problems", "gsm8k", "jsonl", "reasoning_gym", "tfds", "mixture"] = (
-    "word_problems"
-  )
+  source: Literal[
+    "word_problems",
+    "gsm8k",
+    "jsonl",
+    "reasoning_gym",
+    "tfds",
+    "spider",
+    "code_tasks",
+    "function_tasks",
+    "repair",
+    "mle",
+    "pivots",
+    "environment",
+    "mixture",
+  ] = "word_problems"
   path: str | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
@@ -102,6 +139,11 @@ class DataConfig(Config):
   jsonl: JsonlConfig = dataclasses.field(default_factory=JsonlConfig)
   reasoning_gym: ReasoningGymConfig = dataclasses.field(default_factory=ReasoningGymConfig)
   tfds: TfdsConfig = dataclasses.field(default_factory=TfdsConfig)
+  spider: SpiderConfig = dataclasses.field(default_factory=SpiderConfig)
+  code_tasks: CodeTasksConfig = dataclasses.field(default_factory=CodeTasksConfig)
+  function_tasks: FunctionTaskConfig = dataclasses.field(default_factory=FunctionTaskConfig)
+  repair: RepairTaskConfig = dataclasses.field(default_factory=RepairTaskConfig)
+  mle: MleTaskConfig = dataclasses.field(default_factory=MleTaskConfig)
   mixture: MixtureConfig = dataclasses.field(default_factory=MixtureConfig)
 
   def validate(self, path: str = "config.data") -> None:
@@ -117,7 +159,10 @@ class DataConfig(Config):
     for name, least in (("train_size", 1), ("test_size", 0)):
       size = getattr(self, name)
       check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
-      if self.source in (*_GENERATED, "mixture"):
+      generated = self.source in (*_GENERATED, "mixture") or (
+        self.source == "mle" and self.path is None
+      )
+      if generated:
         check(size is not None, f"{path}.{name}", size, f"a number, for source {self.source!r}")
     check(0 <= self.seed < 2**31, f"{path}.seed", self.seed, "0 <= seed < 2**31")
     if "tfds" in sources:
@@ -125,13 +170,14 @@ class DataConfig(Config):
 
 
 def load_tasks(config: DataConfig) -> TaskSplits:
-  """Reads or generates the tasks of a config.
+  """Reads or generates the tasks of a config; not those of a game (``envs.environment_tasks``).
 
   Raises:
     ConfigError: a setting that cannot be, or a missing extra.
     DataError: data that cannot be read, with file and line.
   """
   config.validate()
+  check(config.source != "environment", "config.data.source", config.source, "a source of data")
   if config.source != "mixture":
     return _load(config, config.source)
   parts = [_load(config, source) for source in config.mixture.sources]
@@ -153,14 +199,37 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
       return word_problems(
         config.word_problems, train_size=train_size, test_size=test_size, seed=config.seed
       )
+    if source == "function_tasks":
+      return function_tasks(
+        config.function_tasks, train_size=train_size, test_size=test_size, seed=config.seed
+      )
+    if source == "repair":
+      return repair_tasks(
+        config.repair, train_size=train_size, test_size=test_size, seed=config.seed
+      )
     return load_reasoning_gym(
       config.reasoning_gym, train_size=train_size, test_size=test_size, seed=config.seed
     )
+  if source == "mle":
+    if config.path is not None:
+      return read_mle_folder(config.path, train_limit=train_size, test_limit=test_size)
+    assert train_size is not None and test_size is not None
+    return mle_tasks(config.mle, train_size=train_size, test_size=test_size, seed=config.seed)
   assert config.path is not None
   if source == "gsm8k":
     return load_gsm8k(config.path, train_limit=train_size, test_limit=test_size)
   if source == "tfds":
     return load_tfds(config.tfds, config.path, train_limit=train_size, test_limit=test_size)
+  if source == "spider":
+    return load_spider(config.spider, config.path, train_limit=train_size, test_limit=test_size)
+  if source == "code_tasks":
+    return _load_code_tasks(config, config.path)
+  if source == "pivots":
+    train = pivot_tasks(os.path.join(config.path, "pivots.jsonl"), limit=train_size)
+    held_out = os.path.join(config.path, "test.jsonl")
+    if not os.path.exists(held_out):
+      return TaskSplits(train, [])
+    return TaskSplits(train, pivot_tasks(held_out, first_id=FIRST_TEST_ID, limit=test_size))
   files = config.jsonl
   return TaskSplits(
     *(
@@ -178,3 +247,21 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
       )
     )
   )
+
+
+def _load_code_tasks(config: DataConfig, path: str) -> TaskSplits:
+  settings = config.code_tasks
+  mbpp = load_mbpp(
+    os.path.join(path, "mbpp.jsonl"),
+    shown_tests=settings.shown_tests,
+    train_limit=config.train_size,
+    test_limit=config.test_size,
+  )
+  if settings.test == "mbpp":
+    return mbpp
+  quixbugs = load_quixbugs(
+    os.path.join(path, "quixbugs.jsonl"),
+    shown_tests=settings.shown_tests,
+    limit=config.test_size,
+  )
+  return TaskSplits(mbpp.train, quixbugs.test)

@@ -7,7 +7,15 @@ import dataclasses
 from collections.abc import Sequence
 
 from agentjax.tools.protocol import Tool
-from agentjax.trajectory.record import Message, Reward, Status, Task, ToolCall, ToolRecord
+from agentjax.trajectory.record import (
+  GuardRecord,
+  Message,
+  Reward,
+  Status,
+  Task,
+  ToolCall,
+  ToolRecord,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +36,8 @@ class Action:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """Result of an action. ``reward`` None means "the reward graph decides at the end"."""
+  """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
+  says why a status other than ok was set."""
 
   observation: Observation
   reward: Reward | None = None
@@ -37,6 +46,8 @@ class Step:
   status: Status = Status.OK
   answer: str | None = None
   tools: tuple[ToolRecord, ...] = ()
+  guards: tuple[GuardRecord, ...] = ()
+  reason: str = ""
 
 
 class Environment(abc.ABC):

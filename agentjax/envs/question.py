@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task, ToolCall, ToolRecord
 
 _SNAPSHOT_FORMAT = 1
+_numbers = itertools.count()
 
 
 class QuestionEnvironment(Environment):
@@ -24,6 +26,9 @@ class QuestionEnvironment(Environment):
   All calls of one turn run at the same time; their results come back in the order of the calls. A
   call the policy got wrong is an observation. A tool that fails by its own fault (INFRA_ERROR,
   after the registry's retries) ends the episode as ENV_ERROR.
+
+  A snapshot holds the conversation, not what stateful tools keep: an environment that was restored
+  makes the earlier calls to those tools again, with the same seeds, before its next ones.
 
   Args:
     registry: the tools. It may serve many environments at once.
@@ -51,6 +56,9 @@ class QuestionEnvironment(Environment):
     self._max_turns = max_turns
     self._tool_timeout = tool_timeout
     self._read_answer = read_answer
+    # Not the key alone: environments restored from one snapshot share it, their tools' state not.
+    self._number = next(_numbers)
+    self._behind = False  # stateful tools have yet to see the calls of the conversation
     self._task: Task | None = None
     self._key = 0
     self._turn = 0
@@ -63,7 +71,10 @@ class QuestionEnvironment(Environment):
     return tuple(self._conversation)
 
   async def reset(self, task: Task, key: int) -> Observation:
+    if self._task is not None:
+      await self._registry.end_episode(self._episode)
     self._task, self._key = task, key
+    self._behind = False
     self._turn, self._ended = 0, False
     self._conversation = list(task.prompt)
     return Observation(task.prompt)
@@ -80,6 +91,8 @@ class QuestionEnvironment(Environment):
     if not action.tool_calls:
       answer = self._read_answer(action.text)
       return self._end(Step(Observation(()), terminated=True, answer=answer))
+    if self._behind and not await self._catch_up(turn):
+      return self._end(Step(Observation(()), terminated=True, status=Status.ENV_ERROR))
     results = await self._call_tools(action.tool_calls, turn)
     records = tuple(
       ToolRecord(
@@ -122,24 +135,45 @@ class QuestionEnvironment(Environment):
       )
     self._key, self._turn, self._ended = values["key"], values["turn"], values["ended"]
     self._conversation = [_message_from_json(m) for m in values["conversation"]]
+    self._behind = bool(self._registry.stateful)
+
+  async def close(self) -> None:
+    if self._task is not None:
+      await self._registry.end_episode(self._episode)
 
   def _end(self, step: Step) -> Step:
     self._ended = True
     return step
 
-  async def _call_tools(self, calls: Sequence[ToolCall], turn: int) -> list[ToolResult]:
+  @property
+  def _episode(self) -> str:
     assert self._task is not None
-    episode = f"{self._task.source}/{self._task.id}/{self._key}"
+    return f"{self._task.source}/{self._task.id}/{self._key}/{self._number}"
+
+  async def _catch_up(self, turn: int) -> bool:
+    """Makes the stateful calls before ``turn`` again, as they were; whether all could be made."""
+    assert self._task is not None
+    said = self._conversation[len(self._task.prompt) :]
+    turns = [message.tool_calls for message in said if message.role == "assistant"]
+    stateful = self._registry.stateful
+    await self._registry.end_episode(self._episode)  # what was kept may be of another past
+    for earlier, calls in enumerate(turns[:turn]):
+      for index, call in enumerate(calls):
+        if call.name in stateful:
+          result = await self._registry.call(call, self._context(earlier, index))
+          if result.status is ToolStatus.INFRA_ERROR:
+            return False
+    self._behind = False
+    return True
+
+  def _context(self, turn: int, index: int) -> ToolContext:
+    seed = _call_seed(self._key, turn, index)
+    return ToolContext(episode=self._episode, seed=seed, timeout=self._tool_timeout)
+
+  async def _call_tools(self, calls: Sequence[ToolCall], turn: int) -> list[ToolResult]:
     async with asyncio.TaskGroup() as group:
       running = [
-        group.create_task(
-          self._registry.call(
-            call,
-            ToolContext(
-              episode=episode, seed=_call_seed(self._key, turn, index), timeout=self._tool_timeout
-            ),
-          )
-        )
+        group.create_task(self._registry.call(call, self._context(turn, index)))
         for index, call in enumerate(calls)
       ]
     return [task.result() for task in running]

@@ -193,7 +193,7 @@ def sokoban_tasks(
   file are not solved and have none.
 
   Raises:
-    ValueError: too few levels.
+    ConfigError: too few levels.
     OSError: the file cannot be read.
   """
   if config.levels is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, ConfigError, check
 from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.trajectory.record import Message, Reward, Status, Task
 
@@ -199,7 +199,7 @@ def make_tasks(
     distinct: whether no content may come twice.
 
   Raises:
-    ValueError: the game has too few levels.
+    ConfigError: the game has too few levels.
   """
   random = np.random.default_rng([seed, split == "test"])
   tasks: list[Task] = []
@@ -216,7 +216,7 @@ def make_tasks(
     known.add(drawn[0])
     tasks.append(dataclasses.replace(drawn[1], id=first_id + len(tasks)))
   if len(tasks) < count:
-    raise ValueError(
+    raise ConfigError(
       f"{source} has only {len(tasks)} {split} tasks of this kind and {count} are asked for; lower "
       "the number, or make the levels larger."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ Array = jax.Array
 
 # Blocks of queries that are written out one by one; ours.
 _UNROLLED = 16
+# Places of a cache that are read at once; ours.
+_CACHE_BLOCK = 256
 
 
 def attend(
@@ -101,25 +103,51 @@ def max_scores(
 
 def attend_cache(
   query: Float[Array, "rows time heads width"],
-  keys: Float[Array, "rows kv_heads length width"],
-  values: Float[Array, "rows kv_heads length value_width"],
+  keys: Float[Array, "slots kv_heads length width"],
+  values: Float[Array, "slots kv_heads length value_width"],
   *,
   positions: Int[Array, "rows time"],
   scale: float,
   window: int | None = None,
+  rows: Int[Array, " rows"] | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
 
+  A long cache is read block by block, as far as the furthest position, so that the cost is that of
+  what is held and not of the room there is. What a row does not see adds an exact zero: a result
+  depends neither on other rows nor on how far the loop goes.
+
   Args:
-    keys, values: entry p of a row belongs to the token at position p.
+    keys, values: entry p of a slot belongs to the token at position p.
     positions: place of each query in its slot; it sees entries up to there.
     scale, window: see ``attend``.
+    rows: slot of each row; None where row r is slot r. One that is no slot means nothing.
   """
-  place = jnp.arange(keys.shape[2])
-  seen = place <= positions[..., None]
-  if window is not None:
-    seen &= place > positions[..., None] - window
-  return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), keys, values, seen, scale), 2, 1)
+  query = jnp.moveaxis(query, 1, 2)
+  length = keys.shape[2]
+  block = min(_CACHE_BLOCK, length)
+
+  def held(cache: Array, start: Array | int) -> Array:
+    part = jax.lax.dynamic_slice_in_dim(cache, start, block, axis=2) if block < length else cache
+    return part if rows is None else part.at[rows].get(mode="clip")
+
+  def seen(start: Array | int, first: Array | int) -> Array:
+    place = start + jnp.arange(block)
+    visible = (place <= positions[..., None]) & (place >= first)
+    return visible if window is None else visible & (place > positions[..., None] - window)
+
+  if block == length:
+    out = _attend(query, held(keys, 0), held(values, 0), seen(0, 0), scale)
+    return jnp.moveaxis(out, 2, 1)
+
+  def step(i: Array, sums: _Sums) -> _Sums:
+    first = i * block
+    start = jnp.minimum(first, length - block)  # the last one overlaps the one before
+    return _joined(sums, query, held(keys, start), held(values, start), seen(start, first), scale)
+
+  sums = _no_sums((*query.shape[:3], values.shape[-1]), keys.shape[1])
+  sums = jax.lax.fori_loop(0, jnp.max(positions) // block + 1, step, sums)
+  return _output(sums, query)
 
 
 def attend_chunk(
@@ -145,35 +173,58 @@ def attend_chunk(
     block: keys of one product.
   """
   query, key, value = (jnp.moveaxis(v, 1, 2) for v in (query, key, value))
-  exact = precision(value.dtype)
+  time = query.shape[2]
 
-  def join(
-    carry: tuple[Array, Array, Array], key: Array, value: Array, seen: Array
-  ) -> tuple[Array, Array, Array]:
-    top, total, out = carry
-    scores = _scores(query, key, seen[None], scale)
-    peak = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-    weights, shrink = jnp.exp(scores - peak), jnp.exp(top - peak)
-    more = jnp.matmul(
-      weights.astype(value.dtype), value, precision=exact, preferred_element_type=jnp.float32
-    )
-    total = total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
-    return peak, total, out * shrink + more
-
-  def earlier(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+  def earlier(step: Array, sums: _Sums) -> _Sums:
     seen = step * block + jnp.arange(block) < start
-    return join(carry, *held(step * block), jnp.broadcast_to(seen, (query.shape[2], block)))
+    seen = jnp.broadcast_to(seen, (1, time, block))
+    return _joined(sums, query, *held(step * block), seen, scale)
 
-  lead = _group(query, key).shape[:-1]
-  nothing = (
+  sums = _no_sums((*query.shape[:3], value.shape[-1]), key.shape[1])
+  sums = _joined(sums, query, key, value, jnp.tril(jnp.ones((1, time, time), bool)), scale)
+  return _output(jax.lax.fori_loop(0, -(-start // block), earlier, sums), query)
+
+
+class _Sums(NamedTuple):
+  """A softmax over part of the keys, [rows, kv_heads, queries, ...] in float32."""
+
+  top: Array  # largest score
+  total: Array  # sum of exp(score - top)
+  out: Array  # sum of exp(score - top) * value
+
+
+def _no_sums(shape: tuple[int, ...], kv_heads: int) -> _Sums:
+  """Over no keys at all, for queries and values of [rows, heads, time, value_width]."""
+  rows, heads, time, width = shape
+  lead = (rows, kv_heads, heads // kv_heads * time)
+  return _Sums(
     jnp.full((*lead, 1), MASKED, jnp.float32),
     jnp.zeros((*lead, 1), jnp.float32),
-    jnp.zeros((*lead, value.shape[-1]), jnp.float32),
+    jnp.zeros((*lead, width), jnp.float32),
   )
-  carry = join(nothing, key, value, jnp.tril(jnp.ones((query.shape[2],) * 2, bool)))
-  _, total, out = jax.lax.fori_loop(0, -(-start // block), earlier, carry)
-  heads = (out / total).astype(query.dtype).reshape(*query.shape[:3], value.shape[-1])
-  return jnp.moveaxis(heads, 2, 1)
+
+
+def _joined(
+  sums: _Sums, query: Array, key: Array, value: Array, seen: Array, scale: float
+) -> _Sums:
+  """With further keys. The first ones must hold one that is seen."""
+  scores = _scores(query, key, seen, scale)
+  top = jnp.maximum(sums.top, jnp.max(scores, axis=-1, keepdims=True))
+  weights, shrink = jnp.exp(scores - top), jnp.exp(sums.top - top)
+  more = jnp.matmul(
+    weights.astype(value.dtype),
+    value,
+    precision=precision(value.dtype),
+    preferred_element_type=jnp.float32,
+  )
+  total = sums.total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
+  return _Sums(top, total, sums.out * shrink + more)
+
+
+def _output(sums: _Sums, query: Array) -> Array:
+  """[rows, time, heads, value_width] in the dtype of the queries [rows, heads, time, width]."""
+  out = (sums.out / sums.total).astype(query.dtype)
+  return jnp.moveaxis(out.reshape(*query.shape[:3], out.shape[-1]), 2, 1)
 
 
 def _attend_part(

@@ -187,10 +187,8 @@ def attention_extend(
   """
   query, key, value = project_heads(params, x, config, positions)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
-  held = read_rows(cache, rows)
-  out = attend_cache(
-    query, held.keys, held.values, positions=positions, scale=config.head_dim**-0.5
-  )
+  scale = config.head_dim**-0.5
+  out = attend_cache(query, cache.keys, cache.values, positions=positions, scale=scale, rows=rows)
   return merge_heads(params, out), cache
 
 
@@ -206,8 +204,9 @@ def attention_step(
   """One token for every active slot, written at ``lengths``."""
   query, key, value = project_heads(params, x[:, None], config, lengths[:, None])
   cache = append_step(cache, key, value, lengths=lengths, active=active)
+  seen = jnp.where(active, lengths, 0)  # what idle slots hold need not be read
   out = attend_cache(
-    query, cache.keys, cache.values, positions=lengths[:, None], scale=config.head_dim**-0.5
+    query, cache.keys, cache.values, positions=seen[:, None], scale=config.head_dim**-0.5
   )
   return merge_heads(params, out)[:, 0], cache
 
@@ -281,11 +280,6 @@ def append_step(
     keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
     values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
   )
-
-
-def read_rows(cache: KVCache, rows: Int[Array, " rows"]) -> KVCache:
-  """The slots of some rows; those of rows that are not used mean nothing."""
-  return jax.tree.map(lambda held: held.at[rows].get(mode="clip"), cache)
 
 
 def project_heads(

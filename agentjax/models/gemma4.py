@@ -17,7 +17,6 @@ from agentjax.models.attention import (
   KVCache,
   append_rows,
   append_step,
-  read_rows,
   rope_frequencies,
   rotate,
 )
@@ -358,9 +357,14 @@ def gemma_extend(
   if not layer.reads:
     key, value = _key_value(params, x, config, heads, positions)
     cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
-  held = read_rows(cache, rows)
   out = attend_cache(
-    query, held.keys, held.values, positions=positions, scale=1.0, window=heads.window
+    query,
+    cache.keys,
+    cache.values,
+    positions=positions,
+    scale=1.0,
+    window=heads.window,
+    rows=rows,
   )
   return _output(params, out), cache
 
@@ -382,8 +386,9 @@ def gemma_step(
   if not layer.reads:
     key, value = _key_value(params, x, config, heads, positions)
     cache = append_step(cache, key, value, lengths=lengths, active=active)
+  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
   out = attend_cache(
-    query, cache.keys, cache.values, positions=positions, scale=1.0, window=heads.window
+    query, cache.keys, cache.values, positions=seen, scale=1.0, window=heads.window
   )
   return _output(params, out)[:, 0], cache
 

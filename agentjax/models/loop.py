@@ -38,7 +38,6 @@ from agentjax.models.attention import (
   init_kv_cache,
   merge_heads,
   project_heads,
-  read_rows,
 )
 from agentjax.models.blocks import KINDS, Appended, Block, BlockReport, Rows, Stepped
 from agentjax.models.config import ModelConfig
@@ -462,8 +461,9 @@ def _second_extend(
   inputs = rms_norm(x, params.norm, config.norm_eps)
   query, key, value = project_heads(params.mixer, inputs, config, appended.positions)
   second = append_rows(entry.second, key, value, **appended._asdict())
-  held = read_rows(entry.first, appended.rows), read_rows(second, appended.rows)
-  out = _mix_cached(given, query, *held, appended.positions, config)
+  out = _mix_cached(
+    given, query, entry.first, second, appended.positions, config, rows=appended.rows
+  )
   return x + merge_heads(params.mixer, out), dataclasses.replace(entry, second=second), None
 
 
@@ -474,7 +474,8 @@ def _second_step(
   positions = stepped.lengths[:, None]
   query, key, value = project_heads(params.mixer, inputs, config, positions)
   second = append_step(entry.second, key, value, **stepped._asdict())
-  out = _mix_cached(given, query, entry.first, second, positions, config)
+  seen = jnp.where(stepped.active, stepped.lengths, 0)[:, None]  # idle slots need not be read
+  out = _mix_cached(given, query, entry.first, second, seen, config)
   return x + merge_heads(params.mixer, out)[:, 0], dataclasses.replace(entry, second=second), None
 
 
@@ -485,17 +486,14 @@ def _mix_cached(
   second: KVCache,
   positions: Array,
   config: ModelConfig,
+  rows: Array | None = None,
 ) -> Array:
   assert config.second_pass is not None
-  window, scale = config.second_pass.window, config.head_dim**-0.5
-  return _mix(
-    gate,
-    query,
-    attend_cache(query, first.keys, first.values, positions=positions, scale=scale),
-    attend_cache(
-      query, second.keys, second.values, positions=positions, scale=scale, window=window
-    ),
-  )
+  how: dict[str, Any] = {"positions": positions, "scale": config.head_dim**-0.5, "rows": rows}
+  far = attend_cache(query, first.keys, first.values, **how)
+  window = config.second_pass.window
+  near = attend_cache(query, second.keys, second.values, window=window, **how)
+  return _mix(gate, query, far, near)
 
 
 def _mix(gate: tuple[Array, Array], query: Array, far: Array, near: Array) -> Array:

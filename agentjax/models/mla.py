@@ -140,8 +140,7 @@ def mla_extend(
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.latents.shape[1])
   latents = cache.latents.at[rows[:, None], place].set(kept, mode="drop")
-  held = latents.at[rows].get(mode="clip")
-  return _read(params, query, held, config, positions), LatentCache(latents)
+  return _read(params, query, latents, config, positions, rows), LatentCache(latents)
 
 
 def mla_step(
@@ -158,7 +157,8 @@ def mla_step(
   query, kept = _absorb(params, x[:, None], config, positions)
   place = jnp.where(active, lengths, cache.latents.shape[1])
   latents = cache.latents.at[jnp.arange(x.shape[0]), place].set(kept[:, 0], mode="drop")
-  return _read(params, query, latents, config, positions)[:, 0], LatentCache(latents)
+  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
+  return _read(params, query, latents, config, seen)[:, 0], LatentCache(latents)
 
 
 def mla_chunk(
@@ -235,12 +235,19 @@ def _absorb(params: Mla, x: Array, config: ModelConfig, positions: Array) -> tup
   return jnp.concatenate([query, rope], axis=-1), kept
 
 
-def _read(params: Mla, query: Array, held: Array, config: ModelConfig, positions: Array) -> Array:
-  """``W_o W_uv sum_s p_s c_s`` over what slots hold [R, length, kv_lora + rope]."""
-  keys = held[:, None]
-  values = keys[..., : params.value_up.shape[0]]
-  read = attend_cache(query, keys, values, positions=positions, scale=_scale(config))
-  return _lift(params, read)
+def _read(
+  params: Mla,
+  query: Array,
+  latents: Array,
+  config: ModelConfig,
+  positions: Array,
+  rows: Array | None = None,
+) -> Array:
+  """``W_o W_uv sum_s p_s c_s`` over what slots hold [slots, length, kv_lora + rope]."""
+  held = latents[:, None]
+  # The rotated part is weighed for nothing: to cut it off first would copy the whole cache.
+  read = attend_cache(query, held, held, positions=positions, scale=_scale(config), rows=rows)
+  return _lift(params, read[..., : params.value_up.shape[0]])
 
 
 def _lift(params: Mla, read: Array) -> Array:

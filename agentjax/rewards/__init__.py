@@ -12,19 +12,27 @@ from agentjax.rewards.graph import (
   Smallest,
   WeightedSum,
 )
+from agentjax.rewards.monitor import MONITORS, Monitor, MonitorConfig
 from agentjax.rewards.scorers import SCORERS
+from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestScorer
 
 __all__ = [
+  "MONITORS",
   "SCORERS",
   "Gate",
   "GroupScorer",
   "Largest",
+  "Monitor",
+  "MonitorConfig",
   "Part",
   "Product",
   "RewardConfig",
   "RewardGraph",
   "Scorer",
   "Smallest",
+  "UnitTestConfig",
+  "UnitTestScorer",
+  "UnitTests",
   "WeightedSum",
   "build_rewards",
 ]

@@ -7,8 +7,18 @@ from collections.abc import Mapping
 
 from agentjax.config import Config, check
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
+from agentjax.rewards.monitor import (
+  MONITOR_PART,
+  MONITORS,
+  Monitor,
+  MonitorConfig,
+  count_findings,
+  watched,
+)
+from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.shaping import OverlongConfig, overlong
+from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -16,12 +26,16 @@ class RewardConfig(Config):
   """``reward = sum_i weight_i * part_i``, where gated parts count only if the gate is open.
 
   Attributes:
-    parts: names of scorers; all are logged.
+    parts: names of scorers; all are logged. "unit_tests" has settings of its own below.
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
     overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
+    unit_tests: how the part "unit_tests" runs code and tests.
+    monitor: who looks for signs of cheating, and what a finding does to the reward.
+    fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
+    pivot: what the part "pivot" takes for the same action as the expert's.
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -30,6 +44,10 @@ class RewardConfig(Config):
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
   overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
+  unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
+  monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
+  fault_alarm: float = 0.05
+  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -41,6 +59,13 @@ class RewardConfig(Config):
       self.weights,
       f"one weight for each of the {len(self.parts)} parts",
     )
+    check(
+      MONITOR_PART not in self.parts,
+      f"{path}.parts",
+      self.parts,
+      f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
+    )
+    check(0 <= self.fault_alarm <= 1, f"{path}.fault_alarm", self.fault_alarm, "a share, 0..1")
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
     if self.gate is not None:
       check(self.gate in self.parts, f"{path}.gate", self.gate, f"one of parts {self.parts}")
@@ -55,20 +80,42 @@ class RewardConfig(Config):
       )
 
 
-def build_rewards(config: RewardConfig, scorers: Mapping[str, Scorer] = SCORERS) -> RewardGraph:
-  """The graph of a config. ``scorers``: name -> scorer; extend SCORERS by your own.
+def build_rewards(
+  config: RewardConfig,
+  scorers: Mapping[str, Scorer] = SCORERS,
+  monitors: Mapping[str, Monitor] = MONITORS,
+) -> RewardGraph:
+  """The graph of a config; close it at the end of the run.
+
+  Args:
+    config: see RewardConfig.
+    scorers: name -> scorer; extend SCORERS by your own.
+    monitors: name -> monitor; extend MONITORS by your own.
 
   Raises:
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  scorers = {"overlong": overlong(config.overlong), **scorers}
+  own = {"overlong": overlong(config.overlong), "pivot": PivotScorer(config.pivot)}
+  scorers = {**own, **scorers}
+  known = sorted({*scorers, UNIT_TESTS})
   for name in config.parts:
-    check(name in scorers, "config.reward.parts", name, ", ".join(sorted(scorers)))
+    check(name in known, "config.reward.parts", name, ", ".join(known))
+  for name in config.monitor.names:
+    allowed = ", ".join(sorted(monitors))
+    check(name in monitors, "config.reward.monitor.names", name, allowed)
+  chosen = {
+    name: scorers[name] if name in scorers else UnitTestScorer(config.unit_tests)
+    for name in config.parts
+  }
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)
     if config.gate is not None and name in config.gated:
       node = Gate(Part(config.gate), node, config.gate_threshold)
     terms.append((weight, node))
-  return RewardGraph({name: scorers[name] for name in config.parts}, WeightedSum(tuple(terms)))
+  formula: Node = WeightedSum(tuple(terms))
+  if config.monitor.names:
+    chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
+    formula = watched(formula, Part(MONITOR_PART), config.monitor)
+  return RewardGraph(chosen, formula)

@@ -22,6 +22,9 @@ Scorer = Callable[[Trajectory, Task], Score | Awaitable[Score]]
 GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
 
 
+ENDED = "ended"  # in the metadata: the status that VERIFIER_ERROR took the place of
+
+
 class Node(Protocol):
   """A formula over the parts of one trajectory."""
 
@@ -211,6 +214,15 @@ class RewardGraph:
     for trajectory in trajectories:
       self._finish(trajectory)
 
+  async def close(self) -> None:
+    """Closes the scorers that hold something (a sandbox): those with a ``close``."""
+    for scorer in (*self._scorers.values(), *self._group_scorers.values()):
+      closing = getattr(scorer, "close", None)
+      if closing is not None:
+        outcome = closing()
+        if inspect.isawaitable(outcome):
+          await outcome
+
   async def _score_parts(self, trajectory: Trajectory, task: Task) -> None:
     if trajectory.task_id != task.id:
       raise ValueError(f"trajectory of task {trajectory.task_id} scored with task {task.id}")
@@ -230,6 +242,7 @@ class RewardGraph:
       _log.warning("the reward formula failed on %s: %r", trajectory.address, error)
       trajectory.reward = _fault(error)
     if not trajectory.reward.valid:
+      trajectory.metadata[ENDED] = str(trajectory.status)
       trajectory.status = Status.VERIFIER_ERROR
 
 

@@ -44,7 +44,9 @@ from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import (
   BRANCHES,
+  GUARDS,
   Flag,
+  GuardRecord,
   Reward,
   Status,
   Task,
@@ -184,6 +186,7 @@ class Episode:
       step=address[0], task_id=address[1], sample=address[2], source=task.source
     )
     self._tools: list[ToolRecord] = []
+    self._guards: list[GuardRecord] = []
     self._rewards: list[Reward] = []
     self._answer: str | None = None
     self._last_turn: int | None = None  # index of the policy's latest segment
@@ -210,6 +213,7 @@ class Episode:
     twin = copy.copy(self)
     twin._builder = self._builder.branch(self.address[2])
     twin._tools, twin._rewards = list(self._tools), list(self._rewards)
+    twin._guards = list(self._guards)
     (twin._context,) = await self._context.fork(1)
     return BranchPoint(twin, state)
 
@@ -231,6 +235,7 @@ class Episode:
     self.turn, self._length = origin.turn, origin._length
     self._builder = origin._builder.branch(self.address[2])
     self._tools, self._rewards = list(origin._tools), list(origin._rewards)
+    self._guards = list(origin._guards)
     self._answer, self._drawn = origin._answer, origin._drawn
     self._last_turn, self._asked_seconds = origin._last_turn, origin._asked_seconds
     self._environment_address = origin._environment_address
@@ -319,16 +324,19 @@ class Episode:
     """Hands the action to the environment; raises EpisodeEnd where that ends the episode."""
     step = await self._ask("step", Step, lambda: self._environment.step(action))
     self._tools.extend(step.tools)
+    self._guards.extend(step.guards)
     self._answer = step.answer
     if step.reward is not None:
       self._rewards.append(step.reward)
     failed = any(record.status != ToolStatus.OK for record in step.tools)
     if failed and self._last_turn is not None:
       self._builder.flag(self._last_turn, Flag.TOOL_ERROR)
+    if any(g.decision != "continue" for g in step.guards) and self._last_turn is not None:
+      self._builder.flag(self._last_turn, Flag.DENIED)
     if step.status is not Status.OK:
       raise EpisodeEnd(step.status, _reason(step))
     if step.terminated:
-      raise EpisodeEnd(Status.OK, "")
+      raise EpisodeEnd(Status.OK, step.reason)
     if step.truncated:
       raise EpisodeEnd(Status.TRUNCATED, _reason(step))
     return step
@@ -372,6 +380,8 @@ class Episode:
       self._builder.record_experts(self._context.experts)
     texts = {"reason": reason, "close_error": self._close_error}
     metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
+    if self._guards:
+      metadata[GUARDS] = [dataclasses.asdict(record) for record in self._guards]
     if self._branches is not None:
       metadata[BRANCHES] = self._branch_of_segments(self._branches)
     trajectory = self._builder.build(
@@ -565,6 +575,8 @@ def _flat(spans: Sequence[Span]) -> list[int]:
 
 
 def _reason(step: Step) -> str:
+  if step.reason:
+    return step.reason
   failed = [r for r in step.tools if r.status == ToolStatus.INFRA_ERROR]
   if failed:
     return f"tool {failed[0].name} failed: {failed[0].output}"

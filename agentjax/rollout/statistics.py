@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from agentjax.engine import EngineConfig, EngineStats
+from agentjax.rewards.monitor import SCREENED
 from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.record import Reward, Status, Trajectory
 
@@ -40,8 +41,12 @@ class RolloutStatistics:
       drawn by the policy, and appended after a model call.
     truncated_share, fault_share: share of episodes that ran out of tokens, turns or time; share
       masked because the environment or the verifier failed.
+    no_verdict_share, screened_share: share of episodes whose verifier failed, and of those a
+      monitor took out; both have the status VERIFIER_ERROR.
     reward: mean of the valid rewards; None where there is none. valid_share: share of valid ones.
     reward_parts: mean of the valid values of every named part.
+    invalid_parts: share of episodes in which a part could not be computed; parts without any are
+      left out.
     tools: latency and errors of every known tool that was called; calls of names the policy made
       up are counted together under "unknown".
     close_errors: episodes whose environment failed to close; their content stands.
@@ -58,12 +63,25 @@ class RolloutStatistics:
   observation_tokens: float
   truncated_share: float
   fault_share: float
+  no_verdict_share: float
+  screened_share: float
   reward: float | None
   valid_share: float
   reward_parts: dict[str, float]
+  invalid_parts: dict[str, float]
   tools: dict[str, ToolStatistics]
   close_errors: int
   faults: dict[str, int]
+
+  def alarm(self, threshold: float) -> str | None:
+    """What to warn of where more than the share ``threshold`` of the episodes got no verdict."""
+    if self.no_verdict_share <= threshold:
+      return None
+    reasons = "; ".join(list(self.faults)[:3])
+    return (
+      f"the verifier gave no verdict on {100 * self.no_verdict_share:.1f}% of the episodes, which "
+      f"are masked (config.reward.fault_alarm={threshold:g}). Most frequent faults: {reasons}"
+    )
 
   def metrics(self) -> dict[str, float]:
     """Flat scalars under ``rollout/``, ``reward/`` and ``tool/<name>/``; unknown ones left out."""
@@ -77,6 +95,8 @@ class RolloutStatistics:
       "observation_tokens",
       "truncated_share",
       "fault_share",
+      "no_verdict_share",
+      "screened_share",
       "close_errors",
     ):
       flat[f"rollout/{name}"] = getattr(self, name)
@@ -87,6 +107,8 @@ class RolloutStatistics:
       flat["reward/mean"] = self.reward
     for part, value in self.reward_parts.items():
       flat[f"reward/part_{part}"] = value
+    for part, value in self.invalid_parts.items():
+      flat[f"reward/invalid_{part}"] = value
     for tool, figures in self.tools.items():
       for name, value in dataclasses.asdict(figures).items():
         flat[f"tool/{tool}/{name}"] = value
@@ -102,6 +124,7 @@ def rollout_statistics(
   statuses = collections.Counter(str(t.status) for t in trajectories)
   rewards = [t.reward.value for t in trajectories if t.reward.value is not None]
   share = 1.0 / len(trajectories)
+  screened = sum((t.reward.reason or "").startswith(SCREENED) for t in trajectories)
   counts = np.array([_token_counts(t) for t in trajectories], dtype=np.float64)
   prompt, sampled, observed = (float(c) for c in counts.mean(axis=0))
   return RolloutStatistics(
@@ -115,9 +138,12 @@ def rollout_statistics(
     observation_tokens=observed,
     truncated_share=share * statuses[Status.TRUNCATED],
     fault_share=share * sum(n for s, n in statuses.items() if Status(s).masked),
+    no_verdict_share=share * (statuses[Status.VERIFIER_ERROR] - screened),
+    screened_share=share * screened,
     reward=float(np.mean(rewards)) if rewards else None,
     valid_share=share * len(rewards),
     reward_parts=_mean_parts([t.reward_parts for t in trajectories]),
+    invalid_parts=_invalid_parts([t.reward_parts for t in trajectories]),
     tools=_tool_statistics(trajectories, tool_names),
     close_errors=sum("close_error" in t.metadata for t in trajectories),
     faults=_faults(trajectories),
@@ -268,6 +294,11 @@ def _mean_parts(parts: Sequence[dict[str, Reward]]) -> dict[str, float]:
       if reward.value is not None:
         values[name].append(reward.value)
   return {name: float(np.mean(values[name])) for name in sorted(values)}
+
+
+def _invalid_parts(parts: Sequence[dict[str, Reward]]) -> dict[str, float]:
+  counts = collections.Counter(n for rewards in parts for n, r in rewards.items() if not r.valid)
+  return {name: counts[name] / len(parts) for name in sorted(counts)}
 
 
 def _tool_statistics(

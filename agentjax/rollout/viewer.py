@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from agentjax.files import write_atomically
+from agentjax.rewards.monitor import FINDINGS
+from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
-from agentjax.trajectory.record import Flag, Reward, Segment, Task, Trajectory
+from agentjax.trajectory.record import GUARDS, Flag, Reward, Segment, Task, Trajectory
 
 _RULE = "=" * 80
 
@@ -51,7 +53,7 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   yield f"answer {trajectory.answer!r}, expected {expected!r}"
   sampled = num_sampled_tokens(trajectory)
   yield f"{num_turns(trajectory)} turns, {len(trajectory.tools)} tool calls, {sampled} tokens drawn"
-  for name in ("reason", "close_error"):
+  for name in ("reason", "close_error", UNIT_TESTS, FINDINGS):
     if name in trajectory.metadata:
       yield f"{name}: {trajectory.metadata[name]}"
   yield ""
@@ -61,6 +63,11 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   for record in trajectory.tools:
     yield f"--- call in turn {record.turn}: {record.name} {dict(record.arguments)}"
     yield f"{record.status} in {1000 * record.seconds:.1f} ms: {record.output}"
+  for guard in trajectory.metadata.get(GUARDS, ()):
+    about = f"{guard['event']} {guard['tool']}".strip()
+    yield f"--- guard in turn {guard['turn']}: {guard['guard']} at {about}"
+    changed = "" if guard["arguments"] is None else f"; arguments now {dict(guard['arguments'])}"
+    yield f"{guard['decision']}: {guard['reason']}{changed}"
   yield ""
 
 

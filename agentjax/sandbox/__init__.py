@@ -1,5 +1,6 @@
-"""Isolation for code that a policy wrote: the interface of back ends, and the embedded one."""
+"""Isolation for code that a policy wrote: the interface of back ends, and the back ends."""
 
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
   Box,
   Capabilities,
@@ -13,6 +14,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  Session,
   run_once,
 )
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
@@ -29,8 +31,11 @@ __all__ = [
   "PythonScript",
   "RunStatus",
   "Sandbox",
+  "SandboxConfig",
   "SandboxError",
   "SandboxLimits",
   "SandboxResult",
+  "Session",
+  "build_sandbox",
   "run_once",
 ]

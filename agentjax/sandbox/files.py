@@ -21,7 +21,7 @@ def write_file(root: str, path: str, content: bytes, owner: int | None) -> None:
   Raises:
     SandboxError: the path leaves ``root`` or passes through something that is no directory.
   """
-  *parents, name = _parts(path)
+  *parents, name = checked_parts(path)
   with _opened(root, path, parents, create=True, owner=owner) as parent:
     try:
       # A new file, never the old one's inode: that could be a link, a pipe, or shared.
@@ -44,16 +44,17 @@ def read_file(root: str, path: str, max_bytes: int) -> bytes:
   Raises:
     SandboxError: no such regular file, a link on the way, or larger than ``max_bytes``.
   """
-  *parents, name = _parts(path)
+  *parents, name = checked_parts(path)
   with _opened(root, path, parents, create=False, owner=None) as parent:
     try:
       handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
     except OSError as error:
       raise SandboxError(f"cannot read {path!r} in the sandbox: {error.strerror}") from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+      os.close(handle)
+      raise SandboxError(f"{path!r} in the sandbox is not a regular file")
     with open(handle, "rb") as file:
-      status = os.fstat(handle)
-      if not stat.S_ISREG(status.st_mode):
-        raise SandboxError(f"{path!r} in the sandbox is not a regular file")
       content = file.read(max_bytes + 1)
       if len(content) > max_bytes:
         raise SandboxError(
@@ -79,6 +80,7 @@ def pack(root: str, max_bytes: int) -> bytes:
     held += entry.size + 512
     if held > max_bytes:
       raise SandboxError(f"the sandbox's files hold more than {max_bytes} bytes; cannot snapshot")
+    archive.inodes.clear()  # type: ignore[attr-defined]  # a second name of a file is a file too
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     return entry
@@ -131,7 +133,8 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
     return list(listing)
 
 
-def _parts(path: str) -> list[str]:
+def checked_parts(path: str) -> list[str]:
+  """The parts of a path inside a box. Raises SandboxError for one that leaves it."""
   parts = [part for part in path.split("/") if part not in ("", ".")]
   if not parts or ".." in parts or path.startswith("/") or "\0" in path:
     raise SandboxError(

@@ -49,6 +49,7 @@ class Capabilities:
   files: bool  # upload and download
   snapshot: bool  # a work directory can be saved and a box opened from it
   commands: bool  # argv programs, besides Python code
+  sessions: bool = False  # an interpreter that keeps its names from cell to cell
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -64,6 +65,8 @@ class SandboxLimits(Config):
     output_bytes: bytes kept of stdout and of stderr each, half from the head, half from the tail.
     output_kill_bytes: a run that has written more than this to either is ended.
     file_bytes: size of one file.
+    disk_bytes: what the work directory's files occupy together, deleted but open ones included.
+    files: files and directories in the work directory.
     open_files: open file descriptors of each process.
   """
 
@@ -74,6 +77,8 @@ class SandboxLimits(Config):
   output_bytes: int = 64 * 2**10
   output_kill_bytes: int = 16 * 2**20
   file_bytes: int = 16 * 2**20
+  disk_bytes: int = 256 * 2**20
+  files: int = 10_000
   open_files: int = 128
 
   def validate(self, path: str = "config") -> None:
@@ -90,6 +95,8 @@ class SandboxLimits(Config):
       f">= output_bytes ({self.output_bytes})",
     )
     check(self.file_bytes >= 0, f"{path}.file_bytes", self.file_bytes, ">= 0")
+    check(self.disk_bytes >= 0, f"{path}.disk_bytes", self.disk_bytes, ">= 0")
+    check(self.files >= 0, f"{path}.files", self.files, ">= 0")
     check(self.open_files >= 16, f"{path}.open_files", self.open_files, ">= 16")
 
 
@@ -131,6 +138,7 @@ class SandboxResult:
     seconds: wall time.
     detail: one line on why, empty when status is OK.
     truncated: whether output is missing.
+    restarted: in a session, the interpreter is a new one, so names of earlier cells are gone.
   """
 
   status: RunStatus
@@ -140,6 +148,42 @@ class SandboxResult:
   seconds: float
   detail: str = ""
   truncated: bool = False
+  restarted: bool = False
+
+
+class Session(Protocol):
+  """A Python interpreter that lives from cell to cell. Close it in a ``finally``.
+
+  Names, modules and open files stay; what a cell started (processes) dies with the cell. All limits
+  hold for each cell, but memory and files, which are counted as they pile up. A cell that raises,
+  or calls ``sys.exit``, leaves the interpreter alive. A cell that ends as TIMEOUT, OUTPUT_LIMIT or
+  KILLED, or in which memory of the whole exceeds its limit, takes the interpreter with it; the next
+  cell gets a fresh one and its result says ``restarted``.
+  """
+
+  @property
+  def alive(self) -> bool:
+    """Whether an interpreter with the names of earlier cells is there."""
+    ...
+
+  async def run(
+    self, source: str, *, seed: int = 0, wall_seconds: float | None = None
+  ) -> SandboxResult:
+    """Runs one cell (see PythonCell); cells wait for each other. Cancelling ends the interpreter.
+
+    Args:
+      source: Python source.
+      seed: seeds the ``random`` module (and NumPy's, where loaded) anew for this cell.
+      wall_seconds: replaces the limits' own for this cell.
+
+    Raises:
+      SandboxError: the session or its box is closed.
+    """
+    ...
+
+  async def close(self) -> None:
+    """Ends the interpreter and all it started; closing twice is harmless."""
+    ...
 
 
 class Box(Protocol):
@@ -159,6 +203,17 @@ class Box(Protocol):
 
     Raises:
       SandboxError: a path leaves the work directory.
+    """
+    ...
+
+  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
+    """Opens an interpreter session over the work directory, at most one a box at a time.
+
+    While it is open ``exec`` and ``snapshot`` are refused; files may be uploaded and downloaded
+    between its cells.
+
+    Raises:
+      SandboxError: the back end has no sessions (``Capabilities.sessions``), or one is open.
     """
     ...
 

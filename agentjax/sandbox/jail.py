@@ -41,6 +41,8 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
+BOX = "/box"  # the work directory in a view, see build_view
+
 
 def _checked(result: int, what: str) -> int:
   if result < 0:
@@ -166,6 +168,43 @@ def freeze_files(writable: str) -> None:
     _set_read_only(path, 0, value=False)
 
 
+def build_view(root: str, readable: Iterable[str], devices: Iterable[str]) -> None:
+  """Covers the directory ``root`` by a tree in which only these paths appear, read-only.
+
+  For kernels without Landlock: ``enter_view`` makes it all that a program can name. Below it is no
+  /proc, and one empty directory, ``BOX``. Needs a mount namespace of one's own.
+  """
+  _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=64k")
+  os.mkdir(root + BOX)
+  for path in (*readable, *devices):
+    target = root + path
+    if not os.path.exists(path) or os.path.lexists(target):
+      continue  # not every system has every path, and some are below others
+    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    if os.path.islink(path):
+      os.symlink(os.readlink(path), target)
+      continue
+    if os.path.isdir(path):
+      os.mkdir(target)
+    else:
+      os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o644))
+    _mount(path, target, None, _MS_BIND | _MS_REC)
+    if path not in devices:
+      _mount("none", target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+  _mount("none", root, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+
+
+def enter_view(root: str, directory: str) -> None:
+  """Makes ``root`` this process's file system, with ``directory`` at ``BOX``, and goes there.
+
+  For good once capabilities are dropped. No descriptor of a directory may be open.
+  """
+  unshare(CLONE_NEWNS)
+  _mount(directory, root + BOX, None, _MS_BIND)
+  os.chroot(root)
+  os.chdir(BOX)
+
+
 def _set_read_only(path: str, flags: int, *, value: bool) -> None:
   attributes = struct.pack("=QQQQ", value, not value, 0, 0)  # bit 0: MOUNT_ATTR_RDONLY
   _syscall(
@@ -194,11 +233,17 @@ def drop_capabilities() -> None:
   _checked(_libc.capset(header, bytes(24)), "capset")
 
 
-def limit(limits: Mapping[str, float], *, address_space: int, processes: int) -> None:
+def limit(
+  limits: Mapping[str, float],
+  *,
+  address_space: int,
+  processes: int,
+  cpu_seconds: float | None,
+) -> None:
   """Applies the rlimits of one run; ``limits`` is a ``SandboxLimits`` as a dict."""
-  cpu = math.ceil(limits["cpu_seconds"])
+  cpu = resource.RLIM_INFINITY if cpu_seconds is None else math.ceil(cpu_seconds)
   for kind, soft, hard in (
-    (resource.RLIMIT_CPU, cpu, cpu + 1),
+    (resource.RLIMIT_CPU, cpu, cpu if cpu_seconds is None else cpu + 1),
     (resource.RLIMIT_AS, address_space, address_space),
     (resource.RLIMIT_FSIZE, int(limits["file_bytes"]), int(limits["file_bytes"])),
     (resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"])),
@@ -268,6 +313,16 @@ def restrict_files(readable: Iterable[str], devices: Iterable[str], writable: st
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where there is none
   "socket": (41, 198),
+  "socketpair": (53, 199),
+  "prctl": (157, 167),
+  "memfd_create": (319, 279),
+  "memfd_secret": (447, 447),
+  "shmget": (29, 194),
+  "msgget": (68, 186),
+  "semget": (64, 190),
+  "mq_open": (240, 180),
+  "io_setup": (206, 0),
+  "modify_ldt": (154, -1),
   "clone": (56, 220),
   "clone3": (435, 435),
   "kill": (62, 129),
@@ -306,6 +361,9 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
   "fsmount": (432, 432),
   "fspick": (433, 433),
   "mount_setattr": (442, 442),
+  "open_tree_attr": (467, 467),
+  "statmount": (457, 457),
+  "listmount": (458, 458),
   "name_to_handle_at": (303, 264),
   "open_by_handle_at": (304, 265),
   "bpf": (321, 280),
@@ -319,6 +377,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
   "keyctl": (250, 219),
   "fanotify_init": (300, 262),
   "quotactl": (179, 60),
+  "quotactl_fd": (443, 443),
   "acct": (163, 89),
   "syslog": (103, 116),
   "reboot": (169, 142),
@@ -351,17 +410,26 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
   "removexattr": (197, 14),
   "lremovexattr": (198, 15),
   "fremovexattr": (199, 16),
+  "setxattrat": (463, 463),
+  "removexattrat": (466, 466),
+  "file_setattr": (469, 469),
+  "utime": (132, -1),
+  "utimes": (235, -1),
+  "futimesat": (261, -1),
+  "utimensat": (280, 88),
 }
 _BY_ARGUMENT = frozenset(
-  "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl".split()
+  "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl socketpair "
+  "prctl".split()
 )
 _CHANGES_OF_FILES = frozenset(
   "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat setxattr lsetxattr "
-  "fsetxattr removexattr lremovexattr fremovexattr".split()
+  "fsetxattr removexattr lremovexattr fremovexattr setxattrat removexattrat file_setattr".split()
 )
-_HARMLESS_IN_PID_NAMESPACE = frozenset(
-  "tkill pidfd_send_signal setpriority sched_setaffinity sched_setscheduler sched_setparam "
-  "sched_setattr ioprio_set".split()
+_CHANGES_OF_TIMES = frozenset("utime utimes futimesat utimensat".split())
+_SIGNALS = frozenset(("tkill", "pidfd_send_signal"))  # others are bound by their argument
+_SCHEDULING = frozenset(
+  "setpriority sched_setaffinity sched_setscheduler sched_setparam sched_setattr ioprio_set".split()
 )
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -377,6 +445,8 @@ _NAMESPACE_FLAGS = (
   | CLONE_NEWNET
 )
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_PR_SET_DUMPABLE = 4
+_AF_UNIX = 1
 
 
 def seccomp_known() -> bool:
@@ -384,17 +454,46 @@ def seccomp_known() -> bool:
   return platform.machine() in _ARCHITECTURES
 
 
-def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None:
+def refuse_system_calls(
+  *, own_pid_namespace: bool, signals_scoped: bool, files_guarded: bool
+) -> None:
   """Installs the seccomp filter for good. Needs no_new_privileges().
 
-  Refused: sockets (socketpair stays; a path to a unix socket would reach services of the machine),
-  new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf, io_uring, clocks,
-  modules. Without a pid namespace also every signal and every scheduling call that could reach a
-  process other than the caller. Unless files outside are guarded otherwise (another user, read-only
-  mounts), also changes of a file's mode, owner, attributes and length by path, which Landlock
-  lets pass.
+  Refused: sockets (a unix socketpair stays; a path to a unix socket would reach services of the
+  machine), new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf,
+  io_uring, clocks, modules; also memory that no process's size shows (memfd) or that outlives all
+  of them (System V, message queues), and becoming unreadable to the watcher. Without a pid
+  namespace also every scheduling call that could reach a process other than the caller, and, unless
+  Landlock scopes them, every such signal. Unless files outside are guarded otherwise (another user,
+  read-only mounts), also changes of a file's mode, owner, attributes and length by path, which
+  Landlock lets pass; a change of its times then has no effect.
   """
-  machine = platform.machine()
+  program = system_call_filter(
+    platform.machine(),
+    own_pid=os.getpid(),
+    own_pid_namespace=own_pid_namespace,
+    signals_scoped=signals_scoped,
+    files_guarded=files_guarded,
+  )
+  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
+  buffer = ctypes.create_string_buffer(code, len(code))
+  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+  zero = ctypes.c_ulong(0)
+  _checked(
+    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
+    "prctl(PR_SET_SECCOMP)",
+  )
+
+
+def system_call_filter(
+  machine: str,
+  *,
+  own_pid: int,
+  own_pid_namespace: bool,
+  signals_scoped: bool,
+  files_guarded: bool,
+) -> list[tuple[int, int, int, int]]:
+  """The filter of ``refuse_system_calls`` for a machine: (code, jump if true, if false, value)."""
   column = list(_ARCHITECTURES).index(machine)
   program: list[tuple[int, int, int, int]] = []
 
@@ -414,13 +513,20 @@ def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None
   if machine == "x86_64":  # the x32 numbering would slip past the table
     step(_AT_LEAST, 0x40000000, 0, 1)
     refuse(_ENOSYS)
-  skipped = _BY_ARGUMENT | (_HARMLESS_IN_PID_NAMESPACE if own_pid_namespace else frozenset())
+  guard_signals = not (own_pid_namespace or signals_scoped)
+  skipped = _BY_ARGUMENT | _CHANGES_OF_TIMES
+  skipped |= frozenset() if guard_signals else _SIGNALS
+  skipped |= _SCHEDULING if own_pid_namespace else frozenset()
   skipped |= _CHANGES_OF_FILES if files_guarded else frozenset()
   for name, numbers in _NUMBERS.items():
     if name in skipped or numbers[column] < 0:
       continue
     step(_EQUAL, numbers[column], 0, 1)
     refuse(_EPERM)
+  for name in frozenset() if files_guarded else _CHANGES_OF_TIMES:
+    if _NUMBERS[name][column] >= 0:
+      step(_EQUAL, _NUMBERS[name][column], 0, 1)
+      refuse(0)  # as if done: archives and copies would fail over a time of their own files
   # libc falls back from clone3, whose flags a filter cannot read, to clone.
   step(_EQUAL, _NUMBERS["clone3"][column], 0, 1)
   refuse(_ENOSYS)
@@ -429,14 +535,19 @@ def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None
   step(_ANY_BIT, _NAMESPACE_FLAGS, 0, 1)
   refuse(_EPERM)
   step(_RETURN, _ALLOW)
-  for name, allowed in _process_rules(own_pid_namespace).items():
+  for name, allowed in _rules_by_first_argument(own_pid, guard_signals).items():
     step(_EQUAL, _NUMBERS[name][column], 0, len(allowed) + 3)
     load_argument(0)
     for at, value in enumerate(allowed):
       step(_EQUAL, value & 0xFFFFFFFF, len(allowed) - at, 0)
     refuse(_EPERM)
     step(_RETURN, _ALLOW)
-  if not own_pid_namespace:
+  step(_EQUAL, _NUMBERS["prctl"][column], 0, 4)
+  load_argument(0)
+  step(_EQUAL, _PR_SET_DUMPABLE, 0, 1)
+  refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  if guard_signals:
     step(_EQUAL, _NUMBERS["fcntl"][column], 0, 6)
     load_argument(1)
     for at, command in enumerate((_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)):
@@ -444,21 +555,13 @@ def refuse_system_calls(*, own_pid_namespace: bool, files_guarded: bool) -> None
     step(_RETURN, _ALLOW)
     refuse(_EPERM)
   step(_RETURN, _ALLOW)
-  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
-  buffer = ctypes.create_string_buffer(code, len(code))
-  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
-  zero = ctypes.c_ulong(0)
-  _checked(
-    _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
-    "prctl(PR_SET_SECCOMP)",
-  )
+  return program
 
 
-def _process_rules(own_pid_namespace: bool) -> dict[str, tuple[int, ...]]:
-  """System calls whose first argument is a process, with the values allowed there."""
-  pid = os.getpid()
-  rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid)}
-  if not own_pid_namespace:
+def _rules_by_first_argument(pid: int, guard_signals: bool) -> dict[str, tuple[int, ...]]:
+  """System calls that pass only with one of these values as their first argument."""
+  rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid), "socketpair": (_AF_UNIX,)}
+  if guard_signals:
     rules["kill"] = (pid, 0, -pid)
     rules |= {name: (pid,) for name in ("tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")}
   return rules

@@ -21,22 +21,21 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agentjax.config import Config, check
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
-  Command,
   Program,
   Protection,
-  PythonScript,
-  RunStatus,
   SandboxError,
   SandboxLimits,
   SandboxResult,
 )
+from agentjax.sandbox.result import Ended, as_result, infra_error, kept
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ zygote.main(json.loads(sys.argv[2]))
 _START_SECONDS = 60.0  # loading packages may be slow on a cold disk
 _GRACE_SECONDS = 10.0  # for the watcher to end a run after its deadline
 _SNAPSHOT_BYTES = 256 * 2**20
-_SIGXCPU = 24
+_TASKS_OF_SESSION = 4  # processes that a box's session keeps between cells
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -67,6 +66,8 @@ class ProcessSandboxConfig(Config):
     packages: packages of this environment that programs may import beyond the standard library;
       loaded once at start, so that a run finds them ready.
     require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
+      code may then read or change the machine's files, or reach its processes or network.
     directory: where work directories are made; None is the system's temporary directory.
   """
 
@@ -74,7 +75,8 @@ class ProcessSandboxConfig(Config):
   concurrency: int = 4
   queue_seconds: float = 15.0
   packages: tuple[str, ...] = ()
-  require: tuple[str, ...] = ("limits", "descendants", "network", "processes")
+  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
+  allow_unisolated: bool = False
   directory: str | None = None
 
   def validate(self, path: str = "config") -> None:
@@ -92,7 +94,7 @@ class ProcessSandbox:
   May be used from one event loop after another, and from several tasks at once.
   """
 
-  capabilities = Capabilities(files=True, snapshot=True, commands=True)
+  capabilities = Capabilities(files=True, snapshot=True, commands=True, sessions=True)
 
   def __init__(self, config: ProcessSandboxConfig | None = None):
     self.config = config or ProcessSandboxConfig()
@@ -145,12 +147,13 @@ class ProcessSandbox:
         self._zygote.release()
       zygote = _Zygote(self.config)
       missing = [p for p in self.config.require if p not in zygote.protections]
-      if missing:
+      if missing and not self.config.allow_unisolated:
         zygote.end()
         raise SandboxError(
           f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
           f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
-          f"allowed, or accept the risk and take the name out of ProcessSandboxConfig.require."
+          f"allowed, or in another back end; or accept that code of the policy may harm this "
+          f"machine, with ProcessSandboxConfig.allow_unisolated=True."
         )
       if not again:
         _log.info(
@@ -180,6 +183,7 @@ class ProcessBox:
       os.chown(self.directory, self.uid, self.uid)
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
+    self._session: ProcessSession | None = None
     self._busy = asyncio.Lock()
     self._closed = False
 
@@ -194,44 +198,24 @@ class ProcessBox:
     limits = limits or self._sandbox.config.limits
     async with self._busy, contextlib.AsyncExitStack() as held:
       self._check_open()
-      seconds = self._sandbox.config.queue_seconds
-      try:
-        async with asyncio.timeout(seconds):
-          await held.enter_async_context(self._sandbox._turn())
-      except TimeoutError:
-        return _infra_error(
-          f"no free place for the run within {seconds:g} s; raise the sandbox's concurrency "
-          f"({self._sandbox.config.concurrency})"
-        )
+      if self._session is not None:
+        raise SandboxError("a session is open in this box; close it, or run its cells")
+      if (full := await self._wait_for_turn(held)) is not None:
+        return full
       for path, content in (files or {}).items():
         await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
-      zygote = await self._sandbox._ready()
-      request = {
-        "program": _as_request(program),
-        "limits": limits.to_dict(),
-        "directory": self.directory,
-        "uid": self.uid,
-        "tasks_of_user": zygote.tasks_of_user,
-      }
-      connection = zygote.new_run()
-      if connection is None:
-        return _infra_error("the sandbox's interpreter is gone")
-      self._connection = connection
-      ended = False
-      try:
-        frame = await _converse(connection, request, stdin, limits.wall_seconds)
-        ended = True  # the watcher answers only when all of the run is dead
-      except TimeoutError:
-        return _infra_error("the watcher did not end the run in time")
-      except (EOFError, OSError) as error:
-        return _infra_error(f"the watcher ended without a result ({error or 'closed'})")
-      finally:
-        self._connection = None
-        if ended:
-          connection.close()
-        else:
-          await _hang_up(connection)
-      return _as_result(frame, limits)
+      watcher, request = await self._new_run(as_request(program), limits)
+      if watcher is None:
+        return infra_error("the sandbox's interpreter is gone")
+      return (await self._converse(watcher, (request, stdin), limits)).result
+
+  async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
+    async with self._busy:
+      self._check_open()
+      if self._session is not None:
+        raise SandboxError("a session is open in this box; close it before you open another")
+      self._session = ProcessSession(self, limits or self._sandbox.config.limits)
+      return self._session
 
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
@@ -246,21 +230,150 @@ class ProcessBox:
   async def snapshot(self) -> bytes:
     async with self._busy:
       self._check_open()
+      if self._session is not None:
+        raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
 
   async def close(self) -> None:
     if self._closed:
       return
     self._closed = True
-    if self._connection is not None:
-      self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
+    self._stop()
     async with self._busy:
+      if self._session is not None:
+        await self._session._end()
       self._sandbox._boxes.discard(self)
       await asyncio.to_thread(sandbox_files.wipe, self.directory)
 
   def _check_open(self) -> None:
     if self._closed:
       raise SandboxError("this box is closed; open another with Sandbox.create()")
+
+  def _stop(self) -> None:
+    """Ends what runs now, without waiting for its end."""
+    if self._connection is not None:
+      self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
+
+  async def _wait_for_turn(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
+    """Takes one of the places for runs; what to answer when none gets free in time."""
+    config = self._sandbox.config
+    try:
+      async with asyncio.timeout(config.queue_seconds):
+        await held.enter_async_context(self._sandbox._turn())
+    except TimeoutError:
+      return infra_error(
+        f"no free place for the run within {config.queue_seconds:g} s; raise the sandbox's "
+        f"concurrency ({config.concurrency})"
+      )
+    return None
+
+  async def _new_run(
+    self, program: dict[str, Any], limits: SandboxLimits
+  ) -> tuple[socket.socket | None, bytes]:
+    """The socket to a watcher, None when there is none to be had, and the request to send on it."""
+    zygote = await self._sandbox._ready()
+    request = {
+      "program": program,
+      "limits": limits.to_dict(),
+      "directory": self.directory,
+      "uid": self.uid,
+      "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
+    }
+    return zygote.new_run(), json.dumps(request).encode()
+
+  async def _converse(
+    self, connection: socket.socket, frames: Sequence[bytes], limits: SandboxLimits
+  ) -> _Reply:
+    """Sends the frames and waits for the reply; closes ``connection`` unless all is alive still."""
+    self._connection = connection
+    keep = ended = False
+    try:
+      reply = _read_reply(await _exchange(connection, frames, limits.wall_seconds), limits)
+      ended = True  # the watcher answers only when all of the run is dead, or at rest
+      keep = reply.alive
+      return reply
+    except TimeoutError:
+      return _Reply(infra_error("the watcher did not end the run in time"))
+    except (EOFError, OSError) as error:
+      return _Reply(infra_error(f"the watcher ended without a result ({error or 'closed'})"))
+    finally:
+      self._connection = None
+      if not ended:
+        await _hang_up(connection)
+      elif not keep:
+        connection.close()
+
+
+class ProcessSession:
+  """An interpreter that lives from cell to cell; made by ``ProcessBox.session``. See Session.
+
+  Between cells it is stopped and holds no place among the runs, but its memory.
+  """
+
+  def __init__(self, box: ProcessBox, limits: SandboxLimits):
+    self._box, self._limits = box, limits
+    self._connection: socket.socket | None = None  # to the watcher of the interpreter, when idle
+    self._alive = self._used = self._closed = False
+
+  @property
+  def alive(self) -> bool:
+    return self._alive
+
+  async def run(
+    self, source: str, *, seed: int = 0, wall_seconds: float | None = None
+  ) -> SandboxResult:
+    limits = self._limits
+    if wall_seconds is not None:
+      limits = dataclasses.replace(limits, wall_seconds=wall_seconds)
+    cell = {"source": source, "seed": seed, "wall_seconds": limits.wall_seconds}
+    async with self._box._busy, contextlib.AsyncExitStack() as held:
+      self._box._check_open()
+      if self._closed:
+        raise SandboxError("this session is closed; open another with Box.session()")
+      if (full := await self._box._wait_for_turn(held)) is not None:
+        return full
+      encoded = json.dumps(cell).encode()
+      for _ in range(2):  # the machine may have taken the memory of one that waited
+        restarted = self._used and not self._alive
+        reply = await self._ask(encoded)
+        if not reply.gone:
+          break
+      return dataclasses.replace(reply.result, restarted=restarted)
+
+  async def close(self) -> None:
+    if self._closed:
+      return
+    self._closed = True
+    if self._box._session is self:
+      self._box._stop()
+    async with self._box._busy:
+      await self._end()
+      if self._box._session is self:
+        self._box._session = None
+
+  async def _ask(self, cell: bytes) -> _Reply:
+    frames = [cell]
+    connection, self._connection = self._connection, None
+    self._alive = False
+    if connection is None:
+      connection, request = await self._box._new_run({"kind": "session"}, self._limits)
+      if connection is None:
+        return _Reply(infra_error("the sandbox's interpreter is gone"))
+      frames = [request, b"", cell]
+    self._used = True
+    wall = json.loads(cell)["wall_seconds"]
+    limits = dataclasses.replace(self._limits, wall_seconds=wall)
+    reply = await self._box._converse(connection, frames, limits)
+    if reply.alive:
+      self._connection, self._alive = connection, True
+    return reply
+
+  async def _end(self) -> None:
+    """Ends the interpreter; the box is held."""
+    connection, self._connection = self._connection, None
+    self._alive = False
+    if connection is not None:
+      await _hang_up(connection)
 
 
 class _Zygote:
@@ -383,22 +496,11 @@ def _tasks_of_user() -> int:
   return count
 
 
-def _as_request(program: Program) -> dict[str, Any]:
-  if isinstance(program, Command):
-    if not program.argv:
-      raise SandboxError("a Command needs at least the program's name in argv")
-    return {"kind": "command", "argv": list(program.argv)}
-  kind = "script" if isinstance(program, PythonScript) else "cell"
-  return {"kind": kind, "source": program.source, "seed": program.seed}
-
-
-async def _converse(
-  connection: socket.socket, request: dict[str, Any], stdin: bytes, seconds: float
-) -> bytes:
-  """Sends the request and waits for the result's frame."""
+async def _exchange(connection: socket.socket, frames: Sequence[bytes], seconds: float) -> bytes:
+  """Sends the frames and waits for the result's."""
   loop = asyncio.get_running_loop()
   async with asyncio.timeout(seconds + _GRACE_SECONDS):
-    for part in (json.dumps(request).encode(), stdin):
+    for part in frames:
       await loop.sock_sendall(connection, struct.pack("<Q", len(part)) + part)
     length = struct.unpack("<Q", await _receive_exactly(connection, 8))[0]
     return await _receive_exactly(connection, length)
@@ -432,48 +534,30 @@ async def _hang_up(connection: socket.socket) -> None:
   await asyncio.shield(asyncio.ensure_future(wait_for_end()))
 
 
-def _as_result(frame: bytes, limits: SandboxLimits) -> SandboxResult:
+class _Reply(NamedTuple):
+  """What a watcher answered: the result, and whether the interpreter lives on or never ran it."""
+
+  result: SandboxResult
+  alive: bool = False
+  gone: bool = False
+
+
+def _read_reply(frame: bytes, limits: SandboxLimits) -> _Reply:
   at = 4 + struct.unpack("<I", frame[:4])[0]
   header = json.loads(frame[4:at])
   parts = []
   for size in header["sizes"]:
     parts.append(frame[at : at + size])
     at += size
-  reason, detail, exit_code = header["reason"], header["detail"], header["exit_code"]
-  stdout = _text(parts[0], parts[1], header["totals"][0])
-  stderr = _text(parts[2], parts[3], header["totals"][1])
-  truncated = any(total > limits.output_bytes for total in header["totals"])
-  status = RunStatus.OK
-  if reason == "setup":
-    return dataclasses.replace(_infra_error(detail), seconds=header["seconds"])
-  if reason == "wall":
-    status = RunStatus.TIMEOUT
-  elif reason == "output":
-    status = RunStatus.OUTPUT_LIMIT
-  elif reason == "memory":
-    status = RunStatus.MEMORY_LIMIT
-  elif reason in ("processes", "cancelled"):
-    status = RunStatus.KILLED
-  elif exit_code == -_SIGXCPU or (exit_code == -9 and header["cpu_seconds"] >= limits.cpu_seconds):
-    status, detail = RunStatus.TIMEOUT, f"used more than {limits.cpu_seconds:g} s of CPU time"
-  elif exit_code < 0:
-    status, detail = RunStatus.KILLED, f"ended by signal {-exit_code}"
-  elif exit_code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
-    status = RunStatus.MEMORY_LIMIT
-    detail = f"needs more than {limits.memory_bytes} bytes of memory"
-  elif exit_code != 0:
-    status, detail = RunStatus.ERROR, f"exit code {exit_code}"
-  return SandboxResult(status, stdout, stderr, exit_code, header["seconds"], detail, truncated)
-
-
-def _text(head: bytes, tail: bytes, total: int) -> str:
-  left_out = total - len(head) - len(tail)
-  if left_out <= 0:
-    return (head + tail).decode("utf-8", errors="backslashreplace")
-  first = head.decode("utf-8", errors="backslashreplace")
-  last = tail.decode("utf-8", errors="backslashreplace")
-  return f"{first}\n[... {left_out} bytes left out ...]\n{last}"
-
-
-def _infra_error(detail: str) -> SandboxResult:
-  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)
+  reason, detail = header["reason"], header["detail"]
+  gone = reason == "gone"
+  ended = Ended(
+    "setup" if gone else reason,
+    detail or "the interpreter ended before the cell ran" if gone else detail,
+    header["exit_code"],
+    header["seconds"],
+    kept(parts[0], parts[1], header["totals"][0]),
+    kept(parts[2], parts[3], header["totals"][1]),
+    header["cpu_seconds"],
+  )
+  return _Reply(as_result(ended, limits), alive=header["alive"] and not gone, gone=gone)

@@ -14,10 +14,12 @@ import array
 import ast
 import builtins
 import contextlib
+import errno
 import functools
 import gc
 import importlib
 import io
+import itertools
 import json
 import linecache
 import os
@@ -28,11 +30,13 @@ import select
 import signal
 import site
 import socket
+import stat
 import struct
 import sys
 import time
 import traceback
 import types
+import typing
 from typing import Any
 
 from agentjax.sandbox import jail
@@ -55,6 +59,9 @@ _READABLE = (
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _TICK = 0.02  # seconds between looks at memory and process counts of a run
+_DISK_TICK = 0.1  # seconds between looks at its files, at least
+_IDLE_TICK = 0.5  # seconds between looks at a session that waits
+_REST_SECONDS = 2.0  # for a session to come to rest after a cell
 _LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
 _MAX_FRAME = 1 << 30
 _HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
@@ -103,6 +110,13 @@ class Walls:
       freeze()
     self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self.isolate_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
+    # Where Landlock is missing, a file system of its own keeps a program from files.
+    self.view = os.path.join(settings["directory"], "view")
+    has_mounts = self.privileged or self.user_namespace
+    if not self.landlock and has_mounts and jail.holds(functools.partial(self._try_view, settings)):
+      self._build_view()
+    else:
+      self.view = ""
     self.seccomp = jail.seccomp_known() and jail.holds(self._try_seccomp)
     release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
     # Before Linux 5.14 a user namespace did not count its processes apart.
@@ -124,6 +138,20 @@ class Walls:
     with open(os.__file__):
       pass
 
+  def _build_view(self) -> None:
+    os.makedirs(self.view, mode=0o755, exist_ok=True)
+    jail.build_view(self.view, self.readable, _DEVICES)
+
+  def _try_view(self, settings: dict[str, Any]) -> None:
+    """In a child that has mounts of its own, so that none of them stays."""
+    jail.unshare(jail.CLONE_NEWNS)
+    self._build_view()
+    jail.enter_view(self.view, settings["directory"])
+    if self.uids:
+      jail.become(self.first_uid)
+    for path in settings["readable"]:
+      os.listdir(path)
+
   def _try_landlock(self) -> None:
     if jail.landlock_version() == 0:
       raise OSError
@@ -136,7 +164,9 @@ class Walls:
 
   def refuse_system_calls(self) -> None:
     jail.refuse_system_calls(
-      own_pid_namespace=self.pid_namespace, files_guarded=bool(self.frozen or self.uids)
+      own_pid_namespace=self.pid_namespace,
+      signals_scoped=self.landlock >= 6,
+      files_guarded=bool(self.frozen or self.uids),
     )
 
   def protections(self) -> list[str]:
@@ -145,10 +175,11 @@ class Walls:
       names.append("network")
     signals = self.pid_namespace or self.uids or self.landlock >= 6 or self.seccomp
     apart = self.user_namespace and self.pid_namespace
-    if signals and (apart or self.uids or self.landlock):
+    if signals and (apart or self.uids or self.landlock or self.view):
       names.append("processes")
     # Landlock before version 3 lets a file be truncated; a change of its mode it always lets pass.
-    if self.landlock and (self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)):
+    guarded = self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)
+    if (self.landlock and guarded) or self.view:
       names.append("filesystem")
     if self.seccomp:
       names.append("syscalls")
@@ -162,6 +193,7 @@ class Walls:
       "read_only_mounts": self.frozen,
       "pid_namespace": self.pid_namespace,
       f"landlock_{self.landlock}": self.landlock,
+      "own_file_system": self.view,
       "seccomp": self.seccomp,
       "own_uid": self.uids,
     }
@@ -228,12 +260,12 @@ class Watcher:
     out, out_write = os.pipe()
     err, err_write = os.pipe()
     report, report_write = os.pipe()
-    request_read, request_write = os.pipe()
+    channel, channel_theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-      program = _Program(self._walls, self._space, request_read, report_write)
+      program = _Program(self._walls, self._space, channel_theirs, report_write)
       program.start(out_write, err_write)
-    for fd in (out_write, err_write, report_write, request_read):
+    for fd in (out_write, err_write, report_write, channel_theirs.detach()):
       os.close(fd)
     for fd in (out, err, report):
       os.set_blocking(fd, False)
@@ -249,32 +281,147 @@ class Watcher:
     except (EOFError, OSError):
       _end_all(pid)
       return
-    start = time.monotonic()
-    with contextlib.suppress(OSError), open(request_write, "wb") as pipe:
-      # If the program's process ended during set-up, its report says why.
-      for frame in (request, stdin):
-        pipe.write(struct.pack("<Q", len(frame)) + frame)
-    result = self._outcome(connection, pid, (out, err), report, json.loads(request), start)
-    with contextlib.suppress(OSError):  # the caller may be gone
-      connection.sendall(result)
+    run = _Run(self._walls, self._resident, json.loads(request), connection, pid)
+    run.attach((out, err), report, channel)
+    run.start(request, stdin)
+    if run.is_session:
+      run.serve_cells()
+    else:
+      run.serve_program()
 
-  def _outcome(
+
+class _Ending(typing.NamedTuple):
+  """Why a run or a cell is over. ``exit_code`` counts for a cell that ended by itself."""
+
+  reason: str
+  detail: str = ""
+  exit_code: int = 0
+
+
+class _Run:
+  """The program of one run as its watcher sees it: told what to do, timed, measured, ended."""
+
+  def __init__(
     self,
+    walls: Walls,
+    resident: int,
+    request: dict[str, Any],
     connection: socket.socket,
     pid: int,
-    streams: tuple[int, int],
-    report: int,
-    request: dict[str, Any],
-    start: float,
-  ) -> bytes:
-    """Waits for the end, kills what is left; one frame: length of the header, header, outputs."""
-    limits = request["limits"]
-    outputs = {fd: Output(limits["output_bytes"]) for fd in streams}
-    reason, detail = self._watch(connection, pid, outputs, limits, start)
-    status, cpu = _end_all(pid)
+  ):
+    self._walls, self._resident = walls, resident
+    self._limits = request["limits"]
+    self._disk = Disk(request["directory"], self._limits)
+    self.is_session = request["program"]["kind"] == "session"
+    self._connection, self._pid = connection, pid
+    self._poll = select.poll()
+    with contextlib.suppress(OSError):  # some kernels have none; then each tick looks
+      self._poll.register(os.pidfd_open(pid), select.POLLIN)
+    self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
+
+  def attach(self, streams: tuple[int, int], report: int, channel: socket.socket) -> None:
+    """The watcher's ends of what it shares with the program."""
+    self._streams, self._report, self._channel = streams, report, channel
+
+  def start(self, request: bytes, stdin: bytes) -> None:
+    """Hands the standing program what it is to become."""
+    self._began = time.monotonic()
+    with contextlib.suppress(OSError):
+      # If the program's process ended during set-up, its report says why.
+      for frame in (request, stdin):
+        self._channel.sendall(struct.pack("<Q", len(frame)) + frame)
+
+  def serve_program(self) -> None:
+    """Waits for the end, kills what is left, answers with the result."""
+    self._channel.close()
+    outputs = self._new_outputs()
+    ending = self._watch(outputs, self._limits["wall_seconds"], None)
+    self._answer(ending, outputs, *_end_all(self._pid))
+
+  def serve_cells(self) -> None:
+    """Runs cells in one interpreter, a frame for each and one back, until it or the host is gone.
+
+    Between cells the interpreter is stopped and nothing else of the run lives.
+    """
+    interpreter = self._interpreter()
+    while (cell := self._next_cell(interpreter)) is not None:
+      self._began = time.monotonic()
+      outputs = self._new_outputs()
+      try:
+        os.kill(interpreter, signal.SIGCONT)
+        self._channel.sendall(struct.pack("<Q", len(cell)) + cell)
+      except OSError:  # it died between cells, or could not be set up
+        self._answer(_Ending("gone"), outputs, *_end_all(self._pid))
+        return
+      used = _cpu_seconds([self._pid, *_descendants(self._pid)])
+      ending = self._watch(outputs, json.loads(cell)["wall_seconds"], used)
+      if ending.reason != "cell" or not self._rest(interpreter):
+        self._answer(ending, outputs, *_end_all(self._pid))
+        return
+      self._answer(ending, outputs, ending.exit_code << 8, 0.0, alive=True)
+    _end_all(self._pid)
+
+  def _interpreter(self) -> int:
+    """The process that runs cells; asked for before any ran, so nothing else is there yet."""
+    if not self._walls.pid_namespace:
+      return self._pid
+    while not (children := _children(self._pid)):
+      if self._ended():
+        return self._pid
+      time.sleep(0.001)
+    return children[0]
+
+  def _next_cell(self, interpreter: int) -> bytes | None:
+    """Waits for a cell; None when the host is gone. Keeps the run at rest meanwhile."""
+    while not select.select([self._connection], [], [], _IDLE_TICK)[0]:
+      self._rest(interpreter)  # a chain of short-lived processes may have slipped through before
+    try:
+      return receive(self._connection)
+    except (EOFError, OSError):
+      return None
+
+  def _rest(self, interpreter: int) -> bool:
+    """Stops the interpreter and kills all it started; False when it is dead or cannot be had so."""
+    deadline = time.monotonic() + _REST_SECONDS
+    while time.monotonic() < deadline:
+      try:
+        os.kill(interpreter, signal.SIGSTOP)
+      except ProcessLookupError:
+        return False
+      still = _states(interpreter) == {"T"}
+      others = set(_descendants("self")) - {self._pid, interpreter}
+      living = {pid for pid in others if not _states(pid) <= {"Z", "X"}}
+      for pid in living:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(pid, signal.SIGKILL)
+      for pid in others - living:
+        with contextlib.suppress(ChildProcessError):  # only orphans are this process's to reap
+          os.waitpid(pid, os.WNOHANG)
+      if still and not living:
+        _discard(self._channel)
+        return not self._ended()
+      time.sleep(0.0002)
+    return False
+
+  def _new_outputs(self) -> dict[int, Output]:
+    for fd in self._streams:
+      self._poll.register(fd, select.POLLIN)
+    return {fd: Output(self._limits["output_bytes"]) for fd in self._streams}
+
+  def _answer(
+    self,
+    ending: _Ending,
+    outputs: dict[int, Output],
+    status: int,
+    cpu: float,
+    *,
+    alive: bool = False,
+  ) -> None:
+    """Sends one frame: length of the header, header, outputs."""
     for fd, output in outputs.items():
       _drain(fd, output)
-    notes = _read_all(report)
+    reason, detail = ending.reason, ending.detail
+    notes = _read_all(self._report)
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
     elif notes.startswith(b"exit "):
@@ -283,72 +430,121 @@ class Watcher:
     header = {
       "reason": reason,
       "detail": detail,
+      "alive": alive,
       "exit_code": os.waitstatus_to_exitcode(status),
       "cpu_seconds": cpu,
-      "seconds": time.monotonic() - start,
+      "seconds": time.monotonic() - self._began,
       "totals": [o.total for o in outputs.values()],
       "sizes": [len(part) for part in parts],
     }
     encoded = json.dumps(header).encode()
     body = struct.pack("<I", len(encoded)) + encoded + b"".join(parts)
-    return struct.pack("<Q", len(body)) + body
+    with contextlib.suppress(OSError):  # the caller may be gone
+      self._connection.sendall(struct.pack("<Q", len(body)) + body)
 
   def _watch(
-    self,
-    connection: socket.socket,
-    pid: int,
-    outputs: dict[int, Output],
-    limits: dict[str, Any],
-    start: float,
-  ) -> tuple[str, str]:
-    """Waits for the first reason to end the run: (reason, detail)."""
-    poll = select.poll()
-    with contextlib.suppress(OSError):  # some kernels have none; then each tick looks
-      poll.register(os.pidfd_open(pid), select.POLLIN)
-    poll.register(connection, select.POLLIN | select.POLLRDHUP)
-    for fd in outputs:
-      poll.register(fd, select.POLLIN)
-    deadline = start + limits["wall_seconds"]
-    look = start + _TICK
+    self, outputs: dict[int, Output], wall_seconds: float, cpu_start: float | None
+  ) -> _Ending:
+    """Waits for the first reason to end the run, or the cell where there is a ``cpu_start``."""
+    if cpu_start is not None:
+      self._poll.register(self._channel, select.POLLIN)
+    deadline = self._began + wall_seconds
+    look = self._began + _TICK
+    most = self._limits["output_kill_bytes"]
     while True:
       now = time.monotonic()
       if now >= deadline:
-        return "wall", f"did not end within {limits['wall_seconds']:.1f} s"
+        return _Ending("wall", f"did not end within {wall_seconds:.1f} s")
       if now >= look:
         look = now + _TICK
-        if too_much := self._too_much(pid, limits):
+        if too_much := self._too_much(cpu_start):
           return too_much
-      events = poll.poll(1000 * (min(deadline, look) - now) + 1)
-      for fd, _ in events:
-        if fd in outputs:
-          # A daemon may hold the pipe open after the program ended: the process decides, not EOF.
-          if not _read_some(fd, outputs[fd]):
-            poll.unregister(fd)
-          elif outputs[fd].total > limits["output_kill_bytes"]:
-            return "output", f"wrote more than {limits['output_kill_bytes']} bytes"
-      if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-        return "exit", ""
-      if any(fd == connection.fileno() for fd, _ in events):
-        return "cancelled", "the caller cancelled the run"
+      ready = {fd for fd, _ in self._poll.poll(1000 * (min(deadline, look) - now) + 1)}
+      for fd in ready & outputs.keys():
+        # A daemon may hold the pipe open after the program ended: the process decides, not EOF.
+        if not _read_some(fd, outputs[fd]):
+          self._poll.unregister(fd)
+        elif outputs[fd].total > most:
+          return _Ending("output", f"wrote more than {most} bytes")
+      if self._ended():
+        return _Ending("exit")
+      if self._connection.fileno() in ready:
+        return _Ending("cancelled", "the caller cancelled the run")
+      if self._channel.fileno() in ready:
+        self._poll.unregister(self._channel)
+        if code := self._channel.recv(4096):
+          return _Ending("cell", exit_code=code[0])
+        # Closed: the interpreter is about to end, or has a program that closed it.
 
-  def _too_much(self, pid: int, limits: dict[str, Any]) -> tuple[str, str] | None:
-    family = [pid, *_descendants(pid)]
+  def _ended(self) -> bool:
+    return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+  def _too_much(self, cpu_start: float | None) -> _Ending | None:
+    limits = self._limits
+    family = [self._pid, *_descendants(self._pid)]
     # pid 1 of the namespace is ours, and every process still holds pages of this interpreter
     resident = sum(max(0, _resident_bytes(p) - self._resident) for p in family)
     if resident > limits["memory_bytes"]:
-      return "memory", f"its processes hold more than {limits['memory_bytes']} bytes together"
+      return _Ending(
+        "memory", f"its processes hold more than {limits['memory_bytes']} bytes together"
+      )
     tasks = sum(_task_count(p) for p in family) - (1 if self._walls.pid_namespace else 0)
     if tasks > limits["processes"]:
-      return "processes", f"runs more than {limits['processes']} processes and threads"
+      return _Ending("processes", f"runs more than {limits['processes']} processes and threads")
+    if cpu_start is not None and _cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
+      return _Ending("cpu")
+    if (detail := self._disk.too_much(family)) is not None:
+      return _Ending("disk", detail)
     return None
+
+
+class Disk:
+  """Measures what a run's files take, deleted but open ones too; at most a tenth of the time."""
+
+  def __init__(self, directory: str, limits: dict[str, Any]):
+    self._directory, self._limits = directory, limits
+    self._next = time.monotonic() + _DISK_TICK
+
+  def too_much(self, family: list[int]) -> str | None:
+    """Which bound is passed, or None; mostly None without a look."""
+    if time.monotonic() < self._next:
+      return None
+    start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
+    most_files, most_bytes = self._limits["files"], self._limits["disk_bytes"]
+    count, held = self._below(most_files)
+    held += sum(_unlinked_bytes(family).values())
+    self._next = time.monotonic() + max(_DISK_TICK, 10 * (time.thread_time() - start))
+    if count > most_files:
+      return f"made more than {most_files} files and directories"
+    if held > most_bytes:
+      return f"its files hold more than {most_bytes} bytes"
+    return None
+
+  def _below(self, most_files: int) -> tuple[int, int]:
+    """Entries below the directory, counted up to ``most_files``, and the bytes they occupy."""
+    count, held, waiting = 0, 0, [self._directory]
+    while waiting and count <= most_files:
+      try:
+        with os.scandir(waiting.pop()) as listing:
+          for entry in listing:
+            count += 1
+            held += entry.stat(follow_symlinks=False).st_blocks * 512
+            if entry.is_dir(follow_symlinks=False):
+              waiting.append(entry.path)
+            if count > most_files:
+              break
+      except OSError as error:  # it is being changed meanwhile
+        if error.errno == errno.ENAMETOOLONG:
+          count = most_files + 1  # nested deeper than can be measured
+    return count, held
 
 
 class _Program:
   """The forked side of a run: waits for the request, raises the walls, becomes the program."""
 
-  def __init__(self, walls: Walls, space: int, requests: int, report: int):
+  def __init__(self, walls: Walls, space: int, channel: socket.socket, report: int):
     self._walls, self._space = walls, space
-    self._requests, self._report = requests, report
+    self._channel, self._report = channel, report
 
   def start(self, out: int, err: int) -> None:
     """Never returns."""
@@ -359,14 +555,13 @@ class _Program:
       os.setsid()
       os.dup2(out, 1)
       os.dup2(err, 2)
-      _close_all_but(0, 1, 2, self._requests, self._report)
-      with open(self._requests, "rb") as pipe:
-        request, stdin = (pipe.read(*struct.unpack("<Q", pipe.read(8))) for _ in range(2))
+      _close_all_but(0, 1, 2, self._channel.fileno(), self._report)
+      request, stdin = receive(self._channel), receive(self._channel)
       self._become_ready(json.loads(request), stdin)
     except BaseException as error:
       self._note(f"error {type(error).__name__}: {error}")
       os._exit(127)
-    _run_program(self._request["program"], self._request["directory"], self._report)
+    _run_program(self._request, self._report, self._channel)
 
   def _become_ready(self, request: dict[str, Any], stdin: bytes) -> None:
     self._request = request
@@ -404,7 +599,16 @@ class _Program:
       processes += 2  # the watcher and pid 1 count too
     elif not walls.uids:
       processes += request["tasks_of_user"]  # the kernel counts all of this user's tasks
-    jail.limit(limits, address_space=self._space + limits["memory_bytes"], processes=processes)
+    jail.limit(
+      limits,
+      address_space=self._space + limits["memory_bytes"],
+      processes=processes,
+      # A session's interpreter outlives its cells, so the watcher counts the time of each.
+      cpu_seconds=None if request["program"]["kind"] == "session" else limits["cpu_seconds"],
+    )
+    if walls.view:
+      jail.enter_view(walls.view, request["directory"])
+      request["directory"] = jail.BOX
     if request["uid"] is not None:
       jail.become(request["uid"])
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it
@@ -438,8 +642,9 @@ def _next_run(control: socket.socket) -> socket.socket | None:
       return socket.socket(fileno=array.array("i", data[:size])[0])
 
 
-def _run_program(program: dict[str, Any], directory: str, report: int) -> None:
+def _run_program(request: dict[str, Any], report: int, channel: socket.socket) -> None:
   """Runs in the jail; from here on nothing of this process can be trusted. Never returns."""
+  program, directory = request["program"], request["directory"]
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.default_int_handler)
   os.environ.update(HOME=directory, TMPDIR=directory, PWD=directory)
@@ -451,10 +656,37 @@ def _run_program(program: dict[str, Any], directory: str, report: int) -> None:
       os.write(2, f"{program['argv'][0]}: {error.strerror}\n".encode())
     os._exit(127)
   os.close(report)
-  _run_python(program, directory)
+  namespace = _prepare_python(directory)
+  if program["kind"] == "session":
+    _run_cells(channel, namespace)
+  channel.close()
+  code = _run_source(program, "<tool>", namespace, show_last=program["kind"] == "cell")
+  os._exit(_finish(code) & 0xFF)
 
 
-def _run_python(program: dict[str, Any], directory: str) -> None:
+def _run_cells(channel: socket.socket, namespace: dict[str, Any]) -> None:
+  """Runs each cell that comes and tells its exit code in a byte. Never returns."""
+  own_pid = os.getpid()
+  for number in itertools.count(1):
+    try:
+      cell = json.loads(receive(channel))
+    except (EOFError, OSError):
+      os._exit(0)
+    code = _run_source(cell, f"<cell {number}>", namespace, show_last=True)
+    if os.getpid() != own_pid:
+      os._exit(_finish(code) & 0xFF)  # the cell forked, and this is the child
+    with contextlib.suppress(BaseException):  # the program may have broken or closed them
+      sys.stdout.flush()
+      sys.stderr.flush()
+    try:
+      channel.sendall(bytes([code & 0xFF]))
+    except OSError:
+      os.write(2, b"the program closed the channel of its interpreter\n")
+      os._exit(1)
+
+
+def _prepare_python(directory: str) -> dict[str, Any]:
+  """Makes this process look like a new interpreter; the namespace of its ``__main__``."""
   sys.path.insert(0, directory)
   sys.argv = ["<tool>"]
   for name in [n for n in sys.modules if n.partition(".")[0] == "agentjax"]:
@@ -468,24 +700,29 @@ def _run_python(program: dict[str, Any], directory: str) -> None:
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
   gc.enable()
-  random.seed(program["seed"])
-  if (numpy := sys.modules.get("numpy")) is not None:
-    numpy.random.seed(program["seed"] % 2**32)
-  source, name = program["source"], "<tool>"
-  linecache.cache[name] = (len(source), None, source.splitlines(True), name)
   main = types.ModuleType("__main__")
   main.__dict__["__builtins__"] = builtins
   sys.modules["__main__"] = main
-  code = 0
+  return main.__dict__
+
+
+def _run_source(
+  program: dict[str, Any], name: str, namespace: dict[str, Any], *, show_last: bool
+) -> int:
+  """Runs ``program["source"]`` under the file name ``name``; the exit code."""
+  random.seed(program["seed"])
+  if (numpy := sys.modules.get("numpy")) is not None:
+    numpy.random.seed(program["seed"] % 2**32)
+  source = program["source"]
+  linecache.cache[name] = (len(source), None, source.splitlines(True), name)
   try:
-    _execute(source, name, main.__dict__, show_last=program["kind"] == "cell")
+    _execute(source, name, namespace, show_last=show_last)
   except SystemExit as request:
-    code = _exit_code(request)
+    return _exit_code(request)
   except BaseException as error:
-    code = 1
-    _print_error(error)
-  code = _finish(code)
-  os._exit(code & 0xFF)
+    _print_error(error, name)
+    return 1
+  return 0
 
 
 def _execute(source: str, name: str, namespace: dict[str, Any], *, show_last: bool) -> None:
@@ -510,9 +747,9 @@ def _exit_code(request: SystemExit) -> int:
   return 1
 
 
-def _print_error(error: BaseException) -> None:
+def _print_error(error: BaseException, name: str) -> None:
   trace = error.__traceback__
-  while trace is not None and trace.tb_frame.f_code.co_filename != "<tool>":
+  while trace is not None and trace.tb_frame.f_code.co_filename != name:
     trace = trace.tb_next
   try:
     traceback.print_exception(type(error), error, trace)
@@ -585,6 +822,42 @@ def _task_count(pid: int) -> int:
     return 0
 
 
+def _states(pid: int) -> set[str]:
+  """States of a process's threads: T stopped, Z dead but not reaped, R, S, D; none when gone."""
+  found = set()
+  with contextlib.suppress(OSError, IndexError):
+    for task in os.listdir(f"/proc/{pid}/task"):
+      with open(f"/proc/{pid}/task/{task}/stat") as file:
+        found.add(file.read().rpartition(")")[2].split()[0])
+  return found
+
+
+def _cpu_seconds(family: list[int]) -> float:
+  """User and system time of these processes and of those they waited for."""
+  ticks = 0
+  for pid in family:
+    with contextlib.suppress(OSError, IndexError):
+      with open(f"/proc/{pid}/stat") as file:
+        ticks += sum(int(v) for v in file.read().rpartition(")")[2].split()[11:15])
+  return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _unlinked_bytes(family: list[int]) -> dict[tuple[int, int], int]:
+  """Bytes of the files that these processes hold open though no name is left, by device and inode.
+
+  Some kernels let nobody look into a process that made itself unreadable; seccomp forbids that.
+  """
+  found = {}
+  for pid in family:
+    with contextlib.suppress(OSError):
+      for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+          status = os.stat(f"/proc/{pid}/fd/{fd}")
+          if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
+            found[status.st_dev, status.st_ino] = status.st_blocks * 512
+  return found
+
+
 def _end_all(pid: int) -> tuple[int, float]:
   """Kills and reaps every descendant; returns the wait status and CPU seconds of ``pid``."""
   outcome = (0, 0.0)
@@ -615,6 +888,13 @@ def _read_some(fd: int, output: Output) -> bool:
   return bool(data)
 
 
+def _discard(connection: socket.socket) -> None:
+  """Drops what was sent but not read."""
+  with contextlib.suppress(OSError):  # nothing more
+    while connection.recv(1 << 16, socket.MSG_DONTWAIT):
+      pass
+
+
 def _drain(fd: int, output: Output) -> None:
   before = -1
   while output.total != before:
@@ -636,6 +916,8 @@ def main(settings: dict[str, Any]) -> None:
     sys.path.extend(settings["packages_path"])
     for name in (*_COMMON, *settings["packages"]):
       importlib.import_module(name)
+    if "numpy" in sys.modules:
+      importlib.import_module("numpy.random").seed(0)  # numpy leaves it for the first use
     if not hasattr(builtins, "exit"):
       site.setquit()
     with open("/proc/self/statm") as file:

@@ -1,15 +1,26 @@
-"""Tools that a policy may call: protocol, registry, calculator, Python, your own functions."""
+"""Tools that a policy may call: protocol, registry, the bundled ones, your own functions."""
 
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.calculator import CalculatorTool
+from agentjax.tools.files import FilesTool
 from agentjax.tools.function import ToolError, function_tool
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
-from agentjax.tools.python import PythonTool
+from agentjax.tools.python import PythonSessionTool, PythonTool
 from agentjax.tools.registry import ToolRegistry, ToolSchemaError
+from agentjax.tools.search import SearchTool
+from agentjax.tools.shell import ShellTool
+from agentjax.tools.sql import SqlTool
+from agentjax.tools.web_page import WebPageTool
+from agentjax.tools.workspace import TreeStore, Workspaces
 
 __all__ = [
   "CalculatorTool",
+  "FilesTool",
+  "PythonSessionTool",
   "PythonTool",
+  "SearchTool",
+  "ShellTool",
+  "SqlTool",
   "Tool",
   "ToolContext",
   "ToolError",
@@ -18,6 +29,9 @@ __all__ = [
   "ToolSchemaError",
   "ToolStatus",
   "ToolsConfig",
+  "TreeStore",
+  "WebPageTool",
+  "Workspaces",
   "build_tools",
   "function_tool",
 ]

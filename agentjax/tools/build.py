@@ -7,14 +7,22 @@ import importlib
 from collections.abc import Sequence
 
 from agentjax.config import Config, ConfigError, check
-from agentjax.sandbox.process import ProcessSandbox
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.interface import Sandbox
 from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
+from agentjax.tools.files import FilesConfig, FilesTool
 from agentjax.tools.function import FunctionTool
 from agentjax.tools.protocol import Tool
-from agentjax.tools.python import PythonTool, PythonToolConfig
+from agentjax.tools.python import PythonToolConfig, build_python_tool
 from agentjax.tools.registry import ToolRegistry
+from agentjax.tools.search import Corpus, SearchConfig, SearchTool, read_corpus
+from agentjax.tools.shell import ShellConfig, ShellTool
+from agentjax.tools.sql import SqlConfig, SqlTool
+from agentjax.tools.web_page import WebPageConfig, WebPageTool
+from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 
-_BUNDLED = ("calculator", "python")
+_BUNDLED = ("calculator", "files", "python", "search", "shell", "sql", "web_page")
+_ON_WORKSPACES = {"files", "shell", "sql", "web_page"}
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -22,17 +30,27 @@ class ToolsConfig(Config):
   """The tools of a run.
 
   Attributes:
-    names: bundled tools ("calculator", "python"), or "package.module:attribute" for a tool of your
-      own (a function, typed, or any object that follows the Tool protocol).
+    names: bundled tools ("calculator", "files", "python", "search", "shell", "sql", "web_page"), or
+      "package.module:attribute" for a tool of your own (a function, typed, or any object that
+      follows the Tool protocol).
     timeout: seconds one call may take at most, retries and waiting for a sandbox included.
     retries: further tries of a call that failed by no fault of the policy.
+    workspace: where shell, files and web_page work, one for each episode, and the sandbox of SQL.
+    calculator, files, python, search, shell, sql, web_page: settings of each; read where it is
+      among ``names``.
   """
 
   names: tuple[str, ...] = ("calculator",)
   timeout: float = 30.0
   retries: int = 1
   calculator: CalculatorConfig = dataclasses.field(default_factory=CalculatorConfig)
+  files: FilesConfig = dataclasses.field(default_factory=FilesConfig)
   python: PythonToolConfig = dataclasses.field(default_factory=PythonToolConfig)
+  search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+  shell: ShellConfig = dataclasses.field(default_factory=ShellConfig)
+  sql: SqlConfig = dataclasses.field(default_factory=SqlConfig)
+  web_page: WebPageConfig = dataclasses.field(default_factory=WebPageConfig)
+  workspace: WorkspaceConfig = dataclasses.field(default_factory=WorkspaceConfig)
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -46,15 +64,35 @@ class ToolsConfig(Config):
     check(len(set(self.names)) == len(self.names), f"{path}.names", self.names, "distinct names")
     check(self.timeout > 0, f"{path}.timeout", self.timeout, "> 0")
     check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
-    sandbox = self.python.sandbox
+    # Else a wait for a free place would read as the policy's own slowness.
+    for used, room, seconds in (
+      ({"python"}, "python.sandbox", _seconds(self.python.sandbox)),
+      ({"files", "shell", "sql"}, "workspace.sandbox", _seconds(self.workspace.sandbox)),
+      ({"web_page"}, "web_page", (self.web_page.seconds, self.web_page.queue_seconds)),
+    ):
+      check(
+        used.isdisjoint(self.names) or self.timeout > sum(seconds),
+        f"{path}.timeout",
+        self.timeout,
+        f"> the wall clock and the longest wait of {room} ({seconds[0]:g} + {seconds[1]:g} s)",
+      )
+    wall = self.workspace.sandbox.limits.wall_seconds
     check(
-      "python" not in self.names
-      or self.timeout > sandbox.limits.wall_seconds + sandbox.queue_seconds,
-      f"{path}.timeout",
-      self.timeout,
-      f"> python.sandbox.limits.wall_seconds + python.sandbox.queue_seconds "
-      f"({sandbox.limits.wall_seconds:g} + {sandbox.queue_seconds:g})",
+      "sql" not in self.names or self.sql.statement_seconds < wall,
+      f"{path}.sql.statement_seconds",
+      self.sql.statement_seconds,
+      f"< workspace.sandbox.limits.wall_seconds ({wall:g})",
     )
+    check(
+      "search" not in self.names or bool(self.search.corpus),
+      f"{path}.search.corpus",
+      self.search.corpus,
+      "JSONL files, at least one",
+    )
+
+
+def _seconds(sandbox: SandboxConfig) -> tuple[float, float]:
+  return sandbox.limits.wall_seconds, sandbox.waiting_seconds
 
 
 def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry:
@@ -64,18 +102,35 @@ def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry
     ConfigError: a name that cannot be imported or is no tool.
     ToolSchemaError: a tool whose schema cannot be used.
   """
-  tools = [_build(name, config) for name in config.names]
+  shared, sandbox = None, None
+  if _ON_WORKSPACES.intersection(config.names):
+    sandbox = build_sandbox(config.workspace.sandbox)
+  if sandbox is not None and {"files", "shell", "web_page"}.intersection(config.names):
+    shared = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
+  tools = [_build(name, config, sandbox, shared) for name in config.names]
   return ToolRegistry([*tools, *extra], timeout=config.timeout, retries=config.retries)
 
 
-def _build(name: str, config: ToolsConfig) -> Tool:
+def _build(
+  name: str, config: ToolsConfig, sandbox: Sandbox | None, shared: Workspaces | None
+) -> Tool:
   if name == "calculator":
     return CalculatorTool(config.calculator)
   if name == "python":
-    settings = config.python
-    return PythonTool(
-      ProcessSandbox(settings.sandbox), settings.sandbox.limits, settings.max_characters
-    )
+    return build_python_tool(config.python)
+  if name == "search":
+    return SearchTool(Corpus(read_corpus(config.search.corpus), config.search), config.search)
+  if name == "sql":
+    assert sandbox is not None
+    own = dataclasses.replace(config.workspace, files=None)
+    return SqlTool(Workspaces(sandbox, config.workspace.sandbox.limits, own), config.sql)
+  if name == "web_page":
+    return WebPageTool(shared, config.web_page)
+  if name in ("shell", "files"):
+    assert shared is not None
+    if name == "shell":
+      return ShellTool(shared, config.shell)
+    return FilesTool(shared, config.files)
   module, _, attribute = name.partition(":")
   try:
     found = getattr(importlib.import_module(module), attribute)

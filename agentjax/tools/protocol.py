@@ -18,15 +18,25 @@ class ToolStatus(enum.StrEnum):
   MEMORY_LIMIT = "memory_limit"
   KILLED = "killed"
   INFRA_ERROR = "infra_error"
+  DENIED = "denied"  # a guard refused it, or withheld its result
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-  """Text for the policy, and what became of the call."""
+  """Text for the policy, and what became of the call.
+
+  Attributes:
+    status: how it ended.
+    output: what the policy reads.
+    seconds: wall time.
+    artifacts: files by name that are not text, such as a screenshot; for environments and rewards,
+      the policy does not see them.
+  """
 
   status: ToolStatus
   output: str
   seconds: float = 0.0
+  artifacts: Mapping[str, bytes] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +49,16 @@ class ToolContext:
 
 
 class Tool(Protocol):
-  """A tool. ``parameters`` is a JSON schema of type object."""
+  """A tool. ``parameters`` is a JSON schema of type object.
+
+  A tool may have more, which the registry looks for:
+
+    stateful: bool, True where the calls of an episode depend on its earlier ones. An environment
+      that goes on from a snapshot then makes those calls again first.
+    async end_episode(episode: str): the episode (``ToolContext.episode``) makes no more calls;
+      frees what is held for it.
+    async close(): frees what the tool holds; no calls follow.
+  """
 
   name: str
   description: str

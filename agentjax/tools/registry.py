@@ -17,6 +17,7 @@ import referencing
 import referencing.exceptions
 import referencing.jsonschema
 
+from agentjax.tools.hooks import intercept
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.trajectory.record import ToolCall
 
@@ -87,11 +88,38 @@ class ToolRegistry:
     )
 
   async def call(self, call: ToolCall, context: ToolContext) -> ToolResult:
-    """Runs one call; ``context.timeout`` seconds bound it, retries included."""
-    start = time.monotonic()
-    context = dataclasses.replace(context, timeout=min(context.timeout, self._timeout))
-    result = await self._call(call, context)
-    return dataclasses.replace(result, seconds=time.monotonic() - start)
+    """Runs one call; ``context.timeout`` seconds bound it, retries included.
+
+    A call that is well formed goes through the episode's guards first (``tools.hooks``).
+    """
+    if problem := self._problem(call):
+      return _error(problem)
+
+    async def run(changed: ToolCall, context: ToolContext) -> ToolResult:
+      return await (self._run if changed is call else self.run)(changed, context)
+
+    return await intercept(call, context, run)
+
+  async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
+    """As ``call``, without guards."""
+    if problem := self._problem(call):
+      return _error(problem)
+    return await self._run(call, context)
+
+  @property
+  def stateful(self) -> frozenset[str]:
+    """Names of the tools whose calls depend on the episode's earlier ones."""
+    return frozenset(name for name, t in self._tools.items() if getattr(t, "stateful", False))
+
+  async def end_episode(self, episode: str) -> None:
+    """Tells the tools that hold something for an episode that it is over; never raises."""
+    for tool in self._tools.values():
+      ending = getattr(tool, "end_episode", None)
+      if ending is not None:
+        try:
+          await ending(episode)
+        except Exception:
+          _log.warning("tool %s could not end episode %s", tool.name, episode, exc_info=True)
 
   async def close(self) -> None:
     """Closes the tools that hold something (a sandbox, a connection): those with a ``close``."""
@@ -102,14 +130,13 @@ class ToolRegistry:
         if inspect.isawaitable(outcome):
           await outcome
 
-  async def _call(self, call: ToolCall, context: ToolContext) -> ToolResult:
-    if call.error is not None:
-      return _error(f"the call could not be read: {call.error}")
-    if call.name not in self._tools:
-      known = ", ".join(self._tools) or "none"
-      return _error(f"unknown tool {call.name!r}; tools: {known}")
-    if problem := self._invalid_arguments(call):
-      return _error(problem)
+  async def _run(self, call: ToolCall, context: ToolContext) -> ToolResult:
+    start = time.monotonic()
+    context = dataclasses.replace(context, timeout=min(context.timeout, self._timeout))
+    result = await self._tries(call, context)
+    return dataclasses.replace(result, seconds=time.monotonic() - start)
+
+  async def _tries(self, call: ToolCall, context: ToolContext) -> ToolResult:
     deadline = time.monotonic() + context.timeout
     for attempt in range(self._retries + 1):
       result = await self._attempt(call, context, deadline)
@@ -124,7 +151,13 @@ class ToolRegistry:
       )
     return result
 
-  def _invalid_arguments(self, call: ToolCall) -> str | None:
+  def _problem(self, call: ToolCall) -> str | None:
+    """What keeps a call from being run at all."""
+    if call.error is not None:
+      return f"the call could not be read: {call.error}"
+    if call.name not in self._tools:
+      known = ", ".join(self._tools) or "none"
+      return f"unknown tool {call.name!r}; tools: {known}"
     try:
       errors = sorted(
         self._validators[call.name].iter_errors(dict(call.arguments)), key=lambda e: e.json_path

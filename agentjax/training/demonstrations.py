@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentjax.config import ConfigError
+from agentjax.tools.declared import declared_tools
 from agentjax.training.parts import Parts
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Task, Trajectory
@@ -14,7 +15,8 @@ def demonstration_trajectory(task: Task, parts: Parts) -> Trajectory:
   Raises:
     ConfigError: longer than a training row.
   """
-  spans = parts.chat.conversation(task.prompt, task.demonstration, parts.registry.tools)
+  tools = declared_tools(task.metadata) or parts.tools
+  spans = parts.chat.conversation(task.prompt, task.demonstration, tools)
   builder = TrajectoryBuilder(step=0, task_id=task.id, sample=0, source=task.source)
   for span in spans:
     builder.append(span.owner, span.ids, weight=float(span.target))

@@ -59,7 +59,7 @@ async def evaluate_policy(
     make_environment=parts.make_environment,
     rewards=parts.rewards,
     plan=plan,
-    tool_names=parts.registry.schemas.keys(),
+    tool_names=[tool.name for tool in parts.tools],
     step=step,
     program=parts.program,
   )
@@ -100,7 +100,7 @@ def evaluate_checkpoint(
       evaluate_policy(parts, engine, policy, int(path.name), settings.plan(settings.samples))
     )
   finally:
-    runner.run(parts.registry.close())
+    runner.run(parts.close())
     engine.close()
     runner.close()
   if samples_file is not None:

@@ -13,6 +13,7 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
+from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -22,6 +23,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
+from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
@@ -391,6 +393,8 @@ class Experiment(Config):
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
+  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+  guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
   rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
@@ -415,10 +419,19 @@ class Experiment(Config):
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
     check_chat(self.chat, self.tokenizer, path)
+    check(
+      not self.guards.permissions.channels
+      or self.guards.permissions.timeout < self.rollout.environment_timeout,
+      f"{path}.guards.permissions.timeout",
+      self.guards.permissions.timeout,
+      f"below {path}.rollout.environment_timeout ({self.rollout.environment_timeout:g}), within "
+      "which a step waits for the answer",
+    )
     self._validate_pretrained(path)
     if self.pretrained is None:
       check_model_features(self, self.model, path)
     self._validate_groups(path)
+    self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
 
@@ -495,6 +508,33 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
+
+  def _validate_environment(self, path: str) -> None:
+    kind, names = self.environment.kind, self.tools.names
+    check(
+      kind in GAMES or self.data.source != "environment",
+      f"{path}.environment.kind",
+      kind,
+      f"one of {', '.join(GAMES)} with {path}.data.source='environment'",
+    )
+    check(
+      kind != "repair" or bool({"files", "shell"}.intersection(names)),
+      f"{path}.tools.names",
+      names,
+      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
+    )
+    check(
+      kind != "mle" or "python" not in names,
+      f"{path}.tools.names",
+      names,
+      f"no 'python' with {path}.environment.kind='mle', which brings its own",
+    )
+    check(
+      kind != "sql" or not self.tools.sql.writable,
+      f"{path}.tools.sql.writable",
+      self.tools.sql.writable,
+      f"False with {path}.environment.kind='sql'",
+    )
 
   def _validate_lengths(self, path: str) -> None:
     check(

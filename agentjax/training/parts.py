@@ -10,25 +10,29 @@ from typing import Any
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits, load_tasks
+from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import Engine, SamplingConfig
-from agentjax.envs.environment import Environment
-from agentjax.envs.question import QuestionEnvironment
+from agentjax.envs.config import build_environment, environment_tasks
+from agentjax.envs.world import World
 from agentjax.models import ModelConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
+from agentjax.rewards.pivot import PivotScorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
+from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.tools.build import build_tools
+from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
+from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
-from agentjax.trajectory.record import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Extensions:
   Attributes:
     tools: further tools, beside those the config names.
     tasks: tasks in the place of ``config.data``.
-    make_environment: environment of a task, in the place of questions with tools.
+    make_environment: environment of a task, in the place of ``config.environment``.
     scorers: further scorers by name, which ``config.reward`` may then use.
     program: what an episode does, in the place of the tool loop.
     sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
@@ -61,10 +65,17 @@ class Parts:
   chat: Chat
   tasks: TaskSplits
   registry: ToolRegistry
+  world: World
+  hidden_tests: VerifiedTests
   rewards: RewardGraph
   make_environment: MakeEnvironment
   program: EpisodeProgram
   sampler: Sampler | None  # of training; evaluations are independent
+
+  @property
+  def tools(self) -> tuple[Tool, ...]:
+    """What every episode offers."""
+    return self.world.tools
 
   @property
   def tokenizer(self) -> Tokenizer:
@@ -86,6 +97,13 @@ class Parts:
     if self.experiment.pretrained is None:
       return identity
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
+
+  async def close(self) -> None:
+    """Frees what tools, environments and verifiers hold."""
+    await self.world.close()
+    await self.registry.close()
+    await self.rewards.close()
+    await self.hidden_tests.close()
 
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""
@@ -112,13 +130,23 @@ def build_parts(
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  tasks = load_tasks(experiment.data) if extensions.tasks is None else extensions.tasks
+  tasks = _load_tasks(experiment) if extensions.tasks is None else extensions.tasks
   registry = build_tools(experiment.tools, extensions.tools)
+  hidden_tests = VerifiedTests(experiment.reward.unit_tests)
+  world = build_environment(
+    experiment.environment,
+    registry,
+    hidden_tests,
+    max_turns=experiment.rollout.max_turns,
+    tool_timeout=experiment.tools.timeout,
+  )
+  if extensions.make_environment is not None:
+    world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)
   lines = itertools.chain.from_iterable(
     conversation_texts(
       (*task.prompt, *task.demonstration),
       tool_call_format=marked_format(experiment.chat),
-      schemas=registry.schemas,
+      schemas={tool.name: tool.parameters for tool in declared_tools(task.metadata) or world.tools},
     )
     for task in tasks.train
   )
@@ -129,25 +157,39 @@ def build_parts(
     directory=directory,
     pretrained=experiment.pretrained,
   )
-  rollout, timeout = experiment.rollout, experiment.tools.timeout
-
-  def question(task: Task) -> Environment:
-    del task
-    return QuestionEnvironment(registry, max_turns=rollout.max_turns, tool_timeout=timeout)
-
   if extensions.make_environment is None:
-    _check_prompts(experiment, chat, registry.tools, tasks)
+    _check_prompts(experiment, chat, world.tools, tasks)
+  if "pivot" in experiment.reward.parts:
+    refusal = PivotScorer(experiment.reward.pivot).refusal
+    for task in itertools.chain(tasks.train, tasks.test):
+      if (reason := refusal(task)) is not None:
+        raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
   return Parts(
     experiment=experiment,
     model=_model(experiment, chat.tokenizer),
     chat=chat,
     tasks=tasks,
     registry=registry,
-    rewards=build_rewards(experiment.reward, {**SCORERS, **extensions.scorers}),
-    make_environment=extensions.make_environment or question,
+    world=world,
+    hidden_tests=hidden_tests,
+    rewards=build_rewards(experiment.reward, {**SCORERS, **world.scorers, **extensions.scorers}),
+    make_environment=guard_environments(
+      world.make, experiment.guards, registry, offered=world.tools
+    ),
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout),
   )
+
+
+def _load_tasks(experiment: Experiment) -> TaskSplits:
+  data = experiment.data
+  if data.source != "environment":
+    return load_tasks(data)
+  data.validate()
+  assert data.train_size is not None and data.test_size is not None
+  sizes, first_ids = (data.train_size, data.test_size), (0, FIRST_TEST_ID)
+  made = environment_tasks(experiment.environment, sizes, seed=data.seed, first_ids=first_ids)
+  return TaskSplits(*made)
 
 
 def _check_prompts(
@@ -156,7 +198,8 @@ def _check_prompts(
   """Raises ConfigError for the first task whose prompt leaves no room to answer."""
   limit = experiment.rollout.max_total_tokens
   for task in itertools.chain(tasks.train, tasks.test):
-    length = sum(len(span.ids) for span in chat.prompt(task.prompt, tools))
+    offered = declared_tools(task.metadata) or tools
+    length = sum(len(span.ids) for span in chat.prompt(task.prompt, offered))
     if length >= limit:
       raise ConfigError(
         f"the prompt of task {task.id} of {task.source!r} has {length} tokens; "

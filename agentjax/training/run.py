@@ -231,7 +231,7 @@ class _Session:
       if self.writer is not None:
         stack.callback(self.writer.close)
       stack.callback(self.engine.close)
-      stack.callback(lambda: self.runner.run(self.parts.registry.close()))
+      stack.callback(lambda: self.runner.run(self.parts.close()))
       if self.stream is not None:
         stack.callback(self.runner.run, self.stream.close())
 
@@ -649,8 +649,12 @@ class _Session:
   def _rollout_metrics(
     self, step: int, trajectories: Sequence[Trajectory], seconds: float
   ) -> dict[str, float]:
-    statistics = rollout_statistics(trajectories, tool_names=self.parts.registry.schemas.keys())
+    statistics = rollout_statistics(
+      trajectories, tool_names=[tool.name for tool in self.parts.tools]
+    )
     values: dict[str, float] = {}
+    if alarm := statistics.alarm(self.experiment.reward.fault_alarm):
+      logging.warning("step %d: %s", step, alarm)
     for name, value in statistics.metrics().items():
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()

@@ -45,6 +45,7 @@ class Flag(enum.StrEnum):
   ENV_FAULT = "env_fault"
   TEACHER = "teacher"
   RECALLED = "recalled"
+  DENIED = "denied"  # a guard refused something the turn asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +158,31 @@ class ToolRecord:
   output: str
   seconds: float
 
+
+@dataclasses.dataclass(frozen=True)
+class GuardRecord:
+  """What a guard did: a rule that fired, a hook that changed something, a host that was refused.
+
+  Attributes:
+    turn: index of the model call it was about; -1 at the start of the episode.
+    event: "episode_start", "before_action", "after_action", "state_change" or "finish".
+    tool: the tool called; "" where the event is about none.
+    guard: "rule @name", "hook name", "egress" or "setting name".
+    decision: "continue", "reflect", "skip", "deny" or "stop".
+    reason: what it rests on, for people to read.
+    arguments: what the call's arguments were changed to; None where they were not.
+  """
+
+  turn: int
+  event: str
+  tool: str
+  guard: str
+  decision: str
+  reason: str = ""
+  arguments: Mapping[str, Any] | None = None
+
+
+GUARDS = "guards"  # in the metadata of a guarded episode: its GuardRecords as plain dicts
 
 BRANCHES = "branches"  # in the metadata of an episode that shares its beginning with others
 

@@ -18,6 +18,8 @@ from agentjax.trajectory.packing import PackedSequence, pack
 from tests.models.rows import TINY, by_sequence, draw
 from tests.models.rows import pack as pack_by_layout
 
+pytestmark = pytest.mark.optimised
+
 # Sizes that fill no vector evenly, so that a result could depend on its place in one.
 HYBRID = models.ModelConfig(
   vocab_size=49,

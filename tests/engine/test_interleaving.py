@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from agentjax.engine import Engine, EngineConfig, EngineError, SampleRequest, address_key
 from agentjax.models import ModelConfig, Params
 
+pytestmark = pytest.mark.optimised
+
 PROMPTS = (
   tuple(range(3, 40)),  # longer than the largest extension of 16
   (*range(3, 36), 7, 7, 7),  # shares 33 tokens with it

@@ -21,6 +21,8 @@ from agentjax.engine import (
 )
 from agentjax.engine.store import Snapshot
 
+pytestmark = pytest.mark.optimised
+
 PROMPTS = [[1, 2, 3], [9] * 4, list(range(5, 27)), [7, 1], list(range(40, 20, -1))]
 
 

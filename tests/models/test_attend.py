@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentjax.models import attend as attend_module
 from agentjax.models import splash
-from agentjax.models.attend import attend, max_scores
+from agentjax.models.attend import attend, attend_cache, max_scores
 
 SETTINGS = {"scale": 0.3, "window": None}
 
@@ -117,3 +118,34 @@ def test_max_scores_are_the_largest_of_each_head_over_real_pairs(window):
   for block in (5, 64):
     got = max_scores(query, key, segment_ids=segments, scale=0.3, block=block, window=window)
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("length", [8, 24, 29])  # one block, whole blocks, a last one that overlaps
+def test_cache_is_read_as_far_as_it_is_held(monkeypatch, length, window):
+  monkeypatch.setattr(attend_module, "_CACHE_BLOCK", 8)
+  keys = jax.random.split(jax.random.key(1), 3)
+  query = jax.random.normal(keys[0], (3, 2, 4, 6))
+  cached, values = (jax.random.normal(k, (5, 2, length, 6)) for k in keys[1:])
+  rows = jnp.array([4, 0, 2])
+  positions = jnp.array([[0, 1], [5, 6], [length - 2, length - 1]])
+  read = jax.jit(functools.partial(attend_cache, scale=0.3, window=window))
+  got = read(query, cached, values, positions=positions, rows=rows)
+  for r, slot in enumerate(rows):
+    for t, place in enumerate(positions[r]):
+      first = 0 if window is None else max(0, int(place) + 1 - window)
+      key, value = (jnp.repeat(v[slot, :, first : place + 1], 2, axis=0) for v in (cached, values))
+      weights = jax.nn.softmax(0.3 * jnp.einsum("hd,hkd->hk", query[r, t], key))
+      wanted = jnp.einsum("hk,hkd->hd", weights, value)
+      np.testing.assert_allclose(got[r, t], wanted, atol=1e-6)
+
+
+def test_bits_of_a_slot_do_not_depend_on_how_far_others_are(monkeypatch):
+  monkeypatch.setattr(attend_module, "_CACHE_BLOCK", 8)
+  keys = jax.random.split(jax.random.key(1), 3)
+  query = jax.random.normal(keys[0], (2, 1, 4, 6))
+  cached, values = (jax.random.normal(k, (2, 2, 40, 6)) for k in keys[1:])
+  read = jax.jit(functools.partial(attend_cache, scale=0.3))
+  near = read(query, cached, values, positions=jnp.array([[11], [3]]))
+  far = read(query, cached, values, positions=jnp.array([[11], [39]]))
+  np.testing.assert_array_equal(near[0], far[0])

@@ -237,3 +237,21 @@ def test_a_trajectory_of_another_task_is_refused():
 def test_a_graph_that_cannot_work_is_refused_when_built(arguments, message):
   with pytest.raises(ValueError, match=message):
     RewardGraph(*arguments)
+
+
+def test_closing_a_graph_closes_the_scorers_that_hold_something():
+  closed = []
+
+  class Holder:
+    def __init__(self, name):
+      self.name = name
+
+    def __call__(self, trajectory, task):
+      return 1.0
+
+    async def close(self):
+      closed.append(self.name)
+
+  graph = RewardGraph({"a": Holder("a"), "plain": lambda t, task: 0.0, "b": Holder("b")}, Part("a"))
+  asyncio.run(graph.close())
+  assert closed == ["a", "b"]

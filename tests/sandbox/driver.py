@@ -15,17 +15,21 @@ import os
 import platform
 import struct
 import sys
+from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
 from agentjax.sandbox import (  # noqa: E402
+  Box,
   Command,
   ProcessSandbox,
   ProcessSandboxConfig,
   PythonCell,
   SandboxError,
   SandboxLimits,
+  SandboxResult,
+  Session,
   jail,
   run_once,
 )
@@ -51,29 +55,78 @@ def refuse(numbers: list[int]) -> None:
 
 
 def give_up(machine: str) -> None:
-  if machine in ("user", "user_container", "user_old_kernel") and os.geteuid() == 0:
+  if machine.startswith("user") and os.geteuid() == 0:
     jail.become(NOBODY)
   if machine in ("container", "user_container"):
     refuse(NAMESPACES)
+  if machine in ("no_landlock", "user_no_landlock"):
+    refuse(LANDLOCK)
   if machine in ("old_kernel", "user_old_kernel"):
     refuse(NAMESPACES + LANDLOCK)
 
 
 async def serve(config: ProcessSandboxConfig) -> None:
+  """Each request {"runs": [...]} is answered with the list of their results; they run at once.
+
+  A run is {"code" or "argv", "limits", "cell": whether it is a cell of the session that all such
+  share}. {"end_session": true} closes that session.
+  """
   sandbox = ProcessSandbox(config)
   try:
-    print(json.dumps(sorted(await sandbox.start())), flush=True)
+    protections = sorted(await sandbox.start())
   except SandboxError as error:
     print(json.dumps({"error": str(error)}), flush=True)
     return
+  directory = (await _directory(sandbox)) if protections else ""
+  print(json.dumps({"protections": protections, "directory": directory}), flush=True)
+  notebook = Notebook(sandbox)
   loop = asyncio.get_running_loop()
   while line := await loop.run_in_executor(None, sys.stdin.readline):
     request = json.loads(line)
-    program = Command(tuple(request["argv"])) if "argv" in request else PythonCell(request["code"])
-    limits = SandboxLimits(**{"wall_seconds": 5.0, **request.get("limits", {})})
-    result = await run_once(sandbox, program, limits=limits)
-    print(json.dumps(dataclasses.asdict(result)), flush=True)
+    if request.get("end_session"):
+      await notebook.close()
+    runs = [_run(sandbox, notebook, run) for run in request.get("runs", ())]
+    results = [dataclasses.asdict(result) for result in await asyncio.gather(*runs)]
+    print(json.dumps(results), flush=True)
   await sandbox.close()
+
+
+class Notebook:
+  """A session, opened anew where limits change."""
+
+  def __init__(self, sandbox: ProcessSandbox):
+    self._sandbox = sandbox
+    self._limits: SandboxLimits | None = None
+    self._box: Box | None = None
+    self._session: Session | None = None
+
+  async def run(self, code: str, limits: SandboxLimits) -> SandboxResult:
+    if self._session is None or self._limits != limits:
+      await self.close()
+      self._box, self._limits = await self._sandbox.create(), limits
+      self._session = await self._box.session(limits=limits)
+    return await self._session.run(code)
+
+  async def close(self) -> None:
+    if self._box is not None:
+      await self._box.close()
+    self._box = self._session = None
+
+
+async def _run(
+  sandbox: ProcessSandbox, notebook: Notebook, request: dict[str, Any]
+) -> SandboxResult:
+  limits = SandboxLimits(**{"wall_seconds": 5.0, **request.get("limits", {})})
+  if request.get("cell"):
+    return await notebook.run(request["code"], limits)
+  program = Command(tuple(request["argv"])) if "argv" in request else PythonCell(request["code"])
+  return await run_once(sandbox, program, limits=limits)
+
+
+async def _directory(sandbox: ProcessSandbox) -> str:
+  box = await sandbox.create()
+  await box.close()
+  return os.path.dirname(box.directory)
 
 
 if __name__ == "__main__":

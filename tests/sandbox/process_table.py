@@ -1,4 +1,4 @@
-"""Finding processes that a test started, by a marker in their command line."""
+"""Finding processes that a test started: by a marker in their command line, or by descent."""
 
 import contextlib
 import os
@@ -17,3 +17,16 @@ def pids(marker: str) -> list[int]:
 
 def alive(marker: str) -> bool:
   return bool(pids(marker))
+
+
+def descendants(pid: int) -> list[int]:
+  """All processes below ``pid``, parents first."""
+  found, waiting = [], [pid]
+  while waiting:
+    parent = waiting.pop(0)
+    with contextlib.suppress(OSError):
+      for task in os.listdir(f"/proc/{parent}/task"):
+        with open(f"/proc/{parent}/task/{task}/children") as file:
+          waiting += (children := [int(child) for child in file.read().split()])
+          found += children
+  return found

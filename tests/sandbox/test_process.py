@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -392,19 +391,6 @@ def test_packages_asked_for_can_be_imported_and_others_cannot(run: Run) -> None:
 def test_package_that_does_not_exist_is_named_at_start() -> None:
   with pytest.raises(SandboxError, match="no_such_package"):
     use(lambda sandbox: sandbox.start(), packages=("no_such_package",))
-
-
-def test_small_snippet_takes_milliseconds() -> None:
-  async def body(sandbox: ProcessSandbox) -> list[float]:
-    times = []
-    for _ in range(60):
-      start = time.perf_counter()
-      await run_once(sandbox, PythonCell("import math\nmath.sqrt(2)"), limits=QUICK)
-      times.append(time.perf_counter() - start)
-    return sorted(times)
-
-  # The fastest of 60, because tests share their cores; the median is for an idle machine.
-  assert use(body)[0] < 0.015
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.sandbox import ProcessSandboxConfig, SandboxLimits
+from agentjax.envs.environment import Action
+from agentjax.envs.question import QuestionEnvironment
+from agentjax.sandbox import (
+  Capabilities,
+  ProcessSandbox,
+  ProcessSandboxConfig,
+  SandboxConfig,
+  SandboxError,
+  SandboxLimits,
+)
 from agentjax.tools import ToolContext, ToolResult, ToolsConfig, ToolStatus, build_tools
-from agentjax.tools.python import PythonToolConfig
-from agentjax.trajectory.record import ToolCall
+from agentjax.tools.python import PythonSessionTool, PythonToolConfig
+from agentjax.trajectory.record import Message, Task, ToolCall
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 Python = Callable[..., ToolResult]
@@ -22,7 +31,9 @@ Python = Callable[..., ToolResult]
 @pytest.fixture(scope="module")
 def python() -> Iterator[Python]:
   limits = SandboxLimits(memory_bytes=2**27, output_kill_bytes=2**20)
-  settings = PythonToolConfig(ProcessSandboxConfig(limits=limits), max_characters=100)
+  settings = PythonToolConfig(
+    SandboxConfig(embedded=ProcessSandboxConfig(limits=limits)), max_characters=100
+  )
   registry = build_tools(ToolsConfig(names=("python",), python=settings))
 
   def run(code: str, timeout: float = 10.0, seed: int = 0) -> ToolResult:
@@ -87,7 +98,7 @@ def test_calls_start_afresh_and_draw_by_their_seed(python: Python) -> None:
 
 def test_cancelled_call_ends_the_program() -> None:
   async def body() -> ToolResult:
-    settings = ProcessSandboxConfig(concurrency=1)
+    settings = SandboxConfig(embedded=ProcessSandboxConfig(concurrency=1))
     registry = build_tools(ToolsConfig(names=("python",), python=PythonToolConfig(settings)))
 
     def ask(code: str) -> Any:
@@ -103,6 +114,130 @@ def test_cancelled_call_ends_the_program() -> None:
     return result
 
   assert asyncio.run(body()).output == "'free again'"
+
+
+@pytest.fixture
+def notebook() -> Iterator[Callable[..., Any]]:
+  """Makes registries whose Python tool keeps an interpreter an episode, for one event loop."""
+  registries = []
+
+  def make(**settings: Any) -> Any:
+    limits = SandboxLimits(wall_seconds=2.0, memory_bytes=2**27)
+    python = PythonToolConfig(
+      SandboxConfig(embedded=ProcessSandboxConfig(limits=limits)), stateful=True, **settings
+    )
+    registries.append(build_tools(ToolsConfig(names=("python",), python=python)))
+    return registries[-1]
+
+  yield make
+  for registry in registries:
+    asyncio.run(registry.close())
+
+
+def _ask(registry: Any, code: str, episode: str = "e", timeout: float = 20.0) -> Any:
+  return registry.call(ToolCall("python", {"code": code}), ToolContext(episode, 0, timeout))
+
+
+def _live_boxes(registry: Any) -> int:
+  return len(registry.tools[0]._sandbox._boxes)
+
+
+def test_episode_keeps_its_names_and_files_and_shares_them_with_no_other(notebook: Any) -> None:
+  async def body() -> None:
+    registry = notebook()
+    await _ask(registry, "x = 20\nopen('f', 'w').write('kept')")
+    assert (await _ask(registry, "x + 1, open('f').read()")).output == "(21, 'kept')"
+    other = await _ask(registry, "import os\nprint(os.listdir('.'))\nx", episode="other")
+    assert other.output.startswith("[]\n")
+    assert "NameError" in other.output
+    # Calls of one turn are cells one after another, in their order.
+    both = await asyncio.gather(_ask(registry, "x += 1\nx"), _ask(registry, "x *= 2\nx"))
+    assert [r.output for r in both] == ["21", "42"]
+
+  asyncio.run(body())
+
+
+def test_interpreter_that_a_cell_took_with_it_is_replaced_and_the_policy_told(
+  notebook: Any,
+) -> None:
+  async def body() -> None:
+    registry = notebook()
+    await _ask(registry, "x = 1\nopen('f', 'w').write('kept')")
+    late = await _ask(registry, "print('begun')\nwhile True: pass", timeout=0.5)
+    assert late.status is ToolStatus.TIMEOUT
+    assert late.output.startswith("begun\nerror: did not end within 0.4 s\n[the interpreter ended")
+    after = await _ask(registry, "print(open('f').read())\n'x' in globals()")
+    assert after.output == (
+      "[this is a new interpreter: names and imports of earlier calls are gone]\nkept\nFalse"
+    )
+    assert (await _ask(registry, "2")).output == "2"  # told once
+
+  asyncio.run(body())
+
+
+def test_sessions_end_with_their_episodes_and_are_bounded_in_number(notebook: Any) -> None:
+  async def body() -> None:
+    registry = notebook(max_sessions=2)
+    for episode in "abc":
+      await _ask(registry, "x = 1", episode)
+    assert _live_boxes(registry) == 2  # the one longest unused made room
+    assert (await _ask(registry, "x", "c")).output == "1"
+    back = await _ask(registry, "'x' in globals()", "a")
+    assert back.output.endswith("names, imports and files of earlier calls are gone]\nFalse")
+    for episode in "abc":
+      await registry.end_episode(episode)
+    assert _live_boxes(registry) == 0
+    assert (await _ask(registry, "'x' in globals()", "c")).output == "False"
+
+  asyncio.run(body())
+
+
+def test_session_unused_for_long_is_closed(notebook: Any) -> None:
+  async def body() -> None:
+    registry = notebook(idle_seconds=0.05)
+    await _ask(registry, "x = 1", "a")
+    await asyncio.sleep(0.1)
+    await _ask(registry, "x = 1", "b")
+    assert _live_boxes(registry) == 1
+
+  asyncio.run(body())
+
+
+def test_environment_ends_its_session_and_a_restored_one_makes_its_calls_again(
+  notebook: Any,
+) -> None:
+  task = Task(7, (Message("user", "?"), Message("assistant", "!")), "", "s")
+
+  def call(code: str) -> Action:
+    return Action("", (ToolCall("python", {"code": code}),))
+
+  async def body() -> None:
+    registry = notebook()
+    first, second = QuestionEnvironment(registry), QuestionEnvironment(registry)
+    await first.reset(task, 3)
+    drawn = (await first.step(call("import random\nx = random.random()\nx"))).observation
+    await first.step(call("y = 1"))
+    state = first.snapshot()
+    await first.step(call("x, y = 0, 0"))  # unseen by who goes on from the snapshot
+    await second.reset(task, 3)
+    second.restore(state)
+    here = await second.step(call("assert y == 1\nx"))
+    assert here.observation.messages[0].content == drawn.messages[0].content
+    assert (await first.step(call("x"))).observation.messages[0].content == "0"
+    await first.close()
+    assert _live_boxes(registry) == 1
+    await second.close()
+    assert _live_boxes(registry) == 0
+
+  asyncio.run(body())
+
+
+def test_back_end_without_sessions_is_refused() -> None:
+  class Plain(ProcessSandbox):
+    capabilities = Capabilities(files=True, snapshot=True, commands=True)
+
+  with pytest.raises(SandboxError, match="Plain keeps no interpreters"):
+    PythonSessionTool(Plain(), SandboxLimits())
 
 
 def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> None:
@@ -128,9 +263,11 @@ def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> No
     (ToolsConfig(names=("calculater",)), r"tools\.names"),
     (ToolsConfig(names=("calculator", "calculator")), "distinct"),
     (ToolsConfig(timeout=0.0), r"tools\.timeout"),
-    (ToolsConfig(names=("python",), timeout=5.0), "queue_seconds"),
+    (ToolsConfig(names=("python",), timeout=5.0), r"longest wait of python\.sandbox"),
     (ToolsConfig(retries=-1), "retries"),
     (ToolsConfig(python=PythonToolConfig(max_characters=0)), r"python\.max_characters"),
+    (ToolsConfig(python=PythonToolConfig(max_sessions=0)), r"python\.max_sessions"),
+    (ToolsConfig(python=PythonToolConfig(idle_seconds=0.0)), r"python\.idle_seconds"),
   ],
 )
 def test_impossible_settings_are_refused_by_name(config: ToolsConfig, field: str) -> None:

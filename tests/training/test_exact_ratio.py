@@ -22,6 +22,8 @@ from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.packing import to_sequences
 from tests.training.smoke import quiet, smoke_experiment
 
+pytestmark = pytest.mark.optimised
+
 
 def exact_experiment(pattern: str, **rl):
   """configs/smoke.py without its warm start, on the grid, in micro-batches of one row."""

@@ -128,7 +128,7 @@ def test_unknown_fields_name_near_ones():
 @pytest.mark.parametrize("config", sorted(_ROOT.glob("configs/*.py")), ids=lambda p: p.stem)
 def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   experiment = load_experiment(str(config))
-  if experiment.data.source in ("gsm8k", "jsonl", "tfds"):
+  if experiment.data.source in ("gsm8k", "jsonl", "tfds", "spider"):
     experiment.data.path = str(tmp_path)
   if experiment.tokenizer.kind == "huggingface":
     with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):
@@ -138,7 +138,7 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   assert f"--config=configs/{config.name}" in config.read_text().split('"""')[1]
 
 
-@pytest.mark.parametrize("module", ["train", "evaluate", "text.train_tokenizer"])
+@pytest.mark.parametrize("module", ["train", "evaluate", "mine_pivots", "text.train_tokenizer"])
 def test_help_of_every_entry_point_names_its_flags(module):
   done = subprocess.run(
     [sys.executable, "-m", f"agentjax.{module}", "--help"],
@@ -150,6 +150,7 @@ def test_help_of_every_entry_point_names_its_flags(module):
   wanted = {
     "train": ["--config", "--workdir", "--replay_step"],
     "evaluate": ["--config", "--checkpoint", "--output"],
+    "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
     "text.train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr

@@ -91,16 +91,20 @@ def test_four_devices_that_train_and_four_that_sample_give_the_figures_of_one(
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_figures_of_one(finished_run, tmp_path):
+@pytest.mark.parametrize("schedule", [("sync",), ("async", 0), ("one_step_off",)])
+def test_two_processes_give_the_figures_of_one(finished_run, tmp_path, schedule):
+  straight = finished_run[0]
+  if schedule == ("one_step_off",):  # learns from older episodes: its own figures
+    straight = tmp_path / "straight"
+    alone = _start(straight, {"data": 1}, devices=1, schedule=schedule)
+    output, _ = alone.communicate(timeout=900)
+    assert alone.returncode == 0, output[-3000:]
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{probe.getsockname()[1]}"
-  children = [
-    _start(
-      tmp_path / "run", {"data": 2, "fsdp": 2}, devices=2, processes=2, index=i, address=address
-    )
-    for i in range(2)
-  ]
+  where = {"devices": 2, "processes": 2, "address": address, "schedule": schedule}
+  mesh = {"data": 2, "fsdp": 2}
+  children = [_start(tmp_path / "run", mesh, index=i, **where) for i in range(2)]
   outputs = [child.communicate(timeout=900)[0] for child in children]
   assert [child.returncode for child in children] == [0, 0], "\n".join(o[-3000:] for o in outputs)
-  _assert_same_figures(tmp_path / "run", finished_run[0])
+  _assert_same_figures(tmp_path / "run", straight)

@@ -1,0 +1,256 @@
+r"""Pivots: turns of experts' trajectories from which a policy has something to learn (2603.21383).
+
+Every assistant turn of a trajectory is a candidate: the history before it, and what the expert did.
+A candidate is profiled with K one-turn samples of a policy, whose rewards r_1..r_K say whether they
+did the same; with ``mean = 1/K sum r_k`` and ``variance = 1/K sum (r_k - mean)^2`` it is a pivot
+where ``variance > 0`` and ``mean < lambda``. A turn without variance has no advantage in GRPO, and
+so no gradient.
+
+A row keeps the expert's turn apart from the history; a task made of it shows the history alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentjax.data.agent_trajectories import AgentTrajectory
+from agentjax.data.errors import DataError
+from agentjax.data.jsonl import read_jsonl
+from agentjax.data.splits import FIRST_TEST_ID
+from agentjax.files import write_atomically
+from agentjax.tools.declared import DECLARED_TOOLS, DeclaredTool, read_tools
+from agentjax.trajectory.record import Message, Task, ToolCall
+
+_FORMAT = 1
+_THINKING_END = "</think>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What K samples of one turn earned.
+
+  Attributes:
+    mean, variance: of the K valid rewards; the variance is the population's.
+    samples: K.
+    version: of the policy: the training step whose weights sampled.
+  """
+
+  mean: float
+  variance: float
+  samples: int
+  version: int
+
+  @classmethod
+  def of(cls, rewards: Sequence[float], version: int) -> Profile:
+    """The profile of at least one reward."""
+    if not rewards:
+      raise ValueError("a profile needs at least one reward, got none")
+    mean = sum(rewards) / len(rewards)
+    # Equal rewards have no variance at all, whatever the mean was rounded to.
+    variance = (
+      sum((r - mean) ** 2 for r in rewards) / len(rewards) if len(set(rewards)) > 1 else 0.0
+    )
+    return cls(mean, variance, len(rewards), version)
+
+
+@dataclasses.dataclass(frozen=True)
+class PivotRow:
+  """One turn of one trajectory.
+
+  Attributes:
+    id: unique in its file, below ``splits.FIRST_TEST_ID``.
+    source: name of the data set.
+    trajectory: name of the trajectory.
+    turn: which of its assistant turns, from 0.
+    history: all messages before the turn.
+    expected: the expert's turn, an assistant message.
+    tools: declared to the policy.
+    profile: None before it is profiled.
+  """
+
+  id: int
+  source: str
+  trajectory: str
+  turn: int
+  history: tuple[Message, ...]
+  expected: Message
+  tools: tuple[DeclaredTool, ...]
+  profile: Profile | None = None
+
+  def task(self, first_id: int = 0) -> Task:
+    """The turn as a task of one turn: the history is the prompt, the expert's turn its solution."""
+    metadata: dict[str, Any] = {
+      DECLARED_TOOLS: [tool.to_dict() for tool in self.tools],
+      "trajectory": self.trajectory,
+      "turn": self.turn,
+    }
+    return Task(
+      id=first_id + self.id,
+      prompt=self.history,
+      answer=action_text(self.expected),
+      source=self.source,
+      demonstration=(self.expected,),
+      metadata=metadata,
+    )
+
+
+def candidates(trajectories: Iterable[AgentTrajectory], source: str) -> list[PivotRow]:
+  """Every assistant turn of every trajectory that has a message before it, in order.
+
+  What the expert thought before the turn (up to ``</think>``) is no part of the expected action;
+  the thinking of earlier turns stays in the history as the trajectory has it.
+  """
+  rows: list[PivotRow] = []
+  for trajectory in trajectories:
+    turn = 0
+    for index, message in enumerate(trajectory.messages):
+      if message.role != "assistant":
+        continue
+      if index:
+        content = message.content.rpartition(_THINKING_END)[2].lstrip("\n")
+        rows.append(
+          PivotRow(
+            id=len(rows),
+            source=source,
+            trajectory=trajectory.name,
+            turn=turn,
+            history=trajectory.messages[:index],
+            expected=dataclasses.replace(message, content=content),
+            tools=trajectory.tools,
+          )
+        )
+      turn += 1
+  return rows
+
+
+def select_pivots(
+  rows: Iterable[PivotRow], *, max_mean: float = 1.0, limit: int | None = None
+) -> list[PivotRow]:
+  """The profiled rows with ``variance > 0`` and ``mean < max_mean``, by id.
+
+  Args:
+    rows: profiled; those without a profile are left out.
+    max_mean: lambda. The paper gives no figure; 1 is the filter on variance alone.
+    limit: at most so many, the easiest are dropped first; None keeps all.
+  """
+  kept = [
+    row
+    for row in rows
+    if row.profile is not None and row.profile.variance > 0 and row.profile.mean < max_mean
+  ]
+  if limit is not None:
+    kept = sorted(kept, key=lambda r: (r.profile.mean if r.profile else 0.0, r.id))[:limit]
+  return sorted(kept, key=lambda r: r.id)
+
+
+def pivot_tasks(
+  path: str | os.PathLike[str],
+  *,
+  first_id: int = 0,
+  limit: int | None = None,
+) -> list[Task]:
+  """The tasks of a file of rows.
+
+  Args:
+    path: as ``write_pivots`` wrote it.
+    first_id: added to the ids of the rows.
+    limit: at most so many, from the start; None takes all.
+
+  Raises:
+    DataError: as ``read_pivots``.
+  """
+  return [row.task(first_id) for row in read_pivots(path)[:limit]]
+
+
+def write_pivots(path: str | os.PathLike[str], rows: Iterable[PivotRow]) -> None:
+  """One JSON row a line, beside the file first and then renamed."""
+  write_atomically(
+    path, "".join(json.dumps(_to_json(row), ensure_ascii=False) + "\n" for row in rows)
+  )
+
+
+def read_pivots(path: str | os.PathLike[str]) -> list[PivotRow]:
+  """The rows of a file.
+
+  Raises:
+    DataError: a file that cannot be read, a row that is none, an id out of range or given twice.
+  """
+  rows: list[PivotRow] = []
+  seen: set[int] = set()
+  for line, values in read_jsonl(path):
+    try:
+      row = _from_json(values)
+    except (KeyError, TypeError, ValueError) as error:
+      reason = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
+      raise DataError(f"not a pivot row: {reason}", path, line) from error
+    if row.id in seen or not 0 <= row.id < FIRST_TEST_ID:
+      raise DataError(f"id {row.id} is given twice or not in 0..{FIRST_TEST_ID - 1}", path, line)
+    seen.add(row.id)
+    rows.append(row)
+  return rows
+
+
+def action_text(message: Message) -> str:
+  """An action in one readable line or more: the text, then each call with its arguments."""
+  calls = (
+    f"{c.name}({json.dumps(dict(c.arguments), ensure_ascii=False)})" for c in message.tool_calls
+  )
+  return "\n".join(part for part in (message.content, *calls) if part)
+
+
+def _to_json(row: PivotRow) -> dict[str, Any]:
+  return {
+    "format": _FORMAT,
+    "id": row.id,
+    "source": row.source,
+    "trajectory": row.trajectory,
+    "turn": row.turn,
+    "profile": None if row.profile is None else dataclasses.asdict(row.profile),
+    "expected": _message_to_json(row.expected),
+    "tools": [tool.to_dict() for tool in row.tools],
+    "history": [_message_to_json(message) for message in row.history],
+  }
+
+
+def _from_json(values: dict[str, Any]) -> PivotRow:
+  if values["format"] != _FORMAT:
+    raise ValueError(f"format {values['format']!r}; this version reads {_FORMAT}")
+  history = tuple(_message_from_json(m) for m in values["history"])
+  expected = _message_from_json(values["expected"])
+  if not history or expected.role != "assistant":
+    raise ValueError("a history and an expected message of the assistant are needed")
+  profile = values["profile"]
+  return PivotRow(
+    id=_number(values["id"]),
+    source=str(values["source"]),
+    trajectory=str(values["trajectory"]),
+    turn=_number(values["turn"]),
+    history=history,
+    expected=expected,
+    tools=read_tools(values["tools"]),
+    profile=None if profile is None else Profile(**profile),
+  )
+
+
+def _number(value: Any) -> int:
+  if not isinstance(value, int) or isinstance(value, bool):
+    raise ValueError(f"{value!r} is no integer")
+  return value
+
+
+def _message_to_json(message: Message) -> dict[str, Any]:
+  calls = [{"name": c.name, "arguments": dict(c.arguments)} for c in message.tool_calls]
+  return {"role": message.role, "content": message.content} | (
+    {"tool_calls": calls} if calls else {}
+  )
+
+
+def _message_from_json(values: dict[str, Any]) -> Message:
+  calls = tuple(ToolCall(c["name"], c["arguments"]) for c in values.get("tool_calls", ()))
+  if values["role"] not in ("system", "user", "assistant", "tool"):
+    raise ValueError(f"role {values['role']!r}; allowed: system, user, assistant, tool")
+  return Message(values["role"], values["content"], calls)

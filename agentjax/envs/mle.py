@@ -1,0 +1,185 @@
+r"""Machine-learning engineering with partial credit for milestones.
+
+The policy runs Python on ``train.csv`` and ``test.csv`` in its folder; what counts is the file
+``submission.csv`` that it leaves. The labels of the test rows never enter the sandbox: the file is
+read and measured on the host, where nothing of the policy runs. So milestones cannot be printed or
+claimed, only reached, in the spirit of the frozen instrumentation of 2509.01684:
+
+  mle_submitted         there is a submission with the header id,target
+  mle_loaded            it names at least half of the test rows, whose ids stand in test.csv only
+  mle_valid             it answers every test row once, and nothing else, with a finite number or a
+                        target that occurs in training
+  mle_beats_constant    valid, and a quarter of the way from the best constant answer to the strong
+                        one, which guessing seldom goes
+  mle_beats_strong      valid, and at least as good as the strong answer
+  mle_score             0 at that quarter, 1 at the strong answer, linear between, clipped
+
+The first three say that the work was done in form and pay for nothing else: weigh them little, or
+set them behind a gate.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Mapping
+
+from agentjax.config import Config, ConfigError, check
+from agentjax.envs.environment import Environment
+from agentjax.envs.workspace import WorkspaceEnvironment, WorkspacePythonTool
+from agentjax.envs.world import Scorer, World
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.process import ProcessSandboxConfig
+from agentjax.tools.registry import ToolRegistry
+from agentjax.tools.workspace import WorkspaceConfig, Workspaces
+from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+
+SUBMISSION = "submission.csv"
+_LUCK = 0.25  # of the way from constant to strong; ours
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MleEnvironmentConfig(Config):
+  """Settings of machine-learning engineering; the figures are ours.
+
+  Attributes:
+    workspace: folders of the episodes; its sandbox has numpy, see its ``packages``.
+    shown_characters: of output, half from the head and half from the tail.
+    max_submission_bytes: a larger submission is none.
+  """
+
+  workspace: WorkspaceConfig = dataclasses.field(
+    default_factory=lambda: WorkspaceConfig(
+      sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("numpy",))),
+      max_bytes=2**25,
+      max_files=500,
+    )
+  )
+  shown_characters: int = 2000
+  max_submission_bytes: int = 2**20
+
+  def validate(self, path: str = "config.environment.mle") -> None:
+    super().validate(path)
+    for name in ("shown_characters", "max_submission_bytes"):
+      check(getattr(self, name) >= 2, f"{path}.{name}", getattr(self, name), ">= 2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Milestones:
+  """How far a submission got; each is 0 or 1 but the score, 0..1."""
+
+  submitted: float = 0.0
+  loaded: float = 0.0
+  valid: float = 0.0
+  beats_constant: float = 0.0
+  beats_strong: float = 0.0
+  score: float = 0.0
+
+
+def judge_submission(task: Task, submission: str | None) -> Milestones:
+  """The milestones that a submission reaches; see the module."""
+  if submission is None:
+    return Milestones()
+  labels: Mapping[str, str] = task.metadata["labels"]
+  metric = task.metadata["metric"]
+  try:
+    reader = csv.reader(io.StringIO(submission))
+    header = [name.strip() for name in next(reader, [])]
+    rows = [[cell.strip() for cell in row] for row in reader if row]
+  except csv.Error:
+    return Milestones()
+  if header != ["id", "target"]:
+    return Milestones()
+  named = {row[0] for row in rows} & set(labels)
+  loaded = float(2 * len(named) >= len(labels))
+  if len(rows) != len(labels) or len(named) != len(labels) or any(len(r) != 2 for r in rows):
+    return Milestones(1.0, loaded)
+  answers = {row[0]: row[1] for row in rows}
+  if metric == "rmse":
+    numbers = {i: _number(text) for i, text in answers.items()}
+    known = all(math.isfinite(number) for number in numbers.values())
+  else:
+    targets = {row["target"] for row in csv.DictReader(io.StringIO(_train(task)))}
+    known = set(answers.values()) <= targets
+  if not known:
+    return Milestones(1.0, loaded)
+  constant, strong = task.metadata["constant"], task.metadata["strong"]
+  if metric == "rmse":
+    value = math.sqrt(
+      math.fsum((numbers[i] - float(label)) ** 2 for i, label in labels.items()) / len(labels)
+    )
+  else:
+    value = sum(answers[i] == label for i, label in labels.items()) / len(labels)
+  share = (value - constant) / (strong - constant)
+  score = min(1.0, max(0.0, (share - _LUCK) / (1 - _LUCK)))
+  return Milestones(1.0, loaded, 1.0, float(share >= _LUCK), float(share >= 1), score)
+
+
+def mle_world(
+  config: MleEnvironmentConfig, registry: ToolRegistry, *, max_turns: int, tool_timeout: float
+) -> World:
+  """Episodes with the tool ``python`` on the task's files, beside the tools of the run.
+
+  Scorers: those of the module's list.
+
+  Raises:
+    ConfigError: the run has a tool ``python`` of its own.
+  """
+  if "python" in registry.schemas:
+    raise ConfigError(
+      "config.tools.names holds 'python' with environment.kind='mle', which brings a tool of that "
+      "name that works on the task's files; take it out of config.tools.names"
+    )
+  sandbox = build_sandbox(config.workspace.sandbox)
+  workspaces = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
+  python = WorkspacePythonTool(workspaces, config.shown_characters)
+  tools = ToolRegistry([python, *registry.tools], timeout=tool_timeout)
+
+  def hand_in(files: Mapping[str, bytes]) -> str | None:
+    content = files.get(SUBMISSION)
+    if content is None or len(content) > config.max_submission_bytes:
+      return None
+    return content.decode("utf-8", "replace")
+
+  def make(task: Task) -> Environment:
+    del task
+    return WorkspaceEnvironment(
+      tools,
+      workspaces,
+      files=lambda task: {p: t.encode() for p, t in task.metadata["files"].items()},
+      hand_in=hand_in,
+      max_turns=max_turns,
+      tool_timeout=tool_timeout,
+    )
+
+  names = [field.name for field in dataclasses.fields(Milestones)]
+  return World(
+    make=make,
+    tools=tools.tools,
+    scorers={f"mle_{name}": _scorer(name) for name in names},
+    close=workspaces.close,
+  )
+
+
+def _scorer(name: str) -> Scorer:
+  def score(trajectory: Trajectory, task: Task) -> Reward:
+    failed = trajectory.status is Status.POLICY_ERROR
+    milestones = judge_submission(task, None if failed else trajectory.answer)
+    return Reward(getattr(milestones, name))
+
+  return score
+
+
+def _train(task: Task) -> str:
+  return task.metadata["files"]["train.csv"]
+
+
+def _number(text: str) -> float:
+  """The number of a cell; NaN where it is none, or too large to be squared."""
+  try:
+    number = float(text)
+  except ValueError:
+    return math.nan
+  return number if abs(number) < 1e100 else math.nan

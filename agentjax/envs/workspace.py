@@ -1,0 +1,147 @@
+"""Episodes whose answer is what the policy made of a folder of files."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentjax.config import ConfigError
+from agentjax.envs.environment import Action, Observation, Step
+from agentjax.envs.question import QuestionEnvironment
+from agentjax.sandbox.interface import PythonCell
+from agentjax.tools.output import as_tool_result, joined
+from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.registry import ToolRegistry
+from agentjax.tools.workspace import Workspaces
+from agentjax.trajectory.record import Status, Task
+
+
+class WorkspaceEnvironment(QuestionEnvironment):
+  """A question with tools that share a folder, which is handed in when the policy stops calling.
+
+  The folder is saved after every turn, so a snapshot holds the hash of its tree; ``restore`` finds
+  the tree in the store of ``workspaces``, and no call is made again.
+
+  Args:
+    registry: tools, those over ``workspaces`` among them.
+    workspaces: holds the folder; may serve many environments at once.
+    files: the files of a task, by relative path.
+    hand_in: the files at the end -> the answer that is judged; None where there is none.
+    max_turns, tool_timeout: as in ``QuestionEnvironment``.
+  """
+
+  def __init__(
+    self,
+    registry: ToolRegistry,
+    workspaces: Workspaces,
+    *,
+    files: Callable[[Task], Mapping[str, bytes]],
+    hand_in: Callable[[Mapping[str, bytes]], str | None],
+    max_turns: int,
+    tool_timeout: float,
+  ):
+    super().__init__(registry, max_turns=max_turns, tool_timeout=tool_timeout)
+    self._workspaces = workspaces
+    self._files = files
+    self._hand_in = hand_in
+    self._tree = ""
+
+  async def reset(self, task: Task, key: int) -> Observation:
+    observation = await super().reset(task, key)
+    self._tree = await asyncio.to_thread(self._workspaces.store.put_files, self._files(task))
+    await self._workspaces.restore(self._episode, self._tree)
+    return observation
+
+  async def step(self, action: Action) -> Step:
+    step = await super().step(action)
+    if step.status is not Status.OK:
+      return step
+    if not step.terminated:
+      self._tree = await self._workspaces.snapshot(self._episode)
+      return step
+    files = await asyncio.to_thread(self._read)
+    return dataclasses.replace(step, answer=self._hand_in(files))
+
+  def snapshot(self) -> bytes:
+    state = {"episode": super().snapshot().decode(), "tree": self._tree}
+    return json.dumps(state, sort_keys=True).encode()
+
+  def restore(self, state: bytes) -> None:
+    values = json.loads(state)
+    super().restore(values["episode"].encode())
+    self._tree, self._behind = values["tree"], True
+
+  async def close(self) -> None:
+    if self._task is not None:
+      await self._workspaces.end(self._episode)
+    await super().close()
+
+  async def _catch_up(self, turn: int) -> bool:
+    await self._workspaces.restore(self._episode, self._tree)
+    self._behind = False
+    return True
+
+  def _read(self) -> dict[str, bytes]:
+    """The regular files of the folder as the last turn left it."""
+    store = self._workspaces.store
+    return {
+      entry.path: store.read(entry)
+      for entry in store.entries(self._tree)
+      if entry.kind in ("file", "program")
+    }
+
+
+class WorkspacePythonTool:
+  """Runs a cell of Python in the folder of the episode; files last, variables do not.
+
+  Args:
+    workspaces: where it works; its sandbox says which packages can be imported.
+    max_characters: of output that the policy sees, half from the head and half from the tail.
+  """
+
+  name = "python"
+  stateful = True
+  description = (
+    "Runs Python code in the work directory and returns what it prints, and the value of a final "
+    "expression. Files stay for later calls, variables do not; there is no network."
+  )
+  parameters: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "Python source code"}},
+    "required": ["code"],
+    "additionalProperties": False,
+  }
+
+  def __init__(self, workspaces: Workspaces, max_characters: int = 2000):
+    self._workspaces = workspaces
+    self._max_characters = max_characters
+
+  async def __call__(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    program = PythonCell(arguments["code"], seed=context.seed)
+    run = await self._workspaces.run(program, context)
+    result = as_tool_result(run, self._max_characters)
+    if result.status is ToolStatus.INFRA_ERROR:
+      return result
+    if problem := await self._workspaces.set_back_if_too_big(context.episode):
+      output = joined(result.output, f"error: {problem}")
+      return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
+    return result
+
+
+def workspaces_of(registry: ToolRegistry, kind: str) -> Workspaces:
+  """The workspaces that the run's tools "files" and "shell" share.
+
+  Raises:
+    ConfigError: the run has neither.
+  """
+  for tool in registry.tools:
+    workspaces = getattr(tool, "workspaces", None)
+    if isinstance(workspaces, Workspaces):
+      return workspaces
+  raise ConfigError(
+    f"config.tools.names={tuple(t.name for t in registry.tools)!r} with environment.kind={kind!r}; "
+    "allowed: names with 'files' or 'shell' among them, since the policy works on files"
+  )

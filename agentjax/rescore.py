@@ -1,0 +1,89 @@
+"""Computes the rewards of stored episodes again, as a config now says, and writes a new store.
+
+  python -m agentjax.rescore --trajectories=runs/a --config=runs/a/config.json --output=rescored.log
+  python -m agentjax.rescore --trajectories=old.store --config=runs/a/config.json \
+      --config.reward.unit_tests.credit=fraction --output=new.store
+
+``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
+and never changed; the new store is whole or not there. Neither model nor tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pathlib
+
+from absl import flags
+from rich.console import Console
+
+from agentjax.config import ConfigError
+from agentjax.training.flags import define_config_flag, main
+from agentjax.trajectory.record import Trajectory
+
+_CONFIG = define_config_flag()
+_TRAJECTORIES = flags.DEFINE_string(
+  "trajectories", None, "Directory of a run, its journal.log, or a trajectory store.", required=True
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Trajectory store to write.", required=True)
+
+
+def run(argv: list[str]) -> None:
+  """Entry point; see the module's docstring."""
+  del argv
+  from agentjax.data import load_tasks
+  from agentjax.rewards import build_rewards
+  from agentjax.rollout.rescoring import compare, rescore, write_store
+  from agentjax.training.experiment import resolve
+  from agentjax.training.progress import print_table
+
+  experiment = resolve(_CONFIG.value)
+  source, output = pathlib.Path(_TRAJECTORIES.value), pathlib.Path(_OUTPUT.value)
+  before = read_trajectories(source)
+  if output.exists() and output.samefile(source):
+    raise ConfigError(f"--output={output} is --trajectories; name another file.")
+  splits = load_tasks(experiment.data)
+  tasks = {task.id: task for task in itertools.chain(splits.train, splits.test)}
+  rewards = build_rewards(experiment.reward)
+
+  async def work() -> list[Trajectory]:
+    try:
+      return await rescore(before, tasks, rewards, timeout=experiment.rollout.reward_timeout)
+    finally:
+      await rewards.close()
+
+  try:
+    after = asyncio.run(work())
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
+  write_store(output, after)
+  print_table(
+    Console(),
+    f"{len(before)} episodes of {source}",
+    ("part", "before", "now", "changed"),
+    compare(before, after),
+  )
+
+
+def read_trajectories(path: pathlib.Path) -> list[Trajectory]:
+  """The episodes of a run's directory, a journal or a store.
+
+  Raises:
+    ConfigError: no such file, or a damaged one.
+  """
+  from agentjax.training import journal
+  from agentjax.trajectory.store import StoreError, read_store
+
+  file = path / "journal.log" if path.is_dir() else path
+  try:
+    with file.open("rb") as stream:
+      is_journal = stream.read(len(journal.MAGIC)) == journal.MAGIC
+    if is_journal:
+      return [value for kind, value in journal.read_journal(file) if kind == "trajectory"]
+    return list(read_store(file, recover_tail=True))
+  except (OSError, StoreError) as error:
+    raise ConfigError(f"--trajectories={path}: {error}") from error
+
+
+if __name__ == "__main__":
+  main(run)

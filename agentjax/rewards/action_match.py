@@ -1,0 +1,101 @@
+"""Whether an action of the policy would do the same as an expert's: what all verifiers share.
+
+An action is an assistant ``Message``: its text and its tool calls. A matcher says first whether it
+can judge an expected action at all (``refusal``): one that it does not understand would be answered
+with 0 by every policy, and a turn that looks impossible is dropped without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Protocol
+
+from agentjax.tools.declared import DeclaredTool
+from agentjax.trajectory.record import Message, ToolCall
+
+_MOST_CHARACTERS = 2000  # that SequenceMatcher compares; it takes quadratic time
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+  """How well an action stands in for the expected one, 0..1, and why it is not more."""
+
+  score: float
+  reason: str = ""
+
+
+class Matcher(Protocol):
+  """Judges actions against an expected one."""
+
+  def refusal(self, expected: Message, tools: Sequence[DeclaredTool]) -> str | None:
+    """Why this expected action cannot be judged; None where it can."""
+    ...
+
+  def match(self, expected: Message, actual: Message, tools: Sequence[DeclaredTool]) -> Match:
+    """Judges an action that the policy finished; ``refusal`` was None."""
+    ...
+
+
+def undeclared(expected: Message, tools: Sequence[DeclaredTool]) -> str | None:
+  """Why the calls of an expected action are none of ``tools``; None where they are."""
+  names = {tool.name for tool in tools}
+  for call in expected.tool_calls:
+    if call.error is not None:
+      return f"the expected call of {call.name!r} is malformed: {call.error}"
+    if call.name not in names:
+      shown = ", ".join(sorted(names)) or "none"
+      return f"the expected action calls {call.name!r}, which is not declared; declared: {shown}"
+  return None
+
+
+def match_message(actual: Message) -> Match:
+  """1 where the policy sent a message and called nothing: what it says is not compared."""
+  if actual.tool_calls:
+    return Match(0.0, f"a message is expected, got a call of {actual.tool_calls[0].name!r}")
+  if not actual.content.strip():
+    return Match(0.0, "a message is expected, got nothing")
+  return Match(1.0)
+
+
+def match_one_call(
+  expected: Message, actual: Message, judge: Callable[[ToolCall, ToolCall], Match]
+) -> Match:
+  """Messages by ``match_message``, and the first call of each by ``judge``."""
+  if not expected.tool_calls:
+    return match_message(actual)
+  if not actual.tool_calls:
+    return Match(0.0, "a tool call is expected, got a message")
+  call = actual.tool_calls[0]
+  if call.error is not None:
+    return Match(0.0, f"the call is malformed: {call.error}")
+  return judge(expected.tool_calls[0], call)
+
+
+def similarity(left: str, right: str) -> float:
+  """``SequenceMatcher.ratio`` of the first 2,000 characters: 2 * matching / total, 0..1."""
+  return SequenceMatcher(None, left[:_MOST_CHARACTERS], right[:_MOST_CHARACTERS]).ratio()
+
+
+def largest_matching(candidates: Sequence[Sequence[int]]) -> Mapping[int, int]:
+  """A maximum bipartite matching, right index -> left index (augmenting paths; Kuhn, 1955).
+
+  Args:
+    candidates: the right indices that each left index may take.
+  """
+  partner: dict[int, int] = {}
+
+  def augment(left: int, tried: set[int]) -> bool:
+    for right in candidates[left]:
+      if right in tried:
+        continue
+      tried.add(right)
+      if right not in partner or augment(partner[right], tried):
+        partner[right] = left
+        return True
+    return False
+
+  for left in range(len(candidates)):
+    augment(left, set())
+  return partner

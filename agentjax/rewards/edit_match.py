@@ -1,0 +1,241 @@
+r"""Steps of a coding agent that do the same, in levels: kind of tool, target, content, size.
+
+After NeMo-Gym's ``swe_pivot`` server (at commit 75aab1e), the verifier of PivotRL's released SWE
+pivots, which replaced the paper's comparison of tool names (2603.21383). Each level must be passed:
+
+  0  kind      the same tool, or two of one category (edit, bash, search, read, ...)
+  1  target    edits: sub-command, the last two parts of the path, and for views at least 0.8 of the
+               expected lines; bash: first word, one path in common where both have any, similarity
+               of at least 0.3; search and read: the last three parts of the path
+  2  content   edits: the lower of the similarities of old_str and new_str, or that of patch, diff
+               or text; bash: of the command; else 1
+  3  size      edits, "continuous" only: reward times ``1 - penalty * min(characters / 500, 1)``
+
+With similarity s, "binary" pays 1 where ``s >= 0.8``; "continuous" pays 1 there, and
+``0.5 + 0.5 (s - 0.4) / 0.4`` from 0.4 on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agentjax.config import Config, check
+from agentjax.rewards.action_match import Match, match_one_call, similarity, undeclared
+from agentjax.tools.declared import DeclaredTool
+from agentjax.trajectory.record import Message, ToolCall
+
+# Names that coding agents (OpenHands, OpenCode, Codex and others) give to tools of one kind.
+_NAMES = {
+  "edit": """str_replace_editor text_editor file_editor code_editor edit_file modify_file
+    update_file file_edit edit modify apply_patch patch_file apply_diff apply_changes write
+    write_file save_file create_file""",
+  "bash": """execute_bash run_bash bash_exec shell_run shell bash terminal shell_command shell_cmd
+    run_shell_cmd exec_command exec_cmd""",
+  "search": """grep search_text find_pattern text_search glob find_files file_glob match_files
+    grep_files search_files find_in_files code_search list_dir ls show_dir ls_dir list_directory""",
+  "read": """read read_file view_file cat_file view file_view inspect show_file
+    read_file_content""",
+  "finish": "finish submit",
+  "think": "think",
+  "planning": """task_tracker todo_tracker plan_tracker todo_read todo_write update_plan list_tasks
+    update_tasks read_todos write_todos edit_plan modify_plan""",
+}
+CATEGORIES: Mapping[str, str] = {
+  spelling: category
+  for category, names in _NAMES.items()
+  for name in names.split()
+  for spelling in (name, name.replace("_", ""))  # the latter is CamelCase, lowered
+}
+_EDIT_SUFFIX, _SUFFIX = 2, 3  # parts of a path that must agree
+_BASH_FLOOR = 0.3
+_VIEW_COVERAGE = 0.8
+_LARGE_EDIT = 500  # characters
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class EditMatchConfig(Config):
+  """Levels and scores; the defaults are the released ones.
+
+  Attributes:
+    reward: "binary" or "continuous".
+    partial_credit, full_credit: similarities from which on "continuous" pays 0.5, and both pay 1.
+    size_penalty: most that a large edit loses, as a share; 0 is off.
+    categories: further names, as "name=category" with a category of the module or one of your own.
+  """
+
+  reward: Literal["binary", "continuous"] = "binary"
+  partial_credit: float = 0.4
+  full_credit: float = 0.8
+  size_penalty: float = 0.1
+  categories: tuple[str, ...] = ()
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(
+      0 <= self.partial_credit < self.full_credit <= 1,
+      f"{path}.partial_credit",
+      self.partial_credit,
+      f"0 to below full_credit ({self.full_credit}), which is at most 1",
+    )
+    check(0 <= self.size_penalty <= 1, f"{path}.size_penalty", self.size_penalty, "0 to 1")
+    for entry in self.categories:
+      name, separator, category = entry.partition("=")
+      check(bool(name and separator and category), f"{path}.categories", entry, '"name=category"')
+
+
+class EditMatcher:
+  """``EditMatchConfig`` as a matcher. An expected tool whose category nobody knows is refused."""
+
+  def __init__(self, config: EditMatchConfig):
+    self._config = config
+    further = (entry.partition("=") for entry in config.categories)
+    self._categories = {**CATEGORIES, **{name.lower(): kind for name, _, kind in further}}
+
+  def refusal(self, expected: Message, tools: Sequence[DeclaredTool]) -> str | None:
+    if len(expected.tool_calls) > 1:
+      return f"{len(expected.tool_calls)} calls are expected at once; this verifier judges one"
+    for call in expected.tool_calls:
+      if self._category(call) is None:
+        return (
+          f"the verifier knows no category of tool {call.name!r}; known names stand in "
+          "agentjax.rewards.edit_match.CATEGORIES, give others by edits.categories=(NAME=CATEGORY,)"
+        )
+    return undeclared(expected, tools) if tools else None
+
+  def match(self, expected: Message, actual: Message, tools: Sequence[DeclaredTool]) -> Match:
+    del tools
+    return match_one_call(expected, actual, self._judge)
+
+  def _category(self, call: ToolCall) -> str | None:
+    return self._categories.get(call.name.lower())
+
+  def _judge(self, expected: ToolCall, actual: ToolCall) -> Match:
+    kind, wanted, given = self._category(expected), expected.arguments, actual.arguments
+    if expected.name.lower() != actual.name.lower() and kind != self._category(actual):
+      return Match(0.0, f"a tool of kind {kind} is expected, got {actual.name!r}")
+    difference = target_difference(kind, wanted, given)
+    if difference is not None:
+      return Match(0.0, difference)
+    alike = content_similarity(kind, wanted, given)
+    score = self._credit(alike)
+    if self._config.reward == "continuous" and kind == "edit":
+      size = min(len(_edit_text(given)) / _LARGE_EDIT, 1.0)
+      score *= 1.0 - self._config.size_penalty * size
+    return Match(score, "" if score == 1.0 else f"similarity {alike:.3f}")
+
+  def _credit(self, alike: float) -> float:
+    low, high = self._config.partial_credit, self._config.full_credit
+    if alike >= high:
+      return 1.0
+    if self._config.reward == "binary" or alike < low:
+      return 0.0
+    return 0.5 + 0.5 * (alike - low) / (high - low)
+
+
+def target_difference(
+  kind: str | None, expected: Mapping[str, Any], actual: Mapping[str, Any]
+) -> str | None:
+  """Level 1: why two calls of one kind do not work on the same thing; None where they do.
+
+  What one of the two leaves out (a path, a range of lines) is not held against it.
+  """
+  if kind == "edit":
+    commands = _text(expected, "command"), _text(actual, "command")
+    if all(commands) and commands[0] != commands[1]:
+      return f"the command is {commands[1]!r}, expected {commands[0]!r}"
+    if not _same_file(expected, actual, _EDIT_SUFFIX):
+      return f"the file is {_path(actual)!r}, expected {_path(expected)!r}"
+    lines = _lines(expected.get("view_range")), _lines(actual.get("view_range"))
+    if commands[0] == commands[1] == "view" and lines[0] and lines[1]:
+      common = min(lines[0][1], lines[1][1]) - max(lines[0][0], lines[1][0])
+      if max(common, 0) / max(lines[0][1] - lines[0][0], 1) < _VIEW_COVERAGE:
+        return f"lines {lines[1]} are viewed, expected {lines[0]}"
+    return None
+  if kind == "bash":
+    return _command_difference(_command(expected), _command(actual))
+  if kind in ("search", "read") and not _same_file(expected, actual, _SUFFIX):
+    return f"the file is {_path(actual)!r}, expected {_path(expected)!r}"
+  return None
+
+
+def content_similarity(
+  kind: str | None, expected: Mapping[str, Any], actual: Mapping[str, Any]
+) -> float:
+  """Level 2, 0..1."""
+  if kind == "bash":
+    wanted, given = _command(expected), _command(actual)
+    return similarity(wanted, given) if wanted and given else 1.0
+  if kind != "edit":
+    return 1.0
+  parts = ("old_str", "new_str")
+  if all(any(_text(call, part) for part in parts) for call in (expected, actual)):
+    return min(_part_similarity(_text(expected, p), _text(actual, p)) for p in parts)
+  return _part_similarity(_edit_text(expected), _edit_text(actual))
+
+
+def _part_similarity(left: str, right: str) -> float:
+  return similarity(left, right) if left and right else float(left == right)
+
+
+def _command_difference(expected: str, actual: str) -> str | None:
+  if not expected or not actual:
+    return None
+  verbs = [command.split()[0].rsplit("/", 1)[-1] for command in (expected, actual)]
+  if verbs[0] != verbs[1]:
+    return f"the command is {verbs[1]!r}, expected {verbs[0]!r}"
+  paths = [{_suffix(p, _SUFFIX) for p in _command_paths(command)} for command in (expected, actual)]
+  if all(paths) and not paths[0] & paths[1]:
+    return f"the command works on {sorted(paths[1])}, expected {sorted(paths[0])}"
+  if similarity(expected, actual) < _BASH_FLOOR:
+    return f"the command is {actual[:80]!r}, expected {expected[:80]!r}"
+  return None
+
+
+def _command_paths(command: str) -> list[str]:
+  """Words of a command that hold a slash and are no options."""
+  words = re.split(r"[\s='\"()<>|;&]+", command)
+  return [w for w in words if "/" in w and not w.startswith("-") and w.strip("/.")]
+
+
+def _same_file(expected: Mapping[str, Any], actual: Mapping[str, Any], parts: int) -> bool:
+  wanted, given = _path(expected), _path(actual)
+  return not wanted or not given or _suffix(wanted, parts) == _suffix(given, parts)
+
+
+def _suffix(path: str, parts: int) -> str:
+  return "/".join(path.strip("/").split("/")[-parts:])
+
+
+def _path(arguments: Mapping[str, Any]) -> str:
+  return _first(arguments, ("path", "file", "file_path", "filename", "file_name"))
+
+
+def _command(arguments: Mapping[str, Any]) -> str:
+  return _first(arguments, ("command", "cmd"))
+
+
+def _edit_text(arguments: Mapping[str, Any]) -> str:
+  if "new_str" in arguments:
+    return "\n".join((_text(arguments, "old_str"), _text(arguments, "new_str")))
+  return _first(arguments, ("patch", "diff", "content", "file_text"))
+
+
+def _first(arguments: Mapping[str, Any], keys: Sequence[str]) -> str:
+  return next((_text(arguments, key).strip() for key in keys if key in arguments), "")
+
+
+def _text(arguments: Mapping[str, Any], key: str) -> str:
+  return str(arguments.get(key, ""))
+
+
+def _lines(value: Any) -> tuple[int, int] | None:
+  """First and last line of a view; also where the list is written as text."""
+  try:
+    first, last = json.loads(value) if isinstance(value, str) else value
+    return int(first), int(last)
+  except (TypeError, ValueError):
+    return None

@@ -1,0 +1,427 @@
+"""Unit tests as a reward that cannot be bought: code and tests never share a process.
+
+    tests ──► box of the tests ── what is f(3)? ──► us ──► box of the code ── f(3) gave 9 ──► us
+                    ▲                                                                         │
+                    └────────────────────────── f(3) gave 9 ◄─────────────────────────────────┘
+
+The box of the code runs the code and answers calls: a function and arguments go in, a plain value
+or the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes
+the answers as data and gives the verdict. So what is expected is nowhere the code could look; its
+exit code, its output, its files, what it patches and what it leaves running mean nothing; an object
+that equals everything does not cross, since only exact built-in types do. Code that does not answer
+fails.
+
+Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again
+when it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import functools
+import importlib.resources
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, Literal, TypeVar
+
+from agentjax.config import Config, check
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.interface import (
+  PythonScript,
+  RunStatus,
+  Sandbox,
+  SandboxError,
+  SandboxResult,
+  run_once,
+)
+from agentjax.sandbox.process import ProcessSandboxConfig
+from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+
+T = TypeVar("T")
+Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed.forks``
+
+UNIT_TESTS = "unit_tests"  # in the metadata of a task: the tests, as a mapping of UnitTests' fields
+SOLUTION = "solution"  # the module that a final answer becomes
+_REMEMBERED = 4096  # tasks whose first operations are known without a run of their tests
+_ANSWER_BYTES = 32 * 2**20
+_PACKAGES = ("agentjax", "agentjax.rewards", "agentjax.rewards.boxed")
+_DRIVER_MODULES = ("plain", "forks")
+
+# Our modules under their names, without the packages around them, which a box does not have.
+_BOOT = """
+import sys, types
+for name in {packages!r}:
+  package = types.ModuleType(name)
+  package.__path__ = []
+  sys.modules[name] = package
+for name, source in {sources!r}:
+  module = types.ModuleType(name)
+  sys.modules[name] = module
+  exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
+module.main()
+"""
+
+
+class VerifierFault(RuntimeError):
+  """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run."""
+
+
+def _sandbox() -> SandboxConfig:
+  embedded = ProcessSandboxConfig(
+    queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
+    require=("limits", "descendants", "network", "processes", "filesystem"),
+  )
+  return SandboxConfig(embedded=embedded)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class UnitTestConfig(Config):
+  """How unit tests are run and paid; all figures are ours.
+
+  Attributes:
+    credit: "all" pays 1 where every test passes and 0 otherwise; "fraction" pays the share of tests
+      that pass, which a program that is right on easy cases alone can live on.
+    cpu_seconds: CPU time of the code, and of the test, for one test; 5 times that on the clock.
+    wall_seconds: time of one box, with all tests.
+    rounds: times that tests are run again at most, to go on with answers they waited for.
+    retries: further tries where the sandbox failed.
+    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
+      ``packages`` of the embedded one are what code and tests may import (pytest for tests that
+      need it).
+  """
+
+  credit: Literal["all", "fraction"] = "all"
+  cpu_seconds: int = 3
+  wall_seconds: float = 60.0
+  rounds: int = 16
+  retries: int = 1
+  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
+
+  def validate(self, path: str = "config.reward.unit_tests") -> None:
+    super().validate(path)
+    check(self.cpu_seconds >= 1, f"{path}.cpu_seconds", self.cpu_seconds, ">= 1")
+    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
+    check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
+    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitTests:
+  """A file of tests: asserts at top level, functions ``test*`` or ``unittest`` classes; a file with
+  none of these is one test. A test that imports pytest is run by pytest.
+
+  Arguments cross as copies, so a function is judged by what it returns, not by what it does to its
+  arguments; objects of the code's own classes are handled where they are, and only the plain values
+  they give are seen.
+
+  Attributes:
+    source: Python. Runs with the standard library and the names under test, nothing else.
+    modules: module of the code -> its functions and classes that the tests use; they are there both
+      as names and for import.
+    files: further files of the code's box, by path, such as a module that the code imports. They
+      take the place of the code's own of that name.
+  """
+
+  source: str
+  modules: Mapping[str, tuple[str, ...]]
+  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def from_metadata(cls, values: Mapping[str, Any]) -> UnitTests:
+    """From plain data, as a task carries it under ``UNIT_TESTS``.
+
+    Raises:
+      ValueError: it is not of that form.
+    """
+    try:
+      modules = {m: tuple(names) for m, names in values["modules"].items()}
+      tests = cls(values["source"], modules, dict(values.get("files", {})))
+    except (KeyError, TypeError, AttributeError) as error:
+      raise ValueError(
+        f"unit tests are {{'source': text, 'modules': {{module: [name]}}}}: {error!r}"
+      ) from error
+    if not tests.source.strip() or not any(tests.modules.values()):
+      raise ValueError("unit tests need a source, and a name under test in 'modules'")
+    return tests
+
+  def to_metadata(self) -> dict[str, Any]:
+    """Inverse of ``from_metadata``."""
+    modules = {m: list(names) for m, names in self.modules.items()}
+    return {"source": self.source, "modules": modules, "files": dict(self.files)}
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseResult:
+  """One test: whether it passed, else why not."""
+
+  name: str
+  passed: bool
+  reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """All tests of a task, in the order of the file; at least one."""
+
+  cases: tuple[CaseResult, ...]
+
+  @property
+  def passed(self) -> int:
+    return sum(case.passed for case in self.cases)
+
+  def describe(self) -> str:
+    """One line: how many passed, and what the first other one says."""
+    failed = [case for case in self.cases if not case.passed]
+    line = f"{self.passed} of {len(self.cases)} tests passed"
+    return line + (f"; {failed[0].name}: {failed[0].reason}"[:300] if failed else "")
+
+
+class UnitTestVerifier:
+  """Runs tests against code; see the module. Safe to use from many threads and event loops.
+
+  Args:
+    sandbox: back end of all boxes; owned and closed by this.
+    config: see UnitTestConfig.
+  """
+
+  def __init__(self, sandbox: Sandbox, config: UnitTestConfig | None = None):
+    self._sandbox = sandbox
+    self._config = config or UnitTestConfig()
+    self._config.validate()
+    self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
+    # Verdicts of all threads take turns in one loop: the sandbox counts its runs there.
+    self._thread = _LoopThread("unit tests")
+
+  async def verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
+    """Runs ``tests`` against the files ``code`` (path -> source).
+
+    Raises:
+      VerifierFault: there is no verdict, and the code is not to blame.
+    """
+    return await self._thread.run(self._verify(code, tests))
+
+  async def close(self) -> None:
+    """Closes the sandbox; closing twice is harmless."""
+    if self._thread.alive:
+      await self._thread.run(self._sandbox.close())
+      self._thread.close()
+
+  async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
+    waiting = dict(await self._plan(tests))
+    results: dict[str, CaseResult] = dict.fromkeys(waiting, CaseResult("", False))
+    for _ in range(self._config.rounds):
+      report = await self._ask(code, tests, waiting)
+      answers = {
+        case: [list(pair) for pair in zip(operations, report[case]["lines"], strict=False)]
+        for case, operations in waiting.items()
+      }
+      outcomes = await self._judge(tests, answers)
+      still: dict[str, list[str]] = {}
+      for case, asked in waiting.items():
+        outcome, given = outcomes[case], len(answers[case])
+        if outcome is None:
+          results[case] = CaseResult(case, False, "the test did not come to an end")
+          continue
+        operations = outcome["operations"]
+        if outcome["answered"] == len(operations):
+          passed = outcome["outcome"] == "passed"
+          results[case] = CaseResult(case, passed, outcome["reason"] or outcome["outcome"])
+        elif outcome["answered"] == given < len(asked) and operations[given] == asked[given]:
+          reason = report[case]["ended"] or "it ended early"
+          results[case] = CaseResult(case, False, f"no answer: {reason}")
+        else:  # it asks more, or something else than it was thought to
+          still[case] = operations
+      waiting = still
+      if not waiting:
+        break
+    for case in waiting:
+      results[case] = CaseResult(case, False, f"unfinished after {self._config.rounds} rounds")
+    return Verdict(tuple(results.values()))
+
+  async def _plan(self, tests: UnitTests) -> dict[str, list[str]]:
+    """The first operations of every test, which no code has had a part in.
+
+    Whatever goes wrong here is the tests' fault.
+    """
+    key = (tests.source, tuple(sorted(tests.modules.items())))
+    if (plan := self._plans.get(key)) is not None:
+      self._plans.move_to_end(key)
+      return plan
+    result = await self._run("tests", self._request(tests, None), {})
+    report = _read_report(result)
+    if report is None:
+      raise VerifierFault(f"the tests cannot be run: {result.detail} {result.stderr[-500:]}")
+    plan = {}
+    for case in report:
+      outcome = _outcome(report[case])
+      if outcome is None:
+        raise VerifierFault(f"test {case!r} cannot be run: {report[case]['ended']}")
+      if outcome["outcome"] == "skipped":
+        continue
+      if outcome["outcome"] == "unusable":
+        raise VerifierFault(f"test {case!r} cannot be run: {outcome['reason']}")
+      if not outcome["operations"]:
+        raise VerifierFault(
+          f"test {case!r} never uses {', '.join(map(str, tests.modules.values()))}: whatever the "
+          f"code is, it {outcome['outcome']} ({outcome['reason']})"
+        )
+      plan[case] = outcome["operations"]
+    if not plan:
+      raise VerifierFault("the file holds no test that runs")
+    self._plans[key] = plan
+    if len(self._plans) > _REMEMBERED:
+      self._plans.popitem(last=False)
+    return plan
+
+  async def _ask(
+    self, code: Mapping[str, str], tests: UnitTests, cases: Mapping[str, list[str]]
+  ) -> Report:
+    """What the code answers to the operations of each case; no line where it does not."""
+    request = {
+      "modules": list(tests.modules),
+      "cases": cases,
+      "cpu_seconds": self._config.cpu_seconds,
+      "all": self._config.credit == "all",
+    }
+    files = {path: text.encode() for path, text in (*code.items(), *tests.files.items())}
+    result = await self._run("candidate", request, files)
+    report = _read_report(result) or {}
+    reason = result.detail or ("it was not asked" if report else "its report is damaged")
+    silent: dict[str, Any] = {"lines": [], "ended": reason}
+    return {case: report.get(case, silent) for case in cases}
+
+  async def _judge(
+    self, tests: UnitTests, answers: Mapping[str, list[list[str]]]
+  ) -> dict[str, dict[str, Any] | None]:
+    """What each test makes of the answers. None where answers kept it from ending."""
+    result = await self._run("tests", self._request(tests, answers), {})
+    report = _read_report(result) or {}
+    return {case: _outcome(report[case]) if case in report else None for case in answers}
+
+  def _request(self, tests: UnitTests, cases: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+      "source": tests.source,
+      "modules": {m: list(names) for m, names in tests.modules.items()},
+      "cases": cases,
+      "cpu_seconds": self._config.cpu_seconds,
+    }
+
+  async def _run(
+    self, driver: str, request: dict[str, Any], files: Mapping[str, bytes]
+  ) -> SandboxResult:
+    limits = dataclasses.replace(
+      self._config.sandbox.limits,
+      wall_seconds=self._config.wall_seconds,
+      cpu_seconds=self._config.wall_seconds,  # forks count for themselves
+      output_bytes=_ANSWER_BYTES,
+      output_kill_bytes=_ANSWER_BYTES,
+    )
+    program, stdin = PythonScript(_driver(driver)), json.dumps(request).encode()
+    for _ in range(self._config.retries + 1):
+      try:
+        result = await run_once(self._sandbox, program, stdin=stdin, files=files, limits=limits)
+      except (SandboxError, OSError) as error:
+        raise VerifierFault(f"sandbox: {error}") from error
+      if result.status is not RunStatus.INFRA_ERROR:
+        return result
+    raise VerifierFault(f"sandbox: {result.detail}")
+
+
+class UnitTestScorer:
+  """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
+
+  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What
+  came out stands in ``trajectory.metadata["unit_tests"]``, for people.
+  """
+
+  def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):
+    self.config = config or UnitTestConfig()
+    self._verifier = UnitTestVerifier(sandbox or build_sandbox(self.config.sandbox), self.config)
+
+  async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
+    if UNIT_TESTS not in task.metadata:
+      return Reward.invalid(f"task {task.id} of {task.source!r} has no unit tests")
+    if trajectory.answer is None or trajectory.status is Status.POLICY_ERROR:
+      return Reward(0.0)
+    tests = UnitTests.from_metadata(task.metadata[UNIT_TESTS])
+    if "\0" in trajectory.answer:
+      return Reward(0.0)  # no Python source holds one
+    code = {f"{SOLUTION}.py": trajectory.answer.encode("utf-8", "replace").decode()}
+    try:
+      verdict = await self._verifier.verify(code, tests)
+    except VerifierFault as fault:
+      return Reward.invalid(str(fault))
+    trajectory.metadata[UNIT_TESTS] = verdict.describe()
+    share = verdict.passed / len(verdict.cases)
+    return Reward(share if self.config.credit == "fraction" else float(share == 1.0))
+
+  async def close(self) -> None:
+    """Ends the sandbox."""
+    await self._verifier.close()
+
+
+@functools.cache
+def _driver(name: str) -> str:
+  folder = importlib.resources.files("agentjax.rewards.boxed")
+  sources = [
+    (f"{_PACKAGES[-1]}.{module}", folder.joinpath(f"{module}.py").read_text(encoding="utf-8"))
+    for module in (*_DRIVER_MODULES, name)
+  ]
+  return _BOOT.format(packages=_PACKAGES, sources=sources)
+
+
+def _read_report(result: SandboxResult) -> Report | None:
+  """A driver's report; None where there is none of its form. It may come from hostile code."""
+  if result.status is not RunStatus.OK:
+    return None
+  try:
+    report = json.loads(result.stdout)
+  except (ValueError, RecursionError):
+    return None
+  if not isinstance(report, dict):
+    return None
+  for entry in report.values():
+    if not (
+      isinstance(entry, dict)
+      and isinstance(entry.get("ended"), str)
+      and isinstance(entry.get("lines"), list)
+      and all(isinstance(line, str) for line in entry["lines"])
+    ):
+      return None
+  return report
+
+
+def _outcome(entry: dict[str, Any]) -> dict[str, Any] | None:
+  """What a test reported as its last word, or None."""
+  return json.loads(entry["lines"][-1]) if entry["lines"] and not entry["ended"] else None
+
+
+class _LoopThread:
+  """An event loop in a thread of its own, begun with the first work for it."""
+
+  def __init__(self, name: str):
+    self._name = name
+    self._loop: asyncio.AbstractEventLoop | None = None
+    self._starting = threading.Lock()
+
+  @property
+  def alive(self) -> bool:
+    return self._loop is not None
+
+  async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    """``await work`` in the thread; cancelling the caller cancels it there."""
+    with self._starting:
+      if self._loop is None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+      future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    return await asyncio.wrap_future(future)
+
+  def close(self) -> None:
+    with self._starting:
+      if self._loop is not None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop = None

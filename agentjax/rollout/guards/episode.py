@@ -1,0 +1,490 @@
+"""What rules and hooks mean while an episode runs: the order they act in, and their verdicts.
+
+Before a call: hooks, which may change its arguments; egress; the limits rules have set; rules.
+After it: hooks, then rules. Rules thus judge what runs and what is shown. Hooks act in their order,
+and rules in that of their text; the first one that refuses is the last one asked. All enforcements
+of a rule are carried out, and the strictest says what becomes of the action: stop, deny, skip,
+reflect, continue.
+
+Within a turn checks before calls take place one after the other, in the order of the calls, and see
+no results of that turn: verdicts do not depend on which tool was quicker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentjax.rollout.guards.config import Guards
+from agentjax.rollout.guards.hooks import Hook, HookAnswer, HookEvent, HookFailure
+from agentjax.rollout.guards.predicates import Situation, Step, as_json
+from agentjax.rollout.guards.rules import VARIABLES, BoundRule
+from agentjax.rollout.guards.syntax import Act, Enforcement, Invocation, Setting, Value, Variable
+from agentjax.tools.egress import EgressDenied, urls
+from agentjax.tools.hooks import Run
+from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.trajectory.record import GuardRecord, ToolCall
+
+_log = logging.getLogger(__name__)
+
+SKIPPED = "skipped"  # what AgentSpec shows the policy in the place of a result
+
+
+class Decision(enum.IntEnum):
+  """What becomes of an action, the stricter the higher."""
+
+  CONTINUE = 0
+  REFLECT = 1
+  SKIP = 2
+  DENY = 3
+  STOP = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """A decision, what the policy is told where it is refused, and what is added in any case."""
+
+  decision: Decision = Decision.CONTINUE
+  text: str = ""
+  notes: tuple[str, ...] = ()
+
+  def told(self, output: str) -> str:
+    """What the policy is shown: ``output`` or the refusal, and the notes."""
+    return "\n".join([output if self.decision is Decision.CONTINUE else self.text, *self.notes])
+
+
+class GuardError(Exception):
+  """An episode that a hook does not let begin."""
+
+
+class EpisodeGuard:
+  """Guards one episode; an ``Interceptor`` of its tools.
+
+  Args:
+    guards: of the run.
+    episode: the same text for all events of this episode.
+    seed: for tools that rules invoke where no call gives one.
+    user_input: the last message of the user.
+
+  Attributes:
+    stopped: why the episode must end; None while it may go on.
+    intercepted: calls of this turn that were seen.
+  """
+
+  def __init__(self, guards: Guards, episode: str, seed: int, user_input: str):
+    self.stopped: str | None = None
+    self.intercepted = 0
+    self._guards = guards
+    self._context = ToolContext(episode, seed, guards.config.tool_timeout)
+    self._user_input = user_input
+    self._turn = -1
+    self._steps: list[Step] = []
+    self._results: list[tuple[Step, ToolResult]] = []  # of this turn
+    self._reflections = 0  # turns in a row that were sent back
+    self._reflected = False  # this turn was
+    self._settings: dict[str, float] = {}
+    self._observation = ""
+    self._records: list[tuple[int, GuardRecord]] = []  # number of the call, record
+    self._checking = asyncio.Lock()
+
+  async def start(self) -> str:
+    """Asks the hooks of the start; gives the text they add to the prompt.
+
+    Raises:
+      GuardError: one refused.
+    """
+    added = []
+    for hook in self._guards.hooks["episode_start"]:
+      verdict, answer = await self._ask_hook(hook, self._event("episode_start"), "episode_start")
+      if verdict.decision is not Decision.CONTINUE:
+        raise GuardError(f"hook {hook.name!r} refused the episode: {self._records[-1][1].reason}")
+      if answer.additional_context:
+        added.append(answer.additional_context)
+    return "\n".join(added)
+
+  def begin_turn(self) -> None:
+    """The policy has taken a turn."""
+    self._turn += 1
+    self.intercepted = 0
+    if not self._reflected:
+      self._reflections = 0
+    self._reflected = False
+
+  def end_turn(self) -> tuple[GuardRecord, ...]:
+    """The environment has answered; gives what guards did since the last time."""
+    for step, result in self._results:
+      step.status, step.output, step.seconds = result.status.value, result.output, result.seconds
+    self._results.clear()
+    records = tuple(record for _, record in sorted(self._records, key=lambda pair: pair[0]))
+    self._records.clear()
+    return records
+
+  async def __call__(self, call: ToolCall, context: ToolContext, run: Run) -> ToolResult:
+    number, self.intercepted = self.intercepted, self.intercepted + 1
+    async with self._checking:
+      verdict, call, context = await self._before(call, context, number)
+      earlier = len(self._steps)
+      step = Step(self._turn, call.name, call.arguments)
+      self._steps.append(step)
+      if verdict.decision is not Decision.CONTINUE:
+        step.status = ToolStatus.DENIED
+    if verdict.decision is Decision.CONTINUE:
+      result = await run(call, context)
+      result = await self._after(call, context, result, verdict.notes, number, earlier)
+    else:
+      result = ToolResult(ToolStatus.DENIED, verdict.told(""))
+    self._results.append((step, result))
+    return result
+
+  async def finish(self, text: str) -> Verdict:
+    """Whether the policy may end its work with ``text``."""
+    for hook in self._guards.hooks["stop"]:
+      verdict, _ = await self._ask_hook(hook, self._event("stop", text=text), "finish")
+      if verdict.decision is not Decision.CONTINUE:
+        return verdict
+    return await self._apply_rules(self._situation("finish", {"text": text}), self._context)
+
+  async def observed(self, observation: str) -> Verdict:
+    """What is to be done about what the policy is to be shown, if that is something new."""
+    changed, self._observation = observation != self._observation, observation
+    if not changed or not self._guards.rules.listens_to("state_change"):
+      return Verdict()
+    situation = self._situation("state_change", observation=observation)
+    return await self._apply_rules(situation, self._context)
+
+  def state(self) -> dict[str, Any]:
+    """All that changes, as JSON."""
+    return {
+      "turn": self._turn,
+      "steps": [dataclasses.asdict(step) for step in self._steps],
+      "reflections": self._reflections,
+      "reflected": self._reflected,
+      "settings": dict(self._settings),
+      "observation": self._observation,
+    }
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Inverse of ``state``."""
+    self._turn = state["turn"]
+    self._steps = [Step(**step) for step in state["steps"]]
+    self._reflections, self._reflected = state["reflections"], state["reflected"]
+    self._settings, self._observation = dict(state["settings"]), state["observation"]
+    self._records.clear()  # of the beginning, which the one who goes on from here has seen
+
+  async def _before(
+    self, call: ToolCall, context: ToolContext, number: int
+  ) -> tuple[Verdict, ToolCall, ToolContext]:
+    if self.stopped is not None:
+      return Verdict(Decision.DENY, "denied: the episode ends here"), call, context
+    notes: tuple[str, ...] = ()
+    for hook in self._guards.hooks["before_tool"]:
+      if not hook.fits(call.name, call.arguments):
+        continue
+      event = self._event("before_tool", call.name, call.arguments)
+      verdict, answer = await self._ask_hook(hook, event, "before_action", number)
+      if verdict.decision is not Decision.CONTINUE:
+        return verdict, call, context
+      if answer.updated_input is not None:
+        call = dataclasses.replace(call, arguments=dict(answer.updated_input))
+      if answer.additional_context:
+        notes += (answer.additional_context,)
+    if self._guards.egress is not None and self._guards.egress_tools.match(call.name):
+      verdict = self._check_egress(call, number)
+      if verdict.decision is not Decision.CONTINUE:
+        return verdict, call, context
+    if self._settings:
+      verdict, context = self._limit(call, context, number)
+      if verdict.decision is not Decision.CONTINUE:
+        return verdict, call, context
+    situation = self._situation("before_action", call.arguments, call.name)
+    verdict = await self._apply_rules(situation, context, number)
+    return dataclasses.replace(verdict, notes=notes + verdict.notes), call, context
+
+  async def _after(
+    self,
+    call: ToolCall,
+    context: ToolContext,
+    result: ToolResult,
+    notes: tuple[str, ...],
+    number: int,
+    earlier: int,
+  ) -> ToolResult:
+    if result.status is ToolStatus.INFRA_ERROR:
+      return result  # it ends the episode, and is nothing the policy did
+    verdict = Verdict()
+    for hook in self._guards.hooks["after_tool"]:
+      if not hook.fits(call.name, call.arguments):
+        continue
+      event = self._event(
+        "after_tool", call.name, call.arguments, status=result.status.value, output=result.output
+      )
+      verdict, answer = await self._ask_hook(hook, event, "after_action", number)
+      if verdict.decision is not Decision.CONTINUE:
+        break
+      if answer.updated_output is not None:
+        result = dataclasses.replace(result, output=answer.updated_output)
+      if answer.additional_context:
+        notes += (answer.additional_context,)
+    if verdict.decision is Decision.CONTINUE:
+      if not notes and not self._guards.rules.listens_to("after_action"):
+        return result
+      situation = Situation(
+        event="after_action",
+        turn=self._turn,
+        user_input=self._user_input,
+        tool_name=call.name,
+        tool_input=call.arguments,
+        steps=self._steps[:earlier],
+        result=result,
+        observation=result.output,
+      )
+      verdict = await self._apply_rules(situation, context, number)
+    verdict = dataclasses.replace(verdict, notes=notes + verdict.notes)
+    if verdict.decision is Decision.REFLECT:
+      return dataclasses.replace(
+        result, output="\n".join([result.output, verdict.text, *verdict.notes])
+      )
+    if verdict.decision is not Decision.CONTINUE:
+      result = dataclasses.replace(result, status=ToolStatus.DENIED)
+    return dataclasses.replace(result, output=verdict.told(result.output))
+
+  def _check_egress(self, call: ToolCall, number: int) -> Verdict:
+    assert self._guards.egress is not None
+    situation = self._situation("before_action", call.arguments, call.name)
+    try:
+      for text in situation.texts:
+        for url in urls(text):
+          self._guards.egress.check_url(url)
+    except EgressDenied as denied:
+      self._record("before_action", call.name, "egress", Decision.DENY, str(denied), number)
+      return Verdict(Decision.DENY, f"denied: {denied}")
+    return Verdict()
+
+  def _limit(
+    self, call: ToolCall, context: ToolContext, number: int
+  ) -> tuple[Verdict, ToolContext]:
+    """What settings that rules have made say about a call."""
+    seconds = self._settings.get(f"tool:{call.name}:timeout")
+    if seconds is not None:
+      context = dataclasses.replace(context, timeout=min(context.timeout, seconds))
+    name = f"tool:{call.name}:calls"
+    calls = sum(s.tool == call.name and s.status != ToolStatus.DENIED for s in self._steps)
+    if name in self._settings and calls >= self._settings[name]:
+      reason = f"{calls} calls of {call.name} were made, all that are allowed"
+      self._record("before_action", call.name, f"setting {name}", Decision.DENY, reason, number)
+      return Verdict(Decision.DENY, f"denied: {reason}"), context
+    return Verdict(), context
+
+  async def _ask_hook(
+    self, hook: Hook, event: HookEvent, moment: str, number: int = -1
+  ) -> tuple[Verdict, HookAnswer]:
+    try:
+      answer = await hook.ask(event)
+    except HookFailure as failure:
+      _log.warning("hook %s failed, which denies: %s", hook.name, failure)
+      self._record(
+        moment, event.tool_name, f"hook {hook.name}", Decision.DENY, str(failure), number
+      )
+      return Verdict(Decision.DENY, "denied: a check failed"), HookAnswer()
+    verdict = Verdict()
+    if answer.abort:
+      verdict = Verdict(Decision.STOP, "denied: the episode ends here")
+      self.stopped = answer.reason or f"hook {hook.name} ends the episode"
+    elif answer.decision == "skip":
+      verdict = Verdict(Decision.SKIP, SKIPPED, _notes(answer.additional_context))
+    elif answer.decision == "reject":
+      text = f"denied: {answer.reason}" if answer.reason else "denied"
+      verdict = Verdict(Decision.DENY, text, _notes(answer.additional_context))
+    if answer != HookAnswer():
+      arguments = None if answer.updated_input is None else dict(answer.updated_input)
+      reason = answer.reason or _changes(answer)
+      name = f"hook {hook.name}"
+      self._record(moment, event.tool_name, name, verdict.decision, reason, number, arguments)
+    return verdict, answer
+
+  async def _apply_rules(
+    self, situation: Situation, context: ToolContext, number: int = -1
+  ) -> Verdict:
+    notes: tuple[str, ...] = ()
+    for bound in self._guards.rules.triggered(situation):
+      name = f"rule @{bound.rule.name}"
+      try:
+        holds = bound.holds(situation)
+      except Exception as error:
+        _log.warning("%s cannot be checked, which denies", name, exc_info=error)
+        reason = f"a predicate raised {type(error).__name__}: {error}"
+        self._record(situation.event, situation.tool_name, name, Decision.DENY, reason, number)
+        return Verdict(Decision.DENY, f"denied: {name} could not be checked", notes)
+      if not holds:
+        continue
+      verdict = await self._enforce(bound, situation, context, number)
+      notes += verdict.notes
+      if verdict.decision is not Decision.CONTINUE:
+        return dataclasses.replace(verdict, notes=notes)
+    return Verdict(notes=notes)
+
+  async def _enforce(
+    self, bound: BoundRule, situation: Situation, context: ToolContext, number: int
+  ) -> Verdict:
+    """Carries out all enforcements of a rule; the strictest decides."""
+    name = f"@{bound.rule.name}"
+    decision = Decision.CONTINUE
+    reasons: list[str] = []
+    notes: tuple[str, ...] = ()
+    for enforcement in bound.rule.enforcements:
+      try:
+        one, reason, note = await self._carry_out(enforcement, situation, context)
+      except Exception as error:
+        _log.warning("rule %s cannot be enforced, which denies", name, exc_info=error)
+        one, reason, note = Decision.DENY, f"{type(error).__name__}: {error}", ""
+      decision = max(decision, one)
+      reasons.append(reason)
+      notes += _notes(note)
+    texts = {
+      Decision.CONTINUE: "",
+      Decision.REFLECT: self._guards.config.reflection.replace("{rule}", name),
+      Decision.SKIP: SKIPPED,
+      Decision.DENY: f"denied: rule {name}",
+      Decision.STOP: "denied: the episode ends here",
+    }
+    why = "; ".join(reasons)
+    self._record(situation.event, situation.tool_name, f"rule {name}", decision, why, number)
+    if decision is Decision.STOP:
+      self.stopped = f"rule {name} ended the episode at {situation.event}"
+    return Verdict(decision, texts[decision], notes)
+
+  async def _carry_out(
+    self, enforcement: Enforcement, situation: Situation, context: ToolContext
+  ) -> tuple[Decision, str, str]:
+    """What it decides, why, and what is added to the observation."""
+    if isinstance(enforcement, Setting):
+      name = f"{enforcement.scope}:{enforcement.component}:{enforcement.name}"
+      self._settings[name] = enforcement.number
+      return Decision.CONTINUE, f"{name}={enforcement.number}", ""
+    if isinstance(enforcement, Invocation):
+      result = await self._invoke(enforcement, situation, context)
+      said = f"{enforcement.tool}: {result.output}"
+      failed = result.status is not ToolStatus.OK
+      reason = f"invoke_action {enforcement.tool}: {result.status}"
+      return (Decision.DENY if failed else Decision.CONTINUE), reason, said
+    assert isinstance(enforcement, Act)
+    match enforcement.action:
+      case "user_inspection":
+        category = situation.tool_name or situation.event
+        content = situation.observation or as_json(situation.tool_input)
+        answer = await self._guards.bridge.ask(category, content)
+        said = f"user_inspection: {'granted' if answer.granted else 'refused'} ({answer.by})"
+        return (Decision.CONTINUE if answer.granted else Decision.SKIP), said, ""
+      case "llm_self_reflect":
+        decision = self._reflect()
+        limit = self._guards.config.max_reflections
+        more = "" if decision is Decision.REFLECT else f": {limit} turns in a row were sent back"
+        return decision, f"llm_self_reflect{more}", ""
+      case "stop":
+        return Decision.STOP, "stop", ""
+      case "skip":
+        return Decision.SKIP, "skip", ""
+      case "none":
+        return Decision.CONTINUE, "none", ""
+    raise AssertionError(enforcement.action)
+
+  def _reflect(self) -> Decision:
+    """Sends the turn back, unless too many before it were."""
+    if not self._reflected:
+      if self._reflections >= self._guards.config.max_reflections:
+        return Decision.SKIP
+      self._reflections += 1
+      self._reflected = True
+    return Decision.REFLECT
+
+  async def _invoke(
+    self, invocation: Invocation, situation: Situation, context: ToolContext
+  ) -> ToolResult:
+    arguments = {
+      key: await self._resolve(value, situation, context) for key, value in invocation.arguments
+    }
+    timeout = self._guards.config.tool_timeout
+    return await self._guards.registry.run(
+      ToolCall(invocation.tool, arguments), dataclasses.replace(context, timeout=timeout)
+    )
+
+  async def _resolve(self, value: Value, situation: Situation, context: ToolContext) -> Any:
+    if isinstance(value, Variable):
+      found = VARIABLES[value.name](situation)
+      return found if value.key is None else found[value.key]
+    if isinstance(value, Invocation):
+      return (await self._invoke(value, situation, context)).output
+    return value
+
+  def _situation(
+    self,
+    event: str,
+    tool_input: Mapping[str, Any] | None = None,
+    tool_name: str = "",
+    observation: str = "",
+  ) -> Situation:
+    return Situation(
+      event=event,
+      turn=self._turn,
+      user_input=self._user_input,
+      tool_name=tool_name,
+      tool_input=tool_input or {},
+      steps=self._steps,
+      observation=observation,
+    )
+
+  def _event(
+    self,
+    event: str,
+    tool_name: str = "",
+    tool_input: Mapping[str, Any] | None = None,
+    *,
+    status: str = "",
+    output: str = "",
+    text: str = "",
+  ) -> HookEvent:
+    return HookEvent(
+      event=event,
+      episode=self._context.episode,
+      turn=self._turn,
+      user_input=self._user_input,
+      tool_name=tool_name,
+      tool_input=tool_input or {},
+      tool_status=status,
+      tool_output=output,
+      text=text,
+    )
+
+  def _record(
+    self,
+    event: str,
+    tool: str,
+    guard: str,
+    decision: Decision,
+    reason: str,
+    number: int,
+    arguments: Mapping[str, Any] | None = None,
+  ) -> None:
+    record = GuardRecord(self._turn, event, tool, guard, decision.name.lower(), reason, arguments)
+    self._records.append((number if number >= 0 else len(self._steps), record))
+
+
+def _notes(text: str) -> tuple[str, ...]:
+  return (text,) if text else ()
+
+
+def _changes(answer: HookAnswer) -> str:
+  """What a hook that gave no reason did."""
+  changed: Sequence[tuple[str, bool]] = (
+    ("skipped", answer.decision == "skip"),
+    ("rejected", answer.decision == "reject"),
+    ("ended the episode", answer.abort),
+    ("changed the input", answer.updated_input is not None),
+    ("changed the output", answer.updated_output is not None),
+    ("added to the observation", bool(answer.additional_context)),
+  )
+  return ", ".join(what for what, done in changed if done)

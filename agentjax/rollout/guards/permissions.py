@@ -1,0 +1,215 @@
+"""Asking people: a question goes to all channels at once, and the first answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fnmatch
+import logging
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, TextIO
+
+from agentjax.config import Config, check
+
+_log = logging.getLogger(__name__)
+
+MAX_CONTENT = 200  # characters of a question's content, as in SemaClaw (2604.11548)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class PermissionConfig(Config):
+  """Who is asked for permission, and what holds where nobody answers.
+
+  Attributes:
+    channels: "terminal" (whoever sits before this process), or "package.module:attribute" for a
+      channel of your own. None at all, as in training, means that nobody is asked.
+    timeout: seconds to wait for an answer; the environment's own time-out must exceed it.
+    skip: globs of categories that are granted without asking. The category of a tool call is the
+      tool's name, that of other events their name.
+    when_nobody: answer where no channel can ask, and where none does in time.
+  """
+
+  channels: tuple[str, ...] = ()
+  timeout: float = 60.0
+  skip: tuple[str, ...] = ()
+  when_nobody: Literal["refuse", "grant"] = "refuse"
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    for name in self.channels:
+      check(
+        name == "terminal" or ":" in name,
+        f"{path}.channels",
+        self.channels,
+        "terminal, package.module:attribute",
+      )
+    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """What is asked: 8 hex digits of an id, a category, and at most 200 characters."""
+
+  id: str
+  category: str
+  content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """``by`` names the channel, or says why nobody was asked."""
+
+  granted: bool
+  by: str
+
+
+class Channel(Protocol):
+  """A way to people."""
+
+  name: str
+
+  @property
+  def can_ask(self) -> bool:
+    """Whether somebody may be there. A channel that says no is left out."""
+    ...
+
+  async def ask(self, question: Question) -> bool:
+    """Whether permission is given. Cancelled when the question is answered elsewhere."""
+    ...
+
+
+class PermissionBridge:
+  """Puts questions to channels. Only the episode that asks waits.
+
+  A channel that cannot ask or that fails refuses for itself alone: the others may still grant. What
+  remains open when all have failed or time is up is settled by ``config.when_nobody``. Besides the
+  channels, anybody who knows the id of a pending question may ``answer`` it.
+  """
+
+  def __init__(self, config: PermissionConfig, channels: Sequence[Channel] = ()):
+    self._config = config
+    self._channels = tuple(channels)
+    self._pending: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
+
+  @property
+  def pending(self) -> Mapping[str, Question]:
+    """Questions that wait for an answer, by id."""
+    return {id: question for id, (question, _) in self._pending.items()}
+
+  def answer(self, id: str, granted: bool, by: str) -> bool:
+    """Answers a pending question; False where it was answered already. Callable in any thread."""
+    if id not in self._pending:
+      return False
+    _, future = self._pending[id]
+    future.get_loop().call_soon_threadsafe(_settle, future, Answer(granted, by))
+    return True
+
+  async def ask(self, category: str, content: str) -> Answer:
+    """The first answer to a question; never raises for what a channel does."""
+    if any(fnmatch.fnmatchcase(category, glob) for glob in self._config.skip):
+      return Answer(True, "permissions.skip")
+    able = [channel for channel in self._channels if _can_ask(channel)]
+    if not able:
+      return self._nobody("nobody can be asked")
+    question = Question(self._fresh_id(), category, _clip(content))
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    self._pending[question.id] = (question, future)
+    asking = asyncio.ensure_future(self._ask_all(able, question, future))
+    try:
+      async with asyncio.timeout(self._config.timeout):
+        return await future
+    except TimeoutError:
+      return self._nobody(f"no answer within {self._config.timeout:g} s")
+    finally:
+      del self._pending[question.id]
+      asking.cancel()
+      with contextlib.suppress(asyncio.CancelledError):
+        await asking
+
+  async def _ask_all(
+    self, channels: Sequence[Channel], question: Question, future: asyncio.Future[Answer]
+  ) -> None:
+    """Until one has answered; withdraws the question from the others."""
+
+    async def ask(channel: Channel) -> None:
+      try:
+        granted = await channel.ask(question)
+      except Exception:
+        _log.warning("channel %s cannot ask", channel.name, exc_info=True)
+        return
+      if not isinstance(granted, bool):
+        _log.warning("channel %s answered %r instead of a bool", channel.name, granted)
+        return
+      _settle(future, Answer(granted, channel.name))
+
+    async with asyncio.TaskGroup() as group:
+      for channel in channels:
+        group.create_task(ask(channel))
+    _settle(future, self._nobody("all channels failed"))
+
+  def _nobody(self, why: str) -> Answer:
+    return Answer(self._config.when_nobody == "grant", why)
+
+  def _fresh_id(self) -> str:
+    while (id := secrets.token_hex(4)) in self._pending:
+      pass
+    return id
+
+
+class TerminalChannel:
+  """Asks whoever sits before the terminal of this process, one question after the other."""
+
+  name = "terminal"
+
+  def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None):
+    self._stdin = sys.stdin if stdin is None else stdin
+    self._stdout = sys.stdout if stdout is None else stdout
+    self._turn = asyncio.Lock()
+
+  @property
+  def can_ask(self) -> bool:
+    return self._stdin.isatty()
+
+  async def ask(self, question: Question) -> bool:
+    async with self._turn:
+      self._say(f"\nallow {question.category}? {question.content}\n[y/N] ")
+      try:
+        return (await self._line()).strip().lower() in ("y", "yes")
+      except asyncio.CancelledError:
+        self._say("(no longer needed)\n")
+        raise
+
+  async def _line(self) -> str:
+    # Not a thread: one that reads cannot be stopped when the question is withdrawn.
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(self._stdin, ready.set)
+    try:
+      await ready.wait()
+    finally:
+      loop.remove_reader(self._stdin)
+    return self._stdin.readline()
+
+  def _say(self, text: str) -> None:
+    self._stdout.write(text)
+    self._stdout.flush()
+
+
+def _can_ask(channel: Channel) -> bool:
+  try:
+    return channel.can_ask
+  except Exception:
+    _log.warning("channel %s cannot ask", channel.name, exc_info=True)
+    return False
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
+  if not future.done():
+    future.set_result(answer)
+
+
+def _clip(text: str) -> str:
+  return text if len(text) <= MAX_CONTENT else text[: MAX_CONTENT - 1] + "…"

@@ -1,0 +1,122 @@
+"""Gates of an environment: what is right must be paid in full, what is empty or a cheat nothing.
+
+An environment that fails a gate teaches the wrong thing, whatever the method; so the gates run
+before training (``python -m agentjax.check``) and, for what is bundled, in the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from agentjax.envs.environment import Action
+from agentjax.rewards.canaries import canaries
+from agentjax.rewards.graph import RewardGraph
+from agentjax.rollout.program import ENVIRONMENT_REWARD, MakeEnvironment
+from agentjax.rollout.scoring import score
+from agentjax.text.code import mark_code
+from agentjax.trajectory.record import Message, Reward, Status, Task, Trajectory
+
+Attempts = Callable[[Task], Mapping[str, Sequence[Message]]]
+
+REFERENCE, EMPTY = "reference", "empty"
+
+
+@dataclasses.dataclass(frozen=True)
+class GateResult:
+  """One attempt at one task.
+
+  Attributes:
+    task_id, source: of the task.
+    attempt: "reference", "empty", or the name of a cheat.
+    reward: what it got.
+    detail: what the scorers noted.
+  """
+
+  task_id: int
+  source: str
+  attempt: str
+  reward: Reward
+  detail: str
+
+  @property
+  def held(self) -> bool:
+    """Whether the reference got 1 or more, and anything else 0 or less."""
+    if self.reward.value is None:
+      return False
+    return self.reward.value >= 1.0 if self.attempt == REFERENCE else self.reward.value <= 0.0
+
+
+async def check_environment(
+  tasks: Sequence[Task],
+  *,
+  make_environment: MakeEnvironment,
+  rewards: RewardGraph,
+  cheats: Attempts,
+  timeout: float = 300.0,
+) -> list[GateResult]:
+  """Plays the reference (the task's demonstration), an empty answer and every cheat.
+
+  Args:
+    tasks: each needs a demonstration.
+    make_environment, rewards: as in a run.
+    cheats: task -> name -> the policy's turns.
+    timeout: seconds to score one attempt.
+
+  Returns:
+    One result an attempt, by task.
+
+  Raises:
+    ValueError: a task without demonstration: nothing shows that it can be solved.
+  """
+  results = []
+  for task in tasks:
+    if not task.demonstration:
+      raise ValueError(f"task {task.id} of {task.source!r} has no demonstration to check it with")
+    attempts = {REFERENCE: task.demonstration, EMPTY: (Message("assistant", ""),), **cheats(task)}
+    for name, turns in attempts.items():
+      trajectory = await play_turns(task, turns, make_environment)
+      await score(rewards, [trajectory], task, timeout=timeout)
+      notes = [f"{k}: {v}" for k, v in trajectory.metadata.items()]
+      reason = trajectory.reward.reason
+      detail = "; ".join([reason, *notes] if reason else notes)
+      results.append(GateResult(task.id, task.source, name, trajectory.reward, detail))
+  return results
+
+
+def code_cheats(task: Task) -> dict[str, tuple[Message, ...]]:
+  """The canaries of ``rewards.canaries`` as answers; none for a task without entry points."""
+  programs = (
+    canaries(task.metadata.get("entry_points", ())) if "entry_points" in task.metadata else {}
+  )
+  return {name: (Message("assistant", mark_code(code)),) for name, code in programs.items()}
+
+
+async def play_turns(
+  task: Task, turns: Sequence[Message], make_environment: MakeEnvironment
+) -> Trajectory:
+  """An episode in which the assistant messages of ``turns`` are what the policy says."""
+  environment = make_environment(task)
+  trajectory = Trajectory(step=0, task_id=task.id, sample=0, source=task.source, segments=[])
+  paid = []
+  try:
+    await environment.reset(task, 0)
+    for message in turns:
+      if message.role != "assistant":
+        continue
+      step = await environment.step(Action(message.content, message.tool_calls))
+      trajectory.tools.extend(step.tools)
+      trajectory.answer, trajectory.status = step.answer, step.status
+      if step.reward is not None:
+        paid.append(step.reward)
+      if step.terminated or step.truncated:
+        break
+    else:
+      trajectory.status = Status.TRUNCATED
+  finally:
+    await environment.close()
+  if paid:
+    invalid = [r for r in paid if not r.valid]
+    total = sum(r.value for r in paid if r.value is not None)
+    trajectory.reward_parts[ENVIRONMENT_REWARD] = invalid[0] if invalid else Reward(total)
+  return trajectory

@@ -1,0 +1,121 @@
+"""Scoring stored episodes again: with another verifier, other weights, or a monitor more."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from agentjax.rewards.graph import ENDED, RewardGraph
+from agentjax.rewards.monitor import FINDINGS
+from agentjax.rewards.unit_tests import UNIT_TESTS
+from agentjax.rollout.program import ENVIRONMENT_REWARD
+from agentjax.rollout.scoring import score
+from agentjax.trajectory.record import Status, Task, Trajectory
+from agentjax.trajectory.store import StoreWriter
+
+_NOTES = (ENDED, FINDINGS, UNIT_TESTS)  # that scorers left in the metadata
+
+
+async def rescore(
+  trajectories: Sequence[Trajectory],
+  tasks: Mapping[int, Task],
+  rewards: RewardGraph,
+  *,
+  timeout: float = 300.0,
+  concurrency: int = 8,
+) -> list[Trajectory]:
+  """Copies of ``trajectories`` with new rewards, in the order given; the originals stay.
+
+  What the environment paid during the episode stays; every other part is computed anew, and so is a
+  status of VERIFIER_ERROR. A graph that compares the members of a group gets those that are here.
+
+  Args:
+    trajectories: finished episodes.
+    tasks: their tasks by id.
+    rewards: the new graph.
+    timeout: seconds for one episode, or one group.
+    concurrency: so many at once.
+
+  Raises:
+    ValueError: an episode of a task that is not among ``tasks``.
+  """
+  unknown = sorted({t.task_id for t in trajectories} - set(tasks))
+  if unknown:
+    raise ValueError(
+      f"{len(unknown)} tasks of the episodes are not in the data, the first with id {unknown[0]}; "
+      "use the data settings that the episodes were made with"
+    )
+  fresh = [_unscored(t) for t in trajectories]
+  if rewards.needs_groups:
+    ordered = sorted(fresh, key=lambda t: t.address)
+    groups = [list(g) for _, g in itertools.groupby(ordered, key=lambda t: t.address[:2])]
+  else:
+    groups = [[t] for t in fresh]
+  turn = asyncio.Semaphore(concurrency)
+
+  async def run(group: list[Trajectory]) -> None:
+    async with turn:
+      await score(rewards, group, tasks[group[0].task_id], timeout=timeout)
+
+  await asyncio.gather(*map(run, groups))
+  return fresh
+
+
+def write_store(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
+  """A store of ``trajectories`` at ``path``, whole or not at all; an old one is replaced."""
+  target = pathlib.Path(path)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  beside = target.with_name(f".{target.name}.{os.getpid()}")
+  beside.unlink(missing_ok=True)
+  try:
+    writer = StoreWriter(beside)
+    try:
+      for trajectory in trajectories:
+        writer.append_trajectory(trajectory)
+    finally:
+      writer.close()
+    os.replace(beside, target)
+  finally:
+    beside.unlink(missing_ok=True)
+
+
+def compare(
+  before: Sequence[Trajectory], after: Sequence[Trajectory]
+) -> list[tuple[str, str, str, str]]:
+  """Rows (what, before, after, episodes that changed) of the total, each part, and the faults."""
+  rows = []
+  parts = sorted({name for t in (*before, *after) for name in t.reward_parts})
+  for name in ("reward", *parts):
+    pairs = [(_value(b, name), _value(a, name)) for b, a in zip(before, after, strict=True)]
+    changed = sum(b != a for b, a in pairs)
+    was, now = _mean([b for b, _ in pairs]), _mean([a for _, a in pairs])
+    rows.append((name, was, now, str(changed)))
+  counts = [[t.status is Status.VERIFIER_ERROR for t in ts] for ts in (before, after)]
+  changed = sum(b != a for b, a in zip(*counts, strict=True))
+  rows.append(("without a verdict", str(sum(counts[0])), str(sum(counts[1])), str(changed)))
+  return rows
+
+
+def _unscored(trajectory: Trajectory) -> Trajectory:
+  status = trajectory.status
+  if status is Status.VERIFIER_ERROR:
+    status = Status(trajectory.metadata.get(ENDED, Status.OK))
+  kept = {k: v for k, v in trajectory.reward_parts.items() if k == ENVIRONMENT_REWARD}
+  metadata = {k: v for k, v in trajectory.metadata.items() if k not in _NOTES}
+  return dataclasses.replace(trajectory, status=status, reward_parts=kept, metadata=metadata)
+
+
+def _value(trajectory: Trajectory, name: str) -> float | None:
+  if name == "reward":
+    return trajectory.reward.value
+  part = trajectory.reward_parts.get(name)
+  return None if part is None else part.value
+
+
+def _mean(values: Sequence[float | None]) -> str:
+  known = [value for value in values if value is not None]
+  return f"{sum(known) / len(known):.4f}" if known else "-"

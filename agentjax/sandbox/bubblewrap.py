@@ -1,0 +1,453 @@
+"""Programs in a jail that another tool builds: bubblewrap or nsjail, where one is installed.
+
+The tool makes the namespaces and mounts; inside, our own first process sets limits, drops
+capabilities, installs the system-call filter of the embedded back end and reaps. A run is over when
+the kernel has ended its whole PID namespace.
+
+    host ── exec ──► bwrap | nsjail ── pid 1 (reaps, reports) ── program
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import shutil
+import signal
+import site
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+
+from agentjax.config import Config, check
+from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox import guest, jail, probe, zygote
+from agentjax.sandbox.interface import (
+  Capabilities,
+  Program,
+  Protection,
+  SandboxError,
+  SandboxLimits,
+  SandboxResult,
+  Session,
+)
+from agentjax.sandbox.process import _environment
+from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
+from agentjax.sandbox.supervise import Places, QueueTimeout, supervise
+
+_SNAPSHOT_BYTES = 256 * 2**20
+_WORK = "/work"
+_UIDS = (1 << 30, 1 << 29)  # first and count of user ids that nobody uses
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class JailerConfig(Config):
+  """Settings of the bubblewrap and nsjail back ends; the figures are ours.
+
+  Attributes:
+    path: the tool's program; None looks for it in PATH.
+    limits: bounds of a run unless the caller gives its own.
+    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
+    readable: paths of this machine that programs may read, beyond the system's and Python's.
+    site_packages: whether programs may import this environment's packages.
+    require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn.
+    directory: where work directories are made; None is the system's temporary directory.
+  """
+
+  path: str | None = None
+  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
+  concurrency: int = 4
+  queue_seconds: float = 15.0
+  readable: tuple[str, ...] = ()
+  site_packages: bool = False
+  require: tuple[str, ...] = (
+    "limits",
+    "descendants",
+    "network",
+    "processes",
+    "filesystem",
+    "syscalls",
+  )
+  allow_unisolated: bool = False
+  directory: str | None = None
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
+    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
+    known = [p.value for p in Protection]
+    for name in self.require:
+      check(name in known, f"{path}.require", self.require, ", ".join(known))
+    for name in self.readable:
+      taken = any(f"{name}/".startswith(f"{t}/") for t in ("/tmp", "/proc", "/dev", _WORK))
+      allowed = "absolute paths, none below /tmp, /proc, /dev or /work"
+      check(os.path.isabs(name) and not taken, f"{path}.readable", self.readable, allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class JailCommand:
+  """What a tool is asked for.
+
+  Attributes:
+    program: path of the tool.
+    readable: paths mounted read-only at their own places.
+    directory: the work directory, mounted at /work, the only writable place.
+    uid: user id of the program, or None for a user namespace that maps this process's user.
+    report: file descriptor to pass on.
+    seconds: wall clock after which the tool may end the run by itself.
+    argv: what to run inside.
+  """
+
+  program: str
+  readable: tuple[str, ...]
+  directory: str
+  uid: int | None
+  report: int
+  seconds: float
+  argv: tuple[str, ...]
+
+
+def bubblewrap_command(command: JailCommand) -> list[str]:
+  """The argument list for ``bwrap``.
+
+  With a user id of its own bubblewrap runs without a user namespace, and the first process inside
+  changes its user: a namespace made by root would leave the programs root's processes outside.
+  """
+  argv = [command.program, "--die-with-parent", "--new-session", "--as-pid-1"]
+  argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+  argv += ["--unshare-cgroup-try", "--hostname", "box"]
+  if command.uid is None:
+    argv += ["--unshare-user"]
+  else:
+    argv += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+  for folder in _ancestors(command.readable):  # bubblewrap would make them as closed as ours are
+    argv += ["--perms", "0755", "--dir", folder]
+  for path in command.readable:
+    if os.path.islink(path):
+      argv += ["--symlink", os.readlink(path), path]
+    else:
+      argv += ["--ro-bind", path, path]
+  for device in zygote._DEVICES:
+    argv += ["--dev-bind", device, device]
+  argv += ["--proc", "/proc", "--bind", command.directory, _WORK, "--symlink", _WORK, "/tmp"]
+  return [*argv, "--remount-ro", "/", "--chdir", "/", "--", *command.argv]
+
+
+def nsjail_command(command: JailCommand) -> list[str]:
+  """The argument list for ``nsjail``; its limits are off, as the first process inside sets ours."""
+  uid = os.getuid() if command.uid is None else command.uid
+  gid = os.getgid() if command.uid is None else command.uid
+  argv = [command.program, "--mode", "o", "--really_quiet", "--keep_env", "--disable_rlimits"]
+  argv += ["--time_limit", str(int(command.seconds) + 1), "--pass_fd", str(command.report)]
+  argv += ["--hostname", "box", "--cwd", "/", "--iface_no_lo"]
+  argv += ["--user", f"1000:{uid}:1", "--group", f"1000:{gid}:1"]
+  for path in command.readable:
+    if os.path.islink(path):
+      argv += ["--symlink", f"{os.readlink(path)}:{path}"]
+    else:
+      argv += ["--bindmount_ro", path]
+  for device in zygote._DEVICES:
+    argv += ["--bindmount", device]
+  argv += ["--bindmount", f"{command.directory}:{_WORK}", "--symlink", f"{_WORK}:/tmp"]
+  return [*argv, "--", *command.argv]
+
+
+@dataclasses.dataclass(frozen=True)
+class Jailer:
+  """A tool that builds jails.
+
+  Attributes:
+    name: for messages.
+    program: looked for in PATH.
+    command: its argument list.
+    changes_user: whether the tool itself starts the program as ``JailCommand.uid``.
+  """
+
+  name: str
+  program: str
+  command: Callable[[JailCommand], list[str]]
+  changes_user: bool
+
+
+BUBBLEWRAP = Jailer("bubblewrap", "bwrap", bubblewrap_command, changes_user=False)
+NSJAIL = Jailer("nsjail", "nsjail", nsjail_command, changes_user=True)
+
+
+class JailerSandbox:
+  """Runs programs through bubblewrap or nsjail; Linux only. See the Sandbox protocol."""
+
+  capabilities = Capabilities(files=True, snapshot=True, commands=True)
+
+  def __init__(self, jailer: Jailer, config: JailerConfig | None = None):
+    self.jailer = jailer
+    self.config = config or JailerConfig()
+    self.config.validate("sandbox")
+    self.protections: frozenset[Protection] = frozenset()
+    self._places = Places(self.config.concurrency, self.config.queue_seconds)
+    self._starting: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+    self._boxes: set[JailerBox] = set()
+    self._directory: str | None = None
+    self._own_users = False
+    self._readable: tuple[str, ...] = ()
+    self._packages: list[str] = []
+    self._interpreter = getattr(sys, "_base_executable", None) or sys.executable
+    self._program = ""
+
+  async def start(self) -> frozenset[Protection]:
+    loop = asyncio.get_running_loop()
+    if self._starting is None or self._starting[0] is not loop:
+      self._starting = (loop, asyncio.Lock())
+    async with self._starting[1]:
+      if self._directory is None:
+        await self._start()
+    return self.protections
+
+  async def create(self, snapshot: bytes | None = None) -> JailerBox:
+    await self.start()
+    box = self._new_box()
+    if snapshot is not None:
+      try:
+        await asyncio.to_thread(sandbox_files.unpack, box.directory, snapshot, box.uid)
+      except BaseException:
+        await box.close()
+        raise
+    return box
+
+  async def close(self) -> None:
+    for box in list(self._boxes):
+      await box.close()
+    if self._directory is not None:
+      await asyncio.to_thread(sandbox_files.wipe, self._directory)
+      self._directory = None
+
+  async def _start(self) -> None:
+    if sys.platform != "linux":
+      raise SandboxError(f"{self.jailer.name} needs Linux, this is {sys.platform}")
+    program = self.config.path or shutil.which(self.jailer.program)
+    if program is None:
+      raise SandboxError(
+        f"{self.jailer.name} is not installed: no program {self.jailer.program!r} in PATH. Install "
+        "it, name it in the config's path, or use kind='embedded'."
+      )
+    self._program = program
+    self._packages = site.getsitepackages() if self.config.site_packages else []
+    wanted = [*zygote._READABLE, sys.base_prefix, os.path.dirname(os.__file__), *self._packages]
+    self._readable = _outermost([p for p in (*wanted, *self.config.readable) if os.path.exists(p)])
+    self._directory = tempfile.mkdtemp(
+      prefix=f"agentjax-{self.jailer.program}-", dir=self.config.directory
+    )
+    os.chmod(self._directory, 0o711)
+    try:
+      self.protections = await self._probe()
+      probe.check_required(
+        self.protections, self.config.require, self.config.allow_unisolated, self.jailer.name
+      )
+    except BaseException:
+      await self.close()
+      raise
+
+  async def _probe(self) -> frozenset[Protection]:
+    """Chooses the strongest way that works here, and tries to break out of it."""
+    failures = []
+    for own_users in (True, False) if os.geteuid() == 0 else (False,):
+      self._own_users = own_users
+      box = self._new_box()
+      host_file = os.path.join(self._directory or "", probe.secret_name())
+      with open(host_file, "w") as file:
+        file.write("of this machine")
+      try:
+        limits = probe.limits_of_probe(self.config.limits)
+        found = await probe.probed(box, limits, host_file)
+        made = os.path.join(box.directory, probe.MADE)
+        if os.lstat(made).st_uid != os.geteuid():
+          found |= {Protection.USER}
+        return found
+      except SandboxError as error:
+        failures.append(str(error))
+      finally:
+        os.unlink(host_file)
+        await box.close()
+    raise SandboxError(f"{self.jailer.name} does not work on this machine: {'; '.join(failures)}")
+
+  def _new_box(self) -> JailerBox:
+    assert self._directory is not None
+    box = JailerBox(self, self._directory)
+    self._boxes.add(box)
+    return box
+
+
+class JailerBox:
+  """A work directory and its runs; made by ``JailerSandbox.create``. See the Box protocol."""
+
+  def __init__(self, sandbox: JailerSandbox, parent: str):
+    self._sandbox = sandbox
+    self.uid = _UIDS[0] + secrets.randbelow(_UIDS[1]) if sandbox._own_users else None
+    self.directory = tempfile.mkdtemp(prefix="box-", dir=parent)
+    if self.uid is not None:
+      os.chown(self.directory, self.uid, self.uid)
+    self._busy = asyncio.Lock()
+    self._tool: int | None = None
+    self._closed = False
+
+  async def exec(
+    self,
+    program: Program,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    limits: SandboxLimits | None = None,
+  ) -> SandboxResult:
+    limits = limits or self._sandbox.config.limits
+    async with self._busy:
+      self._check_open()
+      try:
+        async with self._sandbox._places.one():
+          for path, content in (files or {}).items():
+            await self._write(path, content)
+          return await self._run(program, stdin, limits)
+      except QueueTimeout as error:
+        return infra_error(str(error))
+
+  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
+    raise no_sessions(self._sandbox.jailer.name)
+
+  async def upload(self, path: str, content: bytes) -> None:
+    async with self._busy:
+      self._check_open()
+      await self._write(path, content)
+
+  async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
+    async with self._busy:
+      self._check_open()
+      return await asyncio.to_thread(sandbox_files.read_file, self.directory, path, max_bytes)
+
+  async def snapshot(self) -> bytes:
+    async with self._busy:
+      self._check_open()
+      return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
+
+  async def close(self) -> None:
+    if self._closed:
+      return
+    self._closed = True
+    if self._tool is not None:
+      _end_jail(self._tool)
+    async with self._busy:
+      self._sandbox._boxes.discard(self)
+      await asyncio.to_thread(sandbox_files.wipe, self.directory)
+
+  def _check_open(self) -> None:
+    if self._closed:
+      raise SandboxError("this box is closed; open another with Sandbox.create()")
+
+  async def _write(self, path: str, content: bytes) -> None:
+    await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
+
+  async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:
+    sandbox = self._sandbox
+    report, report_write = os.pipe()
+    disk = zygote.Disk(self.directory, limits.to_dict())
+    try:
+      request = {
+        "program": guest.as_request(program),
+        "limits": limits.to_dict(),
+        "directory": _WORK,
+        "other_tasks": _other_tasks(self.uid),
+        "uid": None if sandbox.jailer.changes_user else self.uid,
+        "seccomp": jail.seccomp_known(),
+        "paths": sandbox._packages,
+        "report": report_write,
+      }
+      command = JailCommand(
+        sandbox._program,
+        sandbox._readable,
+        self.directory,
+        self.uid,
+        report_write,
+        limits.wall_seconds + 5.0,
+        (sandbox._interpreter, "-S", *guest.BOOT_ARGUMENTS),
+      )
+      ended = await supervise(
+        sandbox.jailer.command(command),
+        limits,
+        stdin=guest.framed(guest.jailed(request), stdin),
+        env=_environment(sandbox._interpreter),
+        pass_fds=(report_write,),
+        look=lambda tool: self._look(tool, limits, disk),
+        end=_end_jail,
+      )
+      os.set_blocking(report, False)
+      with contextlib.suppress(BlockingIOError):
+        return as_result(_with_report(ended, os.read(report, 4096).decode()), limits)
+      return as_result(_with_report(ended, ""), limits)
+    finally:
+      self._tool = None
+      os.close(report)
+      os.close(report_write)
+
+  def _look(self, tool: int, limits: SandboxLimits, disk: zygote.Disk) -> tuple[str, str] | None:
+    self._tool = tool
+    if self._closed:
+      return "cancelled", "the box was closed"
+    first, *family = zygote._descendants(tool) or [0]
+    interpreter = zygote._resident_bytes(first)  # pages that every process of the run starts with
+    resident = sum(max(0, zygote._resident_bytes(p) - interpreter) for p in family)
+    if resident > limits.memory_bytes:
+      return "memory", f"its processes hold more than {limits.memory_bytes} bytes together"
+    if sum(zygote._task_count(p) for p in family) > limits.processes:
+      return "processes", f"runs more than {limits.processes} processes and threads"
+    if (detail := disk.too_much(family)) is not None:
+      return "disk", detail
+    return None
+
+
+def _with_report(ended: Ended, report: str) -> Ended:
+  """What the first process inside wrote decides; the tool's own exit code only says that it ran."""
+  if report.startswith("exit "):
+    _, status, cpu = report.split()
+    code = os.waitstatus_to_exitcode(int(status))
+    return dataclasses.replace(ended, exit_code=code, cpu_seconds=float(cpu))
+  if ended.reason != "exit":
+    return dataclasses.replace(ended, exit_code=-signal.SIGKILL)
+  said = report.removeprefix("error ") or bytes(ended.stderr.tail or ended.stderr.head).decode(
+    errors="replace"
+  )
+  detail = f"the jail was not built (exit code {ended.exit_code}): {said.strip()[-500:]}"
+  return dataclasses.replace(ended, reason="setup", detail=detail)
+
+
+def _end_jail(tool: int) -> None:
+  """Kills the first process of the namespace, and with it all; the tool ends when that is done."""
+  for child in zygote._children(tool):
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(child, signal.SIGKILL)
+
+
+def _other_tasks(uid: int | None) -> int:
+  """Tasks that count against the program's limit beside its own."""
+  release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+  # Before Linux 5.14 all tasks of this user count; then only what is seen from outside bounds them.
+  return 2 if uid is not None or release >= (5, 14) else 1 << 20
+
+
+def _ancestors(paths: tuple[str, ...]) -> list[str]:
+  found = set()
+  for path in paths:
+    while (path := os.path.dirname(path)) != "/":
+      found.add(path)
+  return sorted(found)
+
+
+def _outermost(paths: list[str]) -> tuple[str, ...]:
+  """``paths`` without those that lie below another one that is mounted whole."""
+  kept: list[str] = []
+  for path in sorted({os.path.normpath(p) for p in paths}, key=len):
+    inside = any(path.startswith(f"{k}/") and not os.path.islink(k) for k in kept)
+    if not inside and path not in kept:
+      kept.append(path)
+  return tuple(kept)

@@ -1,0 +1,101 @@
+"""From how a run ended to a SandboxResult: one reading for all back ends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
+from agentjax.sandbox.zygote import Output
+
+_SIGXCPU = 24
+_STATUS_OF_REASON = {
+  "wall": RunStatus.TIMEOUT,
+  "cpu": RunStatus.TIMEOUT,
+  "output": RunStatus.OUTPUT_LIMIT,
+  "memory": RunStatus.MEMORY_LIMIT,
+  "processes": RunStatus.KILLED,
+  "disk": RunStatus.KILLED,
+  "cancelled": RunStatus.KILLED,
+  "broken": RunStatus.KILLED,
+  "setup": RunStatus.INFRA_ERROR,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """How a run ended, as its supervisor saw it.
+
+  Attributes:
+    reason: why it was ended: "wall", "cpu", "output", "memory", "processes", "disk", "cancelled",
+      "broken"; "setup" when it was never started; anything else: by itself.
+    detail: one line on the reason.
+    exit_code: the program's, or minus the signal that ended it.
+    seconds: wall time.
+    stdout, stderr: head and tail of what it wrote.
+    cpu_seconds: CPU time of the program's process, 0 where that is not known.
+  """
+
+  reason: str
+  detail: str
+  exit_code: int | None
+  seconds: float
+  stdout: Output
+  stderr: Output
+  cpu_seconds: float = 0.0
+
+
+def as_result(ended: Ended, limits: SandboxLimits) -> SandboxResult:
+  """The result that a caller sees of a run under ``limits``."""
+  stdout, stderr = text(ended.stdout), text(ended.stderr)
+  truncated = max(ended.stdout.total, ended.stderr.total) > limits.output_bytes
+  code, reason, detail = ended.exit_code, ended.reason, ended.detail
+  if reason == "setup":
+    return dataclasses.replace(infra_error(detail), seconds=ended.seconds)
+  status = RunStatus.OK
+  if reason in _STATUS_OF_REASON:
+    status = _STATUS_OF_REASON[reason]
+  elif code is None:
+    status, detail = RunStatus.INFRA_ERROR, detail or "no exit code came back"
+  elif code == -_SIGXCPU or (code == -9 and ended.cpu_seconds >= limits.cpu_seconds):
+    reason, status = "cpu", RunStatus.TIMEOUT
+  elif code < 0:
+    status, detail = RunStatus.KILLED, f"ended by signal {-code}"
+  elif code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+    status = RunStatus.MEMORY_LIMIT
+    detail = f"needs more than {limits.memory_bytes} bytes of memory"
+  elif code != 0:
+    status, detail = RunStatus.ERROR, f"exit code {code}"
+  if reason == "cpu":
+    detail = f"used more than {limits.cpu_seconds:g} s of CPU time"
+  return SandboxResult(status, stdout, stderr, code, ended.seconds, detail, truncated)
+
+
+def kept(head: bytes, tail: bytes, total: int) -> Output:
+  """An output of ``total`` bytes that another process kept head and tail of."""
+  output = Output(len(head) + len(tail))
+  output.head, output.tail, output.total = bytearray(head), bytearray(tail), total
+  return output
+
+
+def text(output: Output) -> str:
+  """What the policy reads of an output: all of it, or head, a line on what is missing, tail."""
+  head, tail = bytes(output.head), bytes(output.tail)
+  left_out = output.total - len(head) - len(tail)
+  if left_out <= 0:
+    return (head + tail).decode("utf-8", errors="backslashreplace")
+  first = head.decode("utf-8", errors="backslashreplace")
+  last = tail.decode("utf-8", errors="backslashreplace")
+  return f"{first}\n[... {left_out} bytes left out ...]\n{last}"
+
+
+def infra_error(detail: str) -> SandboxResult:
+  """A run that failed by no fault of the program."""
+  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)
+
+
+def no_sessions(name: str) -> SandboxError:
+  """What a back end without interpreter sessions raises when asked for one."""
+  return SandboxError(
+    f"the {name} back end has no sessions (Capabilities.sessions); use kind='embedded', or cells "
+    "that need nothing of earlier ones"
+  )

@@ -1,0 +1,440 @@
+"""Files that an episode works on: a box kept from call to call, saved and restored by content hash.
+
+The tools that act on files (shell, files, web_page) share one ``Workspaces``, so that what one of
+them writes the others see. An environment that branches or resumes keeps the hash that ``snapshot``
+returns; equal trees have equal hashes, and each content is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import tarfile
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from pathlib import Path
+
+from agentjax.config import Config, check
+from agentjax.files import write_atomically
+from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.build import SandboxConfig
+from agentjax.sandbox.interface import (
+  Box,
+  Program,
+  PythonScript,
+  RunStatus,
+  Sandbox,
+  SandboxError,
+  SandboxLimits,
+  SandboxResult,
+)
+from agentjax.tools.protocol import ToolContext
+
+_log = logging.getLogger(__name__)
+_WRITING = threading.Lock()  # several stores may have one folder
+
+# Links are made inside the box, where one that leads outside is harmless, and never by the host.
+_MAKE_LINKS = """
+import json, os, sys
+for path, target in json.load(sys.stdin):
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  os.symlink(target, path)
+"""
+_MEASURE = """
+import os
+size = count = 0
+def refuse(error):
+  raise error
+for folder, folders, files in os.walk(".", onerror=refuse):
+  for name in folders + files:
+    size += 512 * os.lstat(os.path.join(folder, name)).st_blocks
+    count += 1
+print(size, count)
+"""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class WorkspaceConfig(Config):
+  """Settings of the workspaces that shell, files and web_page share; the figures are ours.
+
+  Attributes:
+    sandbox: where all of them run, and SQL too; a back end with files and snapshots.
+    files: folder whose files every workspace starts with; None starts empty.
+    store: folder of saved trees; None is a temporary one, gone when the tools are closed.
+    max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
+      opened again at their next call.
+    max_bytes: disk space of one workspace; a shell command that leaves more sets it back.
+    max_files: files and folders of one workspace, likewise.
+  """
+
+  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+  files: str | None = None
+  store: str | None = None
+  max_open: int = 64
+  max_bytes: int = 128 * 2**20
+  max_files: int = 10_000
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(
+      self.files is None or os.path.isdir(self.files), f"{path}.files", self.files, "a folder, None"
+    )
+    check(self.max_open >= 1, f"{path}.max_open", self.max_open, ">= 1")
+    check(2**20 <= self.max_bytes <= 2**28, f"{path}.max_bytes", self.max_bytes, "1 .. 256 MiB")
+    check(self.max_files >= 1, f"{path}.max_files", self.max_files, ">= 1")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class TreeEntry:
+  """One entry of a saved tree.
+
+  Attributes:
+    path: relative, with "/".
+    kind: "file", "program" (an executable file), "directory" (an empty one; others follow from
+      their files) or "link".
+    value: SHA-256 of a file's content in hex, the target of a link, empty for a directory.
+  """
+
+  path: str
+  kind: str
+  value: str
+
+
+class TreeStore:
+  """Trees of files by the hash of what they hold; each content is stored once.
+
+  The id of a tree is the SHA-256 of its manifest: one JSON line ``[path, kind, value]`` an entry,
+  sorted by path. Times, owners and modes but the executable bit are no part of it.
+
+  Args:
+    directory: where trees are kept, made when missing; None is a temporary folder.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str] | None = None):
+    self._temporary = None
+    if directory is None:
+      self._temporary = tempfile.TemporaryDirectory(prefix="agentjax-trees-")
+      directory = self._temporary.name
+    self._root = Path(directory)
+
+  def put_files(self, files: Mapping[str, bytes]) -> str:
+    """Id of the tree of ``files`` (relative path -> content)."""
+    return self._put([TreeEntry(p, "file", self._put_blob(c)) for p, c in files.items()])
+
+  def put_directory(self, directory: str, max_bytes: int = 2**28) -> str:
+    """Id of the tree of a folder of this machine.
+
+    Raises:
+      SandboxError: it holds more than ``max_bytes``.
+    """
+    return self.put(sandbox_files.pack(directory, max_bytes))
+
+  def put(self, archive: bytes) -> str:
+    """Id of the tree in ``archive``, a tar as ``Box.snapshot`` gives it."""
+    entries = []
+    inner = {""}  # folders with something in them
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+      for member in tar:
+        inner.add(os.path.dirname(member.name))
+        if member.issym():
+          entries.append(TreeEntry(member.name, "link", member.linkname))
+        elif member.isdir():
+          entries.append(TreeEntry(member.name, "directory", ""))
+        elif (file := tar.extractfile(member)) is not None:
+          kind = "program" if member.mode & 0o100 else "file"
+          entries.append(TreeEntry(member.name, kind, self._put_blob(file.read())))
+    return self._put([e for e in entries if e.kind != "directory" or e.path not in inner])
+
+  def entries(self, tree: str) -> tuple[TreeEntry, ...]:
+    """What a tree holds, sorted by path.
+
+    Raises:
+      KeyError: no such tree in this store.
+      SandboxError: what is stored is damaged.
+    """
+    lines = self._read("trees", tree).decode().splitlines()
+    return tuple(TreeEntry(*json.loads(line)) for line in lines)
+
+  def read(self, entry: TreeEntry) -> bytes:
+    """Content of a file of a tree."""
+    return self._read("contents", entry.value)
+
+  def archive(self, tree: str) -> bytes:
+    """The files and folders of a tree as a tar for ``Sandbox.create``; links are left out."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+      for entry in self.entries(tree):
+        info = tarfile.TarInfo(entry.path)
+        if entry.kind == "directory":
+          info.type, info.mode = tarfile.DIRTYPE, 0o755
+          tar.addfile(info)
+        elif entry.kind != "link":
+          content = self.read(entry)
+          info.size, info.mode = len(content), 0o755 if entry.kind == "program" else 0o644
+          tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+  def close(self) -> None:
+    """Removes a temporary store; one in a folder of its own stays."""
+    if self._temporary is not None:
+      self._temporary.cleanup()
+
+  def _put(self, entries: list[TreeEntry]) -> str:
+    lines = [json.dumps([e.path, e.kind, e.value]) + "\n" for e in sorted(entries)]
+    return self._write("trees", "".join(lines).encode())
+
+  def _put_blob(self, content: bytes) -> str:
+    return self._write("contents", content)
+
+  def _write(self, kind: str, content: bytes) -> str:
+    name = hashlib.sha256(content).hexdigest()
+    path = self._path(kind, name)
+    with _WRITING:
+      if not path.exists():
+        if self._temporary is None:
+          write_atomically(path, content)
+        else:  # nobody else reads it, and it need not outlast a crash
+          path.parent.mkdir(parents=True, exist_ok=True)
+          path.write_bytes(content)
+    return name
+
+  def _read(self, kind: str, name: str) -> bytes:
+    try:
+      content = self._path(kind, name).read_bytes()
+    except OSError as error:
+      raise KeyError(f"no {name!r} among the {kind} of the store {self._root}") from error
+    if hashlib.sha256(content).hexdigest() != name:
+      raise SandboxError(f"{self._path(kind, name)} is damaged; its content has another hash")
+    return content
+
+  def _path(self, kind: str, name: str) -> Path:
+    return self._root / kind / name[:2] / name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+  """A tree in a store; ``private`` is a store for this tree alone."""
+
+  store: TreeStore
+  tree: str
+  private: bool = False
+
+
+_Files = _Saved | Mapping[str, bytes]
+
+
+@dataclasses.dataclass
+class _Workspace:
+  start: _Files  # what it is set back to
+  files: _Files  # what it opens with while ``box`` is None
+  box: Box | None = None
+  lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+  ended: bool = False
+
+
+class Workspaces:
+  """A work directory for each episode, made at its first use and kept until ``end``.
+
+  Calls of one episode run one at a time, in the order in which they were made. Nothing that a
+  program starts outlives its call; files do.
+
+  Args:
+    sandbox: any back end with files and snapshots; closed with this object.
+    limits: bounds of one run; its wall clock is cut to 0.9 of the call's time-out, so that what was
+      printed until then still reaches the policy.
+    config: initial files and bounds; its ``sandbox`` is not read here.
+
+  Raises:
+    SandboxError: the back end has no files or no snapshots.
+  """
+
+  def __init__(self, sandbox: Sandbox, limits: SandboxLimits, config: WorkspaceConfig):
+    if not (sandbox.capabilities.files and sandbox.capabilities.snapshot):
+      raise SandboxError(
+        f"{type(sandbox).__name__} cannot keep files between calls; use a back end whose "
+        "capabilities name files and snapshot"
+      )
+    self.store = TreeStore(config.store)
+    self._sandbox = sandbox
+    self._limits = limits
+    self._config = config
+    self._held: dict[str, _Workspace] = {}  # the one used last comes last
+    self._initial: _Files = {}
+    if config.files is not None:
+      self._initial = _Saved(self.store, self.store.put_directory(config.files))
+
+  @contextlib.asynccontextmanager
+  async def use(self, episode: str, start: Mapping[str, bytes] | None = None) -> AsyncIterator[Box]:
+    """The box of ``episode``, for this caller alone.
+
+    Args:
+      episode: as in ``ToolContext``.
+      start: files of a workspace that does not exist yet; None is the initial files.
+
+    Raises:
+      SandboxError: it cannot be opened.
+    """
+    async with self._hold(episode, start) as workspace:
+      assert workspace.box is not None
+      yield workspace.box
+    await self._close_idle()
+
+  async def run(
+    self,
+    program: Program,
+    context: ToolContext,
+    *,
+    stdin: bytes = b"",
+    start: Mapping[str, bytes] | None = None,
+    episode: str | None = None,
+  ) -> SandboxResult:
+    """Runs ``program`` in the workspace of ``episode`` (default: the context's); see ``use``."""
+    wall = min(self._limits.wall_seconds, 0.9 * context.timeout)
+    limits = dataclasses.replace(self._limits, wall_seconds=wall)
+    async with self.use(episode or context.episode, start) as box:
+      return await box.exec(program, stdin=stdin, limits=limits)
+
+  async def snapshot(self, episode: str) -> str:
+    """Saves the workspace; the id of its tree.
+
+    Raises:
+      SandboxError: it holds more than a snapshot may.
+    """
+    async with self.use(episode) as box:
+      return await asyncio.to_thread(self.store.put, await box.snapshot())
+
+  async def restore(self, episode: str, tree: str) -> None:
+    """Sets the workspace to ``tree``, whatever it held; makes it where there is none.
+
+    Raises:
+      KeyError: no such tree in the store.
+    """
+    self.store.entries(tree)
+    saved = _Saved(self.store, tree)
+    workspace = self._held.setdefault(episode, _Workspace(saved, saved))
+    async with workspace.lock:
+      await self._reset(workspace, saved)
+
+  async def set_back_if_too_big(self, episode: str) -> str | None:
+    """Where the workspace outgrew its bounds, sets it back to its start and says so."""
+    async with self._hold(episode) as workspace:
+      assert workspace.box is not None
+      found = await workspace.box.exec(PythonScript(_MEASURE))
+      if found.status is RunStatus.INFRA_ERROR:
+        return None  # the next call measures again
+      if found.status is RunStatus.OK:
+        size, count = (int(word) for word in found.stdout.split())
+        if size <= self._config.max_bytes and count <= self._config.max_files:
+          return None
+      await self._reset(workspace, workspace.start)
+    return (
+      f"the workspace outgrew {self._config.max_bytes} bytes or {self._config.max_files} files, or "
+      "holds folders that cannot be listed; it was set back to its first state"
+    )
+
+  async def end(self, episode: str) -> None:
+    """Wipes the workspace; what was saved of it stays in the store."""
+    workspace = self._held.pop(episode, None)
+    if workspace is None:
+      return
+    workspace.ended = True
+    if workspace.box is not None:
+      await workspace.box.close()  # ends what runs in it
+    async with workspace.lock:  # it may be about to open
+      await self._reset(workspace, {})
+
+  async def close(self) -> None:
+    """Wipes all workspaces, closes the sandbox and a temporary store; closing twice is harmless."""
+    for episode in list(self._held):
+      await self.end(episode)
+    await self._sandbox.close()
+    self.store.close()
+
+  @contextlib.asynccontextmanager
+  async def _hold(
+    self, episode: str, start: Mapping[str, bytes] | None = None
+  ) -> AsyncIterator[_Workspace]:
+    """The workspace with its box open and its lock held."""
+    workspace = self._held.pop(episode, None)
+    if workspace is None:
+      files = self._initial if start is None else start
+      workspace = _Workspace(files, files)
+    self._held[episode] = workspace
+    async with workspace.lock:
+      if workspace.box is None and not workspace.ended:
+        workspace.box = await self._open(workspace.files)
+        _discard(workspace.files)
+      if workspace.ended:  # perhaps while it opened; ``end`` closes the box
+        raise SandboxError(f"the episode {episode!r} has ended, and its workspace with it")
+      yield workspace
+
+  async def _open(self, files: _Files) -> Box:
+    if not isinstance(files, _Saved):
+      box = await self._sandbox.create()
+      return await _closed_on_error(box, _write(box, files))
+    archive = await asyncio.to_thread(files.store.archive, files.tree)
+    box = await self._sandbox.create(archive)
+    return await _closed_on_error(box, _make_links(box, files))
+
+  async def _reset(self, workspace: _Workspace, files: _Files) -> None:
+    box, workspace.box = workspace.box, None
+    _discard(workspace.files)
+    workspace.start = workspace.files = files
+    if box is not None:
+      await box.close()
+
+  async def _close_idle(self) -> None:
+    open_ones = [w for w in self._held.values() if w.box is not None]
+    for workspace in open_ones[: max(0, len(open_ones) - self._config.max_open)]:
+      if workspace.lock.locked():
+        continue
+      async with workspace.lock:
+        if (box := workspace.box) is None:
+          continue
+        store = TreeStore()
+        try:
+          tree = await asyncio.to_thread(store.put, await box.snapshot())
+        except BaseException as error:
+          store.close()
+          if not isinstance(error, SandboxError | OSError):
+            raise
+          _log.warning("a workspace stays open, for it cannot be saved: %s", error)
+          continue
+        workspace.box, workspace.files = None, _Saved(store, tree, private=True)
+        await box.close()
+
+
+async def _closed_on_error(box: Box, filling: Awaitable[None]) -> Box:
+  try:
+    await filling
+  except BaseException:
+    await box.close()
+    raise
+  return box
+
+
+async def _write(box: Box, files: Mapping[str, bytes]) -> None:
+  for path, content in files.items():
+    await box.upload(path, content)
+
+
+async def _make_links(box: Box, saved: _Saved) -> None:
+  links = [(e.path, e.value) for e in saved.store.entries(saved.tree) if e.kind == "link"]
+  if not links:
+    return
+  made = await box.exec(PythonScript(_MAKE_LINKS), stdin=json.dumps(links).encode())
+  if made.status is not RunStatus.OK:
+    raise SandboxError(f"cannot make links in a workspace: {made.stderr or made.detail}")
+
+
+def _discard(files: _Files) -> None:
+  """Removes what was saved for a closed workspace alone."""
+  if isinstance(files, _Saved) and files.private:
+    files.store.close()

@@ -1,0 +1,312 @@
+"""SQL episodes: results compared, copies, verdicts, cheats, the tool, branching."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.envs.environment import Action
+from agentjax.envs.sql import (
+  SqlEnvironmentConfig,
+  SqlJudge,
+  database_copies,
+  read_query,
+  sql_world,
+)
+from agentjax.envs.sql_copies import perturbed_copy
+from agentjax.envs.sql_results import is_ordered, overlap, results_match
+from agentjax.rewards.config import RewardConfig, build_rewards
+from agentjax.rewards.scorers import SCORERS
+from agentjax.rollout.integrity import check_environment
+from agentjax.sandbox.process import ProcessSandbox
+from agentjax.sandbox.sqlite import run_sql
+from agentjax.tools.build import ToolsConfig, build_tools
+from agentjax.trajectory.record import Message, Task, ToolCall
+
+SCHEMA = """
+CREATE TABLE owner (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE pet (id INTEGER PRIMARY KEY, owner INT REFERENCES owner (id), kind TEXT, weight REAL);
+"""
+GOLD = "SELECT name FROM owner JOIN pet ON pet.owner = owner.id WHERE kind = 'cat' ORDER BY weight"
+
+
+def _database(path):
+  connection = sqlite3.connect(path)
+  connection.executescript(SCHEMA)
+  connection.executemany("INSERT INTO owner VALUES (?, ?)", [(i, f"o{i}") for i in range(1, 11)])
+  connection.executemany(
+    "INSERT INTO pet VALUES (?, ?, ?, ?)",
+    [(i, i % 10 + 1, ("cat", "dog", "owl")[i % 3], 10.5 - 0.25 * i) for i in range(1, 31)],
+  )
+  connection.commit()
+  connection.close()
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+  return _database(tmp_path_factory.mktemp("sql") / "pets.sqlite")
+
+
+def _task(database, gold=GOLD):
+  demonstration = (
+    Message("assistant", "", (ToolCall("sql", {"query": gold}),)),
+    Message("tool", ""),
+    Message("assistant", f"#### {gold}"),
+  )
+  metadata = {"database": database}
+  return Task(3, (Message("user", "Whose cats?"),), gold, "pets", demonstration, metadata)
+
+
+def _judge(work, **settings):
+  """``await work(judge)`` with a judge of its own sandbox."""
+
+  async def run():
+    config = SqlEnvironmentConfig(**settings)
+    sandbox = ProcessSandbox()
+    try:
+      return await work(SqlJudge(sandbox, config))
+    finally:
+      await sandbox.close()
+
+  return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+  ("query", "ordered"),
+  [
+    ("SELECT a FROM t ORDER BY a", True),
+    ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
+    ("SELECT 'order by' FROM t", False),
+    ("SELECT a FROM t -- order by a", False),
+    ("SELECT a FROM t WHERE b IN (SELECT b FROM u) order  by a LIMIT 1", True),
+    ('SELECT "x)" FROM t ORDER BY 1', True),
+  ],
+)
+def test_only_an_order_by_of_its_own_makes_a_query_ordered(query, ordered):
+  assert is_ordered(query) is ordered
+
+
+@pytest.mark.parametrize(
+  ("gold", "predicted", "settings", "match"),
+  [
+    ([(1,), (2,)], [(2,), (1,)], {"ordered": False}, True),
+    ([(1,), (2,)], [(2,), (1,)], {"ordered": True}, False),
+    ([(1,), (1,), (2,)], [(1,), (2,), (2,)], {"ordered": False}, False),  # multisets
+    ([(1, "a")], [("a", 1)], {"ordered": False}, False),
+    (
+      [(1, "a"), (2, "b")],
+      [("b", 2), ("a", 1)],
+      {"ordered": False, "any_column_order": True},
+      True,
+    ),
+    ([(1, 2), (2, 1)], [(1, 1), (2, 2)], {"ordered": False, "any_column_order": True}, False),
+    ([(1.0,)], [(1,)], {"ordered": True}, True),
+    ([(1 / 3,)], [(0.33333333,)], {"ordered": True}, True),
+    ([(1 / 3,)], [(0.333,)], {"ordered": True}, False),
+    ([(1,)], [("1",)], {"ordered": True}, False),
+    ([(None,)], [(0,)], {"ordered": True}, False),
+    ([(None, "x"), (2, "y")], [(2, "y"), (None, "x")], {"ordered": False}, True),
+    ([], [], {"ordered": True}, True),
+    ([(1,)], [(1, 1)], {"ordered": True}, False),
+    ([(float("inf"),)], [(float("inf"),)], {"ordered": False}, True),
+    ([(b"\x00",)], ["\x00"], {"ordered": True}, False),
+  ],
+)
+def test_results_match(gold, predicted, settings, match):
+  assert results_match(gold, predicted, **settings) is match
+
+
+def test_overlap_is_intersection_over_union_times_kendalls_tau():
+  rows = [("a",), ("b",), ("c",), ("d",)]
+  assert overlap(rows, rows) == 1.0
+  assert overlap(rows, rows[::-1]) == -1.0
+  assert overlap(rows, [("a",), ("b",)]) == 0.5
+  assert overlap(rows, [("b",), ("a",), ("c",), ("d",)]) == 0.67  # tau = (5 - 1) / 6
+  assert overlap(rows[:1], [("a",), ("x",)]) == 0.5  # one shared row has no order
+  assert overlap([], []) == 1.0
+  assert overlap(rows, []) == 0.0
+
+
+def test_a_copy_keeps_the_schema_and_its_references_but_not_the_contents(database):
+  original, first, second = database_copies(database, 2, 0.3)
+  again = perturbed_copy(original, 1)
+  assert first == again and first != second
+  rows = {}
+  for name, raw in (("original", original), ("copy", first)):
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(raw)
+    rows[name] = connection.execute("SELECT id, owner, kind, weight FROM pet").fetchall()
+    lost = connection.execute("SELECT * FROM pet WHERE owner NOT IN (SELECT id FROM owner)")
+    assert lost.fetchall() == []
+    assert connection.execute("SELECT sql FROM sqlite_master").fetchall()[0][0].startswith("CREATE")
+    connection.close()
+  assert 0 < len(rows["copy"]) < len(rows["original"])
+  keys = {(i, owner) for i, owner, _, _ in rows["original"]}
+  assert {(i, owner) for i, owner, _, _ in rows["copy"]} <= keys  # keys stay together
+  assert not {r[:4] for r in rows["copy"]} <= {r[:4] for r in rows["original"]}  # values do not
+  assert {w for *_, w in rows["copy"]} <= {w for *_, w in rows["original"]}  # and none is new
+
+
+# What is asked for can be had by knowing it only, not by any of these.
+CHEATS = {
+  "nothing": "SELECT name FROM owner WHERE 0",
+  "no_table": "SELECT 1",
+  "other_columns": GOLD.replace("name", "name, kind"),
+  "unordered": GOLD.replace("ORDER BY weight", "ORDER BY weight DESC"),
+  "attach": "ATTACH 'other.sqlite' AS other",
+  "write": "UPDATE pet SET kind = 'cat'",
+  "drop": "DROP TABLE pet",
+  "create": "CREATE TABLE x AS SELECT * FROM pet",
+  "vacuum": "VACUUM INTO 'copy.sqlite'",
+  "pragma": "PRAGMA writable_schema = 1",
+  "extension": "SELECT load_extension('evil.so')",
+  "read_file": "SELECT readfile('0.sqlite')",
+  "two_statements": f"DELETE FROM pet; {GOLD}",
+  "cross_join": "SELECT count(*) FROM pet a, pet b, pet c, pet d, pet e, pet f, pet g",
+  "endless": "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT max(x) FROM r",
+  "memory": "SELECT zeroblob(1000000000)",
+  "many_rows": "SELECT a.id FROM pet a, pet b, pet c, pet d",
+  "nul": "SELECT 1 \x00",
+  "surrogate": "SELECT '\ud800'",
+}
+
+
+def _stated(database):
+  """The query that states the rows it has seen, with and without reading a table."""
+  connection = sqlite3.connect(database)
+  names = [row[0] for row in connection.execute(GOLD)]
+  connection.close()
+  values = ", ".join(f"('{name}')" for name in names)
+  return {
+    "stated": f"VALUES {values}",
+    "stated_over_table": f"SELECT column1 FROM (VALUES {values}), (SELECT id FROM pet LIMIT 1)",
+  }
+
+
+def test_gates_gold_passes_and_empty_and_every_cheat_get_nothing(database):
+  config = SqlEnvironmentConfig(query_seconds=0.5, max_rows=1000)
+  registry = build_tools(ToolsConfig(names=("sql",)))
+  world = sql_world(config, registry, max_turns=4, tool_timeout=20.0)
+  rewards = build_rewards(RewardConfig(parts=("sql_match",)), {**SCORERS, **world.scorers})
+  cheats = {**CHEATS, **_stated(database)}
+
+  async def run():
+    try:
+      return await check_environment(
+        [_task(database)],
+        make_environment=world.make,
+        rewards=rewards,
+        cheats=lambda task: {
+          name: (Message("assistant", f"```sql\n{query}\n```"),) for name, query in cheats.items()
+        },
+      )
+    finally:
+      await world.close()
+      await registry.close()
+
+  results = asyncio.run(run())
+  assert len(results) == 2 + len(cheats)
+  assert [r.attempt for r in results if not r.held] == []
+
+
+def test_what_is_right_by_accident_fails_on_a_copy(database):
+  # Every third pet is a cat here, which is true of no other contents.
+  lucky = GOLD.replace("kind = 'cat'", "pet.id IN (3, 6, 9, 12, 15, 18, 21, 24, 27, 30)")
+
+  async def work(judge):
+    return [await judge.judge(database, GOLD, q) for q in (GOLD, lucky)]
+
+  right, accident = _judge(work)
+  assert right.match and right.reason == ""
+  assert not accident.match and accident.overlap == 1.0
+  assert accident.reason.startswith("on perturbed copy")
+  _, alone = _judge(work, copies=0)
+  assert alone.match  # without copies it passes
+
+
+def test_a_gold_query_that_fails_is_a_fault_and_no_verdict(database):
+  async def work(judge):
+    with pytest.raises(ValueError, match="the gold query 'SELECT x FROM y'"):
+      await judge.judge(database, "SELECT x FROM y", "SELECT 1")
+    verdict = await judge.judge(database, "SELECT count(*) FROM pet", "SELEC")
+    assert (verdict.match, verdict.runs) == (False, False)
+
+  _judge(work)
+
+
+def test_queries_never_change_the_file(database):
+  before = open(database, "rb").read()
+
+  async def run():
+    sandbox = ProcessSandbox()
+    try:
+      queries = ["DELETE FROM pet", "SELECT count(*) FROM pet"]
+      return await run_sql(sandbox, [before], [(0, query) for query in queries])
+    finally:
+      await sandbox.close()
+
+  refused, counted = asyncio.run(run())
+  assert refused.error == "not authorized"
+  assert counted.rows == ((30,),)
+  assert counted.tables == {"pet"}
+  assert open(database, "rb").read() == before
+
+
+@pytest.mark.parametrize(
+  ("text", "query"),
+  [
+    ("so:\n```sql\nSELECT 1\n;\n```", "SELECT 1"),
+    ("```sql\nSELECT 1\n```\nno:\n```sql\nSELECT 2\n```", "SELECT 2"),
+    ("#### SELECT 3;", "SELECT 3"),
+    ("#### SELECT 1\n#### SELECT\n 4", "SELECT\n 4"),
+    ("SELECT 5", None),
+    ("####", None),
+    ("#### " + "x" * 30_000, None),
+  ],
+)
+def test_the_last_marked_query_is_the_answer(text, query):
+  assert read_query(text) == query
+
+
+def test_an_episode_goes_on_from_a_snapshot_in_a_fresh_environment(database):
+  registry = build_tools(ToolsConfig(names=("sql",)))
+  world = sql_world(SqlEnvironmentConfig(), registry, max_turns=4, tool_timeout=20.0)
+  call = Action("", (ToolCall("sql", {"query": "SELECT count(*) FROM pet"}),))
+
+  async def run():
+    task, first, second = _task(database), world.make(None), world.make(None)
+    try:
+      await first.reset(task, 5)
+      seen = await first.step(call)
+      state = first.snapshot()
+      await second.reset(task, 5)
+      second.restore(state)
+      again = await second.step(call)
+      end = await second.step(Action("#### SELECT 1"))
+      return seen, again, end
+    finally:
+      for environment in (first, second):
+        await environment.close()
+      await world.close()
+      await registry.close()
+
+  seen, again, end = asyncio.run(run())
+  assert "30" in seen.observation.messages[0].content
+  assert again.observation == seen.observation
+  assert (end.terminated, end.answer) == (True, "SELECT 1")
+
+
+def test_settings_that_cannot_be_are_refused():
+  for settings, field in (
+    ({"drop": 1.0}, "config.environment.sql.drop=1.0"),
+    ({"copies": -1}, "config.environment.sql.copies=-1"),
+    ({"query_seconds": 0.0}, "config.environment.sql.query_seconds=0.0"),
+  ):
+    with pytest.raises(ConfigError, match=field.replace(".", r"\.")):
+      SqlEnvironmentConfig(**settings).validate()
+  assert json.dumps(SqlEnvironmentConfig().to_dict())

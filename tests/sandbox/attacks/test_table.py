@@ -1,0 +1,110 @@
+"""Every attack of the table is contained, and leaves the machine as it was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.sandbox.attacks.table import ATTACKS, Attack
+from tests.sandbox.attacks.world import World
+from tests.sandbox.machines import MACHINES, Machine, NoMachine
+
+_FAST = ("native", "user")  # root, where the tests are, and an ordinary user
+_BY_NAME = {attack.name: attack for attack in ATTACKS}
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[str, tuple[World, dict[str, Any]]]]:
+  """World and its census before any attack, by machine; started when first asked for."""
+  started: dict[str, tuple[World, dict[str, Any]]] = {}
+  yield started
+  for world, _ in started.values():
+    world.close()
+    world.machine.close()
+
+
+def _world(worlds: Any, name: str) -> World:
+  if name not in worlds:
+    try:
+      world = World(Machine(name))
+    except NoMachine as reason:
+      pytest.skip(str(reason))
+    worlds[name] = world, world.census()
+  return worlds[name][0]
+
+
+def _carry_out(worlds: Any, machine: str, attack: Attack, *, as_cells: bool = False) -> None:
+  world = _world(worlds, machine)
+  if attack.needs and not world.machine.grants(attack.needs):
+    pytest.skip(f"machine {machine} does not promise {attack.needs}, and says so")
+  assert world.carry_out(attack, as_cells=as_cells) == []
+
+
+@pytest.mark.parametrize("machine", _FAST)
+@pytest.mark.parametrize("name", _BY_NAME)
+def test_attack_is_contained(worlds: Any, name: str, machine: str) -> None:
+  _carry_out(worlds, machine, _BY_NAME[name])
+
+
+_WALLS = ("fork bomb", "kills", "hinders the trainer", "memory of nobody", "reads files",
+          "ways around", "writes outside")  # fmt: skip
+
+
+# What rests on another wall in each machine.
+@pytest.mark.parametrize("machine", [m for m in MACHINES if m not in _FAST])
+@pytest.mark.parametrize("name", _WALLS)
+def test_attack_is_contained_by_weaker_walls(worlds: Any, name: str, machine: str) -> None:
+  _carry_out(worlds, machine, _BY_NAME[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [m for m in MACHINES if m not in _FAST])
+@pytest.mark.parametrize("name", _BY_NAME)
+def test_every_attack_is_contained_by_weaker_walls(worlds: Any, name: str, machine: str) -> None:
+  _carry_out(worlds, machine, _BY_NAME[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", _BY_NAME)
+def test_attack_from_a_cell_of_a_session_is_contained(worlds: Any, name: str, machine: str) -> None:
+  _carry_out(worlds, machine, _BY_NAME[name], as_cells=True)
+
+
+@pytest.mark.parametrize("name", ["kills", "daemon", "writes to every descriptor", "reads files"])
+def test_attack_from_a_cell_is_contained(worlds: Any, name: str) -> None:
+  _carry_out(worlds, "native", _BY_NAME[name], as_cells=True)
+
+
+def test_machine_is_as_it_was_before_the_attacks(worlds: Any) -> None:
+  if not worlds:
+    pytest.skip("no attack was made")
+  for world, before in worlds.values():
+    world.machine.ask({"end_session": True})
+    assert world.census() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", _FAST)
+def test_machine_is_unharmed_by_five_thousand_hostile_runs(worlds: Any, machine: str) -> None:
+  world = _world(worlds, machine)
+  attacks = [a for a in ATTACKS if not a.needs or world.machine.grants(a.needs)]
+  world.results(attacks[:8])  # what is loaded once is
+  before, resident = world.census(), world.resident_bytes()
+  runs = 0
+  for attack_round in itertools.count():
+    # Those that end at a limit take the most time: every fifth round.
+    chosen = attacks if attack_round % 5 == 0 else [a for a in attacks if a.expected == ("ok",)]
+    for at in range(0, len(chosen), 4):
+      batch = chosen[at : at + 4]
+      for attack, results in zip(batch, world.results(batch), strict=True):
+        runs += len(results)
+        assert world.verdict(attack, results) == [], (attack.name, runs)
+      assert world.harm() == [], ([attack.name for attack in batch], runs)
+    if runs >= 5000:
+      break
+  assert world.census() == before
+  assert world.resident_bytes() < resident + 2**24

@@ -1,0 +1,106 @@
+"""The system call filter, run on paper: for both architectures, on whatever machine tests run."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from agentjax.sandbox import jail
+
+_ALLOWED, _EPERM, _ENOSYS, _DONE = "allowed", 1, 38, 0
+_PID = 4321
+
+
+def outcome(
+  machine: str, name: str | int, *arguments: int, arch: str = "", **walls: bool
+) -> object:
+  """What the filter does with a call: "allowed", "killed", or the error number it returns."""
+  settings = {"own_pid_namespace": False, "signals_scoped": False, "files_guarded": False} | walls
+  program = jail.system_call_filter(machine, own_pid=_PID, **settings)
+  column = ("x86_64", "aarch64").index(machine)
+  number = name if isinstance(name, int) else jail._NUMBERS[name][column]
+  data = {0: number, 4: jail._ARCHITECTURES[arch or machine]}
+  data |= {16 + 8 * i: value & 0xFFFFFFFF for i, value in enumerate((*arguments, *[0] * 6)[:6])}
+  at = accumulator = 0
+  while True:
+    code, if_true, if_false, value = program[at]
+    at += 1
+    match code:
+      case 0x20:
+        accumulator = data[value]
+      case 0x06:
+        action = value & 0xFFFF0000
+        names = {0x7FFF0000: _ALLOWED, 0x80000000: "killed"}
+        return names.get(action, value & 0xFFFF)
+      case _:
+        holds = {
+          0x15: accumulator == value,
+          0x35: accumulator >= value,
+          0x45: bool(accumulator & value),
+        }[code]
+        at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_on_both_architectures(machine: str) -> None:
+  def of(name: str | int, *arguments: int, **walls: bool) -> object:
+    return outcome(machine, name, *arguments, **walls)
+
+  other = "aarch64" if machine == "x86_64" else "x86_64"
+  assert outcome(machine, "socket", arch=other) == "killed"
+  assert of("socket", 2, 1) == _EPERM
+  assert (of("socketpair", 1, 1), of("socketpair", 30, 1)) == (_ALLOWED, _EPERM)
+  assert of("clone3") == _ENOSYS
+  assert (of("clone", 17), of("clone", jail.CLONE_NEWUSER | 17)) == (_ALLOWED, _EPERM)
+  assert of("clone", jail.CLONE_NEWNET) == _EPERM
+  for name in ("ptrace", "unshare", "mount", "bpf", "io_uring_setup", "memfd_create", "shmget"):
+    assert of(name, own_pid_namespace=True, signals_scoped=True, files_guarded=True) == _EPERM, name
+  assert (of("prctl", 4), of("prctl", 15)) == (_EPERM, _ALLOWED)
+  assert (of("prlimit64", 0), of("prlimit64", _PID), of("prlimit64", 1)) == (
+    _ALLOWED,
+    _ALLOWED,
+    _EPERM,
+  )
+  assert of(5000) == _ALLOWED
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_signals_go_to_itself_only_unless_another_wall_scopes_them(machine: str) -> None:
+  for target, alone in (
+    (_PID, _ALLOWED),
+    (0, _ALLOWED),
+    (-_PID, _ALLOWED),
+    (-1, _EPERM),
+    (1, _EPERM),
+  ):
+    assert outcome(machine, "kill", target) == alone, target
+    assert outcome(machine, "kill", target, signals_scoped=True) == _ALLOWED
+    assert outcome(machine, "kill", target, own_pid_namespace=True) == _ALLOWED
+  for name in ("tkill", "pidfd_send_signal"):
+    assert outcome(machine, name, _PID) == _EPERM
+    assert outcome(machine, name, _PID, signals_scoped=True) == _ALLOWED
+  assert outcome(machine, "fcntl", 3, 8) == _EPERM  # F_SETOWN
+  assert outcome(machine, "fcntl", 3, 4) == _ALLOWED
+  # Landlock scopes signals, not scheduling.
+  assert outcome(machine, "sched_setaffinity", 1, signals_scoped=True) == _EPERM
+  assert outcome(machine, "sched_setaffinity", 1, own_pid_namespace=True) == _ALLOWED
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_changes_of_files_are_refused_where_nothing_else_guards_them(machine: str) -> None:
+  assert outcome(machine, "fchmodat") == _EPERM
+  assert outcome(machine, "utimensat") == _DONE  # as if it had been done
+  assert outcome(machine, "fchmodat", files_guarded=True) == _ALLOWED
+  assert outcome(machine, "utimensat", files_guarded=True) == _ALLOWED
+
+
+def test_x32_calls_do_not_slip_past_the_table() -> None:
+  assert outcome("x86_64", 0x40000000 | 41) == _ENOSYS
+
+
+def test_tables_name_each_call_once_an_architecture() -> None:
+  for column in (0, 1):
+    numbers = [n[column] for n in jail._NUMBERS.values() if n[column] >= 0]
+    assert len(numbers) == len(set(numbers))
+  assert jail.seccomp_known() == (platform.machine() in jail._ARCHITECTURES)
