@@ -70,7 +70,7 @@ def experiment(
     model=ModelConfig(
       d_model=64, pattern="*-*-", num_heads=4, num_kv_heads=2, head_dim=16, d_mlp=128
     ),
-    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=300),
+    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=340),
     data=DataConfig(source="environment", train_size=400, test_size=64),
     environment=EnvironmentConfig(
       kind="sokoban", sokoban=SokobanConfig(size=5, walls=0.1, most_steps=3, turns=turns)
