@@ -31,6 +31,7 @@ from agentjax.training.experiment import Experiment
 from agentjax.training.learner import update_settings
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.state import abstract_state, network_specs, state_shardings
+from agentjax.training.teacher import TeacherHead, TeacherTargets
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import Batch
 
@@ -86,6 +87,9 @@ def plan_training(
 ) -> Plan:
   """The update of the RL stage on one micro-batch of ``rows`` rows.
 
+  A teacher's output projection is taken to be of the student's size; the rest of the teacher, which
+  the update does not see, is not counted.
+
   Args:
     experiment: validated; its mesh is laid over ``devices``.
     devices: from ``describe_devices``.
@@ -109,7 +113,9 @@ def plan_training(
     model,
     optimizer,
     policy_objective(stage.objective),
-    update_settings(stage, experiment.lora),
+    dataclasses.replace(
+      update_settings(stage, experiment.lora), distillation=stage.objective.distillation
+    ),
     placed,
   )
   rows_first = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
@@ -120,7 +126,12 @@ def plan_training(
   with jax.set_mesh(mesh):
     return _compile(
       update,
-      (state, batch, jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))),
+      (
+        state,
+        batch,
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
+        _abstract_head(experiment, mesh),
+      ),
       parts={
         "parameters": state.networks,
         "optimiser": state.opt_state,
@@ -266,9 +277,37 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     extra["reference_log_probs"] = floats
   if stage.objective.needs_values:
     extra["values"] = floats
+  taught = stage.objective.distillation
+  if taught is not None and taught.form == "sampled":
+    extra["teacher_log_probs"] = floats
   prepared, _ = jax.eval_shape(lambda b, e: prepare(b, stage.objective, **e), batch, extra)
   whole = UpdateBatch(integers, integers, prepared)
+  if taught is not None and (taught.keep < 1 or stage.objective.needs_divergences):
+    eighth = -(-time // 8)
+    count = min(-(-math.ceil(taught.keep * time) // eighth) * eighth, time)
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=experiment.model.dtype)
+    kept: Any = jax.ShapeDtypeStruct((rows, count), jnp.int32)
+    targets = None
+    if taught.form == "full":
+      targets = TeacherTargets(hidden=shape((rows, count, experiment.model.d_model)))  # type: ignore[arg-type]
+    elif taught.form == "top_k":
+      few = (rows, count, taught.top_k)
+      targets = TeacherTargets(
+        ids=jax.ShapeDtypeStruct(few, jnp.int32),  # type: ignore[arg-type]
+        log_probs=jax.ShapeDtypeStruct(few, jnp.float32),  # type: ignore[arg-type]
+      )
+    whole = dataclasses.replace(whole, kept=kept, teacher=targets)
   return jax.eval_shape(lambda tree: split_rows(tree, micro), whole)
+
+
+def _abstract_head(experiment: Experiment, mesh: jax.sharding.Mesh) -> TeacherHead | None:
+  taught, model = experiment.rl.objective.distillation, experiment.model
+  if taught is None or taught.form != "full":
+    return None
+  softcap = None if model.gemma is None else model.gemma.logit_softcap
+  spec = models.ParamSpec((model.d_model, model.vocab_size), ("embed", "vocab"))
+  weight: Any = jax.ShapeDtypeStruct(spec.shape, model.param_dtype, sharding=shardings(spec, mesh))
+  return TeacherHead(weight, softcap)
 
 
 def _placed(shapes: Any, placements: Any) -> Any:
