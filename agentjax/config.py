@@ -47,15 +47,14 @@ class Config:
         raise ConfigError(
           f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
-      if isinstance(value, Config):
-        value.validate(where)
+      for inner, name in _configs_in(value, where):
+        inner.validate(name)
 
   def freeze(self) -> Self:
     """Locks this tree against further change and returns it."""
     for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if isinstance(value, Config):
-        value.freeze()
+      for inner, _ in _configs_in(getattr(self, field.name), ""):
+        inner.freeze()
     object.__setattr__(self, "_frozen", True)
     return self
 
@@ -75,6 +74,15 @@ class Config:
         f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
       )
     return cls(**{k: _build(v, hints[k], f"{path}.{k}") for k, v in values.items()})
+
+
+def _configs_in(value: Any, path: str) -> Iterator[tuple[Config, str]]:
+  """A field's value where it is a Config, or those of its tuple, each with its dotted name."""
+  if isinstance(value, Config):
+    yield value, path
+  elif isinstance(value, tuple):
+    for i, inner in enumerate(value):
+      yield from _configs_in(inner, f"{path}[{i}]")
 
 
 def check(condition: bool, path: str, value: Any, allowed: str) -> None:

@@ -20,7 +20,7 @@ import os
 import pathlib
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -28,10 +28,6 @@ from rich.console import Console
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
 from agentjax.training.flags import main
-
-if TYPE_CHECKING:
-  from agentjax.models import ModelConfig, Params
-  from agentjax.models.lora import LoraConfig
 
 _INPUT = flags.DEFINE_string(
   "input", None, "Hugging Face folder, run directory or RUN/checkpoints/STEP.", required=True
@@ -115,7 +111,9 @@ def to_checkpoint(
   params, config = huggingface.load_pretrained(source, overrides=overrides)
   try:
     beside.mkdir(parents=True)
-    identity = {"model": config.to_dict(), "tokenizer": fingerprint}
+    described = config.to_dict()
+    del described["exact_chunk"]  # as in the identity of a run: says how it is computed
+    identity = {"model": described, "tokenizer": fingerprint}
     state = TrainState(
       step=jnp.zeros((), jnp.int32),
       networks=Networks(policy=params, value=None),
@@ -155,8 +153,7 @@ def to_folder(
     CheckpointError: there is no checkpoint, or the output is in use.
   """
   from agentjax.models import ModelConfig, huggingface
-  from agentjax.models.lora import LoraConfig
-  from agentjax.training.checkpoint import latest_checkpoint, read_metadata
+  from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
 
   try:
     path = latest_checkpoint(pathlib.Path(checkpoint))
@@ -167,11 +164,10 @@ def to_folder(
     ) from error
   identity = read_metadata(path)["identity"]
   config = ModelConfig.from_dict(identity["model"], "checkpoint.model")
-  lora = LoraConfig.from_dict(identity["lora"]).freeze() if "lora" in identity else None
   huggingface.family_of(config)
   run = path.parents[1]
   tokenizer_from = tokenizer_from or _tokenizer_folder(run)
-  params = _load_policy(path, config, lora)
+  params = load_whole_policy(path)
   target = pathlib.Path(output).absolute()
   huggingface.save_pretrained(
     target,
@@ -183,31 +179,6 @@ def to_folder(
   )
   companions = [name for name in huggingface.COMPANIONS if (target / name).is_file()]
   return _summary(target, params, target, companions)
-
-
-def _load_policy(path: pathlib.Path, config: ModelConfig, lora: LoraConfig | None) -> Params:
-  """The policy of a checkpoint on the default device, adapters added in."""
-  import jax
-  from orbax.checkpoint import v1 as ocp
-
-  from agentjax.models import abstract, param_specs
-  from agentjax.training.checkpoint import load_reference
-  from agentjax.training.state import full_policy, network_specs
-
-  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-  def target(specs: Any) -> Any:
-    return jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), abstract(specs)
-    )
-
-  critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
-  wanted = target(network_specs(config, critic, lora))
-  networks = ocp.load_checkpointables(path, {"networks": wanted})["networks"]
-  if lora is None:
-    return networks.policy
-  reference = load_reference(path, target(param_specs(config)))
-  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
 
 
 def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:

@@ -18,6 +18,7 @@ from agentjax.trajectory.batch import Batch
 
 _TIME = 20  # tokens a row in the checks; the longest sequence of an example has 8
 _PER_TOKEN = ("log_probs", "old", "behaviour", "reference", "entropies", "values")
+_DISTILLATION = ("teacher", "divergences")
 
 
 def check_objective(
@@ -105,6 +106,8 @@ class _Example:
       tokens = {name: random.normal(-1.0, 0.4, length) for name in _PER_TOKEN}
       for name in ("old", "behaviour", "reference"):
         tokens[name] = tokens["log_probs"] + random.normal(0, 0.2, length)
+      for name in _DISTILLATION:
+        tokens[name] = np.abs(random.normal(0, 0.4, length))
       sequences.append(_Sequence(weights, (np.arange(length) > cut).astype(int), tokens))
     return cls(
       sequences=(*sequences, None),
@@ -182,7 +185,7 @@ class _Packed:
   @classmethod
   def create(cls, example: _Example, rows: _Rows) -> _Packed:
     shape, random = (rows.rows, rows.time), np.random.default_rng(7)
-    fields = {k: example.garbage * random.normal(size=shape) for k in _PER_TOKEN}
+    fields = {k: example.garbage * random.normal(size=shape) for k in (*_PER_TOKEN, *_DISTILLATION)}
     segment_ids, turns = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
     weights, positions = np.zeros(shape), np.zeros(shape, np.int32)
     for number, row, start in rows.places:
@@ -248,13 +251,14 @@ class _Checker:
       self.config,
       old_log_probs=scores["old"],
       reference_log_probs=scores["reference"],
+      teacher_log_probs=-scores["teacher"],
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:
     packed = _Packed.create(example, rows)
-    scores = {k: packed.scores[k] for k in ("log_probs", "entropies", "values")}
+    scores = {k: packed.scores[k] for k in ("log_probs", "entropies", "values", "divergences")}
     return scores, self._prepare(packed.batch, packed.scores)
 
   def run(self, example: _Example, rows: _Rows) -> _Result:

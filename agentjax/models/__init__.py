@@ -35,7 +35,12 @@ from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
 from agentjax.models.param_ops import qk_clip_scales
 from agentjax.models.presets import model_preset, model_presets
-from agentjax.models.scoring import score_tokens
+from agentjax.models.scoring import (
+  ResponseScores,
+  cross_log_probs,
+  score_responses,
+  score_tokens,
+)
 from agentjax.models.spec import (
   ParamSpec,
   abstract,
@@ -57,6 +62,7 @@ from agentjax.models.stack import (
   update_router_bias,
 )
 from agentjax.models.verify import Verified, accept, unverifiable, verify
+from agentjax.models.vocabulary import Readout, over_vocabulary, put_tokens, readout, take_tokens
 
 if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -75,6 +81,8 @@ __all__ = [
   "MtpScores",
   "ParamSpec",
   "Params",
+  "Readout",
+  "ResponseScores",
   "SecondPassConfig",
   "TokenScores",
   "ValueHead",
@@ -86,6 +94,7 @@ __all__ = [
   "copy_slot",
   "count",
   "count_active",
+  "cross_log_probs",
   "decay_mask",
   "decode_specs",
   "decode_step",
@@ -109,14 +118,19 @@ __all__ = [
   "mtp_loss",
   "mtp_scores",
   "num_routers",
+  "over_vocabulary",
   "param_specs",
   "prepare_decode_params",
+  "put_tokens",
   "qk_clip_scales",
   "read_slots",
+  "readout",
   "reset_slots",
   "sample_depths",
   "save_pretrained",
+  "score_responses",
   "score_tokens",
+  "take_tokens",
   "trained_mask",
   "undraftable",
   "unverifiable",

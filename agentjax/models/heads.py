@@ -51,9 +51,9 @@ def compute_logits(
   params: Params | DecodeParams, config: ModelConfig, hidden: Float[Array, "*lead embed"]
 ) -> Float[Array, "*lead vocab"]:
   """Float32 logits of the next token."""
-  return _logits(
+  return output_logits(
     hidden,
-    _output_weight(params).astype(hidden.dtype),
+    output_weight(params).astype(hidden.dtype),
     None if config.gemma is None else config.gemma.logit_softcap,
   )
 
@@ -89,7 +89,7 @@ def score_targets(
     temperature: divides the logits.
     known: the result, where it is known already; only the gradient is then computed. On one device.
   """
-  weight, axes = _output_weight(params), ("embed", "vocab")
+  weight, axes = output_weight(params), ("embed", "vocab")
   softcap = None if config.gemma is None else config.gemma.logit_softcap
   score = functools.partial(_score_chunks, softcap=softcap, size=config.logits_chunk)
   divisor = jnp.asarray(temperature, jnp.float32)
@@ -209,7 +209,7 @@ def _score_forward(
   if known is not None:
     _, entropies, log_total = known
     return known, (hidden, weight, targets, temperature, log_total, entropies, known)
-  logits = _logits(hidden, weight, softcap) / temperature
+  logits = output_logits(hidden, weight, softcap) / temperature
   top = jnp.max(logits, axis=-1)
   if parts is not None:
     top = jax.lax.pmax(top, parts)
@@ -237,7 +237,7 @@ def _score_backward(
   hidden, weight, targets, temperature, log_total, entropies, known = kept
   # Each of the devices that hold one result is given its share of the gradient.
   to_log_prob, to_entropy, to_log_total = (_over_parts(g, parts)[..., None] for g in gradients)
-  logits = _logits(hidden, weight, softcap)
+  logits = output_logits(hidden, weight, softcap)
   log_probs = logits / temperature - log_total[..., None]
   pull = to_log_prob + to_entropy * (log_probs + entropies[..., None]) - to_log_total
   hit = jnp.arange(weight.shape[1]) + _first_id(weight, parts) == targets[..., None]
@@ -261,11 +261,11 @@ def _first_id(weight: Array, parts: tuple[str, ...] | None) -> Array | int:
   return 0 if parts is None else jax.lax.axis_index(parts) * weight.shape[1]
 
 
-def _output_weight(params: Params | DecodeParams) -> Array:
+def output_weight(params: Params | DecodeParams) -> Array:
   return params.embedding.T if params.lm_head is None else params.lm_head
 
 
-def _logits(hidden: Array, weight: Array, softcap: float | None) -> Array:
+def output_logits(hidden: Array, weight: Array, softcap: float | None) -> Array:
   logits = jnp.matmul(
     hidden, weight, precision=precision(hidden.dtype), preferred_element_type=jnp.float32
   )

@@ -1,16 +1,23 @@
-"""Log-probs of tokens, of which a gradient may flow back."""
+"""Log-probs of tokens, of which a gradient may flow back, and of any response after any prefix."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Int
+import numpy as np
+from jaxtyping import Float, Int
 
 from agentjax.models.cache import prepare_decode_params
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import score_rows
 from agentjax.models.heads import Scores, TokenScores, score_targets
 from agentjax.models.stack import ForwardOutput, Params, anchored, forward
+from agentjax.models.vocabulary import over_vocabulary, put_tokens, readout, take_tokens
+from agentjax.trajectory.packing import plan_rows
 
 Array = jax.Array
 
@@ -25,6 +32,7 @@ def score_tokens(
   temperature: float | Array = 1.0,
   experts: Int[Array, "routers batch time choices"] | None = None,
   depths: Int[Array, "batch time"] | None = None,
+  kept: Int[Array, "batch kept"] | None = None,
 ) -> TokenScores:
   """Log-prob and entropy of every token given its past, at ``temperature``.
 
@@ -40,10 +48,12 @@ def score_tokens(
       ``exact_chunk`` C divides T, and every sequence starts at a multiple of C in its row, as
       ``trajectory.packing.pack`` does with ``align=C``.
     temperature: divides the logits; above 0. No gradient reaches it.
+    kept: places in their rows of the tokens that are scored, 0 where a row has fewer; None scores
+      all. No logits are made for the others, whose scores are 0.
 
   Raises:
-    ValueError: ``exact_chunk`` with experts to be replayed, a T that it does not divide, or a mesh
-      of more than one device.
+    ValueError: ``exact_chunk`` with experts to be replayed, with ``kept``, a T that it does not
+      divide, or a mesh of more than one device.
   """
   targets = jnp.roll(token_ids, -1, axis=1)
   rows = (token_ids, segment_ids, positions)
@@ -53,11 +63,24 @@ def score_tokens(
         f"experts were given with exact_chunk={config.exact_chunk}, where training chooses what "
         "sampling chose; leave them out."
       )
+    if kept is not None:
+      raise ValueError(
+        f"kept was given with exact_chunk={config.exact_chunk}, where all tokens are scored as in "
+        "sampling; leave it out."
+      )
     out, scores = _exact(params, config, *rows, targets, temperature)
   else:
     out = forward(params, config, *rows, experts=experts, depths=depths)
     # Token t is read off the hidden state before it.
-    scores = score_targets(params, config, out.hidden, targets, temperature)
+    if kept is None:
+      scores = score_targets(params, config, out.hidden, targets, temperature)
+    else:
+      before = jnp.maximum(kept - 1, 0)
+      hidden, own = take_tokens(out.hidden, before), take_tokens(targets, before)
+      few = score_targets(params, config, hidden, own, temperature)
+      apart = (put_tokens(v, kept, token_ids.shape[1]) for v in few)
+      first, second, third = (jnp.roll(v, -1, axis=1) for v in apart)
+      scores = (first, second, third)
   follows = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
   log_probs, entropies, log_normalizers = (
     jnp.pad(jnp.where(follows, v[:, :-1], 0.0), ((0, 0), (1, 0))) for v in scores
@@ -70,6 +93,143 @@ def score_tokens(
     routing=out.routing,
     max_scores=out.max_scores,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class ResponseScores:
+  """What a model says of the n tokens of a response.
+
+  Attributes:
+    log_probs, entropies: float32 [n], nats.
+    top_ids, top_log_probs: int32 and float32 [n, k], the most likely tokens; None for k = 0.
+    distributions: float32 [n, vocab], log-probs of all tokens; None unless asked for.
+  """
+
+  log_probs: np.ndarray
+  entropies: np.ndarray
+  top_ids: np.ndarray | None = None
+  top_log_probs: np.ndarray | None = None
+  distributions: np.ndarray | None = None
+
+
+def score_responses(
+  params: Params,
+  config: ModelConfig,
+  prefixes: Sequence[Sequence[int] | np.ndarray],
+  responses: Sequence[Sequence[int] | np.ndarray],
+  *,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  full: bool = False,
+  row_length: int | None = None,
+  rows: int = 8,
+) -> list[ResponseScores]:
+  """``log p(response | prefix)`` token by token, for any pairs of the two.
+
+  The i-th response follows the i-th prefix, whatever it was sampled after: the question it answers,
+  another question (mutual information, ``cross_log_probs``), or the start token alone (the marginal
+  of 2604.14142). Pairs are packed into rows; states of recurrent blocks start at zero in each.
+
+  Args:
+    params, config: of the model.
+    prefixes: token ids, at least one each: the first token of all has nothing to be predicted from.
+    responses: token ids, as many as prefixes.
+    temperature: divides the logits.
+    top_k: most likely tokens to return with each.
+    full: also returns whole distributions; of ``rows * row_length`` tokens they are held at once.
+    row_length: tokens a row; None takes the longest pair, rounded up to a multiple of 64.
+    rows: rows a forward pass.
+
+  Raises:
+    ValueError: unequal numbers, or an empty prefix.
+    PackingError: a pair is longer than ``row_length``.
+  """
+  if len(prefixes) != len(responses):
+    raise ValueError(f"{len(prefixes)} prefixes for {len(responses)} responses; give one each.")
+  empty = next((i for i, prefix in enumerate(prefixes) if not len(prefix)), None)
+  if empty is not None:
+    raise ValueError(
+      f"prefix {empty} is empty; allowed: at least one token, such as the one that starts every "
+      "conversation."
+    )
+  joined = zip(prefixes, responses, strict=True)
+  pairs = [np.concatenate(pair).astype(np.int32) for pair in joined]
+  lengths = [len(pair) for pair in pairs]
+  if not lengths:
+    return []
+  width = row_length or -(-max(lengths) // 64) * 64
+  if config.exact_chunk:
+    config = dataclasses.replace(config, exact_chunk=0).freeze()
+  plan = plan_rows(lengths, width)
+  count = -(-plan.num_rows // rows) * rows
+  ids, segments, positions = (np.zeros((count, width), np.int32) for _ in range(3))
+  for i, pair in enumerate(pairs):
+    span = slice(int(plan.starts[i]), int(plan.starts[i]) + len(pair))
+    ids[plan.rows[i], span], segments[plan.rows[i], span] = pair, i + 1
+    positions[plan.rows[i], span] = np.arange(len(pair))
+  parts = []
+  for at in range(0, count, rows):
+    given = (v[at : at + rows] for v in (ids, segments, positions))
+    parts.append(jax.device_get(_describe(params, config, *given, temperature, top_k, full)))
+  every = [None if v[0] is None else np.concatenate(v) for v in zip(*parts, strict=True)]
+
+  def own(i: int) -> ResponseScores:
+    end = int(plan.starts[i]) + lengths[i]
+    span = slice(end - len(responses[i]), end)
+    found = [None if v is None else v[plan.rows[i], span] for v in every]
+    return ResponseScores(*found)  # type: ignore[arg-type]
+
+  return [own(i) for i in range(len(pairs))]
+
+
+def cross_log_probs(
+  params: Params,
+  config: ModelConfig,
+  prefixes: Sequence[Sequence[int] | np.ndarray],
+  responses: Sequence[Sequence[int] | np.ndarray],
+  **options: int | float | None,
+) -> Float[np.ndarray, "responses prefixes"]:
+  """``sum_t log p(response_i | prefix_j)``, nats, of every response after every prefix.
+
+  What mutual-information proxies of RAGEN-2 (2604.06268) start from. ``options`` are those of
+  ``score_responses``.
+  """
+  every = score_responses(
+    params,
+    config,
+    [prefix for _ in responses for prefix in prefixes],
+    [response for response in responses for _ in prefixes],
+    **options,  # type: ignore[arg-type]
+  )
+  sums = [float(scores.log_probs.sum(dtype=np.float64)) for scores in every]
+  return np.array(sums).reshape(len(responses), len(prefixes))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "top_k", "full"))
+def _describe(
+  params: Params,
+  config: ModelConfig,
+  token_ids: Array,
+  segment_ids: Array,
+  positions: Array,
+  temperature: float,
+  top_k: int,
+  full: bool,
+) -> tuple[Array | None, ...]:
+  """Fields of ResponseScores [B, T, ...], aligned with the token."""
+  scores = score_tokens(params, config, token_ids, segment_ids, positions, temperature=temperature)
+  top: tuple[Array | None, Array | None] = (None, None)
+  whole = None
+  read = readout(params, config, scores.hidden, temperature)
+  if top_k:
+    values, ids = over_vocabulary(
+      lambda log_p: jax.lax.top_k(log_p, top_k), [read], size=config.logits_chunk
+    )
+    top = (jnp.roll(ids, 1, axis=1), jnp.roll(values, 1, axis=1))
+  if full:
+    whole = over_vocabulary(lambda log_p: log_p, [read], size=config.logits_chunk)
+    whole = jnp.roll(whole, 1, axis=1)
+  return scores.log_probs, scores.entropies, *top, whole
 
 
 def _exact(

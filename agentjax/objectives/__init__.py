@@ -13,6 +13,16 @@ from agentjax.objectives.advantages import (
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import token_coefficients
+from agentjax.objectives.distillation import (
+  DistillationConfig,
+  candidate_divergence,
+  compare,
+  divergence,
+  keep_best,
+  select_tokens,
+  soft_or,
+  teacher_advantages,
+)
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
 from agentjax.objectives.objective import (
@@ -44,6 +54,7 @@ from agentjax.objectives.value_loss import (
 __all__ = [
   "PRESETS",
   "AdvantageConfig",
+  "DistillationConfig",
   "LossInputs",
   "MismatchConfig",
   "Objective",
@@ -56,9 +67,13 @@ __all__ = [
   "bernoulli_value_loss",
   "bilevel_gae",
   "broadcast_to_tokens",
+  "candidate_divergence",
   "check_group_size",
   "check_rewards",
+  "compare",
+  "divergence",
   "gae",
+  "keep_best",
   "kl_estimate",
   "mismatch_correction",
   "mismatch_metrics",
@@ -70,9 +85,12 @@ __all__ = [
   "prepare_supervised",
   "preset",
   "reward_to_go",
+  "select_tokens",
   "sequence_advantages",
+  "soft_or",
   "squared_value_loss",
   "supervised_objective",
+  "teacher_advantages",
   "token_coefficients",
   "whiten",
 ]

@@ -73,6 +73,8 @@ class AdvantageConfig(Config):
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
+    learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
+      "negative" or "positive". Means are then over their tokens alone.
   """
 
   centre: Centre = "group_mean"
@@ -90,6 +92,7 @@ class AdvantageConfig(Config):
   whiten: bool = False
   clip: float | None = None
   multiplier: float = 1.0
+  learn_from: Literal["all", "negative", "positive"] = "all"
 
   @property
   def needs_group(self) -> bool:

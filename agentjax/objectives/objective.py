@@ -31,6 +31,7 @@ from agentjax.objectives.advantages import (
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
+from agentjax.objectives.distillation import DistillationConfig, teacher_advantages
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
@@ -49,11 +50,15 @@ from agentjax.trajectory.batch import Batch
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ObjectiveConfig(Config):
-  """A reinforcement-learning objective: how credit is given and what loss it enters."""
+  """A reinforcement-learning objective: how credit is given and what loss it enters.
+
+  ``distillation`` adds a teacher's word on every token; None has no teacher.
+  """
 
   advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
   policy_loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
+  distillation: DistillationConfig | None = None
 
   @property
   def needs_reference(self) -> bool:
@@ -69,6 +74,23 @@ class ObjectiveConfig(Config):
   def needs_old_log_probs(self) -> bool:
     """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
     return self.policy_loss.mismatch.active
+
+  @property
+  def needs_divergences(self) -> bool:
+    """Whether the loss takes divergences from a teacher, see ``DistillationConfig.form``."""
+    return self.distillation is not None and self.distillation.form != "sampled"
+
+  @property
+  def only_divergences(self) -> bool:
+    """Whether the log-probs of the sampled tokens have no part in the loss."""
+    loss = self.policy_loss
+    return (
+      self.needs_divergences
+      and self.distillation is not None
+      and self.distillation.outcome_weight == 0
+      and loss.kl_coefficient == loss.entropy_coefficient == loss.positive_nll_coefficient == 0
+      and loss.covariance == "none"
+    )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -109,10 +131,13 @@ class Prepared:
     log_probs: Float[Array, "batch time"],
     entropies: Float[Array, "batch time"],
     values: Float[Array, "batch time"] | None = None,
+    divergences: Float[Array, "batch time"] | None = None,
   ) -> LossInputs:
     """Joins the outputs of the current parameters, which a gradient may flow into."""
     fixed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    return LossInputs(**fixed, log_probs=log_probs, entropies=entropies, values=values)
+    return LossInputs(
+      **fixed, log_probs=log_probs, entropies=entropies, values=values, divergences=divergences
+    )
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -123,11 +148,14 @@ class LossInputs(Prepared):
     log_probs: log pi of every token under the current policy, fp32, differentiable.
     entropies: of the distribution each token was drawn from, differentiable.
     values: value of the state in which each token was chosen, differentiable; None without a head.
+    divergences: of the distribution each token was drawn from and the teacher's, differentiable;
+      None without one.
   """
 
   log_probs: Float[Array, "batch time"]
   entropies: Float[Array, "batch time"]
   values: Float[Array, "batch time"] | None = None
+  divergences: Float[Array, "batch time"] | None = None
 
 
 Objective: TypeAlias = Callable[[LossInputs], tuple[Array, dict[str, Array]]]
@@ -139,6 +167,9 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
   settings = config.policy_loss
 
   def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
+    if config.only_divergences:
+      # Their gradient is 0; said here, it is not computed.
+      inputs = dataclasses.replace(inputs, log_probs=jax.lax.stop_gradient(inputs.log_probs))
     bonus = 0.0 if inputs.clip_high_bonus is None else inputs.clip_high_bonus
     loss = policy_loss(
       inputs.log_probs,
@@ -175,6 +206,9 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
       total -= settings.entropy_coefficient * entropies
     if settings.positive_nll_coefficient > 0:
       total -= settings.positive_nll_coefficient * jnp.where(inputs.advantages > 0, log_probs, 0)
+    if config.distillation is not None and config.needs_divergences:
+      metrics["divergence"] = jnp.where(inside, _need(inputs.divergences, "divergences"), 0)
+      total += config.distillation.coefficient * metrics["divergence"]
 
     result = jnp.sum(inputs.coefficients * total)
     sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
@@ -200,6 +234,8 @@ def prepare(
   *,
   old_log_probs: Float[Array, "batch time"] | None = None,
   reference_log_probs: Float[Array, "batch time"] | None = None,
+  teacher_log_probs: Float[Array, "batch time"] | None = None,
+  selected: Bool[Array, "batch time"] | None = None,
   values: Float[Array, "batch time"] | None = None,
   token_rewards: Float[Array, "batch time"] | None = None,
   baselines: Float[Array, "sequences"] | None = None,
@@ -215,6 +251,8 @@ def prepare(
     old_log_probs: the trainer's log-probs at the start of the update; None takes the sampler's, and
       the policy ratio then absorbs the mismatch (not with an active ``mismatch``).
     reference_log_probs: of the reference policy, where the config uses one.
+    teacher_log_probs: of the tokens by their teacher, for ``distillation.form`` "sampled".
+    selected: tokens that keep their weight; None is all of them.
     values: of the value head, for credit "gae".
     token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
@@ -228,6 +266,8 @@ def prepare(
   segment_ids = batch.segment_ids
   trained = broadcast_to_tokens(batch.valid.astype(batch.weights.dtype), segment_ids)
   weights = jnp.where(trained > 0, batch.weights, 0)
+  if selected is not None:
+    weights = jnp.where(selected, weights, 0)
 
   metrics: dict[str, Array] = {}
   if old_log_probs is not None:
@@ -257,6 +297,10 @@ def prepare(
   )
   if advantage_scale is not None:
     outcome *= advantage_scale
+  if settings.learn_from != "all":
+    wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
+    wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
+    weights, kept = jnp.where(wanted, weights, 0), jnp.where(wanted, kept, 0)
   credit = _credit(
     outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
   )
@@ -267,7 +311,16 @@ def prepare(
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:
     advantages = jnp.clip(advantages, -settings.clip, settings.clip)
-  advantages = jnp.where(kept > 0, settings.multiplier * advantages, 0)
+  advantages *= settings.multiplier
+  taught = config.distillation
+  if taught is not None:
+    advantages *= taught.outcome_weight
+    if taught.form == "sampled":
+      teacher = _need(teacher_log_probs, "teacher_log_probs")
+      disagreement = teacher_advantages(teacher, old_log_probs, taught.clip)
+      advantages += taught.coefficient * disagreement
+      metrics["distillation/advantage"] = _mean(disagreement, kept)
+  advantages = jnp.where(kept > 0, advantages, 0)
 
   shares = token_coefficients(kept, segment_ids, batch.num_sequences, mode="token_mean")
   selected = None
@@ -388,6 +441,11 @@ def _credit(
       valued.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
     ),
   )
+
+
+def _mean(values: Array, weights: Array) -> Array:
+  inside = weights > 0
+  return jnp.sum(jnp.where(inside, weights * values, 0)) / jnp.maximum(jnp.sum(weights), 1e-9)
 
 
 def _need(value: Array | None, name: str) -> Array:

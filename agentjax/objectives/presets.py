@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig
+from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
@@ -161,6 +162,46 @@ KL_COV = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip="none", covari
 CLIP_COV = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(covariance="clip"))
 # pass@k training: the best of a group learns against the second best.
 PASS_AT_K = ObjectiveConfig(AdvantageConfig(centre="runner_up"), PolicyLossConfig())
+
+# No reward is looked at: a teacher gives the credit.
+_UNREWARDED = AdvantageConfig(centre="none", scale="none")
+# 2604.13016 and Thinking Machines 2025: log q - log p of the sampled token in PPO's loss.
+OPD = ObjectiveConfig(
+  _UNREWARDED, PolicyLossConfig(dual_clip=3.0), distillation=DistillationConfig()
+)
+# 2601.02780 (MOPD), as in NeMo-RL: REINFORCE, IcePop's gate on the mismatch.
+MOPD = ObjectiveConfig(
+  _UNREWARDED,
+  PolicyLossConfig(
+    gradient_form="score",
+    clip="unit",
+    mismatch=MismatchConfig(
+      weight_level="token", weight_cap=None, filter_level="token", filter_low=0.5, filter_high=5.0
+    ),
+  ),
+  distillation=DistillationConfig(),
+)
+# 2604.13010: the objective is OPD's, on stored episodes with stored log-probs of the teacher; no
+# bound tau is published and its configs set none.
+LIGHTNING_OPD = ObjectiveConfig(_UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig())
+# 2604.13016: KL on the student's 16 most likely tokens.
+OPD_TOP_K = ObjectiveConfig(
+  _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="top_k")
+)
+# 2306.13649 (on-policy GKD): exact KL(student || teacher).
+OPD_FULL = ObjectiveConfig(
+  _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="full")
+)
+# 2604.14084: exact KL on the half of the tokens with the highest soft-OR of entropy and divergence.
+TIP = ObjectiveConfig(
+  _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="full", keep=0.5)
+)
+# 2604.14142: the first phase of DSRL, on log P(y) without the prompt (config.rl.phases): wrong
+# answers alone, centred and not scaled; .01 is its pretrain_loss_coef, dual clip 10 as in its code.
+NSR_PRERL = ObjectiveConfig(
+  AdvantageConfig(scale="none", learn_from="negative", multiplier=0.01),
+  PolicyLossConfig(dual_clip=10.0),
+)
 
 PRESETS: dict[str, ObjectiveConfig] = {
   name.lower(): value.freeze()

@@ -17,6 +17,9 @@ from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import Config, ConfigError, check, differing_fields
 from agentjax.files import CheckpointError
+from agentjax.models import ModelConfig, Params, abstract, param_specs
+from agentjax.models.lora import LoraConfig
+from agentjax.training.state import full_policy, network_specs
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -175,6 +178,36 @@ def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
   """Frozen policy of a checkpoint, what the adapters of a LoRA run are added to."""
   path = latest_checkpoint(pathlib.Path(path))
   return ocp.load_checkpointables(path, {"reference": abstract_params})["reference"]
+
+
+def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
+  """The policy of any checkpoint, adapters added in.
+
+  Args:
+    path: RUN/checkpoints/STEP.
+    placed: shardings of ``param_specs`` of its model; None is the default device.
+  """
+  identity = read_metadata(path)["identity"]
+  config = ModelConfig.from_dict(identity["model"], "checkpoint.model")
+  lora = LoraConfig.from_dict(identity["lora"]).freeze() if "lora" in identity else None
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+  def target(specs: Any, placed: Any) -> Any:
+    def leaf(shape: jax.ShapeDtypeStruct, sharding: Any = here) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, abstract(specs), *([] if placed is None else [placed]))
+
+  critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
+  specs = network_specs(config, critic, lora)
+  wanted = target(specs, None)
+  if lora is None and placed is not None:
+    wanted = dataclasses.replace(wanted, policy=target(specs.policy, placed))
+  networks = ocp.load_checkpointables(path, {"networks": wanted})["networks"]
+  if lora is None:
+    return networks.policy
+  reference = load_reference(path, target(param_specs(config), placed))
+  return jax.jit(full_policy, static_argnums=2, out_shardings=placed)(networks, reference, lora)
 
 
 def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:

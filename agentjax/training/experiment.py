@@ -30,6 +30,7 @@ from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
+from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.weights import WeightConfig
 
 
@@ -70,6 +71,28 @@ class SupervisedStage(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class PhaseConfig(Config):
+  """A part of the reinforcement-learning stage with an objective of its own.
+
+  Attributes:
+    steps: training steps it lasts.
+    objective: in the place of the stage's.
+    context: what the tokens are conditioned on in the update, not in sampling. "episode": all that
+      the policy saw; "response": the first token of the conversation and what followed the prompt,
+      so that log P(y) is trained instead of log P(y | x) (2604.14142). Ratios are then to the
+      trainer's own log-probs, and nothing is compared with the sampler's.
+  """
+
+  steps: int = 1
+  objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
+  context: Literal["episode", "response"] = "episode"
+
+  def validate(self, path: str = "phase") -> None:
+    super().validate(path)
+    check(self.steps >= 1, f"{path}.steps", self.steps, ">= 1")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class RLStage(Config):
   """Reinforcement learning: sample groups of episodes, score them, update.
 
@@ -100,6 +123,12 @@ class RLStage(Config):
       Tokens of older weights differ by what the policy has learned since, too. Ours.
     weights: rules whose product is the loss weight of a token.
     sampling: how episodes are drawn.
+    phases: what the stage begins with, one after the other, before ``objective`` takes over. As a
+      phase ends, the reference policy becomes the present one; the optimiser goes on.
+    teachers: policies that ``objective.distillation`` learns from, by data set.
+    rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
+      place of new ones, one group a task, in the seed's order and again from the start when all
+      were used; None samples.
   """
 
   steps: int = 0
@@ -123,14 +152,98 @@ class RLStage(Config):
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+  phases: tuple[PhaseConfig, ...] = ()
+  teachers: tuple[TeacherConfig, ...] = ()
+  rollouts: str | None = None
+
+  @property
+  def all_phases(self) -> tuple[PhaseConfig, ...]:
+    """``phases``, and the rest of the stage as the last."""
+    rest = self.steps - sum(phase.steps for phase in self.phases)
+    return (*self.phases, PhaseConfig(steps=rest, objective=self.objective))
+
+  def phase_of(self, number: int) -> tuple[int, bool]:
+    """Of the stage's step ``number``, from 0: index in ``all_phases``, and whether that begins."""
+    first = 0
+    for i, phase in enumerate(self.phases):
+      if number < first + phase.steps:
+        return i, number == first
+      first += phase.steps
+    return len(self.phases), number == first
 
   def validate(self, path: str = "config.rl") -> None:
     super().validate(path)
+    self._validate_phases(path)
+    self._validate_teachers(path)
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
     check(self.mismatch_alarm > 0, f"{path}.mismatch_alarm", self.mismatch_alarm, "nats > 0")
     _check_rates(self, path)
+
+  def _validate_phases(self, path: str) -> None:
+    for i, phase in enumerate(self.phases):
+      where = f"{path}.phases[{i}]"
+      check(
+        phase.objective.needs_values == self.objective.needs_values,
+        f"{where}.objective.advantage.credit",
+        phase.objective.advantage.credit,
+        f"with a value head if and only if {path}.objective has one",
+      )
+      check(
+        phase.context == "episode" or phase.objective.distillation is None,
+        f"{where}.objective.distillation",
+        phase.objective.distillation,
+        "none with context='response': a teacher is asked about whole episodes",
+      )
+      check(
+        phase.context == "episode" or not phase.objective.needs_values,
+        f"{where}.context",
+        phase.context,
+        "'episode' with a value head",
+      )
+    if self.phases and self.steps:
+      total = sum(phase.steps for phase in self.phases)
+      check(total < self.steps, f"{path}.steps", self.steps, f"above {total}, all steps of phases")
+
+  def _validate_teachers(self, path: str) -> None:
+    check_teachers(self.teachers, f"{path}.teachers")
+    taught = [p.objective.distillation for p in self.all_phases if p.objective.distillation]
+    if self.rollouts is not None:
+      check(
+        self.schedule.mode == "sync",
+        f"{path}.schedule.mode",
+        self.schedule.mode,
+        f"'sync' with {path}.rollouts: nothing is sampled beside the updates",
+      )
+      check(
+        self.old_log_probs == "recomputed",
+        f"{path}.old_log_probs",
+        self.old_log_probs,
+        f"'recomputed' with {path}.rollouts: the policy moves away from the one that sampled them",
+      )
+    check(
+      not self.teachers or bool(taught),
+      f"{path}.objective.distillation",
+      None,
+      f"a DistillationConfig with {path}.teachers; presets have them, such as 'opd'",
+    )
+    for settings in taught:
+      alone = settings.form == "full" and len(self.teachers) > 1
+      check(
+        not alone,
+        f"{path}.objective.distillation.form",
+        settings.form,
+        "'sampled' or 'top_k' with several teachers: each has an output projection of its own",
+      )
+      live = settings.needs_live_teacher or self.rollouts is None
+      check(
+        bool(self.teachers) or not live,
+        f"{path}.teachers",
+        self.teachers,
+        "at least one with objective.distillation, but for form 'sampled' on stored "
+        f"{path}.rollouts",
+      )
 
 
 def _check_rates(stage: SupervisedStage | RLStage, path: str) -> None:
@@ -315,34 +428,40 @@ class Experiment(Config):
   def _validate_groups(self, path: str) -> None:
     if not self.rl.steps:
       return
-    check_group_size(
-      self.rl.objective.advantage,
-      self.rollout.group_size,
-      f"{path}.rollout.group_size",
-      f"{path}.rl.objective.advantage",
-    )
+    names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
+    for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
+      self._validate_objective(phase, path, name)
     check(
       self.rl.tasks_per_step % self.rl.minibatches == 0,
       f"{path}.rl.minibatches",
       self.rl.minibatches,
       f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
     )
-    objective = f"{path}.rl.objective"
+
+  def _validate_objective(self, phase: PhaseConfig, path: str, name: str) -> None:
+    objective, settings = f"{name}.objective", phase.objective
+    check_group_size(
+      settings.advantage,
+      self.rollout.group_size,
+      f"{path}.rollout.group_size",
+      f"{objective}.advantage",
+    )
     check(
-      self.rl.objective.advantage.centre != "baseline",
+      settings.advantage.centre != "baseline",
       f"{objective}.advantage.centre",
       "baseline",
       "any other centre: a run computes no baselines; call objectives.prepare yourself for that",
     )
-    if self.rl.objective.needs_old_log_probs and self.rl.old_log_probs == "behaviour":
+    recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
+    if settings.needs_old_log_probs and not recomputed:
       raise ConfigError(
         f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
         f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
       )
-    loss, updates = self.rl.objective.policy_loss, self.rl.minibatches * self.rl.epochs
+    loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
       raise ConfigError(
-        f"{path}.rl.objective.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
+        f"{objective}.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
@@ -448,6 +567,12 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
     f"{path}.rl.row_length",
     stage.row_length,
     f"a multiple of {name}={chunk}",
+  )
+  check(
+    not any(p.objective.needs_divergences for p in stage.all_phases),
+    f"{path}.rl.objective.distillation.form",
+    stage.objective.distillation and stage.objective.distillation.form,
+    f"'sampled' with {name}={chunk}, where all tokens are scored as in sampling",
   )
   check(
     not stage.replay_experts,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import check
@@ -14,13 +15,25 @@ from agentjax.models import Params, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantages import check_rewards
-from agentjax.objectives.objective import Objective, Prepared, prepare, prepare_supervised
+from agentjax.objectives.distillation import DistillationConfig, select_tokens
+from agentjax.objectives.objective import (
+  Objective,
+  Prepared,
+  policy_objective,
+  prepare,
+  prepare_supervised,
+)
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.rollout.schedule import bound_staleness
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
-from agentjax.training.experiment import RLStage, SupervisedStage, check_model_features
+from agentjax.training.experiment import (
+  PhaseConfig,
+  RLStage,
+  SupervisedStage,
+  check_model_features,
+)
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
@@ -36,7 +49,14 @@ from agentjax.training.state import (
   network_specs,
   state_shardings,
 )
+from agentjax.training.teacher import (
+  Teachers,
+  TeacherTargets,
+  kept_places,
+  targets_at,
+)
 from agentjax.training.update import (
+  Update,
   UpdateBatch,
   UpdateSettings,
   make_score,
@@ -46,7 +66,14 @@ from agentjax.training.update import (
   used_micro_batches,
 )
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.packing import PackedSequence, pack, plan_rows, to_sequences
+from agentjax.trajectory.packing import (
+  PackedSequence,
+  pack,
+  plan_rows,
+  to_sequences,
+  unpack,
+  without_prompt,
+)
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
 
@@ -63,6 +90,23 @@ _SUMMARIES = (
 
 class NoEpisodesError(RuntimeError):
   """A step has nothing to learn from; the message says what became of its episodes."""
+
+
+class _Phase(NamedTuple):
+  """A phase of reinforcement learning, compiled."""
+
+  config: PhaseConfig
+  prepare: Callable[[Batch, dict[str, Any]], tuple[Prepared, dict[str, jax.Array]]]
+  update: Update
+
+
+class _Ready(NamedTuple):
+  """A batch before its updates: what ``prepare`` says, and what the update is given beside it."""
+
+  prepared: Prepared
+  metrics: dict[str, Any]
+  kept: Any = None  # int32 [B, K]
+  teacher: TeacherTargets | None = None
 
 
 class Learner:
@@ -98,9 +142,9 @@ class Learner:
       f"0 on a mesh of {self.mesh.size} devices: sampling runs on one, and training only there "
       "computes the same bits",
     )
-    self._config = experiment.rl.objective
-    self._critic = experiment.rl.steps > 0 and self._config.needs_values
-    self._reference = experiment.rl.steps > 0 and self._config.needs_reference
+    phases = experiment.rl.all_phases if experiment.rl.steps else ()
+    self._critic = any(phase.objective.needs_values for phase in phases)
+    self._reference = any(phase.objective.needs_reference for phase in phases)
     self._lora = experiment.lora
     specs = network_specs(parts.model, self._critic, self._lora)
     updates = experiment.rl.steps * experiment.rl.minibatches * experiment.rl.epochs
@@ -125,24 +169,40 @@ class Learner:
       experiment.rl, self._lora, temperature=experiment.rl.sampling.temperature or 1.0
     )
     warm = update_settings(experiment.supervised, self._lora)
-    self._update = {
-      "supervised": make_update(
-        # Nothing is sampled that log-probs could differ from.
-        dataclasses.replace(parts.model, exact_chunk=0),
-        self._optimizers["supervised"],
-        supervised_objective,
-        warm,
-        self._placed["supervised"],
-      ),
-      "rl": make_update(
-        parts.model, self._optimizers["rl"], objective, settings, self._placed["rl"]
-      ),
-    }
+    self._supervised_update = make_update(
+      # Nothing is sampled that log-probs could differ from.
+      dataclasses.replace(parts.model, exact_chunk=0),
+      self._optimizers["supervised"],
+      supervised_objective,
+      warm,
+      self._placed["supervised"],
+    )
+
+    def compiled(number: int, phase: PhaseConfig) -> _Phase:
+      own = objective if number == len(phases) - 1 else policy_objective(phase.objective)
+      with_teacher = dataclasses.replace(settings, distillation=phase.objective.distillation)
+      return _Phase(
+        phase,
+        jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra)),
+        make_update(parts.model, self._optimizers["rl"], own, with_teacher, self._placed["rl"]),
+      )
+
+    self._phases = [compiled(i, phase) for i, phase in enumerate(phases)]
+    self._resync = jax.jit(_resync, donate_argnums=0, out_shardings=self._placed["rl"])
+    self.teachers = Teachers(
+      experiment.rl.teachers,
+      parts.chat,
+      parts.model,
+      self.mesh,
+      settings.temperature,
+      self._pack_rl,
+      experiment.rl.microbatch_rows,
+    )
+    self._select = jax.jit(select_tokens, static_argnums=3)
     self._score = make_score(parts.model, settings.temperature)
     self._full_policy = jax.jit(
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
-    self._prepare = jax.jit(lambda batch, extra: prepare(batch, self._config, **extra))
     self._prepare_supervised = jax.jit(prepare_supervised, static_argnames="aggregation")
     # 0, 1 and 2 address the initial parameters.
     key = jax.random.fold_in(jax.random.key(experiment.seed), 3)
@@ -206,7 +266,8 @@ class Learner:
       # Reinforcement learning keeps to the depth that was sampled with.
       depths = _to_host(self._sample_depths(state.step, batch.segment_ids))
     rows = settings.microbatch_rows
-    state, values, _ = self._apply("supervised", state, batch, prepared, rows, depths)
+    ready = _Ready(prepared, {})
+    state, values, _ = self._apply(self._supervised_update, state, batch, ready, rows, depths)
     # Nothing was sampled, so there is no sampler to disagree with.
     return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
 
@@ -216,7 +277,8 @@ class Learner:
     """All minibatches and epochs of training step ``step``; metrics are means over its updates.
 
     Metrics under ``mismatch/`` are those of ``MismatchReport``: of all tokens where the trainer
-    recomputes log-probs, else of the first minibatch, which the step's first weights score.
+    recomputes log-probs, else of the first minibatch, which the step's first weights score. A phase
+    with context "response" has none.
 
     Raises:
       NoEpisodesError: there is nothing to learn from.
@@ -225,7 +287,12 @@ class Learner:
     settings = self._parts.experiment.rl
     rows = settings.microbatch_rows
     weighted = [apply_weight_rules(t, settings.weights) for t in trajectories]
-    weighted = bound_staleness(weighted, step, settings.schedule)
+    number, begins = settings.phase_of(step - self._parts.experiment.supervised.steps - 1)
+    phase = self._phases[number]
+    if begins and number and state.reference is not None and self._lora is None:
+      state = self._resync(state)
+    if settings.rollouts is None:
+      weighted = bound_staleness(weighted, step, settings.schedule)
     # An episode that failed before its first token has none to learn from.
     started = [t for t in weighted if t.segments]
     if not started:
@@ -234,23 +301,41 @@ class Learner:
         f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
       )
     parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
-    batches = [self._pack(part, settings.row_length, rows, self._align) for part in parts]
+    if phase.config.context == "response":
+      parts = [[r for r in map(without_prompt, part) if r is not None] for part in parts]
+      parts = [part for part in parts if part]
+      if not parts:
+        raise NoEpisodesError(f"step {step}: no token of its {len(started)} episodes has weight.")
+    batches = [self._pack_rl(part) for part in parts]
     if not settings.replay_experts:
       batches = [dataclasses.replace(batch, experts=None) for batch in batches]
-    ready = [self._prepare_rl(state, batch, rows) for batch in batches]
+    ready = [
+      self._prepare_rl(phase, state, batch, part, rows)
+      for batch, part in zip(batches, parts, strict=True)
+    ]
     every: list[dict[str, float]] = []
     trainers: list[np.ndarray] = []
+    compared = phase.config.context == "episode"
     if settings.old_log_probs == "recomputed":
-      trainers = [np.asarray(prepared.old_log_probs) for prepared, _ in ready]
+      trainers = [np.asarray(one.prepared.old_log_probs) for one in ready]
     for _ in range(settings.epochs):
-      for batch, (prepared, metrics) in zip(batches, ready, strict=True):
-        state, values, log_probs = self._apply("rl", state, batch, prepared, rows)
+      for batch, one in zip(batches, ready, strict=True):
+        state, values, log_probs = self._apply(phase.update, state, batch, one, rows)
         trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
-        every.append(values | {k: float(v) for k, v in metrics.items()})
+        values |= {k: float(v) for k, v in one.metrics.items()}
+        every.append(values if compared else _without_mismatch(values))
     means = {k: float(np.mean([values[k] for values in every])) for k in every[0]}
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
-    report = mismatch_report(batches[: len(trainers)], trainers, settings.mismatch_alarm)
+    if compared:
+      # Tokens without logits were not scored.
+      scored = [
+        dataclasses.replace(batch, weights=one.prepared.weights) if one.kept is not None else batch
+        for batch, one in zip(batches, ready, strict=True)
+      ]
+      report = mismatch_report(scored[: len(trainers)], trainers, settings.mismatch_alarm)
+    else:
+      report = None
     if report is not None:
       means |= report.metrics()
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
@@ -258,15 +343,24 @@ class Learner:
     return state, means
 
   def _prepare_rl(
-    self, state: TrainState, batch: Batch, rows: int
-  ) -> tuple[Prepared, dict[str, jax.Array]]:
+    self,
+    phase: _Phase,
+    state: TrainState,
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    rows: int,
+  ) -> _Ready:
     check_rewards(*map(np.asarray, (batch.rewards, batch.valid, batch.groups)))
     extra: dict[str, Any] = {}
-    settings = self._parts.experiment.rl
-    if settings.old_log_probs == "recomputed" or self._critic:
+    stage = self._parts.experiment.rl
+    alone = phase.config.context == "response"
+    recomputed = stage.old_log_probs == "recomputed" or alone
+    if recomputed or self._critic:
       networks = dataclasses.replace(state.networks, policy=self.policy(state))
       log_probs, old_values = self._scores(networks, batch, rows)
-      if settings.old_log_probs == "recomputed":
+      if alone:
+        batch = dataclasses.replace(batch, log_probs=log_probs)
+      if recomputed:
         extra["old_log_probs"] = log_probs
       if self._critic:
         extra["values"] = old_values
@@ -275,9 +369,59 @@ class Learner:
       # The reference chooses its own experts: those recorded are the sampler's.
       own = dataclasses.replace(batch, experts=None)
       extra["reference_log_probs"] = self._scores(frozen, own, rows)[0]
-    return self._prepare(dataclasses.replace(batch, experts=None), extra)
+    taught = phase.config.objective.distillation
+    answers: dict[str, np.ndarray] = {}
+    if taught is not None:
+      student = self.policy(state) if taught.needs_comparison else None
+      answers = self.teachers.ask(taught, student, batch, sequences)
+      if taught.form == "sampled":
+        extra["teacher_log_probs"] = answers["log_probs"]
+      if taught.keep < 1:
+        inside = np.asarray(batch.weights) > 0
+        inside &= np.append(False, batch.valid)[np.asarray(batch.segment_ids)]
+        extra["selected"] = self._select(
+          answers["entropies"], answers["divergences"], inside, taught
+        )
+    bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    prepared, found = phase.prepare(bare, extra)
+    metrics: dict[str, Any] = dict(found)
+    if taught is None or not (taught.keep < 1 or phase.config.objective.needs_divergences):
+      return _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
+    weights = np.asarray(prepared.weights)
+    trained = int(np.count_nonzero(np.asarray(batch.weights)))
+    metrics["distillation/kept"] = np.count_nonzero(weights) / max(trained, 1)
+    metrics = self._with_diagnostics(metrics, prepared, answers)
+    if self._align > 1:
+      return _Ready(prepared, metrics)  # exact log-probs are those of whole rows
+    kept = kept_places(weights, time_multiple(self.mesh))
+    if taught.form == "sampled":
+      return _Ready(prepared, metrics, kept)
+    return _Ready(prepared, metrics, kept, targets_at(answers, kept, taught.form))
 
-  def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[np.ndarray, np.ndarray]:
+  @staticmethod
+  def _with_diagnostics(
+    metrics: dict[str, Any], prepared: Prepared, answers: dict[str, np.ndarray]
+  ) -> dict[str, Any]:
+    """``metrics`` and means over the weighted tokens of what ``distillation.compare`` says."""
+    shares = np.asarray(prepared.shares)
+    names = ("overlap", "overlap_advantage", "overlap_mass", "entropy_gap")
+    means = {f"distillation/{k}": np.sum(shares * answers[k]) for k in names if k in answers}
+    return metrics | means
+
+  def score_by_teachers(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+    """The teachers' log-probs of all tokens of episodes, one array each.
+
+    Raises:
+      ValueError: an episode has several leaves, or no token.
+    """
+    sequences = to_sequences(trajectories)
+    if len(sequences) != len(trajectories):
+      raise ValueError("an episode has several branches, or no token; give episodes of one path.")
+    batch = self._pack_rl([dataclasses.replace(s, teacher_log_probs=None) for s in sequences])
+    answers = self.teachers.ask(DistillationConfig(), None, batch, sequences)
+    return unpack(answers["log_probs"], batch.segment_ids, len(sequences))
+
+  def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[Any, Any]:
     token_ids, segment_ids, positions, experts = self._place(
       split_rows((batch.token_ids, batch.segment_ids, batch.positions, batch.experts), rows)
     )
@@ -289,26 +433,39 @@ class Learner:
 
   def _apply(
     self,
-    stage: str,
+    update: Update,
     state: TrainState,
     batch: Batch,
-    prepared: Prepared,
+    ready: _Ready,
     rows: int,
     depths: Any = None,
   ) -> tuple[TrainState, dict[str, float], jax.Array]:
     """One update; beside state and metrics the trainer's log-probs [M, rows, T] before it."""
     whole = UpdateBatch(
-      batch.token_ids, batch.positions, jax.tree.map(_to_host, prepared), batch.experts, depths
+      batch.token_ids,
+      batch.positions,
+      jax.tree.map(_to_host, ready.prepared),
+      batch.experts,
+      depths,
+      ready.kept,
+      ready.teacher,
     )
+    # Exact divergences have one teacher.
+    exact = ready.teacher is not None and ready.teacher.hidden is not None
+    head = self.teachers.head() if exact else None
     count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
       placed = self._place(split_rows(whole, rows))
-      state, metrics, log_probs = self._update[stage](state, placed, count)
+      state, metrics, log_probs = update(state, placed, count, head)
     values = {}
     for name, value in jax.device_get(metrics).items():
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
     return dataclasses.replace(state, step=state.step + 1), values, log_probs
+
+  def _pack_rl(self, sequences: Sequence[PackedSequence]) -> Batch:
+    stage = self._parts.experiment.rl
+    return self._pack(sequences, stage.row_length, stage.microbatch_rows, self._align)
 
   def _pack(
     self, sequences: Sequence[PackedSequence], row_length: int, rows: int, align: int = 1
@@ -335,7 +492,17 @@ def update_settings(
   """What ``make_update`` takes of a stage."""
   own: dict[str, Any] = {"temperature": temperature, "lora": lora}
   names = [field.name for field in dataclasses.fields(UpdateSettings)]
+  own["distillation"] = None  # that of a phase
   return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
+
+
+def _resync(state: TrainState) -> TrainState:
+  """The present policy is the reference from here on."""
+  return dataclasses.replace(state, reference=jax.tree.map(jnp.copy, state.networks.policy))
+
+
+def _without_mismatch(values: dict[str, float]) -> dict[str, float]:
+  return {name: value for name, value in values.items() if not name.startswith("mismatch/")}
 
 
 def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajectory]]:

@@ -44,6 +44,13 @@ from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.state import TrainState, network_specs
+from agentjax.training.stored import (
+  StoredGroups,
+  check_manifest,
+  read_episodes,
+  read_manifest,
+  warn_of_other_policy,
+)
 from agentjax.training.workdir import open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
@@ -235,7 +242,11 @@ class _Session:
       return None
     return TaskIterator(tasks, batch_size=settings.tasks_per_step, seed=self.experiment.seed)
 
-  def _make_stream(self) -> GroupStream | None:
+  def _make_stream(self) -> GroupStream | StoredGroups | None:
+    rollouts = self.experiment.rl.rollouts
+    if rollouts is not None and self.experiment.rl.steps:
+      check_manifest(read_manifest(rollouts), self.parts)
+      return StoredGroups(read_episodes(rollouts), self.parts, self.first_rl_step)
     tasks = self._iterator(self.parts.tasks.train, "rl")
     if tasks is None:
       return None
@@ -323,6 +334,9 @@ class _Session:
     else:
       if step == self.first_rl_step:
         state = self.learner.begin_rl(state)
+        if self.experiment.rl.rollouts is not None:
+          policy = fingerprint(self.learner.policy(state))
+          warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
       trajectories = self._rollout(step, state)
       episodes = tuple(t.address for t in trajectories)
       rollout_seconds = time.monotonic() - started
@@ -383,7 +397,7 @@ class _Session:
 
   def _publish(self, step: int, state: TrainState) -> None:
     """Gives the engine the weights that ``step`` begins with."""
-    if self.engine.version != step:
+    if self.engine.version != step and self.experiment.rl.rollouts is None:
       self.engine.publish(self.learner.policy(state), step)
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:

@@ -19,10 +19,12 @@ import optax
 from agentjax.models import ModelConfig, forward, score_tokens, update_router_bias, values
 from agentjax.models.lora import LoraConfig
 from agentjax.models.param_ops import qk_clip_scales, rescale
+from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
 from agentjax.training.optimizer import bad_steps, scale_masters
 from agentjax.training.state import Networks, TrainState, full_policy
+from agentjax.training.teacher import TeacherHead, TeacherTargets, teacher_divergences
 from agentjax.trajectory.experts import unrecorded
 
 Array = jax.Array
@@ -33,7 +35,9 @@ class UpdateBatch:
   """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T].
 
   ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
-  are the iterations of a looped core (``models.sample_depths``); None is its fixed depth.
+  are the iterations of a looped core (``models.sample_depths``); None is its fixed depth. ``kept``
+  are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
+  what a teacher says of those.
   """
 
   token_ids: Array
@@ -41,6 +45,8 @@ class UpdateBatch:
   prepared: Prepared
   experts: Array | None = None
   depths: Array | None = None
+  kept: Array | None = None
+  teacher: TeacherTargets | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +60,7 @@ class UpdateSettings:
       mtp_coefficient: weights of the losses of ``auxiliary_losses``.
     qk_clip: largest attention score that is left alone (``models.qk_clip_scales``); None is off.
     lora: adapters are trained, on ``TrainState.reference``.
+    distillation: which divergence from ``UpdateBatch.teacher``.
   """
 
   temperature: float = 1.0
@@ -65,9 +72,10 @@ class UpdateSettings:
   mtp_coefficient: float = 0.0
   qk_clip: float | None = None
   lora: LoraConfig | None = None
+  distillation: DistillationConfig | None = None
 
 
-Update = Callable[[TrainState, UpdateBatch, int], tuple[TrainState, dict[str, Array], Array]]
+Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
 Score = Callable[[Networks, Array, Array, Array, Array | None, int], tuple[Array, Array]]
 
 
@@ -102,6 +110,8 @@ def make_update(
 ) -> Update:
   """Builds ``update(state, micro_batches, count) -> (state, metrics, log_probs)``, state donated.
 
+  A fourth argument is the teacher's output projection, for exact divergences.
+
   Args:
     config: model.
     optimizer: from ``build_optimizer``.
@@ -123,7 +133,13 @@ def make_update(
   if settings.qk_clip is not None:
     config = dataclasses.replace(config, record_max_scores=True)
 
-  def loss_fn(networks: Networks, reference: Any, batch: UpdateBatch, whole: WholeBatch):
+  def loss_fn(
+    networks: Networks,
+    reference: Any,
+    batch: UpdateBatch,
+    whole: WholeBatch,
+    head: TeacherHead | None,
+  ):
     fixed = batch.prepared
     policy = full_policy(networks, reference, settings.lora)
     scores = score_tokens(
@@ -135,11 +151,27 @@ def make_update(
       temperature=settings.temperature,
       experts=replayed(batch.experts),
       depths=batch.depths,
+      kept=batch.kept,
     )
+    divergences = None
+    if batch.teacher is not None:
+      assert batch.kept is not None and settings.distillation is not None
+      divergences = teacher_divergences(
+        policy,
+        config,
+        scores.hidden,
+        batch.kept,
+        batch.teacher,
+        head,
+        settings.distillation,
+        settings.temperature,
+      )
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
-    loss, metrics = objective(fixed.with_scores(scores.log_probs, scores.entropies, predicted))
+    loss, metrics = objective(
+      fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
+    )
     beside = auxiliary_losses(scores, policy, config, batch, whole, settings)
     loss = loss + beside.total
     gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
@@ -172,14 +204,16 @@ def make_update(
     zeros = _filled(jax.eval_shape(load, 0), 0)
     return jax.lax.fori_loop(0, count, lambda i, total: total + load(i), zeros)
 
-  def update(state: TrainState, batches: UpdateBatch, count: Array):
+  def update(
+    state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
+  ):
     tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
     load = whole_load(state, batches, count) if settings.balance_coefficient else None
     whole = WholeBatch(tokens, sequences, load)
 
     def step(i: Array | int):
       return jax.grad(loss_fn, has_aux=True)(
-        state.networks, state.reference, _take(batches, i), whole
+        state.networks, state.reference, _take(batches, i), whole, head
       )
 
     def body(i: Array, carry):

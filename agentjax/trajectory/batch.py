@@ -29,6 +29,8 @@ class Batch:
       ``trajectory.experts``); None where no sequence has any.
     branches: int32 [B, T], one positive id for each segment of a tree of episodes, the same on all
       its copies (see ``Trajectory``), 0 elsewhere; None where no sequence was branched.
+    teacher_log_probs: float32 [B, T], as recorded in ``Segment``, NaN where not; None where no
+      sequence has any.
     rewards: float32 [N]; 0 where not valid. valid: bool [N], False for invalid rewards and for
       unused sequence places.
     groups: int32 [N], group id for group statistics; -1 for unused places.
@@ -47,6 +49,7 @@ class Batch:
   groups: Array
   experts: Array | None = None
   branches: Array | None = None
+  teacher_log_probs: Array | None = None
 
   @property
   def num_sequences(self) -> int:

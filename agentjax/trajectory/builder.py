@@ -44,6 +44,7 @@ class TokenPath:
     turns: int32, the model call each token belongs to.
     segment_of: int32, index in the trajectory of the segment each token stands in.
     experts: [n, routers, choices] as in ``Segment``; None where no segment has any.
+    teacher_log_probs: float32, NaN where not known; None where no segment has any.
   """
 
   segments: tuple[int, ...]
@@ -56,6 +57,7 @@ class TokenPath:
   turns: np.ndarray
   segment_of: np.ndarray
   experts: np.ndarray | None = None
+  teacher_log_probs: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -299,8 +301,20 @@ def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
     turns=np.repeat(np.array([s.turn for s in chain], np.int32), lengths),
     segment_of=np.repeat(np.array(indices, np.int32), lengths),
     experts=join([s.experts for s in chain], lengths),
+    teacher_log_probs=_join_known([s.teacher_log_probs for s in chain], lengths),
     **arrays,
   )
+
+
+def _join_known(parts: list[np.ndarray | None], lengths: list[int]) -> np.ndarray | None:
+  """Parts of these lengths in one array, NaN where a part is None; None if all are."""
+  if all(part is None for part in parts):
+    return None
+  known = [
+    np.full(n, np.nan, np.float32) if part is None else part
+    for part, n in zip(parts, lengths, strict=True)
+  ]
+  return np.concatenate(known)
 
 
 def token_paths(trajectory: Trajectory) -> list[TokenPath]:
@@ -389,6 +403,12 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
     raise TrajectoryError(
       f"{_where(trajectory, index)}: experts is {experts.dtype}{list(experts.shape)}; allowed: "
       f"None, or uint8 or uint16 [{n}, routers, choices], as there are {n} token ids."
+    )
+  teacher = segment.teacher_log_probs
+  if teacher is not None and (teacher.shape != (n,) or teacher.dtype != np.float32):
+    raise TrajectoryError(
+      f"{_where(trajectory, index)}: teacher_log_probs is {teacher.dtype}{list(teacher.shape)}; "
+      f"allowed: None, or float32[{n}], as there are {n} token ids."
     )
   if _is_sound(segment):
     return

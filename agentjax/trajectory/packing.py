@@ -38,6 +38,8 @@ class PackedSequence:
     group: id of the group for group statistics, >= 0.
     experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
     branches: int32 [n], as in ``Batch``; None where it shares nothing.
+    teacher_log_probs: float32 [n], NaN where not known; None where not recorded.
+    source: name of the data set of its task.
   """
 
   name: str
@@ -52,6 +54,8 @@ class PackedSequence:
   group: int = 0
   experts: np.ndarray | None = None
   branches: np.ndarray | None = None
+  teacher_log_probs: np.ndarray | None = None
+  source: str = ""
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -92,11 +96,31 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           valid=trajectory.reward.valid and not trajectory.status.masked,
           group=group,
           experts=tokens.experts,
+          teacher_log_probs=tokens.teacher_log_probs,
+          source=trajectory.source,
           branches=None if branches is None else _shared(trajectory, branches, tokens, segments),
           **{name: getattr(tokens, name) for name in _PER_TOKEN},
         )
       )
   return result
+
+
+def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
+  """The sequence without what stands between its first token and its first weighted one.
+
+  Its first token stays as the start that every conversation has. Positions then count from there.
+  Observations between later turns stay, without weight. Log-probs of the sampler and choices of its
+  routers go, as they were made after the prompt. None where no token has weight.
+  """
+  weighted = np.flatnonzero(sequence.weights[1:] > 0)
+  if not weighted.size:
+    return None
+  kept = np.r_[0, np.arange(weighted[0] + 1, len(sequence))]
+  arrays = {name: getattr(sequence, name)[kept] for name in _PER_TOKEN}
+  arrays["log_probs"] = np.zeros_like(arrays["log_probs"])
+  return dataclasses.replace(
+    sequence, **arrays, experts=None, branches=None, teacher_log_probs=None
+  )
 
 
 def _shared(
@@ -238,6 +262,13 @@ def pack(
   if any(s.branches is not None for s in sequences):
     alone = [np.zeros(len(s), np.int32) if s.branches is None else s.branches for s in sequences]
     shared = grid(np.concatenate(alone), 0, np.int32)
+  teacher: Any = None
+  if any(s.teacher_log_probs is not None for s in sequences):
+    unknown = [
+      np.full(len(s), np.nan, np.float32) if s.teacher_log_probs is None else s.teacher_log_probs
+      for s in sequences
+    ]
+    teacher = grid(np.concatenate(unknown), np.nan, np.float32)
   return Batch(
     token_ids=grid(gather("token_ids"), pad_id, np.int32),
     segment_ids=grid(numbers, 0, np.int32),
@@ -252,6 +283,7 @@ def pack(
     groups=groups,
     experts=chosen,
     branches=shared,
+    teacher_log_probs=teacher,
   )
 
 

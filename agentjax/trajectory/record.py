@@ -121,6 +121,8 @@ class Segment:
     seconds: wall time the segment took.
     experts: uint8 or uint16 [n, routers, choices], what the sampler's routers chose (see
       ``trajectory.experts``); None where that was not recorded.
+    teacher_log_probs: float32 [n], log-prob of the token under a teacher that was asked once and
+      for all, nats; NaN where it was not asked. None where no token was put to one.
   """
 
   owner: str
@@ -138,6 +140,7 @@ class Segment:
   seconds: float = 0.0
   flags: frozenset[Flag] = frozenset()
   experts: np.ndarray | None = None
+  teacher_log_probs: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)

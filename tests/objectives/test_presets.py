@@ -70,19 +70,22 @@ def direction(name):
   batch, now, old, reference, values = example()
 
   @jax.jit
-  def gradient(now):
+  def gradient(now, divergences):
     prepared, _ = prepare(
       batch,
       config,
       old_log_probs=old,
       reference_log_probs=reference,
+      teacher_log_probs=reference,
       values=values,
       baselines=jnp.full(6, 0.5),
     )
     loss = policy_objective(config)
-    return jax.grad(lambda x: loss(prepared.with_scores(x, jnp.ones_like(x), values))[0])(now)
+    return jax.grad(
+      lambda x, d: loss(prepared.with_scores(x, jnp.ones_like(x), values, d))[0], (0, 1)
+    )(now, divergences)
 
-  result = np.asarray(gradient(now)).ravel()
+  result = np.concatenate([np.ravel(g) for g in gradient(now, jnp.ones_like(now))])
   return result / np.linalg.norm(result)
 
 

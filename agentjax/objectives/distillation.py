@@ -1,0 +1,278 @@
+r"""On-policy distillation: a teacher says what it thinks of every token that the student wrote.
+
+With ``p = pi_theta(. | s_t)`` the student, ``q = pi_T(. | s_t)`` the teacher and ``y ~ pi_theta``,
+the aim is ``min E sum_t KL(p || q)``. Three forms, which differ in what is asked of the teacher:
+
+=========  ================================  =======================================================
+form       asked of the teacher              enters as
+=========  ================================  =======================================================
+sampled    log q(y_t)                        advantage ``sg[log q(y_t) - log p(y_t)]``, one-sample
+                                             estimate of the exact gradient
+top_k      log q of k candidates             divergence of the two on the candidates
+full       its hidden state                  exact divergence over the vocabulary
+=========  ================================  =======================================================
+
+All functions are of log-probs; ``models.over_vocabulary`` makes those of a few tokens at a time.
+``sum_v sg[p_v] (log q_v - log p_v) grad log p_v`` over all v is minus the exact gradient of
+KL(p || q), so "sampled" is its estimate and "full" its limit.
+
+Where released code differs from the formula: thunlp/OPD weights un-renormalised log-ratios by
+probabilities renormalised on the candidates (``softmax_k(log p) (log q - log p)``), which is
+neither the gradient of the renormalised KL nor that of the full one; HJSang/OPSD draws tokens at
+random by weight where the paper of TIP keeps the best.
+
+References: Lu, "On-Policy Distillation" (Thinking Machines, 2025); Agarwal et al., 2306.13649 (GKD,
+JSD); 2604.13016 (forms and diagnostics); 2604.13010 (Lightning OPD); 2604.14084 (TIP).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import Config, check
+
+DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd"]
+Rest = Literal["renormalise", "bucket", "drop"]
+Selection = Literal["soft_or", "entropy", "divergence"]
+
+_LEAST_REST = 1e-7  # of probability outside the candidates: fp32 sums may reach 1
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DistillationConfig(Config):
+  """What a teacher adds to an objective.
+
+  Attributes:
+    form: "sampled", "top_k" or "full", see the module.
+    divergence: of "top_k", "full" and the selection. "reverse_kl": KL(student || teacher);
+      "forward_kl": KL(teacher || student); "jsd": see ``divergence``.
+    jsd_beta: weight of the student in the mixture of "jsd", 0 to 1.
+    top_k: candidates a token; 16 in 2604.13016.
+    candidates: whose k most likely tokens they are, of the student at the start of the update or of
+      the teacher.
+    rest: what becomes of the probability outside the candidates, see ``candidate_divergence``.
+    clip: bound on the absolute sampled advantage; None is off. Lightning OPD names one without a
+      value.
+    coefficient: weight of the teacher's term.
+    outcome_weight: factor on the advantages that come from rewards; 0 learns from the teacher
+      alone, and then a divergence is all there is to the loss.
+    keep: share of the weighted tokens that is trained on, the best by ``select_by``; the others
+      lose their weight, their logits and, in form "full", the teacher's hidden states.
+    select_by: "soft_or" of entropy and divergence (TIP), or one of the two.
+    entropy_quantile: entropies are cut off here before they are scaled, for "soft_or"; .98 in TIP.
+    overlap_top_k: k of the diagnostics of ``compare``, at the price of both logits of all tokens; 0
+      is off.
+  """
+
+  form: Literal["sampled", "top_k", "full"] = "sampled"
+  divergence: DivergenceKind = "reverse_kl"
+  jsd_beta: float = 0.5
+  top_k: int = 16
+  candidates: Literal["student", "teacher"] = "student"
+  rest: Rest = "renormalise"
+  clip: float | None = None
+  coefficient: float = 1.0
+  outcome_weight: float = 0.0
+  keep: float = 1.0
+  select_by: Selection = "soft_or"
+  entropy_quantile: float = 0.98
+  overlap_top_k: int = 0
+
+  @property
+  def needs_comparison(self) -> bool:
+    """Whether both distributions of every token are needed before the update."""
+    return self.keep < 1 or self.overlap_top_k > 0 or self.form == "top_k"
+
+  @property
+  def needs_live_teacher(self) -> bool:
+    """Whether log-probs of the sampled tokens do not suffice."""
+    return self.form != "sampled" or self.needs_comparison
+
+  def validate(self, path: str = "distillation") -> None:
+    super().validate(path)
+    for name in ("jsd_beta", "entropy_quantile"):
+      check(0 < getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "above 0, up to 1")
+    check(self.jsd_beta < 1, f"{path}.jsd_beta", self.jsd_beta, "below 1")
+    check(0 < self.keep <= 1, f"{path}.keep", self.keep, "a share above 0, up to 1")
+    check(self.top_k >= 1, f"{path}.top_k", self.top_k, ">= 1")
+    check(self.overlap_top_k >= 0, f"{path}.overlap_top_k", self.overlap_top_k, ">= 0")
+    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "nats > 0 or none")
+    check(
+      self.clip is None or self.form == "sampled",
+      f"{path}.clip",
+      self.clip,
+      f"none with {path}.form={self.form!r}, which has no sampled advantage",
+    )
+    check(self.coefficient > 0, f"{path}.coefficient", self.coefficient, "> 0")
+    check(self.outcome_weight >= 0, f"{path}.outcome_weight", self.outcome_weight, ">= 0")
+
+
+def teacher_advantages(
+  teacher_log_probs: Float[Array, "*shape"],
+  log_probs: Float[Array, "*shape"],
+  clip: float | None = None,
+) -> Float[Array, "*shape"]:
+  """``sg[log q(y_t) - log p(y_t)]``, nats: credit is immediate, nothing is summed or normalised.
+
+  Args:
+    teacher_log_probs, log_probs: of the tokens that the student sampled.
+    clip: bound on the absolute value.
+  """
+  advantages = jax.lax.stop_gradient(teacher_log_probs - log_probs)
+  return advantages if clip is None else jnp.clip(advantages, -clip, clip)
+
+
+def divergence(
+  log_p: Float[Array, "*lead outcomes"],
+  log_q: Float[Array, "*lead outcomes"],
+  kind: DivergenceKind,
+  beta: float = 0.5,
+) -> Float[Array, "*lead"]:
+  """Divergence of student p and teacher q over the last axis, nats >= 0, differentiable.
+
+  ``reverse_kl`` is KL(p || q), ``forward_kl`` KL(q || p), and ``jsd``
+  ``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q``, at most ln 2.
+
+  Args:
+    log_p, log_q: log-probs that sum to 1 over the last axis.
+    kind: which.
+    beta: of "jsd".
+  """
+  if kind == "reverse_kl":
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+  if kind == "forward_kl":
+    return jnp.sum(jnp.exp(log_q) * (log_q - log_p), axis=-1)
+  if kind == "jsd":
+    log_m = jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
+    of_p = jnp.sum(jnp.exp(log_p) * (log_p - log_m), axis=-1)
+    of_q = jnp.sum(jnp.exp(log_q) * (log_q - log_m), axis=-1)
+    return beta * of_p + (1 - beta) * of_q
+  raise ValueError(f'kind={kind!r}; allowed: "reverse_kl", "forward_kl", "jsd".')
+
+
+def candidate_divergence(
+  log_p: Float[Array, "*lead k"],
+  log_q: Float[Array, "*lead k"],
+  kind: DivergenceKind,
+  rest: Rest,
+  beta: float = 0.5,
+) -> Float[Array, "*lead"]:
+  """``divergence`` where only k candidates of the vocabulary are known.
+
+  Args:
+    log_p, log_q: log-probs of the same k tokens, not renormalised.
+    kind, beta: of the divergence.
+    rest: "renormalise": both are made to sum to 1 on the candidates, and what the student has
+      outside has no gradient (2604.13016). "bucket": all else is one more outcome; a lower bound of
+      the divergence over the vocabulary (ours). "drop": terms are summed as they are, which is no
+      divergence: it may be negative.
+  """
+  if rest == "renormalise":
+    log_p, log_q = jax.nn.log_softmax(log_p), jax.nn.log_softmax(log_q)
+  elif rest == "bucket":
+    log_p, log_q = _with_rest(log_p), _with_rest(log_q)
+  elif rest != "drop":
+    raise ValueError(f'rest={rest!r}; allowed: "renormalise", "bucket", "drop".')
+  return divergence(log_p, log_q, kind, beta)
+
+
+def soft_or(
+  entropies: Float[Array, "*shape"],
+  divergences: Float[Array, "*shape"],
+  inside: Bool[Array, "*shape"],
+  entropy_quantile: float = 0.98,
+) -> Float[Array, "*shape"]:
+  """TIP's score ``h + d - h d`` of min-max scaled entropy and divergence, 0 to 1; 0 outside.
+
+  High where the student is unsure or the teacher disagrees: also where the student is sure and
+  wrong, which entropy alone misses.
+
+  Args:
+    entropies, divergences: of the tokens, nats.
+    inside: tokens that count, in the scales as well.
+    entropy_quantile: entropies above this quantile of those inside count as that.
+
+  References:
+    2604.14084.
+  """
+  counted = jnp.where(inside, entropies, jnp.nan)
+  limit = jnp.nan_to_num(jnp.nanquantile(counted, entropy_quantile))
+  h = _min_max(jnp.minimum(entropies, limit), inside)
+  d = _min_max(divergences, inside)
+  return jnp.where(inside, h + d - h * d, 0)
+
+
+def keep_best(
+  scores: Float[Array, "*shape"], inside: Bool[Array, "*shape"], share: float
+) -> Bool[Array, "*shape"]:
+  """The ``ceil(share n)`` tokens of highest score among the n inside; ties go by place."""
+  flat, within = scores.reshape(-1), inside.reshape(-1)
+  count = jnp.ceil(share * jnp.sum(within) - 1e-6).astype(jnp.int32)
+  order = jnp.argsort(jnp.where(within, -flat, jnp.inf), stable=True)
+  rank = jnp.zeros(flat.shape, jnp.int32).at[order].set(jnp.arange(flat.size, dtype=jnp.int32))
+  return (within & (rank < count)).reshape(scores.shape)
+
+
+def select_tokens(
+  entropies: Float[Array, "*shape"],
+  divergences: Float[Array, "*shape"],
+  inside: Bool[Array, "*shape"],
+  config: DistillationConfig,
+) -> Bool[Array, "*shape"]:
+  """The tokens that ``config.keep`` and ``config.select_by`` leave."""
+  if config.select_by == "soft_or":
+    scores = soft_or(entropies, divergences, inside, config.entropy_quantile)
+  else:
+    scores = entropies if config.select_by == "entropy" else divergences
+  return keep_best(scores, inside, config.keep)
+
+
+def compare(
+  log_p: Float[Array, "*lead vocab"], log_q: Float[Array, "*lead vocab"], k: int
+) -> dict[str, Float[Array, "*lead"]]:
+  """What tells early whether a teacher can be followed (2604.13016), a number a token.
+
+  With S_p, S_q the k most likely tokens of student and teacher and O what they share:
+  ``overlap`` ``|O| / k`` (rises when it goes well); ``overlap_advantage`` the mean over O of
+  ``p' (log q' - log p')``, both renormalised on S_p (towards 0 from below); ``overlap_mass`` the
+  probability that the student gives O; ``entropy_gap`` ``|H(q) - H(p)|``, nats.
+  """
+  top_p, ids = jax.lax.top_k(log_p, k)
+  top_q, _ = jax.lax.top_k(log_q, k)
+  q_there = jnp.take_along_axis(log_q, ids, axis=-1)
+  shared = (q_there >= top_q[..., -1:]).astype(log_p.dtype)
+  p_norm, q_norm = jax.nn.log_softmax(top_p), jax.nn.log_softmax(q_there)
+  terms = jnp.exp(p_norm) * (q_norm - p_norm)
+  return {
+    "overlap": jnp.mean(shared, axis=-1),
+    "overlap_advantage": jnp.sum(shared * terms, -1) / jnp.maximum(jnp.sum(shared, -1), 1),
+    "overlap_mass": jnp.sum(shared * jnp.exp(top_p), axis=-1),
+    "entropy_gap": jnp.abs(entropy(log_q) - entropy(log_p)),
+  }
+
+
+def entropy(log_p: Float[Array, "*lead vocab"]) -> Float[Array, "*lead"]:
+  """``-sum p log p`` over the last axis, nats."""
+  return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+
+def at(log_p: Float[Array, "*lead vocab"], ids: Int[Array, "*lead k"]) -> Float[Array, "*lead k"]:
+  """Log-probs of the candidates ``ids``."""
+  return jnp.take_along_axis(log_p, ids, axis=-1)
+
+
+def _with_rest(log_p: Array) -> Array:
+  inside = jnp.sum(jnp.exp(log_p), axis=-1, keepdims=True)
+  return jnp.concatenate([log_p, jnp.log(jnp.maximum(1 - inside, _LEAST_REST))], axis=-1)
+
+
+def _min_max(values: Array, inside: Array) -> Array:
+  low = jnp.min(jnp.where(inside, values, jnp.inf))
+  spread = jnp.max(jnp.where(inside, values, -jnp.inf)) - low
+  scaled = (values - low) / jnp.where(spread > 0, spread, 1)
+  return jnp.where(inside & (spread > 0), scaled, 0)

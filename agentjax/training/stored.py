@@ -1,0 +1,243 @@
+"""Episodes played beforehand: written once with what the teachers say, then trained on.
+
+A folder holds ``episodes.log``, one trajectory a record, and ``manifest.json``, what they belong
+to. It is written beside and renamed, so that one that is there is whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from absl import logging
+
+from agentjax.config import ConfigError
+from agentjax.data import TaskIterator
+from agentjax.files import CheckpointError
+from agentjax.rollout.keys import Address
+from agentjax.training import processes
+from agentjax.training.experiment import RLStage
+from agentjax.training.parts import Parts
+from agentjax.training.teacher import template_fingerprint
+from agentjax.trajectory.record import Trajectory
+from agentjax.trajectory.store import StoreWriter, read_store
+
+_EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What stored episodes belong to.
+
+  Attributes:
+    tokenizer, template: fingerprints of the vocabulary, and of how conversations are written.
+    policy: fingerprint of the parameters that sampled, "" where they are not known.
+    teachers: identity of every teacher, by the data sets it scored, joined by ","; "" stands for
+      all that no other teacher names.
+    demonstrations_by: identity of the model that wrote the policy's warm start; "" if not known.
+    temperature: of sampling and scores.
+    episodes, tokens: how many there are, and of how many tokens the policy sampled.
+  """
+
+  tokenizer: str
+  template: str
+  policy: str
+  teachers: dict[str, str]
+  demonstrations_by: str
+  temperature: float
+  episodes: int
+  tokens: int
+
+  def warn_of_inconsistency(self) -> None:
+    """Warns where the teacher is not the model whose answers the policy was warmed up on.
+
+    Theorems 3.8 and 3.9 of 2604.13010: what is learnt is then biased, online and offline.
+    """
+    for sources, identity in self.teachers.items():
+      if self.demonstrations_by and identity != self.demonstrations_by:
+        logging.warning(
+          "the teacher %s (of %s) is not the model %s that wrote the demonstrations of the "
+          "policy's warm start: log-probs of another teacher bias what is learnt (2604.13010, "
+          "teacher consistency)",
+          identity[:12],
+          sources or "all data sets",
+          self.demonstrations_by[:12],
+        )
+
+
+def check_empty(folder: str | os.PathLike[str]) -> pathlib.Path:
+  """The folder as a path; CheckpointError where something is in it."""
+  target = pathlib.Path(folder).absolute()
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise CheckpointError(f"{target} is there already and not empty; give a new directory.")
+  return target
+
+
+def write_episodes(
+  folder: str | os.PathLike[str], trajectories: Iterable[Trajectory], manifest: Manifest
+) -> None:
+  """Writes a folder that is whole, or nothing.
+
+  Raises:
+    CheckpointError: the folder is in use.
+  """
+  target = check_empty(folder)
+  beside = target.with_name(f".{target.name}.{os.getpid()}")
+  try:
+    beside.mkdir(parents=True)
+    with StoreWriter(beside / _EPISODES) as writer:
+      for trajectory in trajectories:
+        writer.append_trajectory(trajectory)
+    values = {"format": _FORMAT, **dataclasses.asdict(manifest)}
+    (beside / _MANIFEST).write_text(json.dumps(values, indent=2) + "\n")
+    if target.exists():
+      target.rmdir()
+    beside.rename(target)
+  finally:
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+  """What the episodes of a folder belong to.
+
+  Raises:
+    CheckpointError: it is no such folder, or of another format.
+  """
+  file = pathlib.Path(folder) / _MANIFEST
+  if not file.is_file():
+    raise CheckpointError(
+      f"{folder} holds no {_MANIFEST}; allowed: a folder written by python -m agentjax.distill."
+    )
+  values = json.loads(file.read_text())
+  if values.pop("format", None) != _FORMAT:
+    raise CheckpointError(f"{file} has another format than {_FORMAT}; write the folder anew.")
+  return Manifest(**values)
+
+
+def read_episodes(folder: str | os.PathLike[str]) -> list[Trajectory]:
+  """All episodes of a folder, in the order written."""
+  return list(read_store(pathlib.Path(folder) / _EPISODES))
+
+
+def check_manifest(manifest: Manifest, parts: Parts, path: str = "config.rl.rollouts") -> None:
+  """Refuses episodes of another vocabulary, template or temperature; warns of another teacher.
+
+  Raises:
+    ConfigError: token ids or log-probs would not mean here what they meant there.
+  """
+  experiment = parts.experiment
+  for name, stored, here, allowed in (
+    ("tokenizer", manifest.tokenizer, parts.tokenizer.fingerprint(), "the same vocabulary"),
+    (
+      "template",
+      manifest.template,
+      template_fingerprint(parts.chat, experiment.chat),
+      "the same markup, chat template, system prompt and config.chat",
+    ),
+    (
+      "temperature",
+      manifest.temperature,
+      experiment.rl.sampling.temperature or 1.0,
+      "the same config.rl.sampling.temperature",
+    ),
+  ):
+    if stored != here:
+      raise ConfigError(
+        f"{path}={experiment.rl.rollouts!r} was made with {name} {str(stored)[:12]} and this run "
+        f"has {str(here)[:12]}; allowed: {allowed}. Make it anew with python -m agentjax.distill."
+      )
+  manifest.warn_of_inconsistency()
+
+
+def warn_of_other_policy(manifest: Manifest, policy: str) -> None:
+  """Warns where training does not start from the policy that sampled the episodes.
+
+  Args:
+    manifest: of the episodes.
+    policy: fingerprint of the parameters that reinforcement learning starts from.
+  """
+  if manifest.policy and manifest.policy != policy:
+    logging.warning(
+      "the stored episodes were sampled by the policy %s and training starts from %s: they are off "
+      "policy from the first step on",
+      manifest.policy[:12],
+      policy[:12],
+    )
+
+
+class StoredGroups:
+  """Hands over stored groups as ``rollout.stream.GroupStream`` does fresh ones.
+
+  Each step takes the groups of its tasks; when all were used, they come again in another order.
+
+  Args:
+    trajectories: the episodes, with ids of tasks.
+    parts: whose training tasks they belong to.
+    first: number of the first step.
+
+  Raises:
+    ConfigError: too few of the tasks have episodes.
+  """
+
+  dropped = 0
+
+  def __init__(self, trajectories: Sequence[Trajectory], parts: Parts, first: int):
+    self._groups: dict[tuple[str, int], list[Trajectory]] = collections.defaultdict(list)
+    for trajectory in trajectories:
+      self._groups[trajectory.source, trajectory.task_id].append(trajectory)
+    stage: RLStage = parts.experiment.rl
+    tasks = [task for task in parts.tasks.train if (task.source, task.id) in self._groups]
+    if len(tasks) < stage.tasks_per_step:
+      raise ConfigError(
+        f"config.rl.rollouts={stage.rollouts!r} has episodes of {len(tasks)} training tasks; "
+        f"allowed: at least config.rl.tasks_per_step={stage.tasks_per_step}. Lower that, or store "
+        "more."
+      )
+    self._tasks = TaskIterator(tasks, batch_size=stage.tasks_per_step, seed=parts.experiment.seed)
+    self._next = first
+
+  @property
+  def oldest_round(self) -> int:
+    """The next step's number."""
+    return self._next
+
+  def awaits(self, address: Address) -> bool:
+    """Whether an episode of the journal is still to be trained on: none is, as all are stored."""
+    return False
+
+  def get_state(self) -> dict[str, Any]:
+    """Plain JSON: the place in the order of tasks."""
+    return {"round": self._next, "tasks": self._tasks.get_state()}
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on where ``get_state`` was taken."""
+    self._tasks.set_state(state["tasks"])
+    self._next = state["round"]
+
+  def consume(self, groups: Iterable[tuple[int, int]]) -> None:
+    """Nothing: ``take`` moves on."""
+
+  async def fill(self, version: int, count: int) -> None:
+    """Nothing: all episodes have ended."""
+
+  async def take(self, step: int, size: int) -> list[Trajectory]:
+    """The groups of the next tasks, as episodes of ``step``, by address."""
+    taken = [
+      dataclasses.replace(trajectory, step=step, sample=sample)
+      for task in processes.share(next(self._tasks))
+      for sample, trajectory in enumerate(self._groups[task.source, task.id])
+    ]
+    self._next = step + 1
+    return sorted(taken, key=lambda t: t.address)
+
+  async def settle(self) -> None:
+    """Nothing is under way."""
+
+  async def close(self) -> None:
+    """Nothing is under way."""

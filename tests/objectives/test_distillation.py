@@ -1,0 +1,222 @@
+"""On-policy distillation: formulas against numbers, and what separates it from rewards."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.objectives.distillation import (
+  DistillationConfig,
+  candidate_divergence,
+  compare,
+  divergence,
+  entropy,
+  keep_best,
+  select_tokens,
+  soft_or,
+  teacher_advantages,
+)
+from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.presets import preset
+
+STUDENT = jax.nn.log_softmax(jnp.array([2.0, 1.0, 0.0, -1.0]))
+TEACHER = jax.nn.log_softmax(jnp.array([0.5, 2.0, 0.0, -3.0]))
+KINDS = ("reverse_kl", "forward_kl", "jsd")
+
+
+def _random_logits(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def test_one_position_by_hand():
+  top = jnp.array([0, 1])
+  both = STUDENT[top], TEACHER[top]
+  assert divergence(STUDENT, TEACHER, "reverse_kl") == pytest.approx(0.66422, abs=1e-6)
+  renormalised = candidate_divergence(*both, "reverse_kl", "renormalise")
+  assert renormalised == pytest.approx(0.715798, abs=1e-6)
+  # The released rewards are renormalised weights on log-ratios that are not.
+  released = jax.nn.softmax(both[0]) * (both[1] - both[0])
+  np.testing.assert_allclose(released, [-1.002364, 0.303604], atol=1e-6)
+  assert -jnp.sum(released) != pytest.approx(float(renormalised), abs=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_divergence_is_zero_at_the_teacher_and_positive_elsewhere(kind, x64):
+  p, q = (jax.nn.log_softmax(_random_logits(40, 7, seed=s)) for s in (0, 1))
+  assert (divergence(p, q, kind, 0.3) > 0).all()
+  np.testing.assert_allclose(divergence(q, q, kind, 0.3), 0, atol=1e-12)
+  assert (divergence(p, q, "jsd") <= np.log(2)).all()
+  np.testing.assert_allclose(divergence(p, q, "jsd"), divergence(q, p, "jsd"), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rest", ["renormalise", "bucket", "drop"])
+def test_gradients_are_the_finite_differences(kind, rest, x64):
+  logits, q = _random_logits(6), jax.nn.log_softmax(_random_logits(6, seed=1))
+  top = jnp.array([0, 3, 4])
+
+  def loss(z):
+    p = jax.nn.log_softmax(z)
+    return divergence(p, q, kind, 0.3) + candidate_divergence(p[top], q[top], kind, rest, 0.3)
+
+  step = 1e-6
+  numeric = [(loss(logits + step * e) - loss(logits - step * e)) / (2 * step) for e in jnp.eye(6)]
+  np.testing.assert_allclose(jax.grad(loss)(logits), numeric, atol=1e-8)
+
+
+def test_the_sampled_advantage_is_an_unbiased_estimate_of_the_exact_gradient(x64):
+  """Expectation over the token, exactly: sum_v p_v A_v grad log p_v = -grad KL(p || q)."""
+  logits, q = _random_logits(6), jax.nn.log_softmax(_random_logits(6, seed=1))
+
+  def surrogate(z):
+    p = jax.nn.log_softmax(z)
+    return -jnp.sum(jax.lax.stop_gradient(jnp.exp(p)) * teacher_advantages(q, p) * p)
+
+  exact = jax.grad(lambda z: divergence(jax.nn.log_softmax(z), q, "reverse_kl"))(logits)
+  np.testing.assert_allclose(jax.grad(surrogate)(logits), exact, atol=1e-12)
+
+
+def test_candidates_bound_the_divergence_from_below_and_reach_it(x64):
+  p, q = (jax.nn.log_softmax(_random_logits(50, 8, seed=s)) for s in (2, 3))
+  bound = candidate_divergence(p[:, :4], q[:, :4], "reverse_kl", "bucket")
+  whole = divergence(p, q, "reverse_kl")
+  assert (bound <= whole + 1e-12).all() and (bound > 0).all()
+  for rest in ("renormalise", "drop"):
+    np.testing.assert_allclose(candidate_divergence(p, q, "reverse_kl", rest), whole, atol=1e-9)
+  assert candidate_divergence(p[:, :4], q[:, :4], "reverse_kl", "drop").min() < 0
+
+
+def test_soft_or_by_hand():
+  h, d = jnp.array([0.1, 0.5, 2.0, 4.0]), jnp.array([3.0, 0.1, 0.2, 1.0])
+  inside = jnp.ones(4, bool)
+  wanted = [1, 0.102564, 0.504863, 1]
+  np.testing.assert_allclose(soft_or(h, d, inside, 1.0), wanted, atol=1e-6)
+  # What is outside takes part in no scale.
+  wide = [jnp.append(v, jnp.array([99.0, -7.0])) for v in (h, d)]
+  mask = jnp.append(inside, jnp.zeros(2, bool))
+  np.testing.assert_allclose(soft_or(*wide, mask, 1.0), [*wanted, 0, 0], atol=1e-6)
+
+
+def test_soft_or_keeps_the_confidently_wrong_token_that_entropy_drops():
+  h = jnp.array([[0.01, 2.0, 1.8, 0.02], [0.03, 0.05, 1.5, 0.04]])
+  d = jnp.array([[4.0, 0.5, 0.4, 0.01], [0.02, 0.01, 0.3, 0.03]])
+  inside = jnp.ones(h.shape, bool)
+  config = DistillationConfig(form="full", keep=0.25)
+  by_both = select_tokens(h, d, inside, config)
+  by_entropy = select_tokens(h, d, inside, dataclasses.replace(config, select_by="entropy"))
+  assert by_both[0, 0] and not by_entropy[0, 0]
+  assert by_both.sum() == by_entropy.sum() == 2
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 7), (0.5, 4), (0.2, 2), (1e-3, 1)])
+def test_the_best_share_is_kept_among_those_inside(share, count):
+  scores = jnp.array([5.0, 1, 1, 1, 1, 1, 2, 9])
+  inside = jnp.array([1, 1, 1, 1, 1, 1, 1, 0], bool)
+  kept = keep_best(scores, inside, share)
+  assert kept.sum() == count and kept[0] and not kept[7]
+  assert bool(kept[6]) == (count > 1)
+
+
+def test_overlap_of_equal_and_of_disjoint_tops():
+  same = compare(STUDENT[None], STUDENT[None], 2)
+  assert same["overlap"][0] == 1 and same["overlap_advantage"][0] == pytest.approx(0, abs=1e-6)
+  assert same["entropy_gap"][0] == 0
+  assert same["overlap_mass"][0] == pytest.approx(float(jnp.exp(STUDENT[:2]).sum()), abs=1e-6)
+  half = compare(STUDENT[None], TEACHER[None][:, jnp.array([1, 3, 2, 0])], 2)
+  assert half["overlap"][0] == 0.5 and half["overlap_advantage"][0] != 0
+  apart = compare(STUDENT[None], STUDENT[None, ::-1], 2)
+  assert apart["overlap"][0] == apart["overlap_mass"][0] == apart["overlap_advantage"][0] == 0
+  gap = abs(float(entropy(STUDENT) - entropy(TEACHER)))
+  assert compare(STUDENT[None], TEACHER[None], 2)["entropy_gap"][0] == pytest.approx(gap, abs=1e-6)
+
+
+def _batch(packer, rewards=(1.0, 0.0)):
+  weights = np.array([[0.0, 1, 1], [0, 1, 1]])
+  behaviour = np.array([[0, -0.5, -1.0], [0, -2.0, -0.1]])
+  teacher = packer(2, 3).pack([[0, -0.1, -3.0], [0, -2.5, -0.1]])
+  return packer(2, 3).batch(weights, behaviour, rewards), teacher
+
+
+def test_a_teacher_gives_every_token_its_own_credit_and_rewards_none(packer):
+  batch, teacher = _batch(packer)
+  prepared, metrics = prepare(batch, preset("opd"), teacher_log_probs=teacher)
+  wanted = [[0, 0.4, -2.0], [0, -0.5, 0]]
+  np.testing.assert_allclose(packer(2, 3).unpack(prepared.advantages), wanted, atol=1e-6)
+  assert metrics["distillation/advantage"] == pytest.approx(np.mean([0.4, -2.0, -0.5, 0]))
+  other, _ = prepare(_batch(packer, (0.3, 0.7))[0], preset("opd"), teacher_log_probs=teacher)
+  np.testing.assert_array_equal(prepared.advantages, other.advantages)
+  # GRPO has one number a sequence.
+  plain, _ = prepare(batch, preset("grpo"))
+  assert len(set(packer(2, 3).unpack(plain.advantages)[0, 1:].tolist())) == 1
+
+
+def test_rewards_join_with_their_weight_and_the_clip_is_the_teachers(packer):
+  batch, teacher = _batch(packer)
+  config = preset("grpo")
+  config.distillation = DistillationConfig(clip=1.0, coefficient=2.0, outcome_weight=0.5)
+  both = packer(2, 3).unpack(prepare(batch, config, teacher_log_probs=teacher)[0].advantages)
+  outcome = packer(2, 3).unpack(prepare(batch, preset("grpo"))[0].advantages)
+  wanted = 0.5 * outcome + 2 * np.array([[0, 0.4, -1.0], [0, -0.5, 0]])
+  np.testing.assert_allclose(both, wanted, atol=1e-6)
+
+
+def test_without_a_teacher_the_objective_says_what_is_missing(packer):
+  with pytest.raises(ValueError, match="needs teacher_log_probs"):
+    prepare(_batch(packer)[0], preset("opd"))
+  prepared, _ = prepare(_batch(packer)[0], preset("opd_full"))
+  with pytest.raises(ValueError, match="needs divergences"):
+    policy_objective(preset("opd_full"))(prepared.with_scores(*[prepared.weights] * 2))
+
+
+def test_dropped_tokens_are_out_of_the_mean(packer):
+  """The loss is a mean over the kept tokens: dropping half is no smaller learning rate."""
+  batch, _ = _batch(packer)
+  layout = packer(2, 3)
+  divergences = layout.pack([[7, 2.0, 4.0], [7, 6.0, 8.0]])
+  selected = layout.pack([[False, True, False], [False, False, True]])
+  config = preset("tip")
+  prepared, _ = prepare(batch, config, selected=selected)
+
+  def loss(divergences, log_probs):
+    inputs = prepared.with_scores(log_probs, log_probs, divergences=divergences)
+    return policy_objective(config)(inputs)[0]
+
+  value, (to_divergence, to_log_prob) = jax.value_and_grad(loss, (0, 1))(
+    divergences, batch.log_probs
+  )
+  assert value == pytest.approx((2 + 8) / 2)
+  wanted = [[0, 0.5, 0], [0, 0, 0.5]]
+  np.testing.assert_allclose(layout.unpack(to_divergence), wanted, atol=1e-7)
+  assert not to_log_prob.any()
+
+
+def test_only_wrong_answers_are_pushed_away_in_the_first_phase_of_dsrl(packer):
+  batch, _ = _batch(packer)
+  layout = packer(2, 3)
+  prepared, _ = prepare(batch, preset("nsr_prerl"))
+  advantages = layout.unpack(prepared.advantages)
+  assert not advantages[0].any() and (advantages[1, 1:] < 0).all()
+  np.testing.assert_allclose(advantages[1, 1:], -0.5 * 0.01)  # centred, not scaled
+  np.testing.assert_allclose(layout.unpack(prepared.coefficients), [[0, 0, 0], [0, 0.5, 0.5]])
+  config = preset("nsr_prerl")
+  config.advantage.learn_from = "positive"
+  prepared, _ = prepare(batch, config)
+  assert (layout.unpack(prepared.advantages) > 0).sum() == 2
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"keep": 0.0}, "keep=0.0; allowed: a share"),
+    ({"clip": 1.0, "form": "full"}, "clip=1.0; allowed: none"),
+    ({"jsd_beta": 1.0}, "jsd_beta=1.0"),
+    ({"top_k": 0}, "top_k=0"),
+    ({"outcome_weight": -1.0}, "outcome_weight=-1.0"),
+  ],
+)
+def test_impossible_settings_are_named(changes, message):
+  with pytest.raises(ConfigError, match=message):
+    DistillationConfig(**changes).validate()

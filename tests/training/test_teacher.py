@@ -1,0 +1,283 @@
+"""Learning from teachers: who is asked about what, and what the update makes of the answers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agentjax import models
+from agentjax.config import ConfigError
+from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.presets import preset
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.training import OptimizerConfig
+from agentjax.training.experiment import PhaseConfig, resolve
+from agentjax.training.learner import Learner
+from agentjax.training.parts import build_parts
+from agentjax.training.teacher import (
+  TeacherConfig,
+  TeacherHead,
+  TeacherTargets,
+  kept_places,
+  route,
+  teacher_divergences,
+)
+from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.packing import to_sequences, without_prompt
+from tests.training.stages import extensions, staged_experiment
+from tests.training.teachers import MODEL, WIDER, episodes, save_policy
+
+
+def build(directory, teachers=(), distillation=None, model=MODEL, **stage):
+  """A learner with its first state."""
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.model = dataclasses.replace(model)
+  experiment.rollout.group_size = 2
+  experiment.rl = dataclasses.replace(
+    experiment.rl,
+    teachers=tuple(teachers),
+    microbatch_rows=2,
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    **stage,
+  )
+  if distillation is not None:
+    experiment.rl.objective = preset("opd")
+    experiment.rl.objective.distillation = distillation
+  learner = Learner(
+    build_parts(resolve(experiment), directory, extensions()),
+    policy_objective(experiment.rl.objective),
+  )
+  return learner, learner.begin_rl(learner.initial_state("rl"))
+
+
+def prefixes_and_responses(trajectories):
+  ids = [token_paths(t)[0].token_ids for t in trajectories]
+  return [x[:1] for x in ids], [x[1:] for x in ids]
+
+
+def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
+  """One of another width; the episodes' order in the batch is not that of their teachers."""
+  wide = save_policy(tmp_path / "wide", WIDER, seed=1)
+  plain = save_policy(tmp_path / "plain", MODEL, seed=2)
+  learner, _ = build(
+    tmp_path,
+    [TeacherConfig(str(tmp_path / "wide"), ("sums",)), TeacherConfig(str(tmp_path / "plain"))],
+    DistillationConfig(),
+  )
+  trajectories = episodes(sources=("digits", "sums"))
+  found = learner.score_by_teachers(trajectories)
+  pairs = prefixes_and_responses(trajectories)
+  by_wide = models.score_responses(wide, WIDER, *pairs, row_length=128)
+  by_plain = models.score_responses(plain, MODEL, *pairs, row_length=128)
+  for trajectory, ours, first, second in zip(trajectories, found, by_wide, by_plain, strict=True):
+    theirs = first if trajectory.source == "sums" else second
+    np.testing.assert_allclose(ours[1:], theirs.log_probs, atol=2e-5)
+  assert len({learner.teachers[i].identity for i in range(2)}) == 2
+
+
+def test_a_source_without_a_teacher_is_named():
+  named = [TeacherConfig("a", ("x", "y")), TeacherConfig("b", ("z",))]
+  assert route([*named, TeacherConfig("c")], ["z", "other", "x"]) == [1, 2, 0]
+  with pytest.raises(ConfigError, match="no teacher takes episodes of 'other'.*x, y, z"):
+    route(named, ["x", "other"])
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"teachers": ()}, "rl.teachers=.*at least one"),
+    ({"teachers": (TeacherConfig("a"), TeacherConfig("b"))}, "sources=.*empty for one teacher"),
+    (
+      {"teachers": (TeacherConfig("a", ("x",)), TeacherConfig("b", ("x",)))},
+      "without x, taken above",
+    ),
+    ({"teachers": (TeacherConfig(""),)}, r"teachers\[0\].path=''"),
+    ({"rollouts": "stored"}, "old_log_probs='behaviour'; allowed: 'recomputed'"),
+    (
+      {"teachers": (TeacherConfig("a", ("x",)), TeacherConfig("b")), "form": "full"},
+      "form='full'; allowed: 'sampled' or 'top_k' with several",
+    ),
+    ({"objective": preset("grpo"), "teachers": (TeacherConfig("a"),)}, "presets have them"),
+    ({"phases": (PhaseConfig(steps=9),)}, "rl.steps=6; allowed: above 9"),
+    (
+      {"phases": (PhaseConfig(objective=preset("opd"), context="response"),)},
+      r"phases\[0\].objective.distillation=.*whole episodes",
+    ),
+  ],
+)
+def test_settings_that_cannot_be_are_named(changes, message):
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.rl.objective = preset("opd")
+  experiment.rl.teachers = (TeacherConfig("a"),)
+  if "form" in changes:
+    experiment.rl.objective.distillation.form = changes.pop("form")
+  for name, value in changes.items():
+    setattr(experiment.rl, name, value)
+  with pytest.raises(ConfigError, match=message):
+    experiment.validate()
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path):
+  save_policy(tmp_path / "teacher", MODEL, seed=1, tokenizer="f" * 64)
+  learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
+  with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
+    learner.score_by_teachers(episodes())
+
+
+def test_places_of_the_kept_tokens_come_in_few_shapes():
+  weights = np.zeros((3, 32), np.float32)
+  weights[0, [4, 9]] = weights[1, 31] = 1
+  places = kept_places(weights, 1)
+  np.testing.assert_array_equal(places, [[4, 9, 0, 0], [31, 0, 0, 0], [0, 0, 0, 0]])
+  weights[2, 1:6] = 1
+  assert kept_places(weights, 1).shape == (3, 8)
+  assert kept_places(np.ones((2, 30), np.float32), 1).shape == (2, 30)
+
+
+@pytest.mark.parametrize("form", ["full", "top_k"])
+def test_divergences_of_kept_tokens_are_those_of_whole_logits(form):
+  """Value and gradient, through the gather and in chunks of the tokens."""
+  student = models.init(MODEL, jax.random.key(0))
+  teacher = models.init(WIDER, jax.random.key(1))
+  random = np.random.default_rng(0)
+  hidden = jnp.asarray(random.normal(size=(2, 40, 16)), jnp.float32)
+  theirs = jnp.asarray(random.normal(size=(2, 40, 24)), jnp.float32)
+  ids = jnp.asarray(random.integers(0, 264, (2, 40, 3)))
+  mask = random.uniform(size=(2, 40)) < 0.7
+  mask[:, 0] = False
+  kept = kept_places(mask.astype(np.float32), 1)
+  settings = DistillationConfig(form=form, divergence="jsd", rest="bucket")
+  log_q = jax.nn.log_softmax(models.compute_logits(teacher, WIDER, theirs) / 0.7)
+  at_ids = jnp.take_along_axis(log_q, ids, -1)
+  mix = jnp.asarray(random.normal(size=(2, 40)))
+
+  def plain(student, hidden):
+    log_p = jax.nn.log_softmax(models.compute_logits(student, MODEL, hidden) / 0.7)
+    if form == "full":
+      values = divergence(log_p, log_q, "jsd")
+    else:
+      values = candidate_divergence(jnp.take_along_axis(log_p, ids, -1), at_ids, "jsd", "bucket")
+    # A state tells of the token after it.
+    values = jnp.where(mask, jnp.roll(values, 1, axis=1), 0)
+    return jnp.sum(mix * values), values
+
+  def ours(student, hidden):
+    index = np.maximum(kept - 1, 0)[:, :, None]
+    if form == "full":
+      targets = TeacherTargets(hidden=jnp.take_along_axis(theirs, index, 1))
+    else:
+      targets = TeacherTargets(
+        ids=jnp.take_along_axis(ids, index, 1), log_probs=jnp.take_along_axis(at_ids, index, 1)
+      )
+    values = teacher_divergences(
+      student,
+      MODEL,
+      hidden,
+      kept,
+      targets,
+      TeacherHead(teacher.lm_head, None),
+      settings,
+      0.7,
+    )
+    return jnp.sum(mix * values), values
+
+  def run(function):
+    return jax.jit(jax.value_and_grad(function, (0, 1), has_aux=True))(student, hidden)
+
+  (_, values), grads = run(ours)
+  (_, wanted), wanted_grads = run(plain)
+  np.testing.assert_allclose(values, wanted, atol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, wanted_grads)
+
+
+@pytest.mark.parametrize(
+  "distillation",
+  [
+    DistillationConfig(form="full", keep=0.5, overlap_top_k=4),
+    pytest.param(DistillationConfig(form="top_k", top_k=8), marks=pytest.mark.slow),
+    pytest.param(DistillationConfig(form="full"), marks=pytest.mark.slow),
+  ],
+)
+def test_updates_bring_the_student_nearer_to_its_teacher(tmp_path, distillation):
+  teacher = save_policy(tmp_path / "teacher", WIDER, seed=1)
+  learner, state = build(
+    tmp_path,
+    [TeacherConfig(str(tmp_path / "teacher"))],
+    distillation,
+    old_log_probs="recomputed",
+  )
+  pairs = prefixes_and_responses(episodes())
+  masks = [token_paths(t)[0].sampled for t in episodes()]
+
+  def distance(policy):
+    """Mean KL(student || teacher) of the sampled tokens, nats."""
+    both = [
+      models.score_responses(p, m, *pairs, full=True, row_length=128)
+      for p, m in ((policy, MODEL), (teacher, WIDER))
+    ]
+    each = [
+      np.mean(divergence(a.distributions, b.distributions, "reverse_kl")[sampled[1:]])
+      for a, b, sampled in zip(*both, masks, strict=True)
+    ]
+    return float(np.mean(each))
+
+  before = distance(learner.policy(state))
+  seen = []
+  for step in range(1, 7):
+    state, metrics = learner.rl_step(state, episodes(step), step)
+    seen.append(metrics)
+  assert distance(learner.policy(state)) < before - 0.05
+  assert seen[-1]["policy/divergence"] < seen[0]["policy/divergence"]
+  if distillation.keep < 1:
+    assert seen[0]["distillation/kept"] == pytest.approx(0.5, abs=0.01)
+    assert seen[0]["tokens/weighted"] == 40  # of 8 episodes with 10 sampled tokens
+  if distillation.overlap_top_k:
+    assert 0 <= seen[0]["distillation/overlap"] <= 1
+    assert seen[0]["distillation/entropy_gap"] > 0
+
+
+def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay():
+  sequence = to_sequences(episodes())[3]  # a prompt of 5 tokens
+  cut = without_prompt(sequence)
+  np.testing.assert_array_equal(cut.token_ids, np.r_[1, sequence.token_ids[5:]])
+  np.testing.assert_array_equal(cut.weights, np.r_[0, sequence.weights[5:]])
+  assert not cut.log_probs.any() and cut.reward == sequence.reward
+  assert without_prompt(dataclasses.replace(sequence, weights=sequence.weights * 0)) is None
+
+
+def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tmp_path):
+  """The first phase is blind to prompts and to right answers; the reference follows its end."""
+  phase = PhaseConfig(steps=1, objective=preset("nsr_prerl"), context="response")
+  learner, state = build(
+    tmp_path, objective=preset("grpo"), phases=(phase,), old_log_probs="recomputed"
+  )
+  states, every = [], []
+  for trajectories in (episodes(), episodes(prompt_seed=5)):
+    fresh = learner.begin_rl(learner.initial_state("rl"))
+    after, metrics = learner.rl_step(fresh, trajectories, 1)
+    states.append(jax.device_get(after.networks.policy))
+    every.append(metrics)
+  jax.tree.map(np.testing.assert_array_equal, *states)
+  assert every[0]["tokens/weighted"] == 40 and not any("mismatch" in k for k in every[0])
+
+  wrong = [t for t in episodes() if t.reward.value == 0]
+  ids = [s.token_ids for s in map(without_prompt, to_sequences(wrong))]
+
+  def marginal(policy):
+    """log P(y), nats a token."""
+    scores = models.score_responses(policy, MODEL, [x[:1] for x in ids], [x[1:] for x in ids])
+    return np.mean(np.concatenate([s.log_probs for s in scores]))
+
+  assert marginal(states[0]) < marginal(learner.policy(state)) - 0.01
+  # The second phase: other prompts matter, and the reference is what the first phase left.
+  before = jax.device_get(after.networks.policy)
+  started = jax.device_get(after.reference)
+  last, metrics = learner.rl_step(after, episodes(2), 2)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(last.reference), before)
+  assert any(
+    not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (started, before)), strict=True)
+  )
+  assert metrics["tokens/weighted"] == 80 and "mismatch/max" in metrics
