@@ -325,15 +325,14 @@ def verifier_tasks(
   syntheses: Sequence[Synthesis], *, seed: int = 0, source: str = "c2"
 ) -> list[Task]:
   """Step 3: three tasks a pair that was kept; ``task.answer`` is "A", "B helpful" and the like."""
-  tasks = []
+  tasks: list[Task] = []
   for s in syntheses:
     if s.selection is None:
       continue
     key = question_key(seed, s.pair.id)
-    for rubric, label in ((None, None), (s.chosen, "helpful"), (s.rejected, "misleading")):
-      answer = s.pair.label if label is None else f"{s.pair.label} {label}"
+    for rubric, label in ((None, ""), (s.chosen, " helpful"), (s.rejected, " misleading")):
       messages = verdict_messages(s.pair, rubric, key=key)
-      tasks.append(Task(len(tasks), messages, answer, source))
+      tasks.append(Task(len(tasks), messages, s.pair.label + label, source))
   return tasks
 
 

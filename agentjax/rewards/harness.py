@@ -255,13 +255,13 @@ def read_sub_agent(reply: str) -> SubAgentVerdict:
   """Reads the JSON within ``<answer>``; what can't be read is a tie with all grades 2."""
   body = reply.rpartition("<answer>")[2].partition("</answer>")[0]
   found = last_json_object(body) or {}
-  choice = found.get("preference")
+  choice: Any = found.get("preference")
   grades = [
     number_in(found.get(f"score_{letter}_{what}"), 1, 4)
     for what in ("instruction", "quality")
     for letter in "AB"
   ]
-  if choice not in _OTHER or any(g is None for g in grades):
+  if choice not in ("A", "B", "tie") or any(g is None for g in grades):
     return SubAgentVerdict()
   a, b, c, d = (float(g) for g in grades if g is not None)
   return SubAgentVerdict(choice, (a, b), (c, d))
@@ -375,7 +375,7 @@ class Harness:
     return passed, refused
 
   async def _mended(self, tool: Entry, key: int) -> Entry | None:
-    """The tool, repaired where it must be; None where too few of its answers are JSON to the end."""
+    """The tool, repaired where needed; None where it does not come to answer in JSON."""
     order = sorted(self._train, key=lambda d: question_key(key, tool.name, d.id, d.first))
     samples = order[: self._config.probes]
     for attempt in itertools.count():

@@ -174,8 +174,9 @@ def combine_verdicts(verdicts: Sequence[Reward], how: Combine) -> Reward:
   if 2 * len(valid) <= len(verdicts):
     reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason}))
     return Reward.invalid(f"{len(valid)} of {len(verdicts)} judges gave a verdict: {reasons}")
-  chosen = {"median": statistics.median, "min": min, "mean": statistics.fmean}[how]
-  return Reward(float(chosen(valid)))
+  if how == "min":
+    return Reward(min(valid))
+  return Reward(statistics.median(valid) if how == "median" else statistics.fmean(valid))
 
 
 async def panel(

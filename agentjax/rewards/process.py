@@ -84,7 +84,9 @@ def solution_score(
     raise ValueError("a solution needs at least one step.")
   if how == "last":
     return float(values[-1])
-  return float({"min": np.min, "product": np.prod, "mean": np.mean}[how](values))
+  if how == "mean":
+    return float(values.mean())
+  return float(values.min() if how == "min" else values.prod())
 
 
 def log_ratio_rewards(

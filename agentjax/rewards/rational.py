@@ -62,7 +62,7 @@ def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
   ends = [mark.start() for mark in marks[1:]] + [len(text)]
   sections = {
     mark[1].lower().replace("judgment", "judgement"): text[mark.end() : end].strip()
-    for mark, end in zip(marks, ends, strict=True)
+    for mark, end in zip(marks, ends, strict=False)  # without a mark there is an end too many
   }
   body = sections.get("detailed judgement", text)
   grades: dict[str, float | None] = {}

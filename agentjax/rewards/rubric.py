@@ -292,17 +292,14 @@ class RubricScorer:
   ) -> Reward:
     """c of one item: 1 is good, also of a pitfall."""
     if item.verify == "judge":
-      held = await self._panel(
-        lambda judge: holds(judge, item, question, answer, key=question_key(key, place))
+      return await self._panel(
+        lambda judge: meets(judge, item, question, answer, key=question_key(key, place))
       )
-    elif item.verify in self._rules:
-      held = Reward(float(self._rules[item.verify](answer, item.argument)))
-    else:
+    if item.verify not in self._rules:
       allowed = ", ".join(["judge", *self._rules])
       raise ConfigError(f"verify={item.verify!r} of {item.text!r}; allowed: {allowed}.")
-    if held.value is None or item.kind != "pitfall":
-      return held
-    return Reward(1.0 - held.value)
+    held = self._rules[item.verify](answer, item.argument)
+    return Reward(float(held != (item.kind == "pitfall")))
 
   async def _panel(self, question: Callable[[Judge], Any]) -> Reward:
     if not self._judges:
@@ -312,9 +309,12 @@ class RubricScorer:
     return await panel(self._judges, question, self._config.combine)
 
 
-async def holds(judge: Judge, item: RubricItem, question: str, answer: str, *, key: int) -> Reward:
-  """1 where the judge says that the criterion holds of the answer (of a pitfall: that the fault is
-  there), 0 where it does not, invalid where its reply cannot be read."""
+async def meets(judge: Judge, item: RubricItem, question: str, answer: str, *, key: int) -> Reward:
+  """c by one judge: 1 where the criterion holds of the answer (of a pitfall: where the fault is not
+  there), else 0; invalid where the reply cannot be read.
+
+  A pitfall is turned round here and not behind the panel, whose minimum is then pessimistic of all.
+  """
   what = "fault" if item.kind == "pitfall" else "criterion"
   asked = (
     f"Is the following {what} present in the answer? Judge this one point only, by what the answer "
@@ -325,7 +325,7 @@ async def holds(judge: Judge, item: RubricItem, question: str, answer: str, *, k
   present = (last_json_object(reply) or {}).get("present")
   if not isinstance(present, bool):
     return Reward.invalid("the judge's verdict on a criterion cannot be read")
-  return Reward(float(present))
+  return Reward(float(present != (item.kind == "pitfall")))
 
 
 async def grade(
