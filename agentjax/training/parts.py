@@ -20,6 +20,7 @@ from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
+from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
 from agentjax.text.tokenizer import Tokenizer
@@ -133,7 +134,12 @@ def build_parts(
 
   def question(task: Task) -> Environment:
     del task
-    return QuestionEnvironment(registry, max_turns=rollout.max_turns, tool_timeout=timeout)
+    return QuestionEnvironment(
+      registry,
+      max_turns=rollout.max_turns,
+      tool_timeout=timeout,
+      read_answer=read_marked_answer if rollout.answer == "marked" else str,
+    )
 
   if extensions.make_environment is None:
     _check_prompts(experiment, chat, registry.tools, tasks)

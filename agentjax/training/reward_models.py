@@ -3,7 +3,7 @@
 Nothing here is a loop: a run of ``agentjax.training.run.Run`` trains what these functions set up.
 
   rows = c2.generator_rows(syntheses)
-  extensions = replies(preference_tasks(rows))
+  extensions = Extensions(tasks=TaskSplits(preference_tasks(rows), ()))
   write_preferences("stored/rubrics", rows, build_parts(experiment, None, extensions))
   Run(c2_generator(experiment, "stored/rubrics"), workdir, extensions=extensions).run()
 """
@@ -14,15 +14,11 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from agentjax.data import TaskSplits
-from agentjax.envs.environment import Environment
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.c2 import REWARD_PARTS, REWARD_WEIGHTS, PreferenceRow
-from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
-from agentjax.training.parts import Extensions, Parts
+from agentjax.training.parts import Parts
 from agentjax.training.stored import Manifest, write_episodes
 from agentjax.training.teacher import template_fingerprint
 from agentjax.trajectory.builder import TrajectoryBuilder
@@ -100,17 +96,6 @@ def write_preferences(
   return manifest
 
 
-def replies(tasks: Sequence[Task], held_out: Sequence[Task] = ()) -> Extensions:
-  """Tasks whose answer is the policy's whole reply, without tools: what judges are asked."""
-  registry = ToolRegistry(())
-
-  def make(task: Task) -> Environment:
-    del task
-    return QuestionEnvironment(registry, max_turns=1, read_answer=lambda text: text)
-
-  return Extensions(tasks=TaskSplits(tuple(tasks), tuple(held_out)), make_environment=make)
-
-
 def c2_generator(base: Experiment, rollouts: str) -> Experiment:
   """C2's rubric generator (2604.13618): DPO at beta .1 on stored pairs, lr 5e-7, warm-up .1.
 
@@ -132,19 +117,25 @@ def c2_generator(base: Experiment, rollouts: str) -> Experiment:
 
 
 def c2_verifier(base: Experiment) -> Experiment:
-  """C2's verifier (2604.13618): GRPO with groups of 8 and KL .01 on ``c2.verifier_tasks``.
+  """C2's verifier (2604.13618): GRPO with groups of 8 and KL .01, lr 5e-7, linear, one pass.
 
   The reward is ``.6 preference + .3 rubric label + .1 format``, each +1 or -1.
+
+  Args:
+    base: model, vocabulary, sizes and steps; run it on the tasks of ``c2.verifier_tasks``. The
+      source's prompts have up to 8192 tokens and its replies 2048.
   """
   objective = preset("grpo")
   objective.policy_loss.kl_coefficient = 0.01
   return dataclasses.replace(
     base,
     reward=RewardConfig(parts=REWARD_PARTS, weights=REWARD_WEIGHTS),
-    rollout=dataclasses.replace(base.rollout, group_size=8),
+    tools=dataclasses.replace(base.tools, names=()),
+    rollout=dataclasses.replace(base.rollout, group_size=8, max_turns=1, answer="text"),
+    evaluation=dataclasses.replace(base.evaluation, success_part=REWARD_PARTS[0]),
     rl=dataclasses.replace(
       base.rl,
       objective=objective,
-      optimizer=dataclasses.replace(base.rl.optimizer, learning_rate=5e-7),
+      optimizer=dataclasses.replace(base.rl.optimizer, learning_rate=5e-7, schedule="linear"),
     ),
   )

@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentjax.config import ConfigError
+from agentjax.rewards import RewardConfig, build_rewards
+from agentjax.rewards.genrm import GenRMConfig
 from agentjax.rewards.http_judge import (
   HttpJudge,
   HttpJudgeConfig,
   JudgeRefusedError,
   bounded_log_probs,
 )
+from agentjax.rewards.judged import JudgedConfig
 from agentjax.rewards.judges import (
   JudgeUnavailableError,
   LengthAlarm,
@@ -26,8 +30,9 @@ from agentjax.rewards.judges import (
   panel,
   question_key,
 )
+from agentjax.rewards.rubric import RubricConfig
 from agentjax.trajectory.record import Message, Reward
-from tests.rewards.judging import Scripted, run
+from tests.rewards.judging import Scripted, episode, run, task
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.text(), max_size=4))
@@ -233,6 +238,39 @@ def test_faults_of_an_endpoint_are_told_from_refusals(status, error):
       await HttpJudge(HttpJudgeConfig(url, "tiny")).reply((Message("user", "?"),), key=0)
 
   run(_with_server(lambda body, headers: ({"error": "no"}, status), use))
+
+
+def test_judged_parts_come_from_settings():
+  """A rubric by a panel of two endpoints, and a cohort by a third, over one HTTP server."""
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+
+  def handle(body, headers):
+    said = {
+      "kind": '{"present": true}',
+      "strict": '{"present": false}',
+      "genrm": '{"score_1": 5, "score_2": 1, "ranking": 1}',
+    }
+    return {"choices": [{"message": {"content": said[body["model"]]}}]}, 200
+
+  async def use(url):
+    judged = JudgedConfig(
+      judges=(HttpJudgeConfig(url, "kind"), HttpJudgeConfig(url, "strict")),
+      comparer=HttpJudgeConfig(url, "genrm"),
+      rubric=RubricConfig(combine="mean"),
+      genrm=GenRMConfig(pairing="all", answer_length=1.0),
+    )
+    config = RewardConfig(parts=("rubric", "genrm"), weights=(1.0, 0.1), judged=judged)
+    graph = build_rewards(RewardConfig.from_dict(config.to_dict()))
+    members = [episode("short"), episode("rather long", 1)]
+    await graph.score_group(members, task(rubric=[{"text": "is right"}]))
+    return [t.reward.value for t in members]
+
+  values = run(_with_server(handle, use))
+  assert values == pytest.approx([0.5 + 0.1 * 5.5, 0.5 + 0.1 * 0.5])
+  with pytest.raises(ConfigError, match="comparer"):
+    RewardConfig(parts=("genrm",)).validate()
+  with pytest.raises(ConfigError, match=r"judges\[0\].model"):
+    JudgedConfig(judges=(HttpJudgeConfig("http://x/v1"),)).validate()
 
 
 def test_nobody_there_is_unavailable():

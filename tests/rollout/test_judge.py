@@ -49,18 +49,21 @@ def judge_over(engine, loop=None, temperature=1.0):
 def test_log_probs_of_letters_are_those_of_whole_distributions(engine, params):
   judge = judge_over(engine)
   assert isinstance(judge, LetterJudge)
-  choices, opening = ("A", "B", "helpful"), "<analyze>x</analyze><answer>"
-  found = asyncio.run(judge.log_probs(ASKED, opening, choices))
+  opening = "<analyze>x</analyze><answer>"
   prefix = [i for span in CHAT.prompt(ASKED) for i in span.ids] + TOKENIZER.encode(opening)
-  exact = models.cross_log_probs(params, MODEL, [prefix], [TOKENIZER.encode(c) for c in choices])
-  np.testing.assert_allclose(found, exact[:, 0], atol=2e-4)
-  # A letter that is nowhere near the 20 most likely tokens has a log-prob all the same.
-  scores = models.score_responses(params, MODEL, [prefix], [TOKENIZER.encode("A")], full=True)
-  rare = int(np.argmin(scores[0].distributions[0][32 : 32 + 95])) + 32
-  letter = TOKENIZER.decode([rare])
-  if TOKENIZER.encode(letter) == [rare]:
-    (log_prob,) = asyncio.run(judge.log_probs(ASKED, opening, (letter,)))
-    np.testing.assert_allclose(log_prob, scores[0].distributions[0][rare], atol=2e-4)
+  choices = ["A", "B", "helpful"]
+  scores = models.score_responses(
+    params, MODEL, [prefix] * 3, [TOKENIZER.encode(c) for c in choices], full=True
+  )
+  found = asyncio.run(judge.log_probs(ASKED, opening, choices))
+  np.testing.assert_allclose(found, [s.log_probs.sum() for s in scores], atol=2e-4)
+  # The letter that is least likely, far from the 20 most likely tokens, has a log-prob like any.
+  first = scores[0].distributions[0]
+  log_probs = {chr(c): first[TOKENIZER.encode(chr(c))[0]] for c in range(33, 127)}
+  rarest = min(log_probs, key=log_probs.__getitem__)
+  assert np.sum(first > log_probs[rarest]) > 20
+  (log_prob,) = asyncio.run(judge.log_probs(ASKED, opening, (rarest,)))
+  np.testing.assert_allclose(log_prob, log_probs[rarest], atol=2e-4)
 
 
 def test_a_key_addresses_a_reply(engine):

@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 import math
 
@@ -6,25 +7,26 @@ import pytest
 
 from agentjax import models
 from agentjax.config import ConfigError
+from agentjax.data import TaskSplits
+from agentjax.envs.environment import Action
 from agentjax.files import CheckpointError
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
-from agentjax.rewards.c2 import PreferenceRow, read_verdict
+from agentjax.rewards.c2 import PreferenceRow
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Run
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
 from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.parts import build_parts
+from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_models import (
   c2_generator,
   c2_verifier,
   preference_tasks,
-  replies,
   write_preferences,
 )
 from agentjax.training.stored import read_episodes
-from agentjax.trajectory.record import Message
+from agentjax.trajectory.record import Message, Task, Trajectory
 from tests.training.smoke import quiet
 from tests.training.stages import staged_experiment
 from tests.training.teachers import MODEL
@@ -52,7 +54,7 @@ def generator(rollouts):
 
 @pytest.fixture
 def extensions():
-  return replies(preference_tasks(ROWS))
+  return Extensions(tasks=TaskSplits(preference_tasks(ROWS), ()))
 
 
 def test_dpo_on_stored_pairs_makes_the_chosen_likelier_than_the_rejected(tmp_path, extensions):
@@ -123,26 +125,26 @@ def test_settings_that_would_not_follow_the_gradient_of_dpo_are_refused():
     resolve(alone)
 
 
-def test_the_verifier_of_c2_is_a_config(extensions):
-  experiment = resolve(c2_verifier(base()))
-  assert experiment.reward.parts == ("c2_preference", "c2_rubric", "c2_format")
-  assert experiment.reward.weights == (0.6, 0.3, 0.1)
+def test_the_verifier_of_c2_is_a_config_whose_answer_is_the_whole_reply(tmp_path):
+  experiment = resolve(c2_verifier(base(steps=3)))
   assert experiment.rollout.group_size == 8
   assert experiment.rl.objective.policy_loss.kl_coefficient == 0.01
+  asked = (Message("user", "A or B?"),)
+  tasks = TaskSplits([Task(i, asked, "A helpful", "c2") for i in range(4)], ())
+  parts = build_parts(experiment, tmp_path, Extensions(tasks=tasks))
+  reply = "<analyze>x</analyze>\n<rubric>helpful</rubric>\n<answer>B</answer>"
 
+  async def play(task):
+    environment = parts.make_environment(task)
+    await environment.reset(task, 0)
+    step = await environment.step(Action(reply, ()))
+    one = Trajectory(0, task.id, 0, task.source, segments=[], answer=step.answer)
+    await parts.rewards.score(one, task)
+    return one
 
-def test_the_answer_to_a_judges_question_is_the_whole_reply(extensions):
-  import asyncio
-
-  from agentjax.envs.environment import Action
-
-  async def play():
-    environment = extensions.make_environment(extensions.tasks.train[0])
-    await environment.reset(extensions.tasks.train[0], 0)
-    return await environment.step(Action("<analyze>x</analyze>\n<answer>A</answer>", ()))
-
-  answer = asyncio.run(play()).answer
-  assert read_verdict(answer, with_rubric=False) is not None
+  one = asyncio.run(play(tasks.train[0]))
+  assert one.answer == reply
+  assert one.reward.value == pytest.approx(-0.6 + 0.3 + 0.1)
 
 
 @pytest.mark.slow
