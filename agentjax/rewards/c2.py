@@ -307,8 +307,8 @@ class PreferenceRow:
   rejected: str
 
 
-def generator_rows(syntheses: Sequence[Synthesis], *, seed: int = 0) -> list[PreferenceRow]:
-  """Step 2: one row a pair that was kept."""
+def generator_rows(syntheses: Sequence[Synthesis], *, seed: int) -> list[PreferenceRow]:
+  """Step 2: one row a pair that was kept; ``seed`` is that of the C2Config."""
   return [
     PreferenceRow(
       s.pair.id,
@@ -321,9 +321,7 @@ def generator_rows(syntheses: Sequence[Synthesis], *, seed: int = 0) -> list[Pre
   ]
 
 
-def verifier_tasks(
-  syntheses: Sequence[Synthesis], *, seed: int = 0, source: str = "c2"
-) -> list[Task]:
+def verifier_tasks(syntheses: Sequence[Synthesis], *, seed: int, source: str = "c2") -> list[Task]:
   """Step 3: three tasks a pair that was kept; ``task.answer`` is "A", "B helpful" and the like."""
   tasks: list[Task] = []
   for s in syntheses:
@@ -386,7 +384,7 @@ class Judgement:
   rubric: str | None
 
 
-async def judge_pair(pair: Pair, generator: Judge, verifier: Judge, *, seed: int = 0) -> Judgement:
+async def judge_pair(pair: Pair, generator: Judge, verifier: Judge, *, seed: int) -> Judgement:
   """Step 4. ``answer`` is None where the verdict without a rubric cannot be read either."""
   key = question_key(seed, pair.id)
   rubric = read_rubric(await ask(generator, rubric_messages(pair, key=key), key=key))

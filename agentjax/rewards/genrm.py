@@ -61,7 +61,8 @@ class GenRMConfig(Config):
     roles: "delimited" puts both answers into one user message, for any judge; "genrm" gives them as
       messages of the roles response_1, response_2 and principle, which a GenRM's template knows.
     reasoning_length, answer_length, style: the lambdas; 0 is off.
-    shortest_reasoning, shortest_answer: bonus to the shortest among the best; 0 is off.
+    shortest_reasoning, shortest_answer: bonus to the shortest among the best, to each of them
+      where several are; 0 is off.
     best_share: the best are those whose score, before any control, is at least the (1 - best_share)
       quantile of the group's; the source says "top 20 %", the quantile is our reading of it.
     missing: reward of a member without an answer; the lowest score. Ours.
@@ -258,7 +259,7 @@ class GenRMCohort:
     *,
     read: Read = final_answer,
     measure: Callable[[str], float] = len,
-    seed: int = 0,
+    seed: int,
     alarm: LengthAlarm | None = None,
   ):
     config.validate()

@@ -51,7 +51,7 @@ async def monte_carlo_steps(
   complete: Callable[[Sequence[Step], int], Awaitable[bool | None]],
   *,
   completions: int = 8,
-  key: int = 0,
+  key: int,
   concurrency: int = 16,
 ) -> Float[np.ndarray, "steps completions"]:
   """Plays ``completions`` completions from behind every step; what ``monte_carlo_labels`` takes.

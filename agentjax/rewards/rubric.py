@@ -243,7 +243,7 @@ class RubricScorer:
     rubric: Rubric | None = None,
     rules: Mapping[str, Rule] = RULES,
     read: Read = final_answer,
-    seed: int = 0,
+    seed: int,
     alarm: LengthAlarm | None = None,
   ):
     config.validate()

@@ -34,8 +34,8 @@ class EngineJudge:
     sampling: of replies; temperature 0 is greedy.
     max_tokens: of a reply. One that is cut off is returned as it stands, and then cannot be read.
     seed: with the key of a question it addresses all randomness.
-    loop: the event loop that uses the engine, where questions come from other threads, as they do
-      from scorers while a run samples. None: whoever asks.
+    loop: the event loop that uses the engine, where questions come from other threads, as those of
+      scorers in a run do. None: whoever asks.
   """
 
   def __init__(
@@ -64,9 +64,12 @@ class EngineJudge:
     return await self._there(self._log_probs(messages, opening, choices))
 
   async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-    if self._loop is None or self._loop is asyncio.get_running_loop():
-      return await work
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    try:
+      if self._loop is None or self._loop is asyncio.get_running_loop():
+        return await work
+      return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    except EngineBusyError as error:
+      raise JudgeUnavailableError(str(error)) from error
 
   def _prompt(self, messages: Sequence[Message]) -> list[int]:
     return [i for span in self._chat.prompt(messages) for i in span.ids]
@@ -79,10 +82,7 @@ class EngineJudge:
       sampling=self._sampling,
       stop_ids=self._chat.stop_ids,
     )
-    try:
-      context = await self._engine.open_ids(prompt)
-    except EngineBusyError as error:
-      raise JudgeUnavailableError(str(error)) from error
+    context = await self._engine.open_ids(prompt)
     try:
       sample = await context.generate(request)
     finally:

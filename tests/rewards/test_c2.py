@@ -165,7 +165,7 @@ def test_rubrics_that_never_come_out_right_are_done_without():
   generator = Scripted(lambda messages, key: "no rubric")
   result = run(synthesise(PAIR, generator, judge_of({None: 1.0}), C2Config(rubrics=4, rounds=3)))
   assert len(generator.asked) == 12 and result.rubrics == () and result.selection is None
-  assert generator_rows([result]) == [] and verifier_tasks([result]) == []
+  assert generator_rows([result], seed=0) == [] and verifier_tasks([result], seed=0) == []
   with pytest.raises(ValueError, match="pair 1"):
     _ = result.chosen
 
@@ -189,9 +189,9 @@ def kept():
 
 
 def test_rows_of_generator_and_verifier():
-  (row,) = generator_rows([kept()])
+  (row,) = generator_rows([kept()], seed=0)
   assert (row.chosen, row.rejected) == (rubric("prime"), rubric("even"))
-  tasks = verifier_tasks([kept(), kept()])
+  tasks = verifier_tasks([kept(), kept()], seed=0)
   assert [t.id for t in tasks] == list(range(6))
   label = PAIR.label
   assert [t.answer for t in tasks[:3]] == [label, f"{label} helpful", f"{label} misleading"]
@@ -256,10 +256,10 @@ def test_a_rubric_counts_only_if_the_verifier_calls_it_helpful(
   verifier = Scripted(
     lambda messages, key: with_rubric if "<rubric " in messages[-1].content else reply("B")
   )
-  assert run(judge_pair(PAIR, generator, verifier)) == expected
+  assert run(judge_pair(PAIR, generator, verifier, seed=0)) == expected
   assert len(verifier.asked) == calls
   mute = Scripted(lambda messages, key: "hm")
-  assert run(judge_pair(PAIR, generator, mute)) == Judgement(None, None)
+  assert run(judge_pair(PAIR, generator, mute, seed=0)) == Judgement(None, None)
 
 
 def test_settings_are_checked():
@@ -285,4 +285,6 @@ def test_real_pairs_go_through_synthesis_whatever_they_contain():
       judge = judge_of({None: 0.5, "prime": 2.0, "even": -3.0}, pair.label)
       config = C2Config(rubrics=2)
       syntheses.append(run(synthesise(pair, generator_of(["prime", "even"]), judge, config)))
-  assert len(generator_rows(syntheses)) == 20 and len(verifier_tasks(syntheses)) == 60
+  assert (
+    len(generator_rows(syntheses, seed=0)) == 20 and len(verifier_tasks(syntheses, seed=0)) == 60
+  )

@@ -119,7 +119,7 @@ def quality_judge(quality, roles="delimited"):
 
 
 def cohort(judge, config, *trajectories, to=None):
-  graph = RewardGraph({}, Part("genrm"), {"genrm": GenRMCohort(judge, config)})
+  graph = RewardGraph({}, Part("genrm"), {"genrm": GenRMCohort(judge, config, seed=0)})
   assert graph.needs_groups
   run(graph.score_group(trajectories, to or task()))
   return [t.reward.value for t in trajectories]

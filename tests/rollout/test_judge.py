@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from agentjax.engine import ContextLengthError, Engine, EngineConfig, SamplingConfig
+from agentjax.engine import (
+  ContextLengthError,
+  Engine,
+  EngineBusyError,
+  EngineConfig,
+  SamplingConfig,
+)
 from agentjax.rewards.c2 import C2Config, arrange, measure, synthesise
-from agentjax.rewards.judges import LetterJudge
+from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge
 from agentjax.rollout.judge import EngineJudge
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message
@@ -18,8 +24,8 @@ from tests.rewards.judging import Scripted
 from tests.rollout.scripted_engine import TOKENIZER
 
 MODEL = models.ModelConfig(
-  vocab_size=TOKENIZER.vocab_size, d_model=16, pattern="M*", num_heads=2, num_kv_heads=1,
-  head_dim=8, mamba_heads=2, mamba_head_dim=8, mamba_state=8, chunk_size=16,
+  vocab_size=TOKENIZER.vocab_size, d_model=16, pattern="*", num_heads=2, num_kv_heads=1,
+  head_dim=8,
 )  # fmt: skip
 CHAT = MarkedChat(TOKENIZER)
 ASKED = (Message("user", "Which one?"),)
@@ -94,6 +100,15 @@ def test_scorers_in_other_threads_may_ask(engine):
     loop.close()
   assert there == asyncio.run(judge_over(engine).reply(ASKED, key=1))
   assert letters == asyncio.run(judge_over(engine).log_probs(ASKED, "", ("A", "B")))
+
+
+def test_a_busy_engine_is_an_unavailable_judge():
+  class Busy:
+    async def open_ids(self, ids):
+      raise EngineBusyError("8 calls wait")
+
+  with pytest.raises(JudgeUnavailableError, match="8 calls"):
+    asyncio.run(judge_over(Busy()).reply(ASKED, key=1))
 
 
 def test_what_does_not_fit_is_named(engine):
