@@ -21,7 +21,7 @@ from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
 
-_GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair")
+_GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair", "environment")
 _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
 
 
@@ -107,7 +107,8 @@ class DataConfig(Config):
   """Training and test tasks.
 
   Attributes:
-    source: what makes them; its own settings stand in the field of that name.
+    source: what makes them; its own settings stand in the field of that name. "environment" is the
+      game of ``config.environment``.
     path: folder of the sources that read files (gsm8k, jsonl, tfds, spider, code_tasks; pivots:
       pivots.jsonl, and perhaps test.jsonl; mle where it is set, and generated where not).
     train_size: tasks generated, or at most read; None reads all (files only).
@@ -127,6 +128,7 @@ class DataConfig(Config):
     "repair",
     "mle",
     "pivots",
+    "environment",
     "mixture",
   ] = "word_problems"
   path: str | None = None
@@ -168,13 +170,14 @@ class DataConfig(Config):
 
 
 def load_tasks(config: DataConfig) -> TaskSplits:
-  """Reads or generates the tasks of a config.
+  """Reads or generates the tasks of a config; not those of a game (``envs.environment_tasks``).
 
   Raises:
     ConfigError: a setting that cannot be, or a missing extra.
     DataError: data that cannot be read, with file and line.
   """
   config.validate()
+  check(config.source != "environment", "config.data.source", config.source, "a source of data")
   if config.source != "mixture":
     return _load(config, config.source)
   parts = [_load(config, source) for source in config.mixture.sources]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-from agentjax.config import Config
+from agentjax.config import Config, check
+from agentjax.envs.bandit import Bandit, BanditConfig, bandit_tasks
 from agentjax.envs.code import CodeEnvironmentConfig, build_code_environment
+from agentjax.envs.countdown import Countdown, CountdownConfig, countdown_tasks
 from agentjax.envs.environment import Environment
+from agentjax.envs.frozen_lake import FrozenLake, FrozenLakeConfig, frozen_lake_tasks
 from agentjax.envs.mle import MleEnvironmentConfig, mle_world
 from agentjax.envs.pivot import PivotEnvironment
 from agentjax.envs.question import QuestionEnvironment
 from agentjax.envs.repair import HiddenTests, RepairEnvironmentConfig, repair_world
+from agentjax.envs.sokoban import Sokoban, SokobanConfig, sokoban_tasks
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
 from agentjax.envs.world import World
 from agentjax.text.answers import read_marked_answer
@@ -29,15 +33,58 @@ class EnvironmentConfig(Config):
       "question": a question, tools, an answer (no settings). "code": functions to be written.
       "sql": a question to a database. "repair": a library to be mended. "mle": a data set to be
       learnt from. "pivot": one turn of a recorded conversation, whose tools are not run (no
-      settings).
-    code, sql, repair, mle: see the ``...EnvironmentConfig`` of each.
+      settings). "bandit", "frozen_lake", "sokoban", "countdown": games, which make their own tasks
+      (``config.data.source="environment"``) and give their own reward (part "environment").
+    code, sql, repair, mle, bandit, frozen_lake, sokoban, countdown: see the class of
+      each.
   """
 
-  kind: Literal["question", "code", "sql", "repair", "mle", "pivot"] = "question"
+  kind: Literal[
+    "question",
+    "code",
+    "sql",
+    "repair",
+    "mle",
+    "pivot",
+    "bandit",
+    "frozen_lake",
+    "sokoban",
+    "countdown",
+  ] = "question"
   code: CodeEnvironmentConfig = dataclasses.field(default_factory=CodeEnvironmentConfig)
   sql: SqlEnvironmentConfig = dataclasses.field(default_factory=SqlEnvironmentConfig)
   repair: RepairEnvironmentConfig = dataclasses.field(default_factory=RepairEnvironmentConfig)
   mle: MleEnvironmentConfig = dataclasses.field(default_factory=MleEnvironmentConfig)
+  bandit: BanditConfig = dataclasses.field(default_factory=BanditConfig)
+  frozen_lake: FrozenLakeConfig = dataclasses.field(default_factory=FrozenLakeConfig)
+  sokoban: SokobanConfig = dataclasses.field(default_factory=SokobanConfig)
+  countdown: CountdownConfig = dataclasses.field(default_factory=CountdownConfig)
+
+
+GAMES: Mapping[str, tuple[Callable[..., Environment], Callable[..., list[Task]]]] = {
+  "bandit": (Bandit, bandit_tasks),
+  "frozen_lake": (FrozenLake, frozen_lake_tasks),
+  "sokoban": (Sokoban, sokoban_tasks),
+  "countdown": (Countdown, countdown_tasks),
+}
+
+
+def environment_tasks(
+  config: EnvironmentConfig, sizes: tuple[int, int], *, seed: int, first_ids: tuple[int, int]
+) -> tuple[list[Task], list[Task]]:
+  """Tasks of a game, to learn from and to be measured on.
+
+  Raises:
+    ConfigError: a kind that makes none, too few levels, or a missing extra.
+  """
+  check(config.kind in GAMES, "config.environment.kind", config.kind, ", ".join(GAMES))
+  _, make = GAMES[config.kind]
+  settings = getattr(config, config.kind)
+  train, test = (
+    make(settings, size, split=split, seed=seed, first_id=first)
+    for size, split, first in zip(sizes, ("train", "test"), first_ids, strict=True)
+  )
+  return train, test
 
 
 def build_environment(
@@ -62,6 +109,9 @@ def build_environment(
   Raises:
     ConfigError: tools that the kind cannot do without, or cannot have.
   """
+  if config.kind in GAMES:
+    game, _ = GAMES[config.kind]
+    return World(make=lambda task: game(getattr(config, config.kind)), tools=())
   if config.kind == "pivot":
     return World(make=lambda task: PivotEnvironment(), tools=())
   if config.kind == "sql":

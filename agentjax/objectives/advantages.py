@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.objectives.kl import KlEstimator
 
 Centre = Literal[
   "none",
@@ -56,11 +57,18 @@ class AdvantageConfig(Config):
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
+    parts: named parts of the reward that are centred and scaled one by one, in the place of the
+      reward itself, and then summed with ``part_weights``, so that no part drowns another (GDPO,
+      which whitens the sum over the batch). () takes the reward.
+    part_weights: one a part; () weighs all alike.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
     credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
       "reward_to_go": discounted sum of later rewards; "gae": with a value head.
-    index_set: "token" or "turn", the step of discounting and of the GAE recursion.
+    index_set: "token" or "turn", the step of discounting and of the GAE recursion;
+      "turn_then_token" is RAGEN's bi-level GAE (``returns.bilevel_gae``): over turns with
+      ``turn_gamma``, then over the tokens of each with ``gamma``.
+    turn_gamma: see ``index_set``; .95 in RAGEN (2504.20073).
     branches: what a token gets that several branches of one episode share (``Batch.branches``);
       every copy of it is in the batch. "soft": each copy the advantage of its own branch; "hard":
       all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its default). On
@@ -69,7 +77,8 @@ class AdvantageConfig(Config):
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
       gae_lambda; None = off.
-    kl_in_reward: beta of ``-beta k1`` added to every token's reward; 0 = off.
+    kl_in_reward: beta of ``-beta KL`` added to every token's reward; 0 = off.
+    kl_in_reward_estimator: of that KL (``kl.kl_estimate``); only its value counts.
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
@@ -79,16 +88,20 @@ class AdvantageConfig(Config):
 
   centre: Centre = "group_mean"
   scale: Scale = "group_std"
+  parts: tuple[str, ...] = ()
+  part_weights: tuple[float, ...] = ()
   ddof: int = 1
   epsilon: float = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
-  index_set: Literal["token", "turn"] = "token"
+  index_set: Literal["token", "turn", "turn_then_token"] = "token"
+  turn_gamma: float = 0.95
   branches: Literal["soft", "hard"] = "soft"
   gamma: float = 1.0
   gae_lambda: float = 1.0
   value_lambda: float = 1.0
   length_adaptive_lambda: float | None = None
   kl_in_reward: float = 0.0
+  kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
   clip: float | None = None
   multiplier: float = 1.0
@@ -115,7 +128,7 @@ class AdvantageConfig(Config):
     check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
     check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
     check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
-    for name in ("gamma", "gae_lambda", "value_lambda"):
+    for name in ("gamma", "turn_gamma", "gae_lambda", "value_lambda"):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
     alpha = self.length_adaptive_lambda
     check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
@@ -135,6 +148,25 @@ class AdvantageConfig(Config):
         f"{self.centre!r} and {path}.scale={self.scale!r}. Set both to 'none' (whiten=True "
         "standardises the result)."
       )
+    if self.index_set == "turn_then_token":
+      check(
+        self.credit == "gae",
+        f"{path}.credit",
+        self.credit,
+        "'gae' with index_set 'turn_then_token'",
+      )
+      if alpha is not None:
+        raise ConfigError(
+          f"{path}.length_adaptive_lambda={alpha} has no meaning over turns; got {path}.index_set="
+          "'turn_then_token'. Set it to None."
+        )
+    check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
+    check(
+      len(self.part_weights) in (0, len(self.parts)),
+      f"{path}.part_weights",
+      self.part_weights,
+      f"one number for each of {path}.parts, or ()",
+    )
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast":
@@ -255,10 +287,16 @@ def multi_reward_advantages(
   valid: Bool[Array, "sequences"],
   groups: Int[Array, "sequences"],
   config: AdvantageConfig,
+  **options: Float[Array, "sequences"] | None,
 ) -> Float[Array, "sequences"]:
-  """Advantages a reward part, then their weighted sum, so that no part drowns another (GDPO)."""
+  """Advantages a reward part, then their weighted sum, so that no part drowns another (GDPO).
+
+  ``options`` are those of ``sequence_advantages``.
+  """
   parts = jax.vmap(
-    lambda part: sequence_advantages(part, valid, groups, config), in_axes=1, out_axes=1
+    lambda part: sequence_advantages(part, valid, groups, config, **options),
+    in_axes=1,
+    out_axes=1,
   )(rewards)
   return parts @ part_weights
 

@@ -28,6 +28,7 @@ from agentjax.config import Config, check
 from agentjax.objectives.advantages import (
   AdvantageConfig,
   merge_branches,
+  multi_reward_advantages,
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
@@ -36,7 +37,13 @@ from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
 from agentjax.objectives.preference import PreferenceConfig, preference_advantages
-from agentjax.objectives.returns import gae, length_adaptive_lambda, reward_to_go, whiten
+from agentjax.objectives.returns import (
+  bilevel_gae,
+  gae,
+  length_adaptive_lambda,
+  reward_to_go,
+  whiten,
+)
 from agentjax.objectives.segments import (
   broadcast_to_tokens,
   first_of_unit,
@@ -130,6 +137,7 @@ class Prepared:
     reference_log_probs: frozen reference policy.
     clip_high_bonus: added to the upper clip bound.
     covariance_selected: bool, tokens that Clip-Cov and KL-Cov act on.
+    rewarded: bool, tokens of sequences whose reward is above 0.
     old_values, returns, value_coefficients: value head at the start, its targets and the
       coefficients of its loss.
   """
@@ -145,9 +153,19 @@ class Prepared:
   reference_log_probs: Float[Array, "batch time"] | None = None
   clip_high_bonus: Float[Array, "batch time"] | None = None
   covariance_selected: Bool[Array, "batch time"] | None = None
+  rewarded: Bool[Array, "batch time"] | None = None
   old_values: Float[Array, "batch time"] | None = None
   returns: Float[Array, "batch time"] | None = None
   value_coefficients: Float[Array, "batch time"] | None = None
+
+  def scaled(self, factor: float) -> Prepared:
+    """With a loss that is ``factor`` times as large."""
+    values = self.value_coefficients
+    return dataclasses.replace(
+      self,
+      coefficients=factor * self.coefficients,
+      value_coefficients=None if values is None else factor * values,
+    )
 
   def with_scores(
     self,
@@ -228,7 +246,8 @@ def policy_objective(config: ObjectiveConfig) -> Objective:
     if settings.entropy_coefficient != 0:
       total -= settings.entropy_coefficient * entropies
     if settings.positive_nll_coefficient > 0:
-      total -= settings.positive_nll_coefficient * jnp.where(inputs.advantages > 0, log_probs, 0)
+      rewarded = _need(inputs.rewarded, "rewarded")
+      total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
     if config.distillation is not None and config.needs_divergences:
       metrics["divergence"] = jnp.where(inside, _need(inputs.divergences, "divergences"), 0)
       total += config.distillation.coefficient * metrics["divergence"]
@@ -263,6 +282,7 @@ def prepare(
   token_rewards: Float[Array, "batch time"] | None = None,
   baselines: Float[Array, "sequences"] | None = None,
   counts: Float[Array, "sequences"] | None = None,
+  part_rewards: Float[Array, "sequences parts"] | None = None,
   advantage_scale: Float[Array, "sequences"] | None = None,
   clip_high_bonus: Float[Array, "sequences"] | None = None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
@@ -279,6 +299,7 @@ def prepare(
     values: of the value head, for credit "gae".
     token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
+    part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
     advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
       of each sequence (``advantages.ambiguity_terms``).
 
@@ -309,15 +330,22 @@ def prepare(
     )
     kept = jnp.where(keep, weights, 0)
 
-  outcome = sequence_advantages(
-    batch.rewards,
-    batch.valid,
-    batch.groups,
-    settings,
-    lengths=sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
-    baselines=baselines,
-    counts=counts,
-  )
+  options = {
+    "lengths": sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
+    "baselines": baselines,
+    "counts": counts,
+  }
+  if settings.parts:
+    outcome = multi_reward_advantages(
+      _need(part_rewards, "part_rewards"),
+      jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
+      batch.valid,
+      batch.groups,
+      settings,
+      **options,
+    )
+  else:
+    outcome = sequence_advantages(batch.rewards, batch.valid, batch.groups, settings, **options)
   if config.preference is not None:
     reference = _need(reference_log_probs, "reference_log_probs")
     gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
@@ -380,6 +408,7 @@ def prepare(
     reference_log_probs=reference_log_probs,
     clip_high_bonus=bonus,
     covariance_selected=selected,
+    rewarded=broadcast_to_tokens(jnp.where(batch.valid, batch.rewards > 0, False), segment_ids),
     old_values=values,
     returns=credit.returns,
     value_coefficients=credit.value_coefficients,
@@ -450,7 +479,7 @@ def _credit(
     rewards += token_rewards
   if config.kl_in_reward > 0:
     reference = _need(reference_log_probs, "reference_log_probs")
-    penalty = kl_estimate(old_log_probs, reference, "k1")
+    penalty = kl_estimate(old_log_probs, reference, config.kl_in_reward_estimator)
     rewards -= config.kl_in_reward * jnp.where(weights > 0, penalty, 0)
   units = None if config.index_set == "token" else turn_units(segment_ids, batch.turns)
   if config.credit == "reward_to_go":
@@ -465,10 +494,23 @@ def _credit(
       broadcast_to_tokens(lengths, segment_ids), config.length_adaptive_lambda
     )
 
-  def advantages(lam: float | Array) -> Array:
-    return gae(rewards, values, weights, segment_ids, gamma=config.gamma, lam=lam, units=units)
+  by_turn = None if config.index_set == "turn_then_token" else units
 
-  valued = weights > 0 if units is None else first_of_unit(weights, units)
+  def advantages(lam: float | Array) -> Array:
+    if units is not None and by_turn is None:
+      return bilevel_gae(
+        rewards,
+        values,
+        weights,
+        segment_ids,
+        units,
+        gamma=config.gamma,
+        lam=lam,
+        unit_gamma=config.turn_gamma,
+      )
+    return gae(rewards, values, weights, segment_ids, gamma=config.gamma, lam=lam, units=by_turn)
+
+  valued = weights > 0 if by_turn is None else first_of_unit(weights, by_turn)
   return _Credit(
     advantages=advantages(lam),
     returns=jnp.where(valued, advantages(config.value_lambda) + values, 0),

@@ -41,7 +41,8 @@ class PolicyLossConfig(Config):
     mismatch: correction for the sampler not being the trainer.
     kl_coefficient, kl_estimator: KL to the reference policy as an added loss; 0 = off.
     entropy_coefficient: bonus, subtracted.
-    positive_nll_coefficient: added negative log-likelihood of tokens with A > 0 (VAPO).
+    positive_nll_coefficient: added negative log-likelihood of the tokens of sequences whose reward
+      is above 0 (VAPO), in the loss's own aggregation.
     covariance: "none"; "clip" (no loss on the selected tokens, Clip-Cov) or "kl" (adds
       ``covariance_kl_coefficient |log r|`` on them, KL-Cov). Selected is the covariance_fraction of
       tokens with the largest (A - mean A)(log pi_old - mean log pi_old).

@@ -59,6 +59,9 @@ GMPO = ObjectiveConfig(
 SAPO = ObjectiveConfig(
   AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
 )
+# GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
+# over the batch; name the parts in advantage.parts.
+GDPO = ObjectiveConfig(AdvantageConfig(whiten=True), PolicyLossConfig())
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),
@@ -99,6 +102,20 @@ PPO = ObjectiveConfig(
 VAPO = ObjectiveConfig(
   AdvantageConfig(centre="none", scale="none", credit="gae", length_adaptive_lambda=0.05),
   PolicyLossConfig(clip_high=0.28, positive_nll_coefficient=0.1),
+)
+# 2504.20073: bi-level GAE with a value head, StarPO-S: no KL, clip-higher. lambda .95 is ours: the
+# paper's is 1 for plain GAE.
+RAGEN = ObjectiveConfig(
+  AdvantageConfig(
+    centre="none",
+    scale="none",
+    credit="gae",
+    index_set="turn_then_token",
+    gae_lambda=0.95,
+    whiten=True,
+  ),
+  PolicyLossConfig(clip_high=0.28),
+  ValueLossConfig(clip=0.2),
 )
 # 2604.08865: one rollout, prompt value as baseline.
 SPPO = ObjectiveConfig(AdvantageConfig(centre="baseline", scale="none"), PolicyLossConfig())
@@ -157,6 +174,33 @@ ICEPOP = ObjectiveConfig(
       filter_high=5.0,
     )
   ),
+)
+# Rejection of whole sequences by the mean k3 of their ratios; .01 is the upper end of what verl's
+# notes on rollout correction name, the veto at 1e-4 likewise.
+K3_REJECTION = ObjectiveConfig(
+  AdvantageConfig(),
+  PolicyLossConfig(
+    mismatch=MismatchConfig(
+      filter_level="sequence", filter_statistic="k3", filter_high=0.01, veto_below=1e-4
+    )
+  ),
+)
+# Rejection by the geometric mean of the ratios, bounds .999 and 1.001.
+GEOMETRIC_REJECTION = ObjectiveConfig(
+  AdvantageConfig(),
+  PolicyLossConfig(
+    mismatch=MismatchConfig(filter_level="sequence", filter_low=0.999, filter_high=1.001)
+  ),
+)
+# Sequence importance weights min(prod rho, C), C 2.
+SEQUENCE_TIS = ObjectiveConfig(
+  AdvantageConfig(),
+  PolicyLossConfig(mismatch=MismatchConfig(weight_level="sequence", weight_statistic="product")),
+)
+# Decoupled PPO (2505.24298): the ratio to the policy at the start of the update, clipped; the
+# weight from there to the sampler, outside, truncated at 2 (ours).
+DECOUPLED_PPO = ObjectiveConfig(
+  AdvantageConfig(), PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
 )
 # 2505.22617: |log r| on the tokens that cost most entropy.
 KL_COV = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(clip="none", covariance="kl"))

@@ -81,7 +81,7 @@ def bilevel_gae(
   units: Int[Array, "batch time"],
   *,
   gamma: float,
-  lam: float,
+  lam: float | Float[Array, "batch time"],
   unit_gamma: float,
 ) -> Float[Array, "batch time"]:
   """GAE over turn ends, then over the tokens of each turn, whose last reward is the turn's return.

@@ -18,6 +18,7 @@ from agentjax.rewards.monitor import (
 )
 from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
 from agentjax.rewards.scorers import SCORERS
+from agentjax.rewards.shaping import OverlongConfig, overlong
 from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
 
 
@@ -31,6 +32,7 @@ class RewardConfig(Config):
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
+    overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
     unit_tests: how the part "unit_tests" runs code and tests.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
@@ -43,6 +45,7 @@ class RewardConfig(Config):
   gate: str | None = None
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
+  overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
   unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   fault_alarm: float = 0.05
@@ -97,7 +100,8 @@ def build_rewards(
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  scorers = {"pivot": PivotScorer(config.pivot), **scorers}
+  own = {"overlong": overlong(config.overlong), "pivot": PivotScorer(config.pivot)}
+  scorers = {**own, **scorers}
   known = sorted({*scorers, *JUDGED_PARTS, UNIT_TESTS})
   for name in config.parts:
     check(name in known, "config.reward.parts", name, ", ".join(known))

@@ -230,7 +230,7 @@ def staleness_statistics(trajectories: Sequence[Trajectory], step: int) -> Stale
     np.concatenate([s.versions[s.sampled] for s in t.segments] or [np.zeros(0, np.int32)])
     for t in trajectories
   ]
-  every = np.concatenate(versions)
+  every = np.concatenate([np.zeros(0, np.int32), *versions])
   if not every.size:
     return StalenessStatistics(0.0, 0.0, 0.0, 0)
   return StalenessStatistics(

@@ -22,6 +22,7 @@ from agentjax.trajectory.record import Task, Trajectory
 
 GroupKey = tuple[int, int]  # (round, task id)
 Share = Callable[[list[Any]], list[Any]]
+Accept = Callable[[list[Trajectory]], bool]
 
 
 @dataclasses.dataclass
@@ -52,9 +53,15 @@ class GroupStream:
     schedule: which groups a step takes.
     finished: episodes that are not to be run again, by address; read when a group begins.
     share: the part of a round's groups that is played here.
+    accept: whether a group that has ended is to be trained on; None takes all. One that is not is
+      given up at once, and another begins in its place. Which groups a step gets then depends on
+      ``accept``, the seed and the weights, not on what ends first.
+    refill: how many may begin so for one step; then the step takes fewer groups.
+    on_refuse: called with the episodes of a group that is given up.
 
   Attributes:
     dropped: groups given up so far, as the schedule says.
+    refused: groups given up so far, as ``accept`` says.
   """
 
   def __init__(
@@ -67,8 +74,13 @@ class GroupStream:
     schedule: ScheduleConfig,
     finished: Mapping[Address, Trajectory] | None = None,
     share: Share = list,
+    accept: Accept | None = None,
+    refill: int = 0,
+    on_refuse: Callable[[list[Trajectory]], None] | None = None,
   ):
-    self.dropped = 0
+    self.dropped = self.refused = 0
+    self._accept, self._refill, self._on_refuse = accept, refill, on_refuse
+    self._refused_now = 0  # since the latest ``take``
     self._playing, self._tasks, self._group_size = playing, tasks, group_size
     self._schedule, self._share = schedule, share
     self._finished: Mapping[Address, Trajectory] = {} if finished is None else finished
@@ -93,7 +105,12 @@ class GroupStream:
     """Plain JSON: which groups are still to be trained on. The episodes are kept elsewhere."""
     position = self._rounds[0].position if self._rounds else self._tasks.get_state()
     consumed = [list(key) for key in sorted(self._consumed)]
-    return {"round": self.oldest_round, "tasks": position, "consumed": consumed}
+    return {
+      "round": self.oldest_round,
+      "tasks": position,
+      "consumed": consumed,
+      "refused": self._refused_now,
+    }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Goes on where ``get_state`` was taken; before any group began."""
@@ -101,6 +118,7 @@ class GroupStream:
     self._tasks.set_state(state["tasks"])
     self._next = state["round"]
     self._consumed = {(number, task) for number, task in state["consumed"]}
+    self._refused_now = state["refused"]
 
   def consume(self, groups: Iterable[GroupKey]) -> None:
     """Notes that groups were trained on, here or by a process whose journal is executed again."""
@@ -117,19 +135,15 @@ class GroupStream:
       version: of the engine's weights; all later tokens are of these or of newer ones.
       count: so many groups in all.
     """
-    while len(self._groups) < count:
-      task, addresses = self._draw()
-      key = _key(addresses)
-      known = {a: t for a, t in self._finished.items() if a[:2] == key}
-      oldest = min([version, *(_oldest_version(t, version) for t in known.values())])
-      play = asyncio.ensure_future(self._playing.play(task, addresses, known))
-      self._groups[key] = _Group(oldest, play)
+    while len(self._groups) + self._missing < count:
+      self._begin(version)
 
   async def take(self, step: int, size: int) -> list[Trajectory]:
     """The groups that ``step`` trains on, ``size`` of them, in the order of their addresses.
 
     They stay noted as not consumed until ``consume`` is called. With "drop" there may be fewer
-    groups under way afterwards than there were, besides those taken.
+    groups under way afterwards than there were, besides those taken. Where ``refill`` is used up
+    there may be fewer than ``size``, or none.
 
     Raises:
       What ends an episode without being its own fault: errors of the engine or of the program.
@@ -142,10 +156,13 @@ class GroupStream:
         await self._drop(step, size)
       pending = [self._pending(key, group) for key, group in self._groups.items()]
       chosen = choose(pending, step, size, self._schedule)
+      running = [group.play for group in self._groups.values() if not group.play.done()]
+      if chosen is None and not running and self._missing:
+        chosen = [p.key for p in sorted(pending, key=lambda p: (p.version, p.key))[:size]]
       if chosen is not None:
+        self._refused_now = 0
         taken = [self._groups.pop(key).play.result() for key in sorted(chosen)]
         return [trajectory for members in taken for trajectory in members]
-      running = [group.play for group in self._groups.values() if not group.play.done()]
       if not running:
         raise RuntimeError(
           f"step {step} needs {size} groups and only {len(self._groups)} have begun, all of which "
@@ -155,14 +172,47 @@ class GroupStream:
 
   async def settle(self) -> None:
     """Waits until all groups under way have ended; none is taken."""
-    if self._groups:
-      await asyncio.wait([group.play for group in self._groups.values()])
+    while running := [g.play for g in self._groups.values() if not g.play.done()]:
+      await asyncio.wait(running)
 
   async def close(self) -> None:
     """Cancels what is under way and waits until every environment is closed."""
     plays = [group.play for group in self._groups.values()]
     self._groups.clear()
     await _cancel(plays)
+
+  @property
+  def _missing(self) -> int:
+    """Groups that were refused since the latest ``take`` and not replaced."""
+    return max(0, self._refused_now - self._refill)
+
+  def _begin(self, version: int) -> None:
+    """Starts the next group; ``version`` as in ``fill``."""
+    task, addresses = self._draw()
+    key = _key(addresses)
+    known = {a: t for a, t in self._finished.items() if a[:2] == key}
+    oldest = min([version, *(_oldest_version(t, version) for t in known.values())])
+    play = asyncio.ensure_future(self._play(key, task, addresses, known))
+    self._groups[key] = _Group(oldest, play)
+
+  async def _play(
+    self,
+    key: GroupKey,
+    task: Task,
+    addresses: list[Address],
+    known: Mapping[Address, Trajectory],
+  ) -> list[Trajectory]:
+    members = await self._playing.play(task, addresses, known)
+    if self._accept is not None and not self._accept(members):
+      self.refused += 1
+      self._refused_now += 1
+      if self._on_refuse is not None:
+        self._on_refuse(members)
+      if not self._missing:
+        self._begin(self._playing.player.engine.version)
+      del self._groups[key]
+      self.consume((key,))
+    return members
 
   def _draw(self) -> tuple[Task, list[Address]]:
     while not self._waiting:

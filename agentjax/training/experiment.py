@@ -13,7 +13,7 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
+from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -30,8 +30,10 @@ from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
 from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
+from agentjax.training.selectors import SelectionConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.weights import WeightConfig
 
@@ -83,15 +85,25 @@ class PhaseConfig(Config):
       the policy saw; "response": the first token of the conversation and what followed the prompt,
       so that log P(y) is trained instead of log P(y | x) (2604.14142). Ratios are then to the
       trainer's own log-probs, and nothing is compared with the sampler's.
+    trains: "all" networks, or the "values" alone: the policy and what the optimiser keeps of it
+      stay as they are. With ``advantage.value_lambda`` 1 this is VAPO's value pre-training
+      (2504.05118) on Monte-Carlo returns.
   """
 
   steps: int = 1
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   context: Literal["episode", "response"] = "episode"
+  trains: Literal["all", "values"] = "all"
 
   def validate(self, path: str = "phase") -> None:
     super().validate(path)
     check(self.steps >= 1, f"{path}.steps", self.steps, ">= 1")
+    check(
+      self.trains == "all" or self.objective.needs_values,
+      f"{path}.trains",
+      self.trains,
+      f"'all' unless {path}.objective.advantage.credit is 'gae'",
+    )
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -125,6 +137,9 @@ class RLStage(Config):
       Tokens of older weights differ by what the policy has learned since, too. Ours.
     weights: rules whose product is the loss weight of a token.
     sampling: how episodes are drawn.
+    selection: which of the sampled groups a step is trained on, and whether others are sampled in
+      the place of those that are not.
+    diagnostics: what is watched for signs of collapse.
     phases: what the stage begins with, one after the other, before ``objective`` takes over. As a
       phase ends, the reference policy becomes the present one; the optimiser goes on.
     teachers: policies that ``objective.distillation`` learns from, by data set.
@@ -153,6 +168,8 @@ class RLStage(Config):
   mismatch_alarm: float = 1.0
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+  selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
+  diagnostics: DiagnosticsConfig = dataclasses.field(default_factory=DiagnosticsConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
@@ -181,6 +198,12 @@ class RLStage(Config):
     for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
     check(self.mismatch_alarm > 0, f"{path}.mismatch_alarm", self.mismatch_alarm, "nats > 0")
+    check(
+      self.rollouts is None or not self.selection.refill,
+      f"{path}.selection.refill",
+      self.selection.refill,
+      f"0 with {path}.rollouts: nothing is sampled",
+    )
     _check_rates(self, path)
 
   def _validate_phases(self, path: str) -> None:
@@ -471,6 +494,13 @@ class Experiment(Config):
         f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
         f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
       )
+    parts = settings.advantage.parts
+    check(
+      set(parts) <= set(self.reward.parts),
+      f"{objective}.advantage.parts",
+      parts,
+      f"some of {path}.reward.parts = {self.reward.parts}",
+    )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
       raise ConfigError(
@@ -500,6 +530,12 @@ class Experiment(Config):
 
   def _validate_environment(self, path: str) -> None:
     kind, names = self.environment.kind, self.tools.names
+    check(
+      kind in GAMES or self.data.source != "environment",
+      f"{path}.environment.kind",
+      kind,
+      f"one of {', '.join(GAMES)} with {path}.data.source='environment'",
+    )
     check(
       kind != "repair" or bool({"files", "shell"}.intersection(names)),
       f"{path}.tools.names",

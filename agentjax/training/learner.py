@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import check
-from agentjax.models import Params, sample_depths
+from agentjax.models import Params, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantages import check_rewards
@@ -69,6 +69,7 @@ from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import (
   PackedSequence,
   pack,
+  part_rewards,
   plan_rows,
   to_sequences,
   unpack,
@@ -180,7 +181,11 @@ class Learner:
 
     def compiled(number: int, phase: PhaseConfig) -> _Phase:
       own = objective if number == len(phases) - 1 else policy_objective(phase.objective)
-      with_teacher = dataclasses.replace(settings, distillation=phase.objective.distillation)
+      with_teacher = dataclasses.replace(
+        settings,
+        distillation=phase.objective.distillation,
+        only_values=phase.trains == "values",
+      )
       return _Phase(
         phase,
         jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra)),
@@ -306,6 +311,8 @@ class Learner:
       parts = [part for part in parts if part]
       if not parts:
         raise NoEpisodesError(f"step {step}: no token of its {len(started)} episodes has weight.")
+    groups = len({t.address[:2] for t in started})
+    factor = settings.selection.loss_factor(groups, settings.tasks_per_step)
     batches = [self._pack_rl(part) for part in parts]
     if not settings.replay_experts:
       batches = [dataclasses.replace(batch, experts=None) for batch in batches]
@@ -313,6 +320,8 @@ class Learner:
       self._prepare_rl(phase, state, batch, part, rows)
       for batch, part in zip(batches, parts, strict=True)
     ]
+    if factor != 1:
+      ready = [one._replace(prepared=one.prepared.scaled(factor)) for one in ready]
     every: list[dict[str, float]] = []
     trainers: list[np.ndarray] = []
     # Stored preferences were sampled by nobody.
@@ -370,6 +379,11 @@ class Learner:
       # The reference chooses its own experts: those recorded are the sampler's.
       own = dataclasses.replace(batch, experts=None)
       extra["reference_log_probs"] = self._scores(frozen, own, rows)[0]
+    credit = phase.config.objective.advantage
+    if credit.parts:
+      values, known = part_rewards(sequences, credit.parts, batch.num_sequences)
+      batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
+      extra["part_rewards"] = values
     taught = phase.config.objective.distillation
     answers: dict[str, np.ndarray] = {}
     if taught is not None:
@@ -408,6 +422,19 @@ class Learner:
     names = ("overlap", "overlap_advantage", "overlap_mass", "entropy_gap")
     means = {f"distillation/{k}": np.sum(shares * answers[k]) for k in names if k in answers}
     return metrics | means
+
+  def cross_log_probs(
+    self, state: TrainState, prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]
+  ) -> np.ndarray:
+    """``models.cross_log_probs`` of the present policy, at the temperature of sampling."""
+    with jax.set_mesh(self.mesh):
+      return cross_log_probs(
+        self.policy(state),
+        self._parts.model,
+        prompts,
+        answers,
+        temperature=self._parts.experiment.rl.sampling.temperature or 1.0,
+      )
 
   def score_by_teachers(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
     """The teachers' log-probs of all tokens of episodes, one array each.
@@ -493,7 +520,7 @@ def update_settings(
   """What ``make_update`` takes of a stage."""
   own: dict[str, Any] = {"temperature": temperature, "lora": lora}
   names = [field.name for field in dataclasses.fields(UpdateSettings)]
-  own["distillation"] = None  # that of a phase
+  own |= {"distillation": None, "only_values": False}  # those of a phase
   return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
 
 

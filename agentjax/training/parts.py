@@ -10,8 +10,9 @@ from typing import Any
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits, load_tasks
+from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import Engine, SamplingConfig
-from agentjax.envs.config import build_environment
+from agentjax.envs.config import build_environment, environment_tasks
 from agentjax.envs.world import World
 from agentjax.models import ModelConfig
 from agentjax.rewards.config import build_rewards
@@ -130,7 +131,7 @@ def build_parts(
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  tasks = load_tasks(experiment.data) if extensions.tasks is None else extensions.tasks
+  tasks = _load_tasks(experiment) if extensions.tasks is None else extensions.tasks
   registry = build_tools(experiment.tools, extensions.tools)
   hidden_tests = VerifiedTests(experiment.reward.unit_tests)
   world = build_environment(
@@ -180,6 +181,17 @@ def build_parts(
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout),
   )
+
+
+def _load_tasks(experiment: Experiment) -> TaskSplits:
+  data = experiment.data
+  if data.source != "environment":
+    return load_tasks(data)
+  data.validate()
+  assert data.train_size is not None and data.test_size is not None
+  sizes, first_ids = (data.train_size, data.test_size), (0, FIRST_TEST_ID)
+  made = environment_tasks(experiment.environment, sizes, seed=data.seed, first_ids=first_ids)
+  return TaskSplits(*made)
 
 
 def _check_prompts(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
 from absl import logging
 from rich.console import Console
 
@@ -33,6 +34,12 @@ from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.training import processes
 from agentjax.training.checkpoint import CheckpointStore, load_networks
+from agentjax.training.diagnostics import (
+  CollapseMonitor,
+  answer_pairs,
+  collapse_metrics,
+  mutual_information,
+)
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.fingerprint import fingerprint
@@ -43,6 +50,7 @@ from agentjax.training.loop_thread import LoopThread
 from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
+from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs
 from agentjax.training.stored import (
   StoredGroups,
@@ -140,7 +148,8 @@ class Run:
 
     Raises:
       ConfigError: settings or directory that cannot be used.
-      TrainingError: gradients stayed non-finite.
+      TrainingError: gradients stayed non-finite, no group was left to train on for several steps,
+        or the policy collapsed and ``config.rl.diagnostics.stop`` is set.
       CheckpointError: a checkpoint could not be written; earlier ones are whole.
     """
     with self._session() as session:
@@ -208,6 +217,7 @@ class _Session:
     self.demonstrations = self._iterator(
       [t for t in self.parts.tasks.train if t.demonstration], "supervised"
     )
+    self.refused: list[Trajectory] = []  # groups that the selection gave up since the last step
     self.stream = self._make_stream()
     self.recovered = False  # whether ``pending`` has the journal's episodes
     self.handed_over = time.monotonic()  # when the latest batch was
@@ -258,15 +268,31 @@ class _Session:
       self.parts.program,
       self.parts.sampler,
     )
+    stage = self.experiment.rl
+    refill = stage.selection.refill * len(processes.share(range(stage.tasks_per_step)))
     return GroupStream(
       playing,
       tasks,
       first=self.first_rl_step,
       group_size=self.experiment.rollout.group_size,
-      schedule=self.experiment.rl.schedule,
+      schedule=stage.schedule,
       finished=self.pending,
       share=processes.share,
+      accept=self._accept if refill else None,
+      refill=refill,
+      on_refuse=self._refuse,
     )
+
+  def _accept(self, members: list[Trajectory]) -> bool:
+    """Whether a group is to be trained on; called from the event loop's thread."""
+    selection = self.experiment.rl.selection
+    return bool(keep_groups(group_scores(members, selection.score)[1], selection).all())
+
+  def _refuse(self, members: list[Trajectory]) -> None:
+    """Forgets a group; also called from the event loop's thread."""
+    self.refused += members
+    for member in members:
+      self.pending.pop(member.address, None)
 
   def _keep(self, trajectory: Trajectory) -> None:
     """Notes a finished episode; also called from the event loop's thread."""
@@ -279,6 +305,7 @@ class _Session:
   def train(self) -> RunReport:
     state, step = self._restore()
     progress = ProgressDisplay(self.console, _COLUMNS)
+    monitor = self._make_monitor(step)
     with contextlib.ExitStack() as stack:
       metrics = None
       if processes.is_first():
@@ -298,7 +325,7 @@ class _Session:
         if step == first or progress.stage_name != stage:
           progress.stage(stage, getattr(self.experiment, stage).steps, done=step - first)
         try:
-          state, values = self._step(step, stage, state, progress)
+          state, values = self._step(step, stage, state, progress, monitor)
         except asyncio.CancelledError:
           step -= 1
           break
@@ -308,6 +335,8 @@ class _Session:
         if last_of_stage or step % self.experiment.checkpoint.every == 0:
           self._save(step, state)
         progress.update(step - first + 1, values)
+        if stage == "rl":
+          self._watch(step, values, state, monitor)
       finished = step == self.last_step
       if not finished:
         self._save(step, state, waiting=False)
@@ -323,8 +352,33 @@ class _Session:
       self._write_report(report)
     return report
 
+  def _make_monitor(self, step: int) -> CollapseMonitor:
+    stage = self.experiment.rl
+    rows = read_metrics(self.directory / "metrics.jsonl")
+    past = [r for r in rows if r["step"] <= step and r["stage"] == "rl"]
+    return CollapseMonitor(stage.diagnostics, stage.selection, past)
+
+  def _watch(
+    self, step: int, values: dict[str, float], state: TrainState, monitor: CollapseMonitor
+  ) -> None:
+    """Warns of signs of collapse, and ends the run for those that say so."""
+    for sign in monitor.observe(values):
+      if sign.ends:
+        self._save(step, state, waiting=False)
+        raise TrainingError(
+          f"step {step}: {sign.message}. Go on from an earlier checkpoint with another "
+          "config.rl.selection, a lower learning rate or more varied tasks; "
+          "config.rl.diagnostics and config.rl.selection.patience hold the bounds."
+        )
+      logging.warning("step %d: sign of collapse (%s): %s", step, sign.name, sign.message)
+
   def _step(
-    self, step: int, stage: str, state: TrainState, progress: ProgressDisplay
+    self,
+    step: int,
+    stage: str,
+    state: TrainState,
+    progress: ProgressDisplay,
+    monitor: CollapseMonitor,
   ) -> tuple[TrainState, dict[str, float]]:
     started = time.monotonic()
     episodes: tuple[keys.Address, ...] = ()
@@ -337,11 +391,17 @@ class _Session:
         if self.experiment.rl.rollouts is not None:
           policy = fingerprint(self.learner.policy(state))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
-      trajectories = self._rollout(step, state)
+      sampled, trajectories, selected = self._rollout(step, state)
       episodes = tuple(t.address for t in trajectories)
       rollout_seconds = time.monotonic() - started
-      state, values = self.learner.rl_step(state, trajectories, step)
-      values |= self._rollout_metrics(step, trajectories, rollout_seconds)
+      found = self._information(step, state, sampled, monitor)
+      values = {"bad_steps": 0.0}
+      if trajectories:
+        state, values = self.learner.rl_step(state, trajectories, step)
+      else:
+        logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
+      values |= self._rollout_metrics(step, sampled, rollout_seconds) | selected | found
+      values |= staleness_statistics(trajectories, step).metrics() | collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
@@ -359,13 +419,19 @@ class _Session:
     values["time/step"] = time.monotonic() - started
     return state, values
 
-  def _rollout(self, step: int, state: TrainState) -> list[Trajectory]:
-    """The episodes that ``step`` trains on; other groups may stay under way."""
+  def _rollout(
+    self, step: int, state: TrainState
+  ) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
+    """What was sampled for ``step``, what of it is trained on, and how that was selected.
+
+    Other groups may stay under way.
+    """
     stream, stage = self.stream, self.experiment.rl
     assert stream is not None
     schedule, count = stage.schedule, len(processes.share(range(stage.tasks_per_step)))
     left = self.last_step - step  # steps after this one
-    if step in self.recorded and not schedule.repeatable:
+    settled = step in self.recorded and not schedule.repeatable
+    if settled:
       # Which groups it took cannot be sampled again: what was done stays done.
       trajectories = self._recorded_episodes(step)
     else:
@@ -383,12 +449,45 @@ class _Session:
         self._publish(step, state)
         self.runner.run(stream.fill(step, min(left, schedule.bound) * count + count))
         trajectories = self._take(step, count)
-    stream.consume({t.address[:2] for t in trajectories})
+    refused, self.refused = self.refused, []
+    if stage.selection.refill:
+      refused = processes.gather_trajectories(refused)
+    stream.consume({t.address[:2] for t in (*trajectories, *refused)})
     for trajectory in trajectories:
       self._keep(trajectory)
     for trajectory in trajectories:
       del self.pending[trajectory.address]
-    return trajectories
+    sampled = [*trajectories, *refused]
+    if settled or stage.selection.rule == "all":
+      return sampled, trajectories, {}
+    selected, metrics = select_groups(trajectories, stage.selection)
+    metrics["selection/refused_groups"] = float(len({t.address[:2] for t in refused}))
+    return sampled, selected, metrics
+
+  def _information(
+    self, step: int, state: TrainState, sampled: Sequence[Trajectory], monitor: CollapseMonitor
+  ) -> dict[str, float]:
+    """How much the answers depend on the prompts, where ``step`` is one that asks."""
+    config = self.experiment.rl.diagnostics
+    if not config.information_every or (step - self.first_rl_step) % config.information_every:
+      return {}
+    metrics: dict[str, float] = {}
+    for name, turns in (("first_turn", "first"), ("any_turn", "any")):
+      pairs = answer_pairs(
+        sampled,
+        config,
+        turns=turns,  # type: ignore[arg-type]
+        seed=self.experiment.seed + step,
+        decode=self.parts.tokenizer.decode,
+      )
+      if pairs is None:
+        continue
+      cross = self.learner.cross_log_probs(state, pairs.prompts, pairs.answers)
+      lengths = np.array([len(answer) for answer in pairs.answers])
+      metrics |= mutual_information(cross, pairs.own, lengths).metrics(name)
+      smooth = f"information/{name}_z_score_smoothed"
+      metrics[smooth] = monitor.smoothed(smooth, metrics[f"information/{name}_z_score"])
+    return metrics
 
   def _take(self, step: int, count: int) -> list[Trajectory]:
     assert self.stream is not None
@@ -512,8 +611,8 @@ class _Session:
       if stage == "supervised":
         assert self.demonstrations is not None
         state, _ = self.learner.supervised_step(state, next(self.demonstrations))
-      else:
-        state, _ = self.learner.rl_step(state, self._recorded_episodes(current), current)
+      elif episodes := self._recorded_episodes(current):
+        state, _ = self.learner.rl_step(state, episodes, current)
     return ReplayReport(step, recorded.fingerprint, fingerprint(state.networks))
 
   # Evaluation and reports.
@@ -570,7 +669,6 @@ class _Session:
           step,
           diversity.groups,
         )
-    values |= staleness_statistics(trajectories, step).metrics()
     values["schedule/dropped_groups"] = float(stream.dropped)
     # With episodes under way during updates, the time of updates counts as well.
     if stage.schedule.bound:

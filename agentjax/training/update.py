@@ -61,6 +61,7 @@ class UpdateSettings:
     qk_clip: largest attention score that is left alone (``models.qk_clip_scales``); None is off.
     lora: adapters are trained, on ``TrainState.reference``.
     distillation: which divergence from ``UpdateBatch.teacher``.
+    only_values: the value head is trained, and nothing of the policy changes.
   """
 
   temperature: float = 1.0
@@ -73,6 +74,7 @@ class UpdateSettings:
   qk_clip: float | None = None
   lora: LoraConfig | None = None
   distillation: DistillationConfig | None = None
+  only_values: bool = False
 
 
 Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
@@ -130,6 +132,8 @@ def make_update(
     ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
     ``log_probs``, [M, rows, T], are the trainer's before the update.
   """
+  if settings.only_values:
+    settings = dataclasses.replace(settings, qk_clip=None, router_bias_rate=0.0)
   if settings.qk_clip is not None:
     config = dataclasses.replace(config, record_max_scores=True)
 
@@ -141,6 +145,8 @@ def make_update(
     head: TeacherHead | None,
   ):
     fixed = batch.prepared
+    if settings.only_values:
+      networks = dataclasses.replace(networks, policy=jax.lax.stop_gradient(networks.policy))
     policy = full_policy(networks, reference, settings.lora)
     scores = score_tokens(
       policy,
@@ -236,6 +242,9 @@ def make_update(
     grads, (sums, largest, log_probs) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
     changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
     networks = optax.apply_updates(state.networks, changes)
+    if settings.only_values:
+      networks = dataclasses.replace(networks, policy=state.networks.policy)
+      opt_state = _keep_policy(opt_state, state.opt_state)
     healthy = bad_steps(opt_state) == 0  # a skipped update changes nothing at all
     clipping = {}
     if settings.qk_clip is not None:
@@ -332,6 +341,16 @@ class _Largest(NamedTuple):
 
   gap: Array
   scores: Array | None  # [attentions, heads]
+
+
+def _keep_policy(new: Any, old: Any) -> Any:
+  """``new`` optimiser state with the policy's part of ``old``."""
+
+  def choose(path: Any, fresh: Any, kept: Any) -> Any:
+    of_policy = any(getattr(key, "name", None) == "policy" for key in path)
+    return kept if of_policy else fresh
+
+  return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def _filled(shapes: Any, value: float) -> Any:

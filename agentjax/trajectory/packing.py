@@ -9,7 +9,7 @@ list given.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class PackedSequence:
     branches: int32 [n], as in ``Batch``; None where it shares nothing.
     teacher_log_probs: float32 [n], NaN where not known; None where not recorded.
     source: name of the data set of its task.
+    reward_parts: values of the named parts of its reward, without those that are not valid.
   """
 
   name: str
@@ -56,6 +57,7 @@ class PackedSequence:
   branches: np.ndarray | None = None
   teacher_log_probs: np.ndarray | None = None
   source: str = ""
+  reward_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -98,11 +100,28 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           experts=tokens.experts,
           teacher_log_probs=tokens.teacher_log_probs,
           source=trajectory.source,
+          reward_parts={
+            name: part.value
+            for name, part in trajectory.reward_parts.items()
+            if part.value is not None
+          },
           branches=None if branches is None else _shared(trajectory, branches, tokens, segments),
           **{name: getattr(tokens, name) for name in _PER_TOKEN},
         )
       )
   return result
+
+
+def part_rewards(
+  sequences: Sequence[PackedSequence], names: Sequence[str], places: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """float32 [places, P] values of the named parts, and bool [places]: all of them are known."""
+  values, known = np.zeros((places, len(names)), np.float32), np.zeros(places, bool)
+  for i, sequence in enumerate(sequences):
+    known[i] = all(name in sequence.reward_parts for name in names)
+    if known[i]:
+      values[i] = [sequence.reward_parts[name] for name in names]
+  return values, known
 
 
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:

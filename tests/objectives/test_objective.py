@@ -16,6 +16,9 @@ from agentjax.objectives.objective import (
   prepare_supervised,
 )
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.presets import preset
+from agentjax.objectives.returns import bilevel_gae
+from agentjax.objectives.segments import turn_units
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.objectives.value_loss import ValueLossConfig
 
@@ -281,3 +284,101 @@ def test_the_whole_config_survives_a_trip_through_json():
     PolicyLossConfig(dual_clip=3.0, mismatch=MismatchConfig(weight_level="turn")),
   )
   assert ObjectiveConfig.from_dict(config.to_dict()) == config
+
+
+def test_bilevel_gae_is_chosen_by_config(pack, data):
+  """What ``prepare`` gives is ``bilevel_gae`` on the outcome at the last token of each sequence."""
+  settings = AdvantageConfig(
+    centre="none",
+    scale="none",
+    credit="gae",
+    index_set="turn_then_token",
+    gamma=0.9,
+    turn_gamma=0.8,
+    gae_lambda=0.7,
+  )
+  batch = batch_of(pack, data)
+  values = pack.pack(np.linspace(-1, 1, data.now.size).reshape(data.now.shape))
+  result, _ = prepared(batch, ObjectiveConfig(settings), values=values)
+  weights, segment_ids = result.weights, batch.segment_ids
+  rewards = np.zeros(weights.shape, np.float32)
+  for row, time in zip(*np.nonzero(weights), strict=True):
+    number = segment_ids[row, time]
+    later = np.flatnonzero((segment_ids[row] == number) & (np.asarray(weights[row]) > 0))
+    if time == later[-1]:
+      rewards[row, time] = batch.rewards[number - 1]
+  units = turn_units(segment_ids, batch.turns)
+
+  def expected(lam):
+    return jax.jit(bilevel_gae)(
+      rewards, values, weights, segment_ids, units, gamma=0.9, lam=lam, unit_gamma=0.8
+    )
+
+  np.testing.assert_allclose(result.advantages, expected(0.7), atol=1e-6)
+  targets = np.where(np.asarray(weights) > 0, expected(1.0) + values, 0)
+  np.testing.assert_allclose(result.returns, targets, atol=1e-6)
+  token_level, _ = prepared(
+    batch, ObjectiveConfig(dataclasses.replace(settings, index_set="token")), values=values
+  )
+  assert not np.allclose(result.advantages, token_level.advantages, atol=1e-3)
+
+
+def test_parts_of_the_reward_are_standardised_one_by_one(pack, data):
+  batch = batch_of(pack, data)
+  parts = np.zeros((batch.num_sequences, 2), np.float32)
+  parts[:, 0] = 100.0 * np.arange(batch.num_sequences)
+  parts[:, 1] = 0.01 * (np.arange(batch.num_sequences) % 2)
+  config = AdvantageConfig(parts=("answer", "format"), part_weights=(1.0, 0.5))
+  result, _ = prepared(batch, ObjectiveConfig(config), part_rewards=parts)
+  plain = AdvantageConfig()
+
+  def of(rewards):
+    other = dataclasses.replace(batch, rewards=rewards)
+    return prepared(other, ObjectiveConfig(plain))[0].advantages
+
+  expected = of(parts[:, 0]) + 0.5 * of(parts[:, 1])
+  np.testing.assert_allclose(result.advantages, expected, atol=1e-5)
+  with pytest.raises(ValueError, match="needs part_rewards"):
+    prepare(batch, ObjectiveConfig(config))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_is_the_estimate_that_is_named(pack, data, estimator):
+  config = AdvantageConfig(
+    centre="none",
+    scale="none",
+    credit="reward_to_go",
+    kl_in_reward=0.1,
+    kl_in_reward_estimator=estimator,
+  )
+  batch = batch_of(pack, data)
+  reference = pack.pack(data.behaviour - 0.5)
+  result, _ = prepared(batch, ObjectiveConfig(config), reference_log_probs=reference)
+  bare = dataclasses.replace(config, kl_in_reward=0.0)
+  plain, _ = prepared(batch, ObjectiveConfig(bare), reference_log_probs=reference)
+  one = {"k1": 0.5, "k2": 0.125, "k3": np.exp(-0.5) - 0.5}[estimator]
+  paid = pack.unpack(plain.advantages - result.advantages)
+  left = np.cumsum((data.weights > 0)[:, ::-1], axis=1)[:, ::-1] * (data.weights > 0)
+  np.testing.assert_allclose(paid, 0.1 * one * left, atol=1e-5)
+
+
+def test_the_likelihood_term_is_on_sequences_that_were_rewarded_not_on_good_tokens(pack, data):
+  """VAPO: with a value head a token of a right answer may have a negative advantage."""
+  batch = batch_of(pack, data)
+  config = preset("vapo")
+  result, _ = prepared(batch, config, values=pack.pack(np.full_like(data.now, 5.0)))
+  assert not (np.asarray(result.advantages) > 0).any()
+  rewarded = pack.unpack(result.rewarded.astype(np.float32))
+  given = np.asarray(data.rewards) > 0
+  np.testing.assert_array_equal(rewarded.astype(bool), np.repeat(given[:, None], LENGTH, 1))
+
+
+def test_a_scaled_loss_is_that_many_times_as_large(pack, data):
+  config = preset("ppo")
+  result, _ = prepared(batch_of(pack, data), config, values=pack.pack(0 * data.now))
+  now = pack.pack(data.now)
+
+  def loss(prepared_):
+    return policy_objective(config)(prepared_.with_scores(now, now, now))[0]
+
+  np.testing.assert_allclose(loss(result.scaled(0.25)), 0.25 * loss(result), rtol=1e-5)

@@ -26,7 +26,7 @@ def test_every_preset_is_valid_and_comes_as_an_open_copy(name):
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-  with pytest.raises(ConfigError, match="dapo, dr_grpo"):
+  with pytest.raises(ConfigError, match="dapo, decoupled_ppo, dr_grpo"):
     preset("grpo2")
 
 
@@ -47,6 +47,8 @@ def example():
     return jnp.asarray(np.where(inside, now + drift, 0), jnp.float32)
 
   old, behaviour, reference = near(0.4), near(0.4), near(0.4)
+  # In the first group sampler and trainer agree: what rejects by their ratio keeps it.
+  behaviour = jnp.where(segment_ids <= 3, old, behaviour)
   batch = Batch(
     token_ids=jnp.zeros(inside.shape, jnp.int32),
     segment_ids=jnp.asarray(segment_ids),

@@ -1,0 +1,44 @@
+"""Parts of a reward that shape it by how an episode was written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentjax.config import Config, check
+from agentjax.rewards.graph import Scorer
+from agentjax.rewards.scorers import sampled_tokens
+from agentjax.trajectory.record import Task, Trajectory
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OverlongConfig(Config):
+  """When an episode is too long. DAPO (2503.14476) has 20480, 4096 and 1.
+
+  Attributes:
+    limit: L, drawn tokens at which the whole penalty is due.
+    buffer: B, tokens before the limit over which it grows.
+    penalty: p, its size.
+  """
+
+  limit: int = 20480
+  buffer: int = 4096
+  penalty: float = 1.0
+
+  def validate(self, path: str = "config.reward.overlong") -> None:
+    super().validate(path)
+    check(self.limit >= 1, f"{path}.limit", self.limit, ">= 1 tokens")
+    check(1 <= self.buffer <= self.limit, f"{path}.buffer", self.buffer, f"1 to limit {self.limit}")
+    check(self.penalty > 0, f"{path}.penalty", self.penalty, "> 0")
+
+
+def overlong(config: OverlongConfig) -> Scorer:
+  """DAPO's soft penalty ``min(-(length - (L - B)) / B * p, 0)``; give it weight 1.
+
+  The length counts the tokens that the policy drew. It goes on falling past the limit.
+  """
+
+  def score(trajectory: Trajectory, task: Task) -> float:
+    over = sampled_tokens(trajectory, task) - (config.limit - config.buffer)
+    return min(-over / config.buffer * config.penalty, 0.0)
+
+  return score

@@ -1,0 +1,190 @@
+"""Mutual information against golden numbers and limits; signs of collapse; both in a run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentjax.config import ConfigError
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.training import HeldOutConfig, TrainingError
+from agentjax.training.diagnostics import (
+  CollapseMonitor,
+  DiagnosticsConfig,
+  answer_pairs,
+  collapse_metrics,
+  mutual_information,
+  repetition,
+)
+from agentjax.training.metrics import read_metrics
+from agentjax.training.selectors import SelectionConfig
+from agentjax.trajectory.record import Reward, Segment, Trajectory
+from tests.training.stages import run, staged_experiment
+
+GOLDEN = 10 * np.array([[-0.5, -0.9, -1.2], [-0.8, -0.6, -1.0], [-1.1, -1.0, -0.7]])
+OWN = np.arange(3)
+
+
+def test_golden_information_of_ragen_2():
+  found = mutual_information(GOLDEN, OWN, np.full(3, 10))
+  assert found.per_token == pytest.approx(0.102266, abs=1e-6)
+  assert found.sequence == pytest.approx(1.022659, abs=1e-6)
+  assert found.retrieval_accuracy == 1.0 and found.chance == pytest.approx(1 / 3)
+  top = GOLDEN.max(1)
+  marginal = (top + np.log(np.exp(GOLDEN - top[:, None]).sum(1)) - np.log(3)) / 10
+  assert found.z_score == pytest.approx(0.102266 / (marginal.std() + 1e-3), rel=1e-4)
+
+
+def test_answers_that_fit_any_prompt_carry_none():
+  collapsed = np.repeat(GOLDEN[:, :1], 3, axis=1)
+  found = mutual_information(collapsed, OWN, np.full(3, 10))
+  assert found.sequence == pytest.approx(0, abs=1e-9) == found.per_token
+  assert found.retrieval_accuracy == pytest.approx(1 / 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.1, 200))
+def test_it_is_never_more_than_the_prompts_can_tell(seed, prompts, scale):
+  random = np.random.default_rng(seed)
+  cross = -scale * random.random((2 * prompts, prompts))
+  own = np.repeat(np.arange(prompts), 2)
+  found = mutual_information(cross, own, random.integers(1, 9, 2 * prompts))
+  assert found.sequence <= np.log(prompts) + 1e-9
+  shuffled = mutual_information(cross[:, ::-1], prompts - 1 - own, np.full(2 * prompts, 3))
+  assert shuffled.sequence == pytest.approx(found.sequence)
+
+
+def segment(owner, ids, drawn, parent, turn=0):
+  ids = np.array(ids, np.int32)
+  zeros = np.zeros(len(ids), np.float32)
+  sampled = np.arange(len(ids)) >= len(ids) - drawn
+  return Segment(owner, ids, sampled, zeros, zeros, zeros, ids, turn=turn, parent=parent)
+
+
+def episode(task, sample, answers, reward=0.0):
+  segments = [segment("user", [1, 10 + task], 0, None)]
+  for turn, answer in enumerate(answers):
+    segments.append(segment("assistant", [2, *answer], len(answer), len(segments) - 1, turn))
+    segments.append(segment("user", [3], 0, len(segments) - 1, turn))
+  return Trajectory(1, task, sample, "x", segments, reward=Reward(reward))
+
+
+EPISODES = [episode(t, s, [[30 + t, s], [40, 41, s]]) for t in range(3) for s in range(4)]
+
+
+def test_first_turns_follow_their_prompts():
+  pairs = answer_pairs(EPISODES, DiagnosticsConfig(prompts=8, samples=3), turns="first", seed=0)
+  assert [p.tolist() for p in pairs.prompts] == [[1, 10 + t, 2] for t in range(3)]
+  assert pairs.own.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+  for answer, own in zip(pairs.answers, pairs.own, strict=True):
+    assert answer[0] == 30 + own and len(answer) == 2
+
+
+def test_any_turn_follows_all_that_stood_before_it():
+  seen = set()
+  for seed in range(20):
+    pairs = answer_pairs(EPISODES, DiagnosticsConfig(prompts=2), turns="any", seed=seed)
+    assert len(pairs.prompts) == len(pairs.answers) == 2
+    for prompt, answer in zip(pairs.prompts, pairs.answers, strict=True):
+      seen.add(len(prompt))
+      assert len(answer) == (2 if len(prompt) == 3 else 3)
+      if len(prompt) > 3:
+        assert prompt[:3].tolist() == [1, prompt[1], 2] and prompt[-2:].tolist() == [3, 2]
+  assert seen == {3, 7}
+  assert answer_pairs(EPISODES[:4], DiagnosticsConfig(), turns="first", seed=0) is None
+
+
+def test_an_answer_ends_where_the_reasoning_does():
+  def decode(ids):
+    return "".join(chr(i) for i in ids)
+
+  text = [ord(c) for c in "so </think> 4"]
+  episodes = [episode(t, 0, [text]) for t in range(2)]
+  config = DiagnosticsConfig(reasoning_end="</think>")
+  pairs = answer_pairs(episodes, config, turns="first", seed=0, decode=decode)
+  assert decode(pairs.answers[0].tolist()) == "so </think"  # up to the token that completes it
+  with pytest.raises(ValueError, match="needs decode"):
+    answer_pairs(episodes, config, turns="first", seed=0)
+
+
+def test_repetition_counts_runs_that_stood_before():
+  assert repetition([episode(0, 0, [[1, 2, 3, 4, 5, 6]])]) == 0.0
+  assert repetition([episode(0, 0, [[7] * 13])]) == pytest.approx(0.9)
+  assert repetition([episode(0, 0, [[1, 2, 3, 4], [1, 2, 3, 4]])]) == 0.5  # across turns
+  assert repetition([]) == 0.0
+
+
+def test_spread_within_groups_is_reported():
+  rewards = [0.0, 1.0, 0.5, 0.5]
+  members = [episode(i // 2, i % 2, [[1]], r) for i, r in enumerate(rewards)]
+  found = collapse_metrics(members)
+  assert found["collapse/reward_std"] == pytest.approx(0.5**0.5 / 2)
+  assert found["collapse/silent_groups"] == 0.5
+
+
+def signs(rows, config=None, selection=None, **changes):
+  config = config or DiagnosticsConfig(window=3, **changes)
+  monitor = CollapseMonitor(config, selection or SelectionConfig(), rows[:-1])
+  return {sign.name: sign.ends for sign in monitor.observe(rows[-1])}
+
+
+def rows(**series):
+  return [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
+
+
+STD = "collapse/reward_std"
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_fallen_spread_of_rewards_is_a_sign(stop):
+  fallen = rows(**{STD: [0.5, 0.4, 0.6, 0.3, 0.04, 0.04, 0.04]})
+  assert signs(fallen, stop=stop) == {"reward_std": stop}
+  assert signs(rows(**{STD: [0.5, 0.4, 0.6, 0.3, 0.2, 0.04, 0.04]})) == {}
+  assert signs(fallen[:2]) == {}  # too early to tell
+
+
+def test_jumps_are_signs_and_steady_falls_are_not():
+  entropy, norm = "policy/entropy", "grad_norm"
+  assert signs(rows(**{entropy: [0.5, 0.4, 0.3, 0.9]})) == {"entropy_jump": False}
+  assert signs(rows(**{entropy: [0.5, 0.4, 0.3, 0.2]})) == {}
+  assert signs(rows(**{norm: [1.0, 2.0, 1.0, 30.0]})) == {"gradient_spike": False}
+  assert signs(rows(**{norm: [1.0, 2.0, None, 30.0]})) == {}  # two known steps only
+  assert signs(rows(**{"collapse/repetition": [0.1, 0.6]})) == {"repetition": False}
+
+
+def test_lasting_failure_and_empty_selections_are_signs():
+  success = rows(**{"eval/greedy": [0.3, 0.0, 0.005, 0.0]})
+  assert signs(success, success_patience=3, stop=True) == {"success": True}
+  assert signs(success[:3], success_patience=3) == {}
+  empty = rows(**{"selection/groups": [4, 0, 0]})
+  assert signs(empty, selection=SelectionConfig(patience=2)) == {"selection": True}
+  assert signs(empty, selection=SelectionConfig(patience=3)) == {}
+
+
+def test_settings_are_checked():
+  with pytest.raises(ConfigError, match=r"rl\.diagnostics\.prompts=1"):
+    DiagnosticsConfig(prompts=1).validate()
+
+
+def test_a_run_reports_information_and_stops_at_a_sign(tmp_path):
+  watched = DiagnosticsConfig(
+    information_every=2, prompts=2, samples=2, success_floor=1.0, success_patience=2, stop=True
+  )
+  schedule = ScheduleConfig()
+  stage = dataclasses.replace(staged_experiment(schedule).rl, diagnostics=watched)
+  held_out = HeldOutConfig(
+    tasks=2, every=1, samples=0, pass_at=(), success_part="environment", resamples=10
+  )
+  with pytest.raises(TrainingError, match=r"step 2: held-out success was below 1.0 2 times"):
+    run(tmp_path / "run", schedule, rl=stage, evaluation=held_out).train()
+  assert (tmp_path / "run" / "checkpoints" / "2").exists()
+  found = read_metrics(tmp_path / "run" / "metrics.jsonl")
+  assert [row["step"] for row in found] == [1, 2]
+  for row in found:
+    for turn in ("first_turn", "any_turn"):
+      assert (f"information/{turn}_sequence" in row) == (row["step"] % 2 == 1)
+    assert row["collapse/reward_std"] >= 0 and row["collapse/repetition"] >= 0
+  assert found[0]["information/first_turn_sequence"] <= np.log(2) + 1e-6
+  assert found[0]["information/first_turn_chance"] == 0.5

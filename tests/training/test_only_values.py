@@ -1,0 +1,77 @@
+"""Value pre-training: the value head learns, and nothing of the policy moves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.presets import preset
+from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.training.optimizer import OptimizerConfig, build_optimizer
+from agentjax.training.state import init_state, network_specs, state_shardings
+from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.trajectory.packing import pack
+from tests.training.machine import ATTENTION, sequences
+
+VAPO = preset("vapo")
+SPECS = network_specs(ATTENTION, critic=True)
+# Weight decay would move a policy without a gradient, momentum one that had a gradient earlier.
+OPTIMIZER = build_optimizer(OptimizerConfig(learning_rate=0.02, weight_decay=0.5), 10, SPECS)
+PLACED = state_shardings(
+  ATTENTION,
+  OPTIMIZER,
+  make_mesh(MeshConfig(), jax.devices()[:1]),
+  critic=True,
+  reference=False,
+  lora=None,
+)
+
+
+def stepper():
+  update = make_update(
+    ATTENTION, OPTIMIZER, policy_objective(VAPO), UpdateSettings(only_values=True), PLACED
+  )
+  batch = pack(sequences(), row_length=12, pad_id=0, rows=4)
+  prepared, _ = prepare(batch, VAPO, values=np.zeros(batch.weights.shape, np.float32))
+  whole = UpdateBatch(batch.token_ids, batch.positions, jax.tree.map(np.asarray, prepared))
+  return lambda state: update(state, split_rows(whole, 4), 1)
+
+
+def with_moments(state):
+  """As if the policy had been trained before."""
+
+  def filled(path, leaf):
+    moment = ".policy" in jax.tree_util.keystr(path) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf + 0.1 if moment else leaf
+
+  moved = jax.tree_util.tree_map_with_path(filled, state.opt_state)
+  return dataclasses.replace(state, opt_state=moved)
+
+
+def moments_of_policy(state):
+  every = jax.tree_util.tree_leaves_with_path(state.opt_state)
+  return [np.array(leaf) for path, leaf in every if ".policy" in jax.tree_util.keystr(path)]
+
+
+def leaves(tree):
+  return [np.array(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def same(before, after):
+  return all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_value_head_learns_and_nothing_of_the_policy_moves():
+  step = stepper()
+  state = with_moments(init_state(ATTENTION, OPTIMIZER, jax.random.key(0), PLACED))
+  policy, moments = leaves(state.networks.policy), moments_of_policy(state)
+  value, losses = leaves(state.networks.value), []
+  assert moments and all(m.any() for m in moments)
+  for _ in range(3):
+    state, metrics, _ = step(state)
+    losses.append(float(metrics["value_loss"]))
+  assert losses[-1] < losses[0]
+  assert same(policy, leaves(state.networks.policy)) and same(moments, moments_of_policy(state))
+  assert not same(value, leaves(state.networks.value))
