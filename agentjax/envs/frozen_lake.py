@@ -72,28 +72,28 @@ class FrozenLake(TextGame):
     )
     self._moves = world.P
     places = "".join(self._map)
-    self._place, self._over = places.index("S"), False
+    self._place, self._finished = places.index("S"), False
 
   def act(self, action: str, random: np.random.Generator) -> float:
     moves = self._moves[self._place][_ACTIONS.index(action)]
     chances = np.cumsum([move[0] for move in moves])
     drawn = min(int(np.searchsorted(chances, random.random() * chances[-1])), len(moves) - 1)
-    _, self._place, reward, self._over = moves[drawn]
-    self._place, self._over = int(self._place), bool(self._over)
+    _, self._place, reward, self._finished = moves[drawn]
+    self._place, self._finished = int(self._place), bool(self._finished)
     return float(reward)
 
   @property
   def ended(self) -> bool:
-    return self._over
+    return self._finished
 
   def board(self) -> str:
     return _draw(self._map, self._place)
 
   def get_state(self) -> Any:
-    return [self._place, self._over]
+    return [self._place, self._finished]
 
   def set_state(self, state: Any) -> None:
-    self._place, self._over = state
+    self._place, self._finished = state
 
 
 def frozen_lake_tasks(

@@ -167,7 +167,7 @@ class Sokoban(TextGame):
 
 def solve(level: Level, most_steps: int) -> list[str] | None:
   """The shortest solution, breadth first; None without one of so many steps."""
-  queue = collections.deque([(level, ())])  # type: ignore[var-annotated]
+  queue: collections.deque[tuple[Level, tuple[str, ...]]] = collections.deque([(level, ())])
   seen = {(level.boxes, level.player)}
   while queue:
     now, way = queue.popleft()

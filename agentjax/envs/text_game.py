@@ -109,16 +109,14 @@ class TextGame(Environment):
     if action.truncated:
       return self._over(Reward(-self.turns.format_penalty), Status.TRUNCATED)
     named = read_actions(action.text, self.actions, tags=self.turns.tags)
-    if not named:
-      total, done = -self.turns.format_penalty, []
-    else:
-      total, done = 0.0, []
-      for name in named[: self.turns.actions_per_turn]:
-        if self.ended or self._done >= self.turns.max_actions:
-          break
-        total += self.act(name, self._random)
-        self._done += 1
-        done.append(name)
+    total = 0.0 if named else -self.turns.format_penalty
+    done: list[str] = []
+    for name in named[: self.turns.actions_per_turn]:
+      if self.ended or self._done >= self.turns.max_actions:
+        break
+      total += self.act(name, self._random)
+      self._done += 1
+      done.append(name)
     if self.ended:
       return Step(Observation(()), Reward(total), terminated=True, answer=", ".join(done))
     if self._turn >= self.turns.max_turns or self._done >= self.turns.max_actions:

@@ -100,7 +100,10 @@ def build_rewards(
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  own = {"overlong": overlong(config.overlong), "pivot": PivotScorer(config.pivot)}
+  own: dict[str, Scorer] = {
+    "overlong": overlong(config.overlong),
+    "pivot": PivotScorer(config.pivot),
+  }
   scorers = {**own, **scorers}
   known = sorted({*scorers, *JUDGED_PARTS, UNIT_TESTS})
   for name in config.parts:

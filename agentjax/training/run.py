@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 from rich.console import Console
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
@@ -196,6 +196,13 @@ class _Session:
     self.parts = build_parts(experiment, directory, extensions)
     if processes.is_first():
       processes.wait("tokenizer")
+    every = experiment.rl.diagnostics.information_every
+    check(
+      not every or jax.process_count() == 1,
+      "config.rl.diagnostics.information_every",
+      every,
+      f"0 with {jax.process_count()} processes, none of which holds the whole policy",
+    )
     self.learner = Learner(self.parts, objective)
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity

@@ -34,6 +34,11 @@ def test_a_hole_ends_the_game_without_reward():
   assert game.board() == "___\nX__\n__G"
 
 
+def test_the_game_ends_when_its_actions_are_used():
+  rewards, step = play(begin(FrozenLake(SURE), TASK), ["<answer>Up||Up||Up||Up||Up</answer>"] * 3)
+  assert rewards == [0.0, 0.0] and step.terminated and step.answer is None
+
+
 def test_one_slips_to_either_side_as_often_as_one_goes_on():
   slippery = FrozenLakeConfig(size=3)
   landed = collections.Counter()
