@@ -19,6 +19,7 @@ from agentjax.envs.repair import HiddenTests, RepairEnvironmentConfig, repair_wo
 from agentjax.envs.sokoban import Sokoban, SokobanConfig, sokoban_tasks
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
 from agentjax.envs.world import World
+from agentjax.text.answers import read_marked_answer
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
 
@@ -93,6 +94,7 @@ def build_environment(
   *,
   max_turns: int,
   tool_timeout: float,
+  read_answer: Callable[[str], str | None] = read_marked_answer,
 ) -> World:
   """The world of ``config.kind``; close it at the end of the run.
 
@@ -102,6 +104,7 @@ def build_environment(
     hidden_tests: runs unit tests against code that is not to be trusted.
     max_turns: turns of the policy in an episode.
     tool_timeout: seconds one tool call may take.
+    read_answer: final text of a question -> its answer.
 
   Raises:
     ConfigError: tools that the kind cannot do without, or cannot have.
@@ -126,6 +129,8 @@ def build_environment(
       return build_code_environment(
         config.code, registry, max_turns=max_turns, tool_timeout=tool_timeout
       )
-    return QuestionEnvironment(registry, max_turns=max_turns, tool_timeout=tool_timeout)
+    return QuestionEnvironment(
+      registry, max_turns=max_turns, tool_timeout=tool_timeout, read_answer=read_answer
+    )
 
   return World(make=make, tools=registry.tools)

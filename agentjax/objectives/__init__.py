@@ -35,6 +35,13 @@ from agentjax.objectives.objective import (
   prepare_supervised,
 )
 from agentjax.objectives.policy_loss import PolicyLoss, PolicyLossConfig
+from agentjax.objectives.preference import (
+  PreferenceConfig,
+  dpo_loss,
+  implicit_prm_loss,
+  preference_advantages,
+  promise_progress_loss,
+)
 from agentjax.objectives.presets import PRESETS, preset
 from agentjax.objectives.returns import (
   bilevel_gae,
@@ -61,6 +68,7 @@ __all__ = [
   "ObjectiveConfig",
   "PolicyLoss",
   "PolicyLossConfig",
+  "PreferenceConfig",
   "Prepared",
   "ValueLossConfig",
   "ambiguity_terms",
@@ -72,7 +80,9 @@ __all__ = [
   "check_rewards",
   "compare",
   "divergence",
+  "dpo_loss",
   "gae",
+  "implicit_prm_loss",
   "keep_best",
   "kl_estimate",
   "mismatch_correction",
@@ -81,9 +91,11 @@ __all__ = [
   "negative_log_likelihood",
   "optimal_token_baseline",
   "policy_objective",
+  "preference_advantages",
   "prepare",
   "prepare_supervised",
   "preset",
+  "promise_progress_loss",
   "reward_to_go",
   "select_tokens",
   "sequence_advantages",

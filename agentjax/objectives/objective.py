@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config
+from agentjax.config import Config, check
 from agentjax.objectives.advantages import (
   AdvantageConfig,
   merge_branches,
@@ -36,6 +36,7 @@ from agentjax.objectives.distillation import DistillationConfig, teacher_advanta
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
+from agentjax.objectives.preference import PreferenceConfig, preference_advantages
 from agentjax.objectives.returns import (
   bilevel_gae,
   gae,
@@ -59,18 +60,21 @@ from agentjax.trajectory.batch import Batch
 class ObjectiveConfig(Config):
   """A reinforcement-learning objective: how credit is given and what loss it enters.
 
-  ``distillation`` adds a teacher's word on every token; None has no teacher.
+  ``distillation`` adds a teacher's word on every token; None has no teacher. ``preference`` takes
+  the credit from DPO or an outcome's likelihood in the place of ``advantage``.
   """
 
   advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
   policy_loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
+  preference: PreferenceConfig | None = None
 
   @property
   def needs_reference(self) -> bool:
     """Whether log-probs of a reference policy must be computed."""
-    return self.advantage.needs_reference or self.policy_loss.needs_reference
+    asked = self.advantage.needs_reference or self.policy_loss.needs_reference
+    return asked or self.preference is not None
 
   @property
   def needs_values(self) -> bool:
@@ -81,6 +85,25 @@ class ObjectiveConfig(Config):
   def needs_old_log_probs(self) -> bool:
     """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
     return self.policy_loss.mismatch.active
+
+  def validate(self, path: str = "objective") -> None:
+    super().validate(path)
+    if self.preference is None:
+      return
+    # With anything else the update would not be the gradient of the loss that it is named after.
+    for room, name, allowed in (
+      (self.advantage, "centre", "none"),
+      (self.advantage, "scale", "none"),
+      (self.advantage, "credit", "broadcast"),
+      (self.advantage, "whiten", False),
+      (self.policy_loss, "gradient_form", "score"),
+      (self.policy_loss, "clip", "unit"),
+      (self.policy_loss, "aggregation", "sequence_mean_token_sum"),
+    ):
+      where = "advantage" if room is self.advantage else "policy_loss"
+      value = getattr(room, name)
+      said = f"{allowed!r} with {path}.preference, as in the presets 'dpo' and 'implicit_prm'"
+      check(value == allowed, f"{path}.{where}.{name}", value, said)
 
   @property
   def needs_divergences(self) -> bool:
@@ -323,6 +346,18 @@ def prepare(
     )
   else:
     outcome = sequence_advantages(batch.rewards, batch.valid, batch.groups, settings, **options)
+  if config.preference is not None:
+    reference = _need(reference_log_probs, "reference_log_probs")
+    gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
+    outcome, found = preference_advantages(
+      sequence_sum(gained, segment_ids, batch.num_sequences),
+      batch.rewards,
+      # A sequence without weight has no likelihood to compare.
+      batch.valid & (sequence_sum(weights, segment_ids, batch.num_sequences) > 0),
+      batch.groups,
+      config.preference,
+    )
+    metrics |= found
   if advantage_scale is not None:
     outcome *= advantage_scale
   if settings.learn_from != "all":

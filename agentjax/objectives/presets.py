@@ -14,6 +14,7 @@ from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig
 
 # DeepSeekMath, 2402.03300: z-score a group, a mean a sequence, k3 at .04.
@@ -245,6 +246,17 @@ TIP = ObjectiveConfig(
 NSR_PRERL = ObjectiveConfig(
   AdvantageConfig(scale="none", learn_from="negative", multiplier=0.01),
   PolicyLossConfig(dual_clip=10.0),
+)
+
+_LIKELIHOOD = PolicyLossConfig(
+  gradient_form="score", clip="unit", aggregation="sequence_mean_token_sum"
+)
+# 2305.18290: on stored pairs, or on sampled groups by their rewards.
+DPO = ObjectiveConfig(_UNREWARDED, _LIKELIHOOD, preference=PreferenceConfig())
+# 2502.01456 (PRIME): a reward model learns outcomes; its log-ratios are then process rewards. beta
+# .05 is ours.
+IMPLICIT_PRM = ObjectiveConfig(
+  _UNREWARDED, _LIKELIHOOD, preference=PreferenceConfig(form="outcome", beta=0.05)
 )
 
 PRESETS: dict[str, ObjectiveConfig] = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from agentjax.config import Config, check
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
+from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
 from agentjax.rewards.monitor import (
   MONITOR_PART,
   MONITORS,
@@ -36,6 +37,7 @@ class RewardConfig(Config):
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
     pivot: what the part "pivot" takes for the same action as the expert's.
+    judged: how the parts "rubric" and "genrm" judge, and who does.
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -48,6 +50,7 @@ class RewardConfig(Config):
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   fault_alarm: float = 0.05
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
+  judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -67,6 +70,7 @@ class RewardConfig(Config):
     )
     check(0 <= self.fault_alarm <= 1, f"{path}.fault_alarm", self.fault_alarm, "a share, 0..1")
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
+    self.judged.check_parts(self.parts, f"{path}.judged")
     if self.gate is not None:
       check(self.gate in self.parts, f"{path}.gate", self.gate, f"one of parts {self.parts}")
     if self.gated:
@@ -101,16 +105,17 @@ def build_rewards(
     "pivot": PivotScorer(config.pivot),
   }
   scorers = {**own, **scorers}
-  known = sorted({*scorers, UNIT_TESTS})
+  known = sorted({*scorers, *JUDGED_PARTS, UNIT_TESTS})
   for name in config.parts:
     check(name in known, "config.reward.parts", name, ", ".join(known))
   for name in config.monitor.names:
     allowed = ", ".join(sorted(monitors))
     check(name in monitors, "config.reward.monitor.names", name, allowed)
-  chosen = {
-    name: scorers[name] if name in scorers else UnitTestScorer(config.unit_tests)
-    for name in config.parts
-  }
+  chosen = {name: scorers[name] for name in config.parts if name in scorers}
+  alone, compared = build_judged(config.judged, [n for n in config.parts if n not in chosen])
+  chosen |= alone
+  if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
+    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests)
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)
@@ -121,4 +126,4 @@ def build_rewards(
   if config.monitor.names:
     chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
     formula = watched(formula, Part(MONITOR_PART), config.monitor)
-  return RewardGraph(chosen, formula)
+  return RewardGraph(chosen, formula, compared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentjax.rewards.answers import answers_equal
+from agentjax.rewards.c2 import C2_SCORERS
 from agentjax.rewards.graph import Scorer
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
@@ -89,4 +90,5 @@ SCORERS: Mapping[str, Scorer] = {
   "sampled_tokens": sampled_tokens,
   "environment": environment,
   "reasoning_gym": reasoning_gym,
+  **C2_SCORERS,
 }

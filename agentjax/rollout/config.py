@@ -100,6 +100,8 @@ class RolloutConfig(Config):
     cancel_grace: seconds an environment that is cancelled may take to stop before it is abandoned.
     concurrency: episodes at work at the same time; more than the engine's slots keeps the device
       busy while some of them wait for tools.
+    answer: what of the last turn of a question is its answer. "marked": the line after ``####``;
+      "text": all of it, for rewards that judge it as it stands.
     grammar: what the policy may write. "none", anything; "tool_calls", free text and calls that are
       well formed, with arguments that satisfy the schema of an offered tool. The recorded log-probs
       stay those of the unmasked policy. Needs ``engine.grammar_states``.
@@ -118,6 +120,7 @@ class RolloutConfig(Config):
   reward_timeout: float = 120.0
   cancel_grace: float = 1.0
   concurrency: int = 64
+  answer: Literal["marked", "text"] = "marked"
   grammar: Literal["none", "tool_calls"] = "none"
   sampler: Literal["independent", "branch", "oversample"] = "independent"
   branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)

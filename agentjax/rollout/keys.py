@@ -23,6 +23,7 @@ class Stream(enum.IntEnum):
   EVALUATION = 2  # seed of an evaluation, so that it never repeats the draws of training
   BOOTSTRAP = 3  # resampling for confidence intervals
   BRANCH = 4  # whether an episode is branched before one turn
+  JUDGE = 5  # a judge's reply
 
 
 def derive(run_seed: int, stream: Stream, *parts: int) -> np.ndarray:

@@ -508,6 +508,25 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
+    if settings.preference is not None:
+      # Its weights are those of the policy before the update.
+      once = f"1 with {objective}.preference; further passes are further steps"
+      for field in ("minibatches", "epochs"):
+        value = getattr(self.rl, field)
+        check(value == 1, f"{path}.rl.{field}", value, once)
+      check(
+        recomputed,
+        f"{path}.rl.old_log_probs",
+        self.rl.old_log_probs,
+        f"'recomputed' with {objective}.preference",
+      )
+      alone = settings.preference.form == "dpo" and self.rl.rollouts is None
+      check(
+        self.rollout.group_size > 1 or not alone,
+        f"{path}.rollout.group_size",
+        self.rollout.group_size,
+        f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
+      )
 
   def _validate_environment(self, path: str) -> None:
     kind, names = self.environment.kind, self.tools.names

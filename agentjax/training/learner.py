@@ -283,7 +283,7 @@ class Learner:
 
     Metrics under ``mismatch/`` are those of ``MismatchReport``: of all tokens where the trainer
     recomputes log-probs, else of the first minibatch, which the step's first weights score. A phase
-    with context "response" has none.
+    with context "response" or an objective with a ``preference`` has none.
 
     Raises:
       NoEpisodesError: there is nothing to learn from.
@@ -324,7 +324,8 @@ class Learner:
       ready = [one._replace(prepared=one.prepared.scaled(factor)) for one in ready]
     every: list[dict[str, float]] = []
     trainers: list[np.ndarray] = []
-    compared = phase.config.context == "episode"
+    # Stored preferences were sampled by nobody.
+    compared = phase.config.context == "episode" and phase.config.objective.preference is None
     if settings.old_log_probs == "recomputed":
       trainers = [np.asarray(one.prepared.old_log_probs) for one in ready]
     for _ in range(settings.epochs):

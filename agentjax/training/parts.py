@@ -23,6 +23,7 @@ from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
+from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
 from agentjax.text.tokenizer import Tokenizer
@@ -139,6 +140,7 @@ def build_parts(
     hidden_tests,
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
+    read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
   )
   if extensions.make_environment is not None:
     world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)

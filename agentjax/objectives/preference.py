@@ -1,0 +1,176 @@
+r"""Learning from preferences and outcomes: DPO, the implicit process reward model, AgentPRM.
+
+``dpo_loss`` and ``implicit_prm_loss`` are functions of ``s_i = sum_t (log pi - log pi_ref)``, one
+number a sequence. So their gradient is a policy gradient: with ``A_i = -dL / ds_i`` at the present
+parameters, ``grad L = -sum_i A_i sum_t grad log pi_t``. ``preference_advantages`` gives that A, and
+DPO then takes the same way as every other objective, packed rows, micro-batches and shards
+included: chosen and rejected may lie anywhere in the batch. The gradient is exact for one optimiser
+step a batch, with ``old_log_probs`` the trainer's; that is what a run with it must be set to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import Config, check
+from agentjax.objectives.value_loss import bernoulli_value_loss
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class PreferenceConfig(Config):
+  """What is learnt from the rewards of the sequences in the place of an advantage.
+
+  Attributes:
+    form: "dpo": of two sequences of a group the one with the higher reward becomes likelier, and so
+      for each such pair of larger groups. "outcome": the log-ratio of a sequence predicts its
+      reward, which lies in 0..1 (implicit process reward model).
+    beta: weight of the log-ratio to the reference; .1 in DPO.
+    label_smoothing: share of the pairs that are taken to be labelled wrongly, for "dpo"; 0 is off.
+  """
+
+  form: Literal["dpo", "outcome"] = "dpo"
+  beta: float = 0.1
+  label_smoothing: float = 0.0
+
+  def validate(self, path: str = "preference") -> None:
+    super().validate(path)
+    check(self.beta > 0, f"{path}.beta", self.beta, "> 0")
+    smoothing = self.label_smoothing
+    check(0 <= smoothing < 0.5, f"{path}.label_smoothing", smoothing, "0, or below 0.5")
+    check(
+      self.form == "dpo" or smoothing == 0,
+      f"{path}.label_smoothing",
+      smoothing,
+      "0 with form='outcome'",
+    )
+
+
+def dpo_loss(
+  chosen: Float[Array, "*pairs"],
+  rejected: Float[Array, "*pairs"],
+  *,
+  beta: float = 0.1,
+  label_smoothing: float = 0.0,
+) -> Float[Array, "*pairs"]:
+  r"""``-(1 - e) log s(beta (s_w - s_l)) - e log s(-beta (s_w - s_l))``, one a pair.
+
+  Args:
+    chosen, rejected: ``sum_t (log pi - log pi_ref)`` of each answer, nats.
+    beta: DPO's.
+    label_smoothing: e.
+
+  References:
+    Rafailov et al., 2305.18290; the smoothed form is the conservative DPO of Mitchell, 2023.
+  """
+  margin = beta * (chosen - rejected)
+  right, wrong = jax.nn.softplus(-margin), jax.nn.softplus(margin)
+  return (1 - label_smoothing) * right + label_smoothing * wrong
+
+
+def implicit_prm_loss(
+  log_ratios: Float[Array, "*sequences"], outcomes: Float[Array, "*sequences"], *, beta: float
+) -> Float[Array, "*sequences"]:
+  r"""``-(o log s(beta s) + (1 - o) log(1 - s(beta s)))`` with ``s = sum_t (log pi - log pi_ref)``.
+
+  Trained on outcomes o in 0..1 alone, ``beta (log pi - log pi_ref)`` of a token is then its process
+  reward (``rewards.process.log_ratio_rewards``).
+
+  References:
+    Yuan et al., 2412.01981 (implicit PRM); Cui et al., 2502.01456 (PRIME).
+  """
+  return bernoulli_value_loss(beta * log_ratios, outcomes)
+
+
+def preference_advantages(
+  log_ratios: Float[Array, "sequences"],
+  rewards: Float[Array, "sequences"],
+  valid: Bool[Array, "sequences"],
+  groups: Int[Array, "sequences"],
+  config: PreferenceConfig,
+) -> tuple[Float[Array, "sequences"], dict[str, Float[Array, ""]]]:
+  """``A_i = -S dL / ds_i`` of every sequence, S the number of valid ones; and metrics.
+
+  With the aggregation "sequence_mean_token_sum", which divides by S, the update is the gradient of
+  L. For "dpo" L is the mean over groups of the mean over pairs with different rewards; groups
+  without such a pair do not count. For "outcome" it is the mean over valid sequences.
+
+  Args:
+    log_ratios: ``s_i = sum_t w_t (log pi - log pi_ref)`` at the present parameters.
+    rewards: which is better (for "outcome": what is predicted, 0..1); read only where valid.
+    valid: others are in no pair.
+    groups: the pairs are those within a group.
+    config: which loss.
+
+  Returns:
+    A [N], 0 where nothing is learnt, and ``preference/loss``, ``preference/accuracy`` (pairs in the
+    right order, or outcomes on the right side of 1/2), ``preference/margin`` (mean of
+    ``beta (s_w - s_l)``; for "outcome" of beta s).
+  """
+  count = jnp.sum(valid).astype(log_ratios.dtype)
+  rewards = jnp.where(valid, rewards, 0)
+  log_ratios = jnp.where(valid, log_ratios, 0)
+  if config.form == "outcome":
+    shares = _over(valid.astype(log_ratios.dtype), count)
+    right = (log_ratios > 0) == (rewards > 0.5)
+
+    def loss(sums: Array) -> Array:
+      return jnp.sum(shares * implicit_prm_loss(sums, rewards, beta=config.beta))
+
+    margin = config.beta * log_ratios
+  else:
+    together = (groups[:, None] == groups) & valid[:, None] & valid
+    pairs = (together & (rewards[:, None] > rewards)).astype(log_ratios.dtype)
+    per_group = jax.ops.segment_sum(pairs.sum(1), jnp.where(valid, groups, 0), groups.shape[0])
+    shares = _over(pairs, per_group[jnp.where(valid, groups, 0)][:, None])
+    shares = _over(shares, jnp.sum(per_group > 0).astype(shares.dtype))
+    difference = log_ratios[:, None] - log_ratios
+    right = difference > 0
+
+    def loss(sums: Array) -> Array:
+      terms = dpo_loss(
+        sums[:, None], sums, beta=config.beta, label_smoothing=config.label_smoothing
+      )
+      return jnp.sum(shares * terms)
+
+    margin = config.beta * difference
+  value, slope = jax.value_and_grad(loss)(log_ratios)
+  return -count * slope, {
+    "preference/loss": value,
+    "preference/accuracy": jnp.sum(shares * right),
+    "preference/margin": jnp.sum(shares * margin),
+  }
+
+
+def promise_progress_loss(
+  promises: Float[Array, "*steps"],
+  previous: Float[Array, "*steps"],
+  promise_labels: Float[Array, "*steps"],
+  progress_labels: Float[Array, "*steps"],
+  *,
+  beta: float,
+) -> Float[Array, "*steps"]:
+  r"""AgentPRM's ``(q_t - Q_t)^2 + beta ((q_t - q_{t-1}) - A_t)^2``, one a step.
+
+  The source gives ``L = L_Q + beta L_A``; its beta was not found, and that progress is the
+  difference of two promises and both terms are squares is our reading.
+
+  Args:
+    promises, previous: the model's q of this step and of the one before (0 at the first).
+    promise_labels, progress_labels: of ``rewards.process.promise_and_progress``.
+    beta: weight of progress.
+
+  References:
+    AgentPRM, 2511.08325.
+  """
+  promised = jnp.square(promises - jax.lax.stop_gradient(promise_labels))
+  progressed = jnp.square(promises - previous - jax.lax.stop_gradient(progress_labels))
+  return promised + beta * progressed
+
+
+def _over(numerator: Array, denominator: Array) -> Array:
+  return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)

@@ -1,0 +1,141 @@
+"""Training reward models: preferences as stored episodes, and C2's two runs as experiments.
+
+Nothing here is a loop: a run of ``agentjax.training.run.Run`` trains what these functions set up.
+
+  rows = c2.generator_rows(syntheses)
+  extensions = Extensions(tasks=TaskSplits(preference_tasks(rows), ()))
+  write_preferences("stored/rubrics", rows, build_parts(experiment, None, extensions))
+  Run(c2_generator(experiment, "stored/rubrics"), workdir, extensions=extensions).run()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from agentjax.objectives import preset
+from agentjax.rewards import RewardConfig
+from agentjax.rewards.c2 import REWARD_PARTS, REWARD_WEIGHTS, PreferenceRow
+from agentjax.training.experiment import Experiment
+from agentjax.training.parts import Parts
+from agentjax.training.stored import Manifest, write_episodes
+from agentjax.training.teacher import template_fingerprint
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Message, Reward, Task, Trajectory
+
+SOURCE = "preferences"
+
+
+def preference_tasks(rows: Sequence[PreferenceRow], *, source: str = SOURCE) -> list[Task]:
+  """The prompts of the rows as tasks; the demonstration is the chosen reply."""
+  return [
+    Task(row.id, row.prompt, "chosen", source, (Message("assistant", row.chosen),)) for row in rows
+  ]
+
+
+def preference_trajectories(
+  row: PreferenceRow, parts: Parts, *, source: str = SOURCE
+) -> tuple[Trajectory, Trajectory]:
+  """Chosen with reward 1 and rejected with reward 0, as two episodes of one task.
+
+  Raises:
+    ValueError: one is longer than ``rl.row_length``.
+  """
+  made = []
+  for sample, (reply, reward) in enumerate(((row.chosen, 1.0), (row.rejected, 0.0))):
+    turns = (Message("assistant", reply),)
+    builder = TrajectoryBuilder(step=0, task_id=row.id, sample=sample, source=source)
+    length = 0
+    for span in parts.chat.conversation(row.prompt, turns, ()):
+      builder.append(span.owner, span.ids, weight=float(span.target))
+      length += len(span.ids)
+    limit = parts.experiment.rl.row_length
+    if length > limit:
+      raise ValueError(
+        f"reply {sample} of preference {row.id} has {length} tokens with its prompt; "
+        f"config.rl.row_length={limit} allows {limit}."
+      )
+    made.append(builder.build(reward=Reward(reward)))
+  return made[0], made[1]
+
+
+def write_preferences(
+  folder: str | os.PathLike[str],
+  rows: Sequence[PreferenceRow],
+  parts: Parts,
+  *,
+  source: str = SOURCE,
+) -> Manifest:
+  """Writes a folder for ``config.rl.rollouts``: the pairs that DPO learns from.
+
+  Args:
+    folder: new or empty.
+    rows: with ids of their own.
+    parts: vocabulary and chat of the run that will read it.
+    source: name of the data set, as in ``preference_tasks``.
+
+  Raises:
+    ValueError: no row, an id twice, or a reply that is too long.
+    CheckpointError: the folder is in use.
+  """
+  if len({row.id for row in rows}) != len(rows) or not rows:
+    raise ValueError(f"{len(rows)} preferences; allowed: at least one, each with an id of its own.")
+  episodes = [t for row in rows for t in preference_trajectories(row, parts, source=source)]
+  manifest = Manifest(
+    tokenizer=parts.tokenizer.fingerprint(),
+    template=template_fingerprint(parts.chat, parts.experiment.chat),
+    policy="",
+    teachers={},
+    demonstrations_by="",
+    temperature=parts.experiment.rl.sampling.temperature or 1.0,
+    episodes=len(episodes),
+    tokens=sum(int((s.weights > 0).sum()) for t in episodes for s in t.segments),
+  )
+  write_episodes(folder, episodes, manifest)
+  return manifest
+
+
+def c2_generator(base: Experiment, rollouts: str) -> Experiment:
+  """C2's rubric generator (2604.13618): DPO at beta .1 on stored pairs, lr 5e-7, warm-up .1.
+
+  Args:
+    base: model, vocabulary, sizes and steps; the source takes three passes in batches of 8.
+    rollouts: of ``write_preferences``.
+  """
+  optimizer = dataclasses.replace(base.rl.optimizer, learning_rate=5e-7)
+  rl = dataclasses.replace(
+    base.rl,
+    rollouts=rollouts,
+    objective=preset("dpo"),
+    old_log_probs="recomputed",
+    minibatches=1,
+    epochs=1,
+    optimizer=optimizer,
+  )
+  return dataclasses.replace(base, rl=rl)
+
+
+def c2_verifier(base: Experiment) -> Experiment:
+  """C2's verifier (2604.13618): GRPO with groups of 8 and KL .01, lr 5e-7, linear, one pass.
+
+  The reward is ``.6 preference + .3 rubric label + .1 format``, each +1 or -1.
+
+  Args:
+    base: model, vocabulary, sizes and steps; run it on the tasks of ``c2.verifier_tasks``. The
+      source's prompts have up to 8192 tokens and its replies 2048.
+  """
+  objective = preset("grpo")
+  objective.policy_loss.kl_coefficient = 0.01
+  return dataclasses.replace(
+    base,
+    reward=RewardConfig(parts=REWARD_PARTS, weights=REWARD_WEIGHTS),
+    tools=dataclasses.replace(base.tools, names=()),
+    rollout=dataclasses.replace(base.rollout, group_size=8, max_turns=1, answer="text"),
+    evaluation=dataclasses.replace(base.evaluation, success_part=REWARD_PARTS[0]),
+    rl=dataclasses.replace(
+      base.rl,
+      objective=objective,
+      optimizer=dataclasses.replace(base.rl.optimizer, learning_rate=5e-7, schedule="linear"),
+    ),
+  )
