@@ -2,8 +2,8 @@
 
   python benchmarks/ragen.py --steps=60 --entropy=0.05 --out=/tmp/ragen
 
-A small policy is shown how actions are written, on a bandit-like Sokoban of few steps, and then
-trained by GRPO. All runs share seed, warm start and settings; they differ in which groups they are
+A small policy is shown how actions are written, on one-turn Sokoban of at most three steps, and
+then trained by GRPO. All runs share seed, warm start and settings; they differ in which groups they are
 trained on. The entropy bonus is the pull that does not shrink where rewards do not spread: with
 many groups that agree with themselves it moves the policy away from its prompts (2604.06268).
 
