@@ -3,8 +3,8 @@
   python benchmarks/ragen.py --steps=60 --entropy=0.05 --out=/tmp/ragen
 
 A small policy is shown how actions are written, on one-turn Sokoban of at most three steps, and
-then trained by GRPO. All runs share seed, warm start and settings; they differ in which groups they are
-trained on. The entropy bonus is the pull that does not shrink where rewards do not spread: with
+then trained by GRPO. All runs share seed, warm start and settings; they differ in which groups they
+are trained on. The entropy bonus is the pull that does not shrink where rewards do not spread: with
 many groups that agree with themselves it moves the policy away from its prompts (2604.06268).
 
 Prints a row every few steps and a table at the end. Figures belong to this toy.
