@@ -62,7 +62,17 @@ from agentjax.models.stack import (
   update_router_bias,
 )
 from agentjax.models.verify import Verified, accept, unverifiable, verify
-from agentjax.models.vocabulary import Readout, over_vocabulary, put_tokens, readout, take_tokens
+from agentjax.models.vocabulary import (
+  Readout,
+  TokenSets,
+  in_chunks,
+  likely_sets,
+  over_vocabulary,
+  put_tokens,
+  readout,
+  restricted_scores,
+  take_tokens,
+)
 
 if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -85,6 +95,7 @@ __all__ = [
   "ResponseScores",
   "SecondPassConfig",
   "TokenScores",
+  "TokenSets",
   "ValueHead",
   "Verified",
   "abstract",
@@ -105,11 +116,13 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
+  "in_chunks",
   "init",
   "init_ahead",
   "init_cache",
   "init_lora",
   "init_params",
+  "likely_sets",
   "load_pretrained",
   "lora_specs",
   "merge_lora",
@@ -126,6 +139,7 @@ __all__ = [
   "read_slots",
   "readout",
   "reset_slots",
+  "restricted_scores",
   "sample_depths",
   "save_pretrained",
   "score_responses",

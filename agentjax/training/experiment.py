@@ -28,6 +28,7 @@ from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
 from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.teacher import TeacherConfig, check_teachers
@@ -46,6 +47,8 @@ class SupervisedStage(Config):
     aggregation: how token losses become one number (objectives.token_coefficients).
     router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
       z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
+    logits_replay: the loss of a token runs over the tokens alone that the first policy found likely
+      there; None is the whole vocabulary.
   """
 
   steps: int = 0
@@ -60,10 +63,17 @@ class SupervisedStage(Config):
   z_loss_coefficient: float = 0.0
   mtp_coefficient: float = 0.0
   qk_clip: float | None = None
+  logits_replay: LogitsReplayConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.supervised") -> None:
     super().validate(path)
+    check(
+      self.logits_replay is None or self.z_loss_coefficient == 0,
+      f"{path}.z_loss_coefficient",
+      self.z_loss_coefficient,
+      "0 with logits_replay, which makes no logits of the whole vocabulary",
+    )
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
@@ -390,6 +400,13 @@ class Experiment(Config):
       f"{path}.rl.steps",
       self.rl.steps,
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
+    )
+    check(
+      self.start_from is None or self.supervised.logits_replay is None,
+      f"{path}.start_from",
+      self.start_from,
+      f"none with {path}.supervised.logits_replay: a resumed run makes its first policy anew, from "
+      "the seed or the pretrained folder",
     )
     check_chat(self.chat, self.tokenizer, path)
     self._validate_pretrained(path)

@@ -1,4 +1,4 @@
-r"""MoClip: the turn of a gradient against its momentum is capped, and arctan2 replaces the division.
+r"""MoClip: a cap on the turn of a gradient against its momentum, and arctan2 for the division.
 
 A reconstruction. Of the optimiser of Logits Replay (2510.09152) only the abstract's description is
 public: an angle cap between gradient and momentum, and an Adam-like update rescaled with arctan2.

@@ -1,4 +1,4 @@
-"""Optimisers from optax: schedule, clipping, AdamW, Muon or MoClip, a guard against bad gradients."""
+"""Optimisers from optax: schedule, clipping, AdamW, Muon or MoClip, a guard for bad gradients."""
 
 from __future__ import annotations
 

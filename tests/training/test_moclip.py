@@ -1,4 +1,4 @@
-"""MoClip: what the angle cap keeps and changes, the bounded update, and its way through a config."""
+"""MoClip: what the angle cap keeps, the bounded update, and its way through a config."""
 
 import os
 import pathlib
