@@ -109,6 +109,7 @@ def score_tokens(
     hidden=out.hidden,
     routing=out.routing,
     max_scores=out.max_scores,
+    captured=out.captured,
   )
 
 
@@ -284,4 +285,4 @@ def _exact(
     temperature,
     known=(known.log_probs, known.entropies, known.log_normalizers),
   )
-  return ForwardOutput(hidden, out.routing, out.max_scores), scores
+  return dataclasses.replace(out, hidden=hidden), scores

@@ -4,7 +4,7 @@ Stage 0 runs the first policy once over all demonstrations and stores for every 
 
     S_t = {y_t} + the fewest most likely tokens with sum_v p(v) >= mass.
 
-Training then takes the exactly renormalised loss ``-(z_{y_t} - logsumexp_{v in S_t} z_v)`` and makes
+Training then takes the exactly renormalised ``-(z_{y_t} - logsumexp_{v in S_t} z_v)`` and makes
 logits of S_t alone. It does not know the mass outside S_t, and so neither pushes it down nor up:
 with ``mass=1`` and the whole vocabulary it is the plain loss.
 
