@@ -20,6 +20,7 @@ from agentjax.models.cache import (
   reset_slots,
   write_slots,
 )
+from agentjax.models.capture import layer_ends, layer_logits
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
 from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
@@ -122,6 +123,8 @@ __all__ = [
   "init_cache",
   "init_lora",
   "init_params",
+  "layer_ends",
+  "layer_logits",
   "likely_sets",
   "load_pretrained",
   "lora_specs",

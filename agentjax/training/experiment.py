@@ -20,6 +20,7 @@ from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
+from agentjax.rewards.mistakes import MedsConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.schedule import ScheduleConfig
@@ -139,6 +140,7 @@ class RLStage(Config):
     rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
+    meds: penalties on mistakes that a task has seen before (``rewards.mistakes``); None is off.
   """
 
   steps: int = 0
@@ -165,6 +167,7 @@ class RLStage(Config):
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: str | None = None
+  meds: MedsConfig | None = None
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -569,6 +572,12 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     f"{path}.rl.replay_experts",
     experiment.rl.replay_experts,
     "False for a model without a router",
+  )
+  check(
+    experiment.rl.meds is None or (model.loop is None and model.second_pass is None),
+    f"{path}.rl.meds",
+    experiment.rl.meds,
+    "none for a model whose blocks run more than once: its features are of single blocks",
   )
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)

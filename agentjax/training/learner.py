@@ -36,6 +36,7 @@ from agentjax.training.experiment import (
   check_model_features,
 )
 from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
+from agentjax.training.meds import RepeatedMistakes
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
@@ -203,6 +204,16 @@ class Learner:
       self._pack_rl,
       experiment.rl.microbatch_rows,
     )
+    self.mistakes: RepeatedMistakes | None = None
+    if experiment.rl.meds is not None:
+      self.mistakes = RepeatedMistakes(
+        experiment.rl.meds,
+        parts.model,
+        parts.tokenizer.token_bytes(),
+        self.mesh,
+        self._pack_rl,
+        experiment.rl.microbatch_rows,
+      )
     self._select = jax.jit(select_tokens, static_argnums=3)
     self._score = make_score(parts.model, settings.temperature)
     self._full_policy = jax.jit(
@@ -338,6 +349,9 @@ class Learner:
     phase = self._phases[number]
     if begins and number and state.reference is not None and self._lora is None:
       state = self._resync(state)
+    shaping: dict[str, float] = {}
+    if self.mistakes is not None:
+      weighted, shaping = self.mistakes.shape(self.policy(state), weighted)
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)
     # An episode that failed before its first token has none to learn from.
@@ -386,6 +400,7 @@ class Learner:
     if report is not None:
       means |= report.metrics()
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
+    means |= shaping
     means["bad_steps"] = every[-1]["bad_steps"]
     return state, means
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 import jax
-import jax.test_util
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 
