@@ -44,6 +44,12 @@ from agentjax.objectives.returns import (
   whiten,
 )
 from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.objectives.staged import (
+  StagedConfig,
+  prepare_staged,
+  stage_corrections,
+  staged_advantages,
+)
 from agentjax.objectives.supervised import negative_log_likelihood, supervised_objective
 from agentjax.objectives.value_loss import (
   ValueLossConfig,
@@ -62,6 +68,7 @@ __all__ = [
   "PolicyLoss",
   "PolicyLossConfig",
   "Prepared",
+  "StagedConfig",
   "ValueLossConfig",
   "ambiguity_terms",
   "bernoulli_value_loss",
@@ -82,6 +89,7 @@ __all__ = [
   "optimal_token_baseline",
   "policy_objective",
   "prepare",
+  "prepare_staged",
   "prepare_supervised",
   "preset",
   "reward_to_go",
@@ -89,6 +97,8 @@ __all__ = [
   "sequence_advantages",
   "soft_or",
   "squared_value_loss",
+  "stage_corrections",
+  "staged_advantages",
   "supervised_objective",
   "teacher_advantages",
   "token_coefficients",

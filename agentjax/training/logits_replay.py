@@ -101,9 +101,8 @@ class StoredSets:
     """The sets of the tokens at ``places`` [B, K] of a batch of these tasks' demonstrations."""
     parts = zip(*(self._sets[task.id] for task in tasks), strict=True)
     index = places[:, :, None]
-    ids, inside = (
+    found: list[Any] = [
       np.take_along_axis(repack(part, batch.segment_ids), index, axis=1) for part in parts
-    )
-    inside[..., 0] = True  # also at the places that fill up a row: a softmax needs a token
-    found: Any = TokenSets(ids, inside)
-    return found
+    ]
+    found[1][..., 0] = True  # also at the places that fill up a row: a softmax needs a token
+    return TokenSets(*found)

@@ -1,4 +1,4 @@
-"""MEDS in a run: features of wrong answers from the trainer's policy, and rewards shaped by them."""
+"""MEDS in a run: features of wrong answers from the policy, and rewards shaped by them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ class RepeatedMistakes:
     self.get_state, self.set_state = self._memory.get_state, self._memory.set_state
     blocks = layer_ends(model.pattern)[-config.last_layers :]
     plain = dataclasses.replace(model, exact_chunk=0)
-    self._logits = jax.jit(lambda params, *given: layer_logits(params, plain, *given, blocks))
+    self._logits = jax.jit(
+      lambda params, ids, segments, positions, places: layer_logits(
+        params, plain, ids, segments, positions, places, blocks
+      )
+    )
 
   def shape(
     self, policy: Params, trajectories: Sequence[Trajectory]
@@ -89,7 +93,7 @@ class RepeatedMistakes:
       return result, metrics | {"meds/repeated": 0.0, "meds/penalty": 0.0}
     features = self._features(policy, sequences, places)
     tasks = [f"{result[i].source}/{result[i].task_id}" for i in wrong]
-    penalties = self._memory.penalties(tasks, features)
+    penalties = self._memory.penalties(tasks, list(features))
     for i, penalty in zip(wrong, penalties, strict=True):
       before = result[i]
       assert before.reward.value is not None
