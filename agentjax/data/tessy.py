@@ -3,16 +3,16 @@ r"""TESSY: reasoning traces that a teacher and a student write together, for sup
 The teacher writes what takes ability, the student what is style (fillers, connectives, talk to
 itself), so that the text is strong in content and close to what the student writes anyway. The
 student begins. The active model writes a chunk; the predictor for its texts looks for the first
-piece of the *other* class; the chunk is cut there, at the next white space, and the other model goes
+piece of the *other* class; the chunk is cut there, never inside of a word, and the other model goes
 on. Behind the end of the thoughts the student writes the answer.
 
 Models hand over text and never token ids: their tokenizers, and templates, may differ.
 
 Reference: 2604.14164 and its published code, which has the chunks of 5 and 10 tokens, the 200
-tokens of context, 38 000 tokens at most, a check for repetition every 100 steps and 5 retries. Ours:
-context in words; what counts as repetition; that a trace that is given up is begun anew; that a chunk
-is kept whole where both models in turn would leave the word to the other; and the small classifier
-of words (the paper trains a 0.6B model on labels of a 32B one).
+tokens of context, 38 000 tokens at most, a check for repetition every 100 steps and 5 retries.
+Ours: context in words; what counts as repetition; that a trace that is given up is begun anew; that
+a chunk is kept whole where both models in turn would leave the word to the other; and the small
+classifier of words (the paper trains a 0.6B model on labels of a 32B one).
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class _Trace:
 
 
 def repeats_itself(text: str, words: int, times: int) -> bool:
-  """Whether the last ``words`` words of a text have stood in it ``times`` times, overlaps counted."""
+  """Whether a text's last ``words`` words stand in it ``times`` times, overlaps counted."""
   every = text.split()
   if len(every) < words + times - 1:
     return False

@@ -1,4 +1,4 @@
-"""TESSY with scripted models: who writes what, where chunks are cut, and when a trace is given up."""
+"""TESSY with scripted models: who writes what, where chunks are cut, what is given up."""
 
 import asyncio
 
