@@ -51,6 +51,12 @@ from agentjax.objectives.returns import (
   whiten,
 )
 from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.objectives.staged import (
+  StagedConfig,
+  prepare_staged,
+  stage_corrections,
+  staged_advantages,
+)
 from agentjax.objectives.supervised import negative_log_likelihood, supervised_objective
 from agentjax.objectives.value_loss import (
   ValueLossConfig,
@@ -70,6 +76,7 @@ __all__ = [
   "PolicyLossConfig",
   "PreferenceConfig",
   "Prepared",
+  "StagedConfig",
   "ValueLossConfig",
   "ambiguity_terms",
   "bernoulli_value_loss",
@@ -93,6 +100,7 @@ __all__ = [
   "policy_objective",
   "preference_advantages",
   "prepare",
+  "prepare_staged",
   "prepare_supervised",
   "preset",
   "promise_progress_loss",
@@ -101,6 +109,8 @@ __all__ = [
   "sequence_advantages",
   "soft_or",
   "squared_value_loss",
+  "stage_corrections",
+  "staged_advantages",
   "supervised_objective",
   "teacher_advantages",
   "token_coefficients",

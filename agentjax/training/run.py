@@ -558,6 +558,7 @@ class _Session:
       "demonstrations": None if self.demonstrations is None else self.demonstrations.get_state(),
       "stream": None if self.stream is None else self.stream.get_state(),
       "evaluations": self.evaluations,
+      "mistakes": None if self.learner.mistakes is None else self.learner.mistakes.get_state(),
     }
     pending = processes.gather_trajectories(list(self.pending.values()))
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -596,6 +597,8 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
+    if self.learner.mistakes is not None:
+      self.learner.mistakes.set_state(host["mistakes"])
     self.evaluations = host["evaluations"]
     if pending:
       loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]

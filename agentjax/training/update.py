@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.models import ModelConfig, forward, score_tokens, update_router_bias, values
+from agentjax.models import (
+  ModelConfig,
+  TokenSets,
+  forward,
+  score_tokens,
+  update_router_bias,
+  values,
+)
 from agentjax.models.lora import LoraConfig
 from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
@@ -37,7 +44,7 @@ class UpdateBatch:
   ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
   are the iterations of a looped core (``models.sample_depths``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
-  what a teacher says of those.
+  what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
   """
 
   token_ids: Array
@@ -47,6 +54,7 @@ class UpdateBatch:
   depths: Array | None = None
   kept: Array | None = None
   teacher: TeacherTargets | None = None
+  sets: TokenSets | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +166,7 @@ def make_update(
       experts=replayed(batch.experts),
       depths=batch.depths,
       kept=batch.kept,
+      sets=batch.sets,
     )
     divergences = None
     if batch.teacher is not None:
