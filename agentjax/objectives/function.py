@@ -55,7 +55,7 @@ def load_function(name: str) -> LossFunction:
   except AttributeError as error:
     known = sorted(k for k, v in vars(module).items() if inspect.isfunction(v) and k[0] != "_")
     raise ConfigError(
-      f"{where}: {module_name} has no {attribute!r}; its functions are {', '.join(known) or 'none'}."
+      f"{where}: {module_name} has no {attribute!r}; its functions: {', '.join(known) or 'none'}."
     ) from error
   function_name(function, name)
   return function

@@ -91,9 +91,7 @@ class ObjectiveConfig(Config):
   @property
   def needs_reference(self) -> bool:
     """Whether log-probs of a reference policy must be computed."""
-    return (
-      self.with_reference or self.advantage.needs_reference or self.policy_loss.needs_reference
-    )
+    return self.with_reference or self.advantage.needs_reference or self.policy_loss.needs_reference
 
   @property
   def needs_values(self) -> bool:

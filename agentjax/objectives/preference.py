@@ -10,7 +10,7 @@ from agentjax.objectives.segments import sequence_units, unit_sum
 
 
 def self_play_preference(inputs: LossInputs) -> Float[Array, "batch time"]:
-  r"""``(log pi(y|x) / pi_t(y|x) - eta (P(y beats pi_t | x) - 1/2))^2`` of a sequence, on its tokens.
+  """``(log (pi(y|x) / pi_t(y|x)) - eta (P(y beats pi_t | x) - 1/2))^2`` of the sequence, a token.
 
   With ``aggregation="sequence_mean_token_mean"`` the sum is the mean over sequences. ``pi_t`` is
   the policy at the start of the update, and the target are the advantages: centre "win_rate" times
