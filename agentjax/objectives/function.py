@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -50,8 +49,10 @@ def load_function(name: str) -> LossFunction:
   except Exception as error:
     kind = type(error).__name__
     raise ConfigError(f"{where}: importing {module_name} raised {kind}: {error}.") from error
+  function: Any = module
   try:
-    function = functools.reduce(getattr, attribute.split("."), module)
+    for part in attribute.split("."):
+      function = getattr(function, part)
   except AttributeError as error:
     known = sorted(k for k, v in vars(module).items() if inspect.isfunction(v) and k[0] != "_")
     raise ConfigError(
@@ -102,9 +103,8 @@ def returns_per_token(function: LossFunction, inputs: LossInputs, name: str) -> 
       "(objective.with_reference=True gives reference_log_probs)."
     ) from error
   shape = inputs.log_probs.shape
-  value, metrics = result, {}
-  if isinstance(result, tuple) and len(result) == 2:
-    value, metrics = result
+  pair = isinstance(result, tuple) and len(result) == 2
+  value, metrics = result if pair else (result, {})
   if not isinstance(value, jax.ShapeDtypeStruct) or not isinstance(metrics, dict):
     raise ConfigError(f"{name} returned {_describe(result)}; allowed: {_ALLOWED}.")
   scalar = value.shape == () and isinstance(result, tuple)

@@ -365,7 +365,7 @@ class Learner:
       number = next(i for i, known in enumerate(self._phases) if known is phase)
       last = number == len(self._phases) - 1
       path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
-      check_outcomes(batch.rewards, batch.valid, path)
+      check_outcomes(np.asarray(batch.rewards), np.asarray(batch.valid), path)
     extra: dict[str, Any] = {}
     stage = self._parts.experiment.rl
     alone = phase.config.context == "response"
