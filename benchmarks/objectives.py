@@ -194,7 +194,7 @@ def run_memory(sizes: Sizes) -> None:
   for side in SIDES:
     found.append(updates.compiled(side).memory_analysis().temp_size_in_bytes / 2**20)
     shape = f"update, {sizes.memory_rows} x {sizes.memory_time} x {sizes.vocab}"
-    print(f"{shape:34s} {side:9s} {found[-1]:12,.1f} MiB of temporary buffers", flush=True)
+    print(f"{shape:34s} {side:9s} {found[-1]:12,.2f} MiB of temporary buffers", flush=True)
   print(f"  naive / fused: {found[1] / found[0]:.2f} memory")
 
 

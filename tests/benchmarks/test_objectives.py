@@ -26,6 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
   )
 
 
+@pytest.mark.slow
 def test_memory_time_and_a_peer_stand_side_by_side(tmp_path):
   script = tmp_path / "peer.py"
   script.write_text(PEER)
@@ -42,10 +43,14 @@ def test_memory_time_and_a_peer_stand_side_by_side(tmp_path):
   assert "trl / fused" in lines[7]
 
 
-def test_every_loss_is_timed_and_a_peer_that_fails_is_an_error(tmp_path):
+def test_every_loss_is_timed():
   done = run("--part=losses", "--presets=dapo,sppo")
   assert done.returncode == 0, done.stderr[-3000:]
   assert [line.split()[-1] for line in done.stdout.splitlines()[2:]] == ["dapo", "sppo"]
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_is_an_error(tmp_path):
   broken = tmp_path / "broken.py"
   broken.write_text("raise SystemExit('no model')")
   done = run("--part=time", f"--trl_python={sys.executable}", f"--trl_script={broken}")

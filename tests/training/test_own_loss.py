@@ -62,6 +62,22 @@ def test_the_function_is_a_flag():
     Run(config.value, "nowhere")
 
 
+def test_sequence_level_ppo_is_four_flags_from_any_config():
+  values = flags.FlagValues()
+  argv = [
+    "train",
+    "--config=configs/smoke.py",
+    "--config.rl.objective.advantage.centre=prompt_value",
+    "--config.rl.objective.advantage.scale=none",
+    "--config.rl.objective.value_loss.kind=bernoulli",
+    "--config.rollout.group_size=1",
+  ]
+  config = define_config_flag(flag_values=values, argv=argv)
+  values(argv)
+  config.value.validate()
+  assert config.value.rl.objective == preset("sppo")
+
+
 def test_a_loss_that_cannot_be_traced_stops_the_run_before_anything_is_compiled(tmp_path):
   def transposed(inputs):
     return (inputs.log_probs * inputs.advantages).T
