@@ -38,7 +38,7 @@ def test_memory_time_and_a_peer_stand_side_by_side(tmp_path):
   planned = [float(line.split()[-5].replace(",", "")) for line in lines[:2]]
   assert 0 < planned[0] < planned[1]  # chunks of logits take less than all of them
   assert "naive / fused" in lines[2] and "memory" in lines[2]
-  assert [line.split()[5] for line in (lines[3], lines[4], lines[6])] == ["fused", "naive", "trl"]
+  assert [line.split()[6] for line in (lines[3], lines[4], lines[6])] == ["fused", "naive", "trl"]
   assert "log-probs agree to" in lines[4] and "peak 7.0 MiB" in lines[6]
   assert "trl / fused" in lines[7]
 
