@@ -8,6 +8,7 @@ from agentjax.objectives.advantages import (
   AdvantageConfig,
   ambiguity_terms,
   check_group_size,
+  check_outcomes,
   check_rewards,
   multi_reward_advantages,
   sequence_advantages,
@@ -23,6 +24,7 @@ from agentjax.objectives.distillation import (
   soft_or,
   teacher_advantages,
 )
+from agentjax.objectives.function import LossFunction, load_function
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
 from agentjax.objectives.objective import (
@@ -68,6 +70,7 @@ __all__ = [
   "PRESETS",
   "AdvantageConfig",
   "DistillationConfig",
+  "LossFunction",
   "LossInputs",
   "MismatchConfig",
   "Objective",
@@ -84,6 +87,7 @@ __all__ = [
   "broadcast_to_tokens",
   "candidate_divergence",
   "check_group_size",
+  "check_outcomes",
   "check_rewards",
   "compare",
   "divergence",
@@ -92,6 +96,7 @@ __all__ = [
   "implicit_prm_loss",
   "keep_best",
   "kl_estimate",
+  "load_function",
   "mismatch_correction",
   "mismatch_metrics",
   "multi_reward_advantages",

@@ -131,7 +131,8 @@ class RLStage(Config):
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
     objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
-      value head is trained where ``objective.advantage.credit`` is "gae".
+      value head is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
+      "prompt_value".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
     balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
       losses (``training.auxiliary_losses``): balance over the whole batch, which costs a forward
@@ -522,7 +523,8 @@ class Experiment(Config):
       f"some of {path}.reward.parts = {self.reward.parts}",
     )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
-    if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
+    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
+    if updates > 1 and unbounded:
       raise ConfigError(
         f"{objective}.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "

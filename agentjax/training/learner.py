@@ -15,11 +15,12 @@ from agentjax.config import check
 from agentjax.models import Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
-from agentjax.objectives.advantages import check_rewards
+from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.distillation import DistillationConfig, select_tokens
 from agentjax.objectives.objective import (
   Objective,
   Prepared,
+  abstract_inputs,
   policy_objective,
   prepare,
   prepare_supervised,
@@ -38,6 +39,7 @@ from agentjax.training.experiment import (
 from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
 from agentjax.training.meds import RepeatedMistakes
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
+from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
@@ -121,7 +123,10 @@ class Learner:
 
   Args:
     parts: host-side parts of the run.
-    objective: loss of the reinforcement-learning stage.
+    objective: loss of the reinforcement-learning stage, or of its last phase.
+
+  Raises:
+    ConfigError: settings that model or devices cannot do, or a loss function that cannot be traced.
   """
 
   def __init__(self, parts: Parts, objective: Objective):
@@ -187,6 +192,9 @@ class Learner:
 
     def compiled(number: int, phase: PhaseConfig) -> _Phase:
       own = objective if number == len(phases) - 1 else policy_objective(phase.objective)
+      # Faults of a loss function show here, before anything is sampled or compiled.
+      shape = (experiment.rl.microbatch_rows, experiment.rl.row_length)
+      jax.eval_shape(own, abstract_inputs(phase.objective, *shape))
       with_teacher = dataclasses.replace(
         settings,
         distillation=phase.objective.distillation,
@@ -395,7 +403,9 @@ class Learner:
         trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
         values |= {k: float(v) for k, v in one.metrics.items()}
         every.append(values if compared else _without_mismatch(values))
-    means = {k: float(np.mean([values[k] for values in every])) for k in every[0]}
+    names = [k for k in every[0] if not k.startswith(PREFIX)]
+    means = {k: float(np.mean([values[k] for values in every])) for k in names}
+    means |= first_nonfinite(every)
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
     if compared:
@@ -423,6 +433,11 @@ class Learner:
     rows: int,
   ) -> _Ready:
     check_rewards(*map(np.asarray, (batch.rewards, batch.valid, batch.groups)))
+    if phase.config.objective.value_loss.kind == "bernoulli":
+      number = next(i for i, known in enumerate(self._phases) if known is phase)
+      last = number == len(self._phases) - 1
+      path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
+      check_outcomes(np.asarray(batch.rewards), np.asarray(batch.valid), path)
     extra: dict[str, Any] = {}
     stage = self._parts.experiment.rl
     alone = phase.config.context == "response"
@@ -550,6 +565,8 @@ class Learner:
       state, metrics, log_probs = update(state, placed, count, head)
     values = {}
     for name, value in jax.device_get(metrics).items():
+      if name.startswith(PREFIX) and not value:
+        continue
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
     return dataclasses.replace(state, step=state.step + 1), values, log_probs

@@ -29,6 +29,7 @@ from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
+from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
 from agentjax.training.state import Networks, TrainState, full_policy
 from agentjax.training.teacher import TeacherHead, TeacherTargets, teacher_divergences
@@ -138,6 +139,7 @@ def make_update(
     (largest load over mean load of a layer, the worst layer; 1 is even) and ``router_dropped``
     (choices that found no room); the ``auxiliary/...`` losses that have a coefficient; with
     ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
+    ``nonfinite/NAME`` are those of ``count_nonfinite``.
     ``log_probs``, [M, rows, T], are the trainer's before the update.
   """
   if settings.only_values:
@@ -184,9 +186,9 @@ def make_update(
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
-    loss, metrics = objective(
-      fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
-    )
+    inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
+    loss, metrics = objective(inputs)
+    metrics = metrics | count_nonfinite(inputs, loss)
     beside = auxiliary_losses(scores, policy, config, batch, whole, settings)
     loss = loss + beside.total
     gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
