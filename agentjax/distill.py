@@ -60,6 +60,7 @@ def run(argv: list[str]) -> None:
     f"{_OUTPUT.value}: {manifest.episodes:,} episodes, {manifest.tokens:,} sampled tokens; "
     f"{timing.playing:.1f} s playing, {timing.scoring:.1f} s scoring",
     highlight=False,
+    soft_wrap=True,
   )
 
 

@@ -22,7 +22,5 @@ from agentjax.training.experiment import PhaseConfig
 def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("quickstart.py"))
   experiment.name = "dsrl_word_problems"
-  experiment.rl.phases = (
-    PhaseConfig(steps=10, objective=preset("nsr_prerl"), context="response"),
-  )
+  experiment.rl.phases = (PhaseConfig(steps=10, objective=preset("nsr_prerl"), context="response"),)
   return experiment
