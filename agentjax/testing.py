@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, prepare
+from agentjax.objectives.function import LossFunction
+from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective, prepare
 from agentjax.trajectory.batch import Batch
 
 _TIME = 20  # tokens a row in the checks; the longest sequence of an example has 8
@@ -22,7 +23,7 @@ _DISTILLATION = ("teacher", "divergences")
 
 
 def check_objective(
-  objective: Objective,
+  objective: LossFunction,
   config: ObjectiveConfig | None = None,
   *,
   seed: int,
@@ -40,7 +41,8 @@ def check_objective(
   * micro-batch equality: losses and metrics of the rows add up to those of the batch.
 
   Args:
-    objective: the loss, ``LossInputs -> (sum, metrics)``.
+    objective: the loss, ``LossInputs -> (sum, metrics)`` or ``LossInputs -> per_token``, which
+      ``policy_objective`` sums up.
     config: how the inputs are prepared (advantages, mismatch, aggregation); None is the default
       ``ObjectiveConfig()``.
     seed: of the random batch.
@@ -48,6 +50,7 @@ def check_objective(
 
   Raises:
     AssertionError: the name of the property, then what differed.
+    ConfigError: it cannot be traced, or returns something else.
   """
   check = _Checker(objective, config or ObjectiveConfig(), tolerance)
   random = np.random.default_rng(seed)
@@ -206,7 +209,7 @@ class _Packed:
       weights=jnp.asarray(weights, jnp.float32),
       log_probs=jnp.asarray(as_float["behaviour"]),
       entropies=jnp.asarray(as_float["entropies"]),
-      versions=jnp.zeros(shape, jnp.int32),
+      versions=jnp.asarray(np.where(weights > 0, 0, -1), jnp.int32),
       turns=jnp.asarray(turns),
       rewards=jnp.asarray(example.rewards, jnp.float32),
       valid=jnp.asarray(example.valid),
@@ -236,8 +239,9 @@ class _Result:
 class _Checker:
   """Runs one objective and compares results."""
 
-  def __init__(self, objective: Objective, config: ObjectiveConfig, tolerance: float):
+  def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
     self.config, self.tolerance = config, tolerance
+    objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
       jax.value_and_grad(

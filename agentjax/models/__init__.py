@@ -20,6 +20,7 @@ from agentjax.models.cache import (
   reset_slots,
   write_slots,
 )
+from agentjax.models.capture import layer_ends, layer_logits
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
 from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
@@ -62,7 +63,17 @@ from agentjax.models.stack import (
   update_router_bias,
 )
 from agentjax.models.verify import Verified, accept, unverifiable, verify
-from agentjax.models.vocabulary import Readout, over_vocabulary, put_tokens, readout, take_tokens
+from agentjax.models.vocabulary import (
+  Readout,
+  TokenSets,
+  in_chunks,
+  likely_sets,
+  over_vocabulary,
+  put_tokens,
+  readout,
+  restricted_scores,
+  take_tokens,
+)
 
 if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -85,6 +96,7 @@ __all__ = [
   "ResponseScores",
   "SecondPassConfig",
   "TokenScores",
+  "TokenSets",
   "ValueHead",
   "Verified",
   "abstract",
@@ -105,11 +117,15 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
+  "in_chunks",
   "init",
   "init_ahead",
   "init_cache",
   "init_lora",
   "init_params",
+  "layer_ends",
+  "layer_logits",
+  "likely_sets",
   "load_pretrained",
   "lora_specs",
   "merge_lora",
@@ -126,6 +142,7 @@ __all__ = [
   "read_slots",
   "readout",
   "reset_slots",
+  "restricted_scores",
   "sample_depths",
   "save_pretrained",
   "score_responses",

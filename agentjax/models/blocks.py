@@ -59,6 +59,7 @@ class Rows(NamedTuple):
 
   segment_ids: Array  # 0 on padding
   positions: Array  # place of a token in its sequence
+  captured: Array | None = None  # int32 [B, K], places whose stream every block reports
 
 
 class Appended(NamedTuple):
@@ -94,10 +95,12 @@ class BlockReport:
     routing: of its router; None without one.
     max_scores: float32 [attentions, heads], see ``attend.max_scores``; None unless
       ``config.record_max_scores``, or without attention.
+    captured: [B, K, embed], the stream after the block at ``Rows.captured``; None without these.
   """
 
   routing: Routing | None = None
   max_scores: Array | None = None
+  captured: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

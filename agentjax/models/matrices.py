@@ -28,12 +28,18 @@ def matrix_axes(spec: ParamSpec) -> MatrixAxes | None:
   are maps of their own. Embeddings, output heads, norms, biases, convolution taps, decay rates and
   routers are not such maps.
   """
-  stack = 0
-  while stack < len(spec.axes) and spec.axes[stack] in _STACKED:
-    stack += 1
+  stack = stack_axes(spec)
   own = tuple(range(stack, len(spec.shape)))
   special = spec.wide or not spec.decayed or not spec.trained or "vocab" in spec.axes
   if special or len(own) < 2:
     return None
   split = len(own) - 1 if spec.axes[-1] == "embed" else 1
   return MatrixAxes(tuple(range(stack)), own[:split], own[split:])
+
+
+def stack_axes(spec: ParamSpec) -> int:
+  """How many leading axes hold arrays of layers and experts of their own."""
+  stack = 0
+  while stack < len(spec.axes) and spec.axes[stack] in _STACKED:
+    stack += 1
+  return stack

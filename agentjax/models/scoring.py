@@ -16,7 +16,14 @@ from agentjax.models.config import ModelConfig
 from agentjax.models.exact import score_rows
 from agentjax.models.heads import Scores, TokenScores, score_targets
 from agentjax.models.stack import ForwardOutput, Params, anchored, forward
-from agentjax.models.vocabulary import over_vocabulary, put_tokens, readout, take_tokens
+from agentjax.models.vocabulary import (
+  TokenSets,
+  over_vocabulary,
+  put_tokens,
+  readout,
+  restricted_scores,
+  take_tokens,
+)
 from agentjax.trajectory.packing import plan_rows
 
 Array = jax.Array
@@ -33,6 +40,7 @@ def score_tokens(
   experts: Int[Array, "routers batch time choices"] | None = None,
   depths: Int[Array, "batch time"] | None = None,
   kept: Int[Array, "batch kept"] | None = None,
+  sets: TokenSets | None = None,
 ) -> TokenScores:
   """Log-prob and entropy of every token given its past, at ``temperature``.
 
@@ -50,11 +58,15 @@ def score_tokens(
     temperature: divides the logits; above 0. No gradient reaches it.
     kept: places in their rows of the tokens that are scored, 0 where a row has fewer; None scores
       all. No logits are made for the others, whose scores are 0.
+    sets: of the kept tokens, [B, K, places]: scores are those of a softmax over these tokens alone,
+      and log-normalisers 0.
 
   Raises:
     ValueError: ``exact_chunk`` with experts to be replayed, with ``kept``, a T that it does not
-      divide, or a mesh of more than one device.
+      divide, or a mesh of more than one device; sets without kept.
   """
+  if sets is not None and kept is None:
+    raise ValueError("sets are those of kept tokens; give kept as well.")
   targets = jnp.roll(token_ids, -1, axis=1)
   rows = (token_ids, segment_ids, positions)
   if config.exact_chunk:
@@ -77,7 +89,12 @@ def score_tokens(
     else:
       before = jnp.maximum(kept - 1, 0)
       hidden, own = take_tokens(out.hidden, before), take_tokens(targets, before)
-      few = score_targets(params, config, hidden, own, temperature)
+      if sets is None:
+        few = score_targets(params, config, hidden, own, temperature)
+      else:
+        read = readout(params, config, hidden, temperature)
+        within = restricted_scores(read, sets, size=config.logits_chunk)
+        few = (*within, jnp.zeros_like(within[0]))
       apart = (put_tokens(v, kept, token_ids.shape[1]) for v in few)
       first, second, third = (jnp.roll(v, -1, axis=1) for v in apart)
       scores = (first, second, third)
@@ -92,6 +109,7 @@ def score_tokens(
     hidden=out.hidden,
     routing=out.routing,
     max_scores=out.max_scores,
+    captured=out.captured,
   )
 
 
@@ -267,4 +285,4 @@ def _exact(
     temperature,
     known=(known.log_probs, known.entropies, known.log_normalizers),
   )
-  return ForwardOutput(hidden, out.routing, out.max_scores), scores
+  return dataclasses.replace(out, hidden=hidden), scores

@@ -106,11 +106,14 @@ class ForwardOutput:
     routing: of all blocks with a router, in pattern order, on a leading axis; None without any.
     max_scores: float32 [attentions, heads], the largest score of every attention head on these rows
       in pattern order (see ``attend.max_scores``); None unless ``config.record_max_scores``.
+    captured: [blocks, B, K, embed], the stream after every block at the places that were asked for,
+      without the last norm; None where none were.
   """
 
   hidden: Array
   routing: Routing | None
   max_scores: Array | None
+  captured: Array | None
 
   @property
   def balance_loss(self) -> Array:
@@ -248,6 +251,7 @@ def forward(
   experts: Int[Array, "routers batch time choices"] | None = None,
   depths: Int[Array, "batch time"] | None = None,
   anchors: Float[Array, "blocks batch time embed"] | None = None,
+  captured: Int[Array, "batch places"] | None = None,
 ) -> ForwardOutput:
   """Hidden states of packed rows, for training and scoring.
 
@@ -263,15 +267,21 @@ def forward(
       ``sample_depths``); None is ``config.loop.fixed_depth``.
     anchors: the stream after every block as another computation of the same function had it. It
       takes the place of the block's own result, whose gradient it gets (see ``anchored``).
+    captured: places in their rows at which the stream after every block is wanted.
 
   Raises:
-    ValueError: depths for a model without a looped core.
+    ValueError: depths for a model without a looped core; captured for one whose blocks run twice.
   """
+  if captured is not None and (params.loop is not None or params.second_pass is not None):
+    raise ValueError(
+      "captured asks for the stream after each block, and blocks of this model run more than once; "
+      "allowed: a model without config.loop and config.second_pass."
+    )
   if depths is not None and params.loop is None:
     raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
   x, per_layer = open_stream(params, config, token_ids)
   x = _pin(x)
-  rows = Rows(segment_ids, positions)
+  rows = Rows(segment_ids, positions, captured)
   given = given_to_blocks(config, experts, per_layer)
   if anchors is not None:
     given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
@@ -285,10 +295,12 @@ def forward(
     x, reports = run(x, sections[0])
   routings = [report.routing for report in reports if report.routing is not None]
   scores = [report.max_scores for report in reports if report.max_scores is not None]
+  streams = [report.captured for report in reports if report.captured is not None]
   return ForwardOutput(
     hidden=rms_norm(close_stream(x), params.final_norm, config.norm_eps),
     routing=jax.tree.map(lambda *v: jnp.stack(v), *routings) if routings else None,
     max_scores=jnp.concatenate(scores) if scores else None,
+    captured=jnp.stack(streams) if streams else None,
   )
 
 
@@ -500,5 +512,8 @@ def run_unit(
   reports = []
   for kind, block, given in zip(unit, *blocks_and_given, strict=True):
     x, report = run(x, block, given, kind)
+    if rows.captured is not None:
+      stream = jnp.take_along_axis(close_stream(x), rows.captured[..., None], axis=1)
+      report = dataclasses.replace(report, captured=stream)
     reports.append(report)
   return x, reports

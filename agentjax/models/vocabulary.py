@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import output_logits, output_weight
+from agentjax.models.products import precision
 from agentjax.models.stack import DecodeParams, Params
 
 Array = jax.Array
@@ -64,16 +65,30 @@ def over_vocabulary(
   Returns:
     The pytree with arrays [B, T, ...].
   """
-  batch, time = readouts[0].hidden.shape[:2]
-  hiddens = tuple(r.hidden for r in readouts)
 
-  @jax.checkpoint
-  def chunk(given: tuple[Array, ...]) -> Any:
+  def chunk(*given: Array) -> Any:
     states, rest = given[: len(readouts)], given[len(readouts) :]
     log_probs = [_log_probs(r, h) for r, h in zip(readouts, states, strict=True)]
     return function(*log_probs, *rest)
 
-  given = (*hiddens, *per_token)
+  return in_chunks(chunk, *(r.hidden for r in readouts), *per_token, size=size)
+
+
+def in_chunks(function: Callable[..., Any], *per_token: Array, size: int) -> Any:
+  """``function(*per_token)``, ``size`` time steps at once, in the backward pass as well.
+
+  Args:
+    function: of arrays [B, size, ...] to a pytree of such arrays.
+    per_token: arrays [B, T, ...], one at least.
+    size: time steps a chunk; T or more is one chunk.
+  """
+  batch, time = per_token[0].shape[:2]
+  given = per_token
+
+  @jax.checkpoint
+  def chunk(given: tuple[Array, ...]) -> Any:
+    return function(*given)
+
   if time <= size:
     return chunk(given)
   count = -(-time // size)
@@ -86,6 +101,94 @@ def over_vocabulary(
     return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
 
   return jax.tree.map(join, jax.lax.map(chunk, tuple(cut(x) for x in given)))
+
+
+class TokenSets(NamedTuple):
+  """Tokens that a restricted softmax runs over, one set for each token of a text.
+
+  Attributes:
+    ids: int32 [B, T, 1 + K], the token of the text first.
+    inside: bool [B, T, 1 + K], which of the places are used; the first always is.
+  """
+
+  ids: Int[Array, "batch time places"]
+  inside: Bool[Array, "batch time places"]
+
+
+def likely_sets(
+  read: Readout,
+  targets: Int[Array, "batch time"],
+  *,
+  mass: float,
+  most: int,
+  size: int,
+) -> tuple[TokenSets, Float[Array, "batch time"]]:
+  """The fewest most likely tokens that hold ``mass`` of a distribution, and the target.
+
+  ``S_t = {y_t} + the smallest top set with sum_v p(v) >= mass``, of at most ``most`` tokens (Logits
+  Replay, 2510.09152).
+
+  Args:
+    read: of the states before the targets.
+    targets: y.
+    mass: 0 to 1; at 1 the set has all ``most`` tokens.
+    most: up to the vocabulary.
+    size: time steps whose logits are held at once.
+
+  Returns:
+    The sets, and float32 [B, T], the mass outside them: the bias of the gradient of a restricted
+    softmax is of its order.
+  """
+
+  def choose(log_p: Array, gold: Array) -> tuple[Array, Array, Array]:
+    top, ids = jax.lax.top_k(log_p, most)
+    probs = jnp.exp(top)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    taken = (before < mass) | (mass >= 1)
+    taken &= ids != gold[..., None]  # it stands first
+    own = jnp.exp(jnp.take_along_axis(log_p, gold[..., None], axis=-1))
+    outside = 1 - own[..., 0] - jnp.sum(jnp.where(taken, probs, 0), axis=-1)
+    every = jnp.concatenate([gold[..., None], ids.astype(gold.dtype)], axis=-1)
+    inside = jnp.concatenate([jnp.ones_like(taken[..., :1]), taken], axis=-1)
+    return every, inside, jnp.maximum(outside, 0)
+
+  ids, inside, outside = over_vocabulary(choose, [read], targets, size=size)
+  return TokenSets(ids, inside), outside
+
+
+def restricted_scores(
+  read: Readout, sets: TokenSets, *, size: int
+) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+  """``log p(y | S) = z_y - logsumexp_{v in S} z_v`` and the entropy of p(. | S), nats, float32.
+
+  Logits are made of the tokens in the sets alone: of ``size`` time steps ``size * (1 + K)`` columns
+  of the output projection are gathered at once. Over a mesh that splits the vocabulary, the
+  compiler gathers the projection first.
+
+  Args:
+    read: of the states before the tokens.
+    sets: of the tokens, [B, T, 1 + K].
+    size: time steps at once.
+  """
+  rows = jnp.asarray(read.weight).T
+
+  def score(hidden: Array, ids: Array, inside: Array) -> tuple[Array, Array]:
+    columns = rows[ids].astype(hidden.dtype)
+    logits = jnp.einsum(
+      "btd,btkd->btk",
+      hidden,
+      columns,
+      precision=precision(hidden.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    if read.softcap is not None:
+      logits = read.softcap * jnp.tanh(logits / read.softcap)
+    log_p = jax.nn.log_softmax(jnp.where(inside, logits / read.temperature, -1e30), axis=-1)
+    kept = jnp.where(inside, log_p, 0)
+    entropy = -jnp.sum(jnp.where(inside, jnp.exp(kept) * kept, 0), axis=-1)
+    return kept[..., 0], entropy
+
+  return in_chunks(score, read.hidden, sets.ids, sets.inside, size=size)
 
 
 def take_tokens(

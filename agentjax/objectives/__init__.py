@@ -8,6 +8,7 @@ from agentjax.objectives.advantages import (
   AdvantageConfig,
   ambiguity_terms,
   check_group_size,
+  check_outcomes,
   check_rewards,
   multi_reward_advantages,
   sequence_advantages,
@@ -23,6 +24,7 @@ from agentjax.objectives.distillation import (
   soft_or,
   teacher_advantages,
 )
+from agentjax.objectives.function import LossFunction, load_function
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
 from agentjax.objectives.objective import (
@@ -51,6 +53,12 @@ from agentjax.objectives.returns import (
   whiten,
 )
 from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.objectives.staged import (
+  StagedConfig,
+  prepare_staged,
+  stage_corrections,
+  staged_advantages,
+)
 from agentjax.objectives.supervised import negative_log_likelihood, supervised_objective
 from agentjax.objectives.value_loss import (
   ValueLossConfig,
@@ -62,6 +70,7 @@ __all__ = [
   "PRESETS",
   "AdvantageConfig",
   "DistillationConfig",
+  "LossFunction",
   "LossInputs",
   "MismatchConfig",
   "Objective",
@@ -70,6 +79,7 @@ __all__ = [
   "PolicyLossConfig",
   "PreferenceConfig",
   "Prepared",
+  "StagedConfig",
   "ValueLossConfig",
   "ambiguity_terms",
   "bernoulli_value_loss",
@@ -77,6 +87,7 @@ __all__ = [
   "broadcast_to_tokens",
   "candidate_divergence",
   "check_group_size",
+  "check_outcomes",
   "check_rewards",
   "compare",
   "divergence",
@@ -85,6 +96,7 @@ __all__ = [
   "implicit_prm_loss",
   "keep_best",
   "kl_estimate",
+  "load_function",
   "mismatch_correction",
   "mismatch_metrics",
   "multi_reward_advantages",
@@ -93,6 +105,7 @@ __all__ = [
   "policy_objective",
   "preference_advantages",
   "prepare",
+  "prepare_staged",
   "prepare_supervised",
   "preset",
   "promise_progress_loss",
@@ -101,6 +114,8 @@ __all__ = [
   "sequence_advantages",
   "soft_or",
   "squared_value_loss",
+  "stage_corrections",
+  "staged_advantages",
   "supervised_objective",
   "teacher_advantages",
   "token_coefficients",

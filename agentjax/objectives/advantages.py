@@ -29,6 +29,8 @@ Centre = Literal[
   "runner_up",
   "batch_mean",
   "baseline",
+  "prompt_value",
+  "win_rate",
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
 
@@ -39,6 +41,7 @@ _GROUP_CENTRES = (
   "leave_one_out",
   "length_weighted",
   "runner_up",
+  "win_rate",
 )
 
 
@@ -53,7 +56,10 @@ class AdvantageConfig(Config):
       (sum L R / sum L, OPO);
       "runner_up" (only the best member learns, against the second best: pass@k training);
       "batch_mean"; "baseline" (a baseline a sequence given by the caller: the greedy rollout's
-      reward for ReMax, a prompt value for sequence-level PPO).
+      reward for ReMax); "prompt_value" (what the value head expects at the last token before the
+      policy's first: sequence-level PPO, 2604.08865); "win_rate" (nothing is subtracted: the
+      reward itself is replaced by the share of the group that it beats, ties and itself counting
+      half, less a half: self-play preference, 2405.00675).
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
@@ -120,7 +126,7 @@ class AdvantageConfig(Config):
   @property
   def needs_values(self) -> bool:
     """Whether a value head must be trained."""
-    return self.credit == "gae"
+    return self.credit == "gae" or self.centre == "prompt_value"
 
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
@@ -132,7 +138,13 @@ class AdvantageConfig(Config):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
     alpha = self.length_adaptive_lambda
     check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
-    if self.scale == "group_std" and self.centre in ("none", "baseline", "batch_mean"):
+    if self.scale == "group_std" and self.centre in (
+      "none",
+      "baseline",
+      "batch_mean",
+      "prompt_value",
+      "win_rate",
+    ):
       raise ConfigError(
         f"{path}.scale='group_std' with {path}.centre={self.centre!r} divides by the spread of a "
         "group that is not centred on itself; use a group centre, or scale='batch_std' | 'none'."
@@ -193,7 +205,8 @@ def check_group_size(config: AdvantageConfig, group_size: int, size_path: str, p
   if group_size < 2 and config.needs_group:
     raise ConfigError(
       f"{size_path}={group_size} with {path}.centre={config.centre!r} gives zero advantage "
-      f"everywhere. Use {size_path} >= 2, or {path}.centre='none' | 'batch_mean' | 'baseline'."
+      f"everywhere. Use {size_path} >= 2, or {path}.centre='none' | 'batch_mean' | 'baseline' | "
+      "'prompt_value'."
     )
 
 
@@ -224,6 +237,22 @@ def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) ->
     )
 
 
+def check_outcomes(rewards: np.ndarray, valid: np.ndarray, path: str) -> None:
+  """Host-side: refuses rewards that are no probabilities, before they enter a Bernoulli value loss.
+
+  Raises:
+    ConfigError: naming the first rewards outside 0..1, and the settings at ``path`` to change.
+  """
+  rewards, valid = np.asarray(rewards), np.asarray(valid)
+  bad = np.flatnonzero(valid & ((rewards < 0) | (rewards > 1)))
+  if bad.size:
+    raise ConfigError(
+      f"{path}.value_loss.kind='bernoulli' with rewards {rewards[bad[:5]].tolist()} ({bad.size} of "
+      f"{int(valid.sum())}); allowed: rewards in 0..1. Map them with config.reward, or set "
+      f"--{path}.value_loss.kind=squared."
+    )
+
+
 def sequence_advantages(
   rewards: Float[Array, "sequences"],
   valid: Bool[Array, "sequences"],
@@ -242,7 +271,7 @@ def sequence_advantages(
     groups: the group key, ids in 0..N-1 where valid (prompt, prompt and role, ...).
     config: ``centre``, ``scale``, ``ddof``, ``epsilon``; the rest is for ``prepare``.
     lengths: weighted tokens a sequence, for centre "length_weighted".
-    baselines: for centre "baseline".
+    baselines: for centre "baseline" and "prompt_value".
     counts: how much a sequence counts in the statistics, default 1. With 1 / k for each of the k
       sequences of one trajectory every trajectory counts once.
 
@@ -261,9 +290,12 @@ def sequence_advantages(
   whole_batch = jnp.where(valid, 0, places)
 
   key = whole_batch if config.centre == "batch_mean" else groups
-  centred = rewards - _centre(rewards, counts, key, config.centre, lengths, baselines)
+  if config.centre == "win_rate":
+    centred = _win_rate(rewards, counts, groups) - 0.5
+  else:
+    centred = rewards - _centre(rewards, counts, key, config.centre, lengths, baselines)
   learns = valid
-  if config.centre not in ("none", "baseline"):
+  if config.centre not in ("none", "baseline", "prompt_value"):
     learns = learns & _spread(rewards, key)
   if config.centre == "runner_up":
     learns = learns & _is_first_best(rewards, groups)
@@ -344,9 +376,9 @@ def _centre(
 ) -> Array:
   if centre == "none":
     return jnp.zeros_like(rewards)
-  if centre == "baseline":
+  if centre in ("baseline", "prompt_value"):
     if baselines is None:
-      raise ValueError('centre="baseline" needs baselines [N]; pass them or choose another.')
+      raise ValueError(f"centre={centre!r} needs baselines [N]; pass them or choose another.")
     return baselines
   if centre in ("group_mean", "batch_mean"):
     return _group_mean(rewards, counts, groups)
@@ -377,6 +409,14 @@ def _group_sum(values: Array, groups: Array) -> Array:
 def _group_mean(values: Array, counts: Array, groups: Array) -> Array:
   total = _group_sum(counts, groups)
   return _group_sum(counts * values, groups) / jnp.where(total > 0, total, 1)
+
+
+def _win_rate(rewards: Array, counts: Array, groups: Array) -> Array:
+  """Share of the group, itself included, whose reward is lower; equal ones count half."""
+  order = jnp.sign(rewards[:, None] - rewards[None, :])
+  together = jnp.where(groups[:, None] == groups[None, :], counts[None, :], 0)
+  total = together.sum(1)
+  return (together * (0.5 + 0.5 * order)).sum(1) / jnp.where(total > 0, total, 1)
 
 
 def _std(values: Array, counts: Array, groups: Array, ddof: int) -> Array:

@@ -10,6 +10,7 @@ returns sums. Your own loss is any such function::
     per_token = -jnp.minimum(ratio, 2.0) * inputs.advantages
     return jnp.sum(inputs.coefficients * per_token), {"ratio": jnp.sum(inputs.shares * ratio)}
 
+It may also return the loss of every token, [B, T], and leave the sum to ``policy_objective``.
 ``agentjax.testing.check_objective(my_loss, seed=0)`` says whether it keeps the house's promises.
 """
 
@@ -17,14 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.advantages import (
   AdvantageConfig,
   merge_branches,
@@ -33,6 +34,13 @@ from agentjax.objectives.advantages import (
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
 from agentjax.objectives.distillation import DistillationConfig, teacher_advantages
+from agentjax.objectives.function import (
+  LossFunction,
+  function_name,
+  load_function,
+  per_token_result,
+  returns_per_token,
+)
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection, policy_loss
@@ -51,8 +59,9 @@ from agentjax.objectives.segments import (
   sequence_sum,
   sequence_units,
   turn_units,
+  unit_sum,
 )
-from agentjax.objectives.value_loss import ValueLossConfig, squared_value_loss
+from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import Batch
 
 
@@ -60,8 +69,15 @@ from agentjax.trajectory.batch import Batch
 class ObjectiveConfig(Config):
   """A reinforcement-learning objective: how credit is given and what loss it enters.
 
-  ``distillation`` adds a teacher's word on every token; None has no teacher. ``preference`` takes
-  the credit from DPO or an outcome's likelihood in the place of ``advantage``.
+  Attributes:
+    advantage, policy_loss, value_loss: see there.
+    distillation: adds a teacher's word on every token; None has no teacher.
+    preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
+      None does not.
+    function: your own loss, "module:function" (``load_function``), in the place of the surrogate
+      that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
+    with_reference: log-probs of the reference policy are computed even where no coefficient asks
+      for them, for ``function``.
   """
 
   advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
@@ -69,25 +85,19 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
-
-  @property
-  def needs_reference(self) -> bool:
-    """Whether log-probs of a reference policy must be computed."""
-    asked = self.advantage.needs_reference or self.policy_loss.needs_reference
-    return asked or self.preference is not None
-
-  @property
-  def needs_values(self) -> bool:
-    """Whether a value head must be trained."""
-    return self.advantage.needs_values
-
-  @property
-  def needs_old_log_probs(self) -> bool:
-    """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
-    return self.policy_loss.mismatch.active
+  function: str | None = None
+  with_reference: bool = False
 
   def validate(self, path: str = "objective") -> None:
     super().validate(path)
+    parts = (self.function or "a:b").split(":")
+    named = len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
+    check(named, f"{path}.function", self.function, "'module:function' or None")
+    if self.value_loss.kind == "bernoulli" and self.advantage.centre != "prompt_value":
+      raise ConfigError(
+        f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
+        f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
+      )
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -106,6 +116,22 @@ class ObjectiveConfig(Config):
       check(value == allowed, f"{path}.{where}.{name}", value, said)
 
   @property
+  def needs_reference(self) -> bool:
+    """Whether log-probs of a reference policy must be computed."""
+    asked = self.advantage.needs_reference or self.policy_loss.needs_reference
+    return asked or self.with_reference or self.preference is not None
+
+  @property
+  def needs_values(self) -> bool:
+    """Whether a value head must be trained."""
+    return self.advantage.needs_values
+
+  @property
+  def needs_old_log_probs(self) -> bool:
+    """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
+    return self.policy_loss.mismatch.active
+
+  @property
   def needs_divergences(self) -> bool:
     """Whether the loss takes divergences from a teacher, see ``DistillationConfig.form``."""
     return self.distillation is not None and self.distillation.form != "sampled"
@@ -117,6 +143,7 @@ class ObjectiveConfig(Config):
     return (
       self.needs_divergences
       and self.distillation is not None
+      and self.function is None
       and self.distillation.outcome_weight == 0
       and loss.kl_coefficient == loss.entropy_coefficient == loss.positive_nll_coefficient == 0
       and loss.covariance == "none"
@@ -138,8 +165,8 @@ class Prepared:
     clip_high_bonus: added to the upper clip bound.
     covariance_selected: bool, tokens that Clip-Cov and KL-Cov act on.
     rewarded: bool, tokens of sequences whose reward is above 0.
-    old_values, returns, value_coefficients: value head at the start, its targets and the
-      coefficients of its loss.
+    old_values, returns, value_coefficients: outputs of the value head at the start, their targets
+      and the coefficients of its loss.
   """
 
   advantages: Float[Array, "batch time"]
@@ -188,7 +215,8 @@ class LossInputs(Prepared):
   Attributes:
     log_probs: log pi of every token under the current policy, fp32, differentiable.
     entropies: of the distribution each token was drawn from, differentiable.
-    values: value of the state in which each token was chosen, differentiable; None without a head.
+    values: the value head's output in the state in which each token was chosen, differentiable
+      (with value_loss.kind "bernoulli" a logit); None without a head.
     divergences: of the distribution each token was drawn from and the teacher's, differentiable;
       None without one.
   """
@@ -203,71 +231,144 @@ Objective: TypeAlias = Callable[[LossInputs], tuple[Array, dict[str, Array]]]
 """``(sum of coefficients * per_token, metrics)``; metrics are sums too: micro-batches add up."""
 
 
-def policy_objective(config: ObjectiveConfig) -> Objective:
-  """The loss that a config names: policy surrogate, KL, entropy, likelihood and value terms."""
-  settings = config.policy_loss
+def policy_objective(config: ObjectiveConfig, function: LossFunction | None = None) -> Objective:
+  """The loss that a config names: surrogate, KL, entropy, likelihood, divergence and value terms.
+
+  A function of your own is called in one of two ways, by what it returns:
+
+  * ``per_token``, [B, T], or ``(per_token, metrics)`` with metrics [B, T]: it takes the place of
+    the surrogate. Every array that it is given is 0 on tokens without weight, the other terms of
+    the config are added, and coefficients and shares sum up. ``policy_loss.ratio_level``,
+    ``gradient_form``, ``clip`` and their bounds are not read.
+  * ``(loss, metrics)``, scalars: it is the whole objective, and given the arrays as they are.
+
+  Args:
+    config: see ObjectiveConfig.
+    function: your own, in the place of ``config.function``.
+
+  Raises:
+    ConfigError: ``config.function`` cannot be imported or takes other arguments. The objective
+      raises it where the function cannot be traced, or returns something else.
+  """
+  if function is None and config.function is not None:
+    function = load_function(config.function)
+  if function is None:
+    return lambda inputs: _with_terms(inputs, config, _named_surrogate(inputs, config))
+  own, name = function, function_name(function, config.function)
 
   def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
-    if config.only_divergences:
-      # Their gradient is 0; said here, it is not computed.
-      inputs = dataclasses.replace(inputs, log_probs=jax.lax.stop_gradient(inputs.log_probs))
-    bonus = 0.0 if inputs.clip_high_bonus is None else inputs.clip_high_bonus
-    loss = policy_loss(
-      inputs.log_probs,
-      inputs.old_log_probs,
-      inputs.advantages,
-      inputs.weights,
-      inputs.segment_ids,
-      settings,
-      turns=inputs.turns,
-      clip_high_bonus=bonus,
-    )
+    if not returns_per_token(own, inputs, name):
+      return own(inputs)
     inside = inputs.weights > 0
-    log_probs = jnp.where(inside, inputs.log_probs, 0)
-    old_log_probs = jnp.where(inside, inputs.old_log_probs, 0)
-    entropies = jnp.where(inside, inputs.entropies, 0)
-    total = loss.per_token
-    metrics = {
-      "ratio": loss.ratio,
-      "clip_fraction": loss.clipped,
-      "kl_old": old_log_probs - log_probs,
-      "entropy": entropies,
-    }
-    if settings.covariance == "clip":
-      total = jnp.where(_need(inputs.covariance_selected, "covariance_selected"), 0, total)
-    if settings.covariance == "kl":
-      moved = kl_estimate(log_probs, old_log_probs, "absolute")
-      selected = _need(inputs.covariance_selected, "covariance_selected")
-      total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
-    if settings.kl_coefficient > 0:
-      reference = jnp.where(inside, _need(inputs.reference_log_probs, "reference_log_probs"), 0)
-      metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator)
-      total += settings.kl_coefficient * metrics["kl_reference"]
-    if settings.entropy_coefficient != 0:
-      total -= settings.entropy_coefficient * entropies
-    if settings.positive_nll_coefficient > 0:
-      rewarded = _need(inputs.rewarded, "rewarded")
-      total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
-    if config.distillation is not None and config.needs_divergences:
-      metrics["divergence"] = jnp.where(inside, _need(inputs.divergences, "divergences"), 0)
-      total += config.distillation.coefficient * metrics["divergence"]
-
-    result = jnp.sum(inputs.coefficients * total)
-    sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
-    sums["policy_loss"] = jnp.sum(inputs.coefficients * loss.per_token)
-    if config.needs_values:
-      coefficients = _need(inputs.value_coefficients, "value_coefficients")
-      errors = squared_value_loss(
-        jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),
-        _need(inputs.returns, "returns"),
-        old_values=inputs.old_values,
-        clip=config.value_loss.clip,
-      )
-      sums["value_loss"] = jnp.sum(coefficients * errors)
-      result += config.value_loss.coefficient * sums["value_loss"]
-    return result, sums
+    clean = jax.tree.map(
+      lambda x: jnp.where(inside, x, 0) if jnp.issubdtype(x.dtype, jnp.inexact) else x, inputs
+    )
+    per_token, metrics = per_token_result(own(clean))
+    wrong = jnp.sum(inside & ~jnp.isfinite(per_token)).astype(jnp.float32)
+    surrogate = _Surrogate(
+      jnp.where(inside, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
+    )
+    result, sums = _with_terms(inputs, config, surrogate)
+    return result, sums | {"nonfinite/per_token": wrong}
 
   return objective
+
+
+class _Surrogate(NamedTuple):
+  """Loss of every token, and metrics of every token."""
+
+  per_token: Array
+  metrics: dict[str, Array]
+
+
+def _named_surrogate(inputs: LossInputs, config: ObjectiveConfig) -> _Surrogate:
+  """The one that ``config.policy_loss`` says."""
+  if config.only_divergences:
+    # Their gradient is 0; said here, it is not computed.
+    inputs = dataclasses.replace(inputs, log_probs=jax.lax.stop_gradient(inputs.log_probs))
+  loss = policy_loss(
+    inputs.log_probs,
+    inputs.old_log_probs,
+    inputs.advantages,
+    inputs.weights,
+    inputs.segment_ids,
+    config.policy_loss,
+    turns=inputs.turns,
+    clip_high_bonus=0.0 if inputs.clip_high_bonus is None else inputs.clip_high_bonus,
+  )
+  return _Surrogate(loss.per_token, {"ratio": loss.ratio, "clip_fraction": loss.clipped})
+
+
+def _with_terms(
+  inputs: LossInputs, config: ObjectiveConfig, surrogate: _Surrogate
+) -> tuple[Array, dict[str, Array]]:
+  """The sum of a surrogate and of all that a config adds to it, and the sums of metrics."""
+  settings = config.policy_loss
+  if config.only_divergences:
+    # Their gradient is 0; said here, it is not computed.
+    inputs = dataclasses.replace(inputs, log_probs=jax.lax.stop_gradient(inputs.log_probs))
+  inside = inputs.weights > 0
+  log_probs = jnp.where(inside, inputs.log_probs, 0)
+  old_log_probs = jnp.where(inside, inputs.old_log_probs, 0)
+  entropies = jnp.where(inside, inputs.entropies, 0)
+  total = surrogate.per_token
+  metrics = {"kl_old": old_log_probs - log_probs, "entropy": entropies} | surrogate.metrics
+  if settings.covariance == "clip":
+    total = jnp.where(_need(inputs.covariance_selected, "covariance_selected"), 0, total)
+  if settings.covariance == "kl":
+    moved = kl_estimate(log_probs, old_log_probs, "absolute")
+    selected = _need(inputs.covariance_selected, "covariance_selected")
+    total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
+  if settings.kl_coefficient > 0:
+    reference = jnp.where(inside, _need(inputs.reference_log_probs, "reference_log_probs"), 0)
+    metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator)
+    total += settings.kl_coefficient * metrics["kl_reference"]
+  if settings.entropy_coefficient != 0:
+    total -= settings.entropy_coefficient * entropies
+  if settings.positive_nll_coefficient > 0:
+    rewarded = _need(inputs.rewarded, "rewarded")
+    total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
+  if config.distillation is not None and config.needs_divergences:
+    metrics["divergence"] = jnp.where(inside, _need(inputs.divergences, "divergences"), 0)
+    total += config.distillation.coefficient * metrics["divergence"]
+
+  result = jnp.sum(inputs.coefficients * total)
+  sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
+  sums["policy_loss"] = jnp.sum(inputs.coefficients * surrogate.per_token)
+  if config.needs_values:
+    coefficients = _need(inputs.value_coefficients, "value_coefficients")
+    errors = value_loss(
+      jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),
+      _need(inputs.returns, "returns"),
+      config.value_loss,
+      old_outputs=inputs.old_values,
+    )
+    sums["value_loss"] = jnp.sum(coefficients * errors)
+    result += config.value_loss.coefficient * sums["value_loss"]
+  return result, sums
+
+
+def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs:
+  """Shapes and dtypes of what the objective of a run is given, to trace it without data."""
+
+  def array(dtype: Any, present: bool = True) -> Any:
+    return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
+
+  flags = dict.fromkeys(("covariance_selected", "rewarded"), jnp.bool_)
+  kinds = {"segment_ids": jnp.int32, "turns": jnp.int32} | flags
+  absent = {
+    "clip_high_bonus": True,
+    "reference_log_probs": not config.needs_reference,
+    "covariance_selected": config.policy_loss.covariance == "none",
+    "divergences": not config.needs_divergences,
+  }
+  absent |= dict.fromkeys(
+    ("values", "old_values", "returns", "value_coefficients"), not config.needs_values
+  )
+  names = [field.name for field in dataclasses.fields(LossInputs)]
+  return LossInputs(
+    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in names}
+  )
 
 
 def prepare(
@@ -296,7 +397,7 @@ def prepare(
     reference_log_probs: of the reference policy, where the config uses one.
     teacher_log_probs: of the tokens by their teacher, for ``distillation.form`` "sampled".
     selected: tokens that keep their weight; None is all of them.
-    values: of the value head, for credit "gae".
+    values: outputs of the value head, for credit "gae" and centre "prompt_value".
     token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
@@ -330,6 +431,11 @@ def prepare(
     )
     kept = jnp.where(keep, weights, 0)
 
+  starts = None
+  if settings.centre == "prompt_value":
+    starts = _episode_starts(batch, weights)
+    found = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
+    baselines = sequence_sum(found, segment_ids, batch.num_sequences)
   options = {
     "lengths": sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
     "baselines": baselines,
@@ -367,6 +473,14 @@ def prepare(
   credit = _credit(
     outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
   )
+  if starts is not None:
+    credit = dataclasses.replace(
+      credit,
+      returns=jnp.where(starts, broadcast_to_tokens(batch.rewards, segment_ids), 0),
+      value_coefficients=token_coefficients(
+        starts.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+      ),
+    )
   advantages = credit.advantages
   if settings.branches == "hard" and batch.branches is not None:
     advantages = merge_branches(advantages, weights, batch.branches)
@@ -518,6 +632,16 @@ def _credit(
       valued.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
     ),
   )
+
+
+def _episode_starts(batch: Batch, weights: Array) -> Array:
+  """bool [B, T]: the policy's first token of every sequence that has weight.
+
+  Weight rules may silence a first turn or weight a prompt, so they do not tell where it is.
+  """
+  units = sequence_units(batch.segment_ids)
+  first = first_of_unit((batch.versions >= 0).astype(weights.dtype), units)
+  return first & (unit_sum(weights, units) > 0)
 
 
 def _mean(values: Array, weights: Array) -> Array:

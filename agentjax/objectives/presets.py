@@ -117,8 +117,21 @@ RAGEN = ObjectiveConfig(
   PolicyLossConfig(clip_high=0.28),
   ValueLossConfig(clip=0.2),
 )
-# 2604.08865: one rollout, prompt value as baseline.
-SPPO = ObjectiveConfig(AdvantageConfig(centre="baseline", scale="none"), PolicyLossConfig())
+# 2604.08865, sequence-level PPO: one rollout a task, reward less the chance of success at the
+# prompt, clip .2, mean over tokens. The paper's critic is a network of its own; ours is a head on
+# the policy, so that the coefficient is ours too.
+SPPO = ObjectiveConfig(
+  AdvantageConfig(centre="prompt_value", scale="none"),
+  PolicyLossConfig(),
+  ValueLossConfig(kind="bernoulli"),
+)
+# 2405.00675, which is called SPPO as well: log-ratios of sequences to eta (win rate - 1/2), eta
+# 1000 as in its experiments. Rewards of the group take the place of its preference model.
+SELF_PLAY_PREFERENCE = ObjectiveConfig(
+  AdvantageConfig(centre="win_rate", scale="none", multiplier=1000.0),
+  PolicyLossConfig(aggregation="sequence_mean_token_mean"),
+  function="agentjax.objectives.self_play:self_play_preference",
+)
 # Truncated importance weights on the score function, [0, 1] (ROLL).
 TIS = ObjectiveConfig(
   AdvantageConfig(), PolicyLossConfig(gradient_form="score", clip="truncate", clip_high=0.0)

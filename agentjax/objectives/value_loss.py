@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,13 @@ from agentjax.config import Config, check
 @dataclasses.dataclass(unsafe_hash=True)
 class ValueLossConfig(Config):
   """Attributes:
+  kind: "squared" (the head's output is the value, ``squared_value_loss``) or "bernoulli" (it is
+    the logit of the chance of success, ``bernoulli_value_loss``; rewards must lie in 0..1).
   coefficient: factor on the value loss in the total.
   clip: bound on the move of a value from where it stood at the start of the update; None = off.
   """
 
+  kind: Literal["squared", "bernoulli"] = "squared"
   coefficient: float = 0.5
   clip: float | None = None
 
@@ -25,6 +29,29 @@ class ValueLossConfig(Config):
     super().validate(path)
     check(self.coefficient >= 0, f"{path}.coefficient", self.coefficient, ">= 0")
     check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
+    check(
+      self.clip is None or self.kind == "squared",
+      f"{path}.clip",
+      self.clip,
+      f"None with {path}.kind={self.kind!r}",
+    )
+
+  def value(self, output: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Expected reward, from the head's output."""
+    return output if self.kind == "squared" else jax.nn.sigmoid(output)
+
+
+def value_loss(
+  outputs: Float[Array, "*shape"],
+  returns: Float[Array, "*shape"],
+  config: ValueLossConfig,
+  *,
+  old_outputs: Float[Array, "*shape"] | None = None,
+) -> Float[Array, "*shape"]:
+  """The loss that ``config`` names, of the head's outputs; ``old_outputs`` where it clips."""
+  if config.kind == "bernoulli":
+    return bernoulli_value_loss(outputs, returns)
+  return squared_value_loss(outputs, returns, old_values=old_outputs, clip=config.clip)
 
 
 def squared_value_loss(

@@ -21,6 +21,7 @@ from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
+from agentjax.rewards.mistakes import MedsConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
@@ -31,6 +32,7 @@ from agentjax.tools import ToolsConfig
 from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
+from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.selectors import SelectionConfig
@@ -50,6 +52,8 @@ class SupervisedStage(Config):
     aggregation: how token losses become one number (objectives.token_coefficients).
     router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
       z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
+    logits_replay: the loss of a token runs over the tokens alone that the first policy found likely
+      there; None is the whole vocabulary.
   """
 
   steps: int = 0
@@ -64,10 +68,17 @@ class SupervisedStage(Config):
   z_loss_coefficient: float = 0.0
   mtp_coefficient: float = 0.0
   qk_clip: float | None = None
+  logits_replay: LogitsReplayConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.supervised") -> None:
     super().validate(path)
+    check(
+      self.logits_replay is None or self.z_loss_coefficient == 0,
+      f"{path}.z_loss_coefficient",
+      self.z_loss_coefficient,
+      "0 with logits_replay, which makes no logits of the whole vocabulary",
+    )
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
@@ -120,7 +131,8 @@ class RLStage(Config):
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
     objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
-      value head is trained where ``objective.advantage.credit`` is "gae".
+      value head is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
+      "prompt_value".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
     balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
       losses (``training.auxiliary_losses``): balance over the whole batch, which costs a forward
@@ -146,6 +158,7 @@ class RLStage(Config):
     rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
+    meds: penalties on mistakes that a task has seen before (``rewards.mistakes``); None is off.
   """
 
   steps: int = 0
@@ -174,6 +187,7 @@ class RLStage(Config):
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: str | None = None
+  meds: MedsConfig | None = None
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -418,6 +432,13 @@ class Experiment(Config):
       self.rl.steps,
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
+    check(
+      self.start_from is None or self.supervised.logits_replay is None,
+      f"{path}.start_from",
+      self.start_from,
+      f"none with {path}.supervised.logits_replay: a resumed run makes its first policy anew, from "
+      "the seed or the pretrained folder",
+    )
     check_chat(self.chat, self.tokenizer, path)
     check(
       not self.guards.permissions.channels
@@ -502,7 +523,8 @@ class Experiment(Config):
       f"some of {path}.reward.parts = {self.reward.parts}",
     )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
-    if updates > 1 and loss.clip == "none" and loss.gradient_form == "ratio":
+    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
+    if updates > 1 and unbounded:
       raise ConfigError(
         f"{objective}.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
@@ -641,6 +663,12 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     f"{path}.rl.replay_experts",
     experiment.rl.replay_experts,
     "False for a model without a router",
+  )
+  check(
+    experiment.rl.meds is None or (model.loop is None and model.second_pass is None),
+    f"{path}.rl.meds",
+    experiment.rl.meds,
+    "none for a model whose blocks run more than once: its features are of single blocks",
   )
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import check
-from agentjax.models import Params, cross_log_probs, sample_depths
+from agentjax.models import Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
-from agentjax.objectives.advantages import check_rewards
+from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.distillation import DistillationConfig, select_tokens
 from agentjax.objectives.objective import (
   Objective,
   Prepared,
+  abstract_inputs,
   policy_objective,
   prepare,
   prepare_supervised,
@@ -34,7 +36,10 @@ from agentjax.training.experiment import (
   SupervisedStage,
   check_model_features,
 )
+from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
+from agentjax.training.meds import RepeatedMistakes
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
+from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
@@ -78,6 +83,8 @@ from agentjax.trajectory.packing import (
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
 
+_log = logging.getLogger(__name__)
+
 _SUMMARIES = (
   "loss",
   "grad_norm",
@@ -108,6 +115,7 @@ class _Ready(NamedTuple):
   metrics: dict[str, Any]
   kept: Any = None  # int32 [B, K]
   teacher: TeacherTargets | None = None
+  sets: TokenSets | None = None
 
 
 class Learner:
@@ -115,7 +123,10 @@ class Learner:
 
   Args:
     parts: host-side parts of the run.
-    objective: loss of the reinforcement-learning stage.
+    objective: loss of the reinforcement-learning stage, or of its last phase.
+
+  Raises:
+    ConfigError: settings that model or devices cannot do, or a loss function that cannot be traced.
   """
 
   def __init__(self, parts: Parts, objective: Objective):
@@ -181,6 +192,9 @@ class Learner:
 
     def compiled(number: int, phase: PhaseConfig) -> _Phase:
       own = objective if number == len(phases) - 1 else policy_objective(phase.objective)
+      # Faults of a loss function show here, before anything is sampled or compiled.
+      shape = (experiment.rl.microbatch_rows, experiment.rl.row_length)
+      jax.eval_shape(own, abstract_inputs(phase.objective, *shape))
       with_teacher = dataclasses.replace(
         settings,
         distillation=phase.objective.distillation,
@@ -203,11 +217,22 @@ class Learner:
       self._pack_rl,
       experiment.rl.microbatch_rows,
     )
+    self.mistakes: RepeatedMistakes | None = None
+    if experiment.rl.meds is not None:
+      self.mistakes = RepeatedMistakes(
+        experiment.rl.meds,
+        parts.model,
+        parts.tokenizer.token_bytes(),
+        self.mesh,
+        self._pack_rl,
+        experiment.rl.microbatch_rows,
+      )
     self._select = jax.jit(select_tokens, static_argnums=3)
     self._score = make_score(parts.model, settings.temperature)
     self._full_policy = jax.jit(
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
+    self._token_sets: StoredSets | None = None
     self._prepare_supervised = jax.jit(prepare_supervised, static_argnames="aggregation")
     # 0, 1 and 2 address the initial parameters.
     key = jax.random.fold_in(jax.random.key(experiment.seed), 3)
@@ -260,11 +285,7 @@ class Learner:
   ) -> tuple[TrainState, dict[str, float]]:
     """One optimiser step on the tasks' demonstrations."""
     settings = self._parts.experiment.supervised
-    batch = self._pack(
-      to_sequences([demonstration_trajectory(task, self._parts) for task in tasks]),
-      settings.row_length,
-      settings.microbatch_rows,
-    )
+    batch = self._pack_demonstrations(tasks)
     prepared = self._prepare_supervised(batch, aggregation=settings.aggregation)
     depths = None
     if self._parts.model.loop is not None:
@@ -272,9 +293,54 @@ class Learner:
       depths = _to_host(self._sample_depths(state.step, batch.segment_ids))
     rows = settings.microbatch_rows
     ready = _Ready(prepared, {})
+    if settings.logits_replay is not None:
+      if self._token_sets is None:
+        self._token_sets = self._record_sets(settings.logits_replay)
+      kept = kept_places(np.asarray(prepared.weights), time_multiple(self.mesh))
+      ready = _Ready(prepared, {}, kept, sets=self._token_sets.at(tasks, batch, kept))
     state, values, _ = self._apply(self._supervised_update, state, batch, ready, rows, depths)
     # Nothing was sampled, so there is no sampler to disagree with.
     return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
+
+  def _pack_demonstrations(self, tasks: Sequence[Task]) -> Batch:
+    settings = self._parts.experiment.supervised
+    return self._pack(
+      to_sequences([demonstration_trajectory(task, self._parts) for task in tasks]),
+      settings.row_length,
+      settings.microbatch_rows,
+    )
+
+  def _record_sets(self, config: LogitsReplayConfig) -> StoredSets:
+    """Stage 0 of Logits Replay: what the run's first policy finds likely in all demonstrations.
+
+    That policy is made anew, so that a resumed run has the same sets; for the while, a second copy
+    of the state is held.
+    """
+    settings, experiment = self._parts.experiment.supervised, self._parts.experiment
+    tasks = [task for task in self._parts.tasks.train if task.demonstration]
+    first = self.policy(self.initial_state("supervised"))
+    record = make_record(dataclasses.replace(self._parts.model, exact_chunk=0), config)
+    stored = StoredSets()
+    for at in range(0, len(tasks), settings.tasks_per_step):
+      some = tasks[at : at + settings.tasks_per_step]
+      batch, rows = self._pack_demonstrations(some), settings.microbatch_rows
+      grid = (batch.token_ids, batch.segment_ids, batch.positions)
+      with jax.set_mesh(self.mesh):
+        placed = self._place(split_rows(grid, rows))
+        parts = [
+          [_to_host(x) for x in jax.tree.leaves(record(first, *(v[i] for v in placed)))]
+          for i in range(used_micro_batches(batch.segment_ids, rows))
+        ]
+      found = [np.concatenate(part) for part in zip(*parts, strict=True)]
+      used = np.asarray(batch.segment_ids)[: len(found[0])]
+      stored.add(some, *(unpack(x, used, len(some)) for x in found))
+    _log.info(
+      "logits replay: sets of %d demonstrations of %s, mass outside %.2g on average",
+      len(tasks),
+      experiment.name,
+      stored.outside,
+    )
+    return stored
 
   def rl_step(
     self, state: TrainState, trajectories: Sequence[Trajectory], step: int
@@ -296,6 +362,9 @@ class Learner:
     phase = self._phases[number]
     if begins and number and state.reference is not None and self._lora is None:
       state = self._resync(state)
+    shaping: dict[str, float] = {}
+    if self.mistakes is not None:
+      weighted, shaping = self.mistakes.shape(self.policy(state), weighted)
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)
     # An episode that failed before its first token has none to learn from.
@@ -334,7 +403,9 @@ class Learner:
         trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
         values |= {k: float(v) for k, v in one.metrics.items()}
         every.append(values if compared else _without_mismatch(values))
-    means = {k: float(np.mean([values[k] for values in every])) for k in every[0]}
+    names = [k for k in every[0] if not k.startswith(PREFIX)]
+    means = {k: float(np.mean([values[k] for values in every])) for k in names}
+    means |= first_nonfinite(every)
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
     if compared:
@@ -349,6 +420,7 @@ class Learner:
     if report is not None:
       means |= report.metrics()
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
+    means |= shaping
     means["bad_steps"] = every[-1]["bad_steps"]
     return state, means
 
@@ -361,6 +433,11 @@ class Learner:
     rows: int,
   ) -> _Ready:
     check_rewards(*map(np.asarray, (batch.rewards, batch.valid, batch.groups)))
+    if phase.config.objective.value_loss.kind == "bernoulli":
+      number = next(i for i, known in enumerate(self._phases) if known is phase)
+      last = number == len(self._phases) - 1
+      path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
+      check_outcomes(np.asarray(batch.rewards), np.asarray(batch.valid), path)
     extra: dict[str, Any] = {}
     stage = self._parts.experiment.rl
     alone = phase.config.context == "response"
@@ -477,6 +554,7 @@ class Learner:
       depths,
       ready.kept,
       ready.teacher,
+      ready.sets,
     )
     # Exact divergences have one teacher.
     exact = ready.teacher is not None and ready.teacher.hidden is not None
@@ -487,6 +565,8 @@ class Learner:
       state, metrics, log_probs = update(state, placed, count, head)
     values = {}
     for name, value in jax.device_get(metrics).items():
+      if name.startswith(PREFIX) and not value:
+        continue
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
     return dataclasses.replace(state, step=state.step + 1), values, log_probs

@@ -20,6 +20,7 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
+from agentjax.objectives.function import LossFunction
 from agentjax.objectives.objective import Objective, policy_objective
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
@@ -48,6 +49,7 @@ from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
+from agentjax.training.nonfinite import describe_nonfinite
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
@@ -59,7 +61,7 @@ from agentjax.training.stored import (
   read_manifest,
   warn_of_other_policy,
 )
-from agentjax.training.workdir import open_workdir
+from agentjax.training.workdir import keep_sources, open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
@@ -120,8 +122,8 @@ class Run:
   Args:
     experiment: what to do; validated and frozen here.
     workdir: the run's directory.
-    objective: your own loss (``objectives.Objective``) in the place of ``config.rl.objective``'s;
-      advantages still come from the config.
+    objective: your own loss, as ``config.rl.objective.function`` names one (see
+      ``objectives.policy_objective``); advantages still come from the config.
     extensions: tools, tasks, environments, scorers or a program of your own.
     console: where progress is shown; None shows it on standard output.
   """
@@ -131,13 +133,13 @@ class Run:
     experiment: Experiment,
     workdir: str | os.PathLike[str],
     *,
-    objective: Objective | None = None,
+    objective: LossFunction | None = None,
     extensions: Extensions | None = None,
     console: Console | None = None,
   ):
     self.experiment = resolve(experiment)
     self.directory = pathlib.Path(workdir).absolute()
-    self._objective = objective or policy_objective(experiment.rl.objective)
+    self._objective = policy_objective(experiment.rl.objective, objective)
     self._extensions = extensions or Extensions()
     self._console = console or Console()
 
@@ -171,6 +173,8 @@ class Run:
     with contextlib.ExitStack() as stack:
       if processes.is_first():
         stack.enter_context(open_workdir(self.directory, self.experiment))
+        phases = self.experiment.rl.all_phases
+        keep_sources(self.directory, [p.objective.function for p in phases if p.objective.function])
       processes.wait("directory")
       console = self._console if processes.is_first() else Console(quiet=True)
       session = _Session(
@@ -522,10 +526,14 @@ class _Session:
   ) -> None:
     """Notes a step as done, unless its updates kept failing."""
     limit = getattr(self.experiment, stage).optimizer.max_bad_steps
+    culprit = describe_nonfinite(values)
+    if culprit:
+      logging.warning("step %d: %s", step, culprit)
     if values["bad_steps"] >= limit:
       raise TrainingError(
         f"step {step}: {int(values['bad_steps'])} updates in a row had non-finite gradients and "
-        f"were skipped (config.{stage}.optimizer.max_bad_steps={limit}). Lower "
+        f"were skipped (config.{stage}.optimizer.max_bad_steps={limit}): "
+        f"{culprit or 'inputs and loss were finite, so it is the gradient itself'}. Lower "
         f"config.{stage}.optimizer.learning_rate or resume from an earlier checkpoint."
       )
     record = StepRecord(step, stage, episodes, fingerprint(state.networks))
@@ -558,6 +566,7 @@ class _Session:
       "demonstrations": None if self.demonstrations is None else self.demonstrations.get_state(),
       "stream": None if self.stream is None else self.stream.get_state(),
       "evaluations": self.evaluations,
+      "mistakes": None if self.learner.mistakes is None else self.learner.mistakes.get_state(),
     }
     pending = processes.gather_trajectories(list(self.pending.values()))
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -596,6 +605,8 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
+    if self.learner.mistakes is not None:
+      self.learner.mistakes.set_state(host["mistakes"])
     self.evaluations = host["evaluations"]
     if pending:
       loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]

@@ -16,12 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.models import ModelConfig, forward, score_tokens, update_router_bias, values
+from agentjax.models import (
+  ModelConfig,
+  TokenSets,
+  forward,
+  score_tokens,
+  update_router_bias,
+  values,
+)
 from agentjax.models.lora import LoraConfig
 from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
+from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
 from agentjax.training.state import Networks, TrainState, full_policy
 from agentjax.training.teacher import TeacherHead, TeacherTargets, teacher_divergences
@@ -37,7 +45,7 @@ class UpdateBatch:
   ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
   are the iterations of a looped core (``models.sample_depths``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
-  what a teacher says of those.
+  what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
   """
 
   token_ids: Array
@@ -47,6 +55,7 @@ class UpdateBatch:
   depths: Array | None = None
   kept: Array | None = None
   teacher: TeacherTargets | None = None
+  sets: TokenSets | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +139,7 @@ def make_update(
     (largest load over mean load of a layer, the worst layer; 1 is even) and ``router_dropped``
     (choices that found no room); the ``auxiliary/...`` losses that have a coefficient; with
     ``qk_clip`` ``qk_clip/max`` (largest score of any head) and ``qk_clip/heads`` (heads clipped).
+    ``nonfinite/NAME`` are those of ``count_nonfinite``.
     ``log_probs``, [M, rows, T], are the trainer's before the update.
   """
   if settings.only_values:
@@ -158,6 +168,7 @@ def make_update(
       experts=replayed(batch.experts),
       depths=batch.depths,
       kept=batch.kept,
+      sets=batch.sets,
     )
     divergences = None
     if batch.teacher is not None:
@@ -175,9 +186,9 @@ def make_update(
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
-    loss, metrics = objective(
-      fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
-    )
+    inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
+    loss, metrics = objective(inputs)
+    metrics = metrics | count_nonfinite(inputs, loss)
     beside = auxiliary_losses(scores, policy, config, batch, whole, settings)
     loss = loss + beside.total
     gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)

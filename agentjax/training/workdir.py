@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+
+from absl import logging
 
 from agentjax.config import ConfigError, differing_fields
 from agentjax.files import write_atomically
@@ -37,6 +41,34 @@ def open_workdir(path: str | pathlib.Path, experiment: Experiment) -> Iterator[p
       ) from error
     _claim(directory, experiment)
     yield directory
+
+
+def keep_sources(directory: pathlib.Path, functions: Iterable[str]) -> None:
+  """Copies the modules of loss functions into ``functions/``; warns where one has changed since.
+
+  The config names a function and says nothing of its code. The copy is that of the run's start.
+
+  Args:
+    directory: of the run.
+    functions: "module:function"; those of agentjax itself are left out.
+  """
+  for name in functions:
+    module = sys.modules.get(name.partition(":")[0])
+    file = module and inspect.getsourcefile(module)
+    if not file or name.startswith("agentjax."):
+      continue
+    kept = directory / "functions" / f"{name.partition(':')[0]}.py"
+    source = pathlib.Path(file).read_text()
+    if not kept.exists():
+      write_atomically(kept, source)
+    elif kept.read_text() != source:
+      logging.warning(
+        "%s, which has the loss function %s, has changed since this run began with %s: steps from "
+        "here on use the new code, and a replay of earlier ones need not agree",
+        file,
+        name,
+        kept,
+      )
 
 
 def _claim(directory: pathlib.Path, experiment: Experiment) -> None:

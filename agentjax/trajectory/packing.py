@@ -346,7 +346,7 @@ def unpack(values: ArrayLike, segment_ids: ArrayLike, num_sequences: int) -> lis
 
 
 def repack(values: Sequence[ArrayLike], segment_ids: ArrayLike, fill: float = 0.0) -> np.ndarray:
-  """Inverse of ``unpack``: one array [n] a sequence onto the grid [B, T], ``fill`` on padding."""
+  """Inverse of ``unpack``: arrays [n, ...] onto the grid [B, T, ...], ``fill`` on padding."""
   numbers = np.asarray(segment_ids)
   counts = np.bincount(numbers.reshape(-1), minlength=len(values) + 1)[1:]
   arrays = [np.asarray(v) for v in values]
@@ -357,10 +357,10 @@ def repack(values: Sequence[ArrayLike], segment_ids: ArrayLike, fill: float = 0.
       f"{counts.tolist()}."
     )
   joined = np.concatenate(arrays)
-  result = np.full(numbers.size, fill, joined.dtype)
+  result = np.full((numbers.size, *joined.shape[1:]), fill, joined.dtype)
   order = np.argsort(numbers.reshape(-1), kind="stable")
   result[order[numbers.size - len(joined) :]] = joined
-  return result.reshape(numbers.shape)
+  return result.reshape(*numbers.shape, *joined.shape[1:])
 
 
 def _ranges(lengths: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def test_every_preset_is_valid_and_comes_as_an_open_copy(name):
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-  with pytest.raises(ConfigError, match="dapo, decoupled_ppo, dr_grpo"):
+  with pytest.raises(ConfigError, match="dapo, decoupled_ppo, dpo, dr_grpo"):
     preset("grpo2")
 
 

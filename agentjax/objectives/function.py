@@ -1,0 +1,140 @@
+"""Loss functions of one's own: by name, and what they may take and return."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from agentjax.config import ConfigError
+
+if TYPE_CHECKING:
+  from agentjax.objectives.objective import LossInputs
+
+Array = jax.Array
+
+LossFunction: TypeAlias = "Callable[[LossInputs], Any]"
+"""``LossInputs -> per_token``, ``(per_token, metrics)`` or ``(loss, metrics)``."""
+
+_ALLOWED = (
+  "a float array [B, T] (a loss a token), the same with a dict of [B, T] metrics, or a float "
+  "scalar with a dict of scalar metrics"
+)
+
+
+def load_function(name: str) -> LossFunction:
+  """The function that ``module:function`` names; the module is one that ``import`` would find.
+
+  Raises:
+    ConfigError: no such module, an error while importing it, no such function in it, or one that
+      takes other arguments than one ``LossInputs``.
+  """
+  module_name, _, attribute = name.partition(":")
+  where = f"objective.function={name!r}"
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+      raise ConfigError(f"{where}: importing {module_name} failed: {error}.") from error
+    raise ConfigError(
+      f"{where}: there is no module {error.name!r} on the import path (working directory "
+      f"{os.getcwd()}); allowed: 'module:function' of a module that is importable. Add its folder "
+      "to PYTHONPATH."
+    ) from error
+  except Exception as error:
+    kind = type(error).__name__
+    raise ConfigError(f"{where}: importing {module_name} raised {kind}: {error}.") from error
+  function: Any = module
+  try:
+    for part in attribute.split("."):
+      function = getattr(function, part)
+  except AttributeError as error:
+    known = sorted(k for k, v in vars(module).items() if inspect.isfunction(v) and k[0] != "_")
+    raise ConfigError(
+      f"{where}: {module_name} has no {attribute!r}; its functions: {', '.join(known) or 'none'}."
+    ) from error
+  function_name(function, name)
+  return function
+
+
+def function_name(function: LossFunction, name: str | None = None) -> str:
+  """What messages call it.
+
+  Raises:
+    ConfigError: it cannot be called with one argument.
+  """
+  shown = f"objective.function={name!r}" if name else f"the objective {_own_name(function)}"
+  if not callable(function):
+    kind = type(function).__name__
+    raise ConfigError(f"{shown} is {kind}; allowed: a function of one argument, LossInputs.")
+  try:
+    signature = inspect.signature(function)
+  except ValueError:  # some built-in functions have none
+    return shown
+  try:
+    signature.bind(None)
+  except TypeError as error:
+    raise ConfigError(
+      f"{shown} takes {signature}; allowed: a function of one argument, LossInputs."
+    ) from error
+  return shown
+
+
+def returns_per_token(function: LossFunction, inputs: LossInputs, name: str) -> bool:
+  """Traces a function without computing: whether it returns a loss a token, or else the whole loss.
+
+  Raises:
+    ConfigError: it raises, or returns something else.
+  """
+  absent = [k for k, v in vars(inputs).items() if v is None]
+  try:
+    result = jax.eval_shape(function, inputs)
+  except ConfigError:
+    raise
+  except Exception as error:
+    raise ConfigError(
+      f"{name} raised {type(error).__name__}: {error}. It was given LossInputs of "
+      f"{list(inputs.log_probs.shape)} arrays; None are {', '.join(absent) or 'none'} "
+      "(objective.with_reference=True gives reference_log_probs)."
+    ) from error
+  shape = inputs.log_probs.shape
+  pair = isinstance(result, tuple) and len(result) == 2
+  value, metrics = result if pair else (result, {})
+  if not isinstance(value, jax.ShapeDtypeStruct) or not isinstance(metrics, dict):
+    raise ConfigError(f"{name} returned {_describe(result)}; allowed: {_ALLOWED}.")
+  scalar = value.shape == () and isinstance(result, tuple)
+  if not jnp.issubdtype(value.dtype, jnp.floating) or not (scalar or value.shape == shape):
+    raise ConfigError(
+      f"{name} returned {_describe(result)} for inputs {list(shape)}; allowed: {_ALLOWED}."
+    )
+  for key, metric in metrics.items():
+    if not isinstance(metric, jax.ShapeDtypeStruct) or metric.shape != value.shape:
+      raise ConfigError(
+        f"{name} returned the metric {key!r} as {_describe(metric)}; allowed: an array "
+        f"{list(value.shape)}, like the loss."
+      )
+  return not scalar
+
+
+def per_token_result(result: Any) -> tuple[Array, dict[str, Array]]:
+  """(loss, metrics) of what a function returned."""
+  return result if isinstance(result, tuple) else (result, {})
+
+
+def _own_name(function: LossFunction) -> str:
+  return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _describe(value: Any) -> str:
+  if isinstance(value, jax.ShapeDtypeStruct):
+    return f"{value.dtype.name}{list(value.shape)}"
+  if isinstance(value, tuple):
+    return f"({', '.join(map(_describe, value))})"
+  if isinstance(value, dict):
+    return f"a dict of {', '.join(map(repr, value)) or 'nothing'}"
+  return type(value).__name__

@@ -1,0 +1,108 @@
+r"""Logits Replay: supervised fine-tuning over the few tokens that the first policy found likely.
+
+Stage 0 runs the first policy once over all demonstrations and stores for every taught token
+
+    S_t = {y_t} + the fewest most likely tokens with sum_v p(v) >= mass.
+
+Training then takes the exactly renormalised ``-(z_{y_t} - logsumexp_{v in S_t} z_v)`` and makes
+logits of S_t alone. It does not know the mass outside S_t, and so neither pushes it down nor up:
+with ``mass=1`` and the whole vocabulary it is the plain loss.
+
+Reference: 2510.09152, of which the abstract's description is public; its optimiser is
+``OptimizerConfig(name="moclip")``. The mass and the bound on the size of a set are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.config import Config, check
+from agentjax.models import ModelConfig, Params, TokenSets, forward, likely_sets, readout
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.packing import repack
+from agentjax.trajectory.record import Task
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LogitsReplayConfig(Config):
+  """Attributes:
+  mass: what a set holds of the first policy's distribution, unless ``most`` tokens hold less.
+  most: tokens of a set beside the demonstration's own; at most the vocabulary.
+  """
+
+  mass: float = 0.99
+  most: int = 64
+
+  def validate(self, path: str = "logits_replay") -> None:
+    super().validate(path)
+    check(0 < self.mass <= 1, f"{path}.mass", self.mass, "0 < mass <= 1")
+    check(self.most >= 1, f"{path}.most", self.most, ">= 1")
+
+
+Record = Callable[[Params, Array, Array, Array], tuple[Array, Array, Array]]
+
+
+def make_record(model: ModelConfig, config: LogitsReplayConfig) -> Record:
+  """Builds ``record(params, token_ids, segment_ids, positions) -> (ids, inside, outside)``.
+
+  Arguments are [B, T]; results [B, T, 1 + most], twice, and [B, T], aligned with the token that
+  they are about (see ``models.likely_sets``). On the first token of a sequence they mean nothing.
+  """
+  most = min(config.most, model.vocab_size)
+
+  def record(params: Params, token_ids: Array, segment_ids: Array, positions: Array):
+    hidden = forward(params, model, token_ids, segment_ids, positions).hidden
+    sets, outside = likely_sets(
+      readout(params, model, hidden),
+      jnp.roll(token_ids, -1, axis=1),
+      mass=config.mass,
+      most=most,
+      size=model.logits_chunk,
+    )
+    return tuple(jnp.roll(x, 1, axis=1) for x in (*sets, outside))
+
+  return jax.jit(record)
+
+
+class StoredSets:
+  """The sets of all demonstrations, on the host: ``5 (1 + most)`` bytes a token."""
+
+  def __init__(self) -> None:
+    self._sets: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    self._outside, self._tokens = 0.0, 0
+
+  @property
+  def outside(self) -> float:
+    """Mass outside the sets, mean over all tokens that have one before them."""
+    return self._outside / max(self._tokens, 1)
+
+  def add(
+    self,
+    tasks: Sequence[Task],
+    ids: Sequence[np.ndarray],
+    inside: Sequence[np.ndarray],
+    outside: Sequence[np.ndarray],
+  ) -> None:
+    """Keeps the sets [n, 1 + K] of the demonstrations of some tasks."""
+    for task, own, used, rest in zip(tasks, ids, inside, outside, strict=True):
+      self._sets[task.id] = (own, used)
+      self._outside += float(rest[1:].sum())
+      self._tokens += len(rest) - 1
+
+  def at(self, tasks: Sequence[Task], batch: Batch, places: np.ndarray) -> TokenSets:
+    """The sets of the tokens at ``places`` [B, K] of a batch of these tasks' demonstrations."""
+    parts = zip(*(self._sets[task.id] for task in tasks), strict=True)
+    index = places[:, :, None]
+    found: list[Any] = [
+      np.take_along_axis(repack(part, batch.segment_ids), index, axis=1) for part in parts
+    ]
+    found[1][..., 0] = True  # also at the places that fill up a row: a softmax needs a token
+    return TokenSets(*found)

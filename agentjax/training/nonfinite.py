@@ -1,0 +1,69 @@
+"""Which array went bad first, where an update meets NaN or inf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from agentjax.objectives.objective import LossInputs
+
+Array = jax.Array
+
+PREFIX = "nonfinite/"
+# What is computed from what: an array follows those that it depends on.
+_ORDER = (
+  "weights",
+  "behaviour_log_probs",
+  "old_log_probs",
+  "reference_log_probs",
+  "old_values",
+  "returns",
+  "value_coefficients",
+  "clip_high_bonus",
+  "advantages",
+  "shares",
+  "coefficients",
+  "log_probs",
+  "entropies",
+  "values",
+  "divergences",
+  "per_token",
+  "loss",
+)
+
+
+def count_nonfinite(inputs: LossInputs, loss: Array) -> dict[str, Array]:
+  """Metrics ``nonfinite/NAME``, sums: weighted tokens on which an input of the loss is NaN or inf.
+
+  ``nonfinite/loss`` is 1 where the loss itself is.
+  """
+  counts = {"loss": ~jnp.isfinite(loss)}
+  for field in dataclasses.fields(inputs):
+    value = getattr(inputs, field.name)
+    if value is not None and jnp.issubdtype(value.dtype, jnp.inexact):
+      counts[field.name] = jnp.sum((inputs.weights > 0) & ~jnp.isfinite(value))
+  return {PREFIX + name: count.astype(jnp.float32) for name, count in counts.items()}
+
+
+def first_nonfinite(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """``nonfinite/NAME`` of the first of several updates that met anything; empty where none did."""
+  for values in every:
+    found = {name: value for name, value in values.items() if name.startswith(PREFIX)}
+    if found:
+      return found
+  return {}
+
+
+def describe_nonfinite(values: Mapping[str, float]) -> str:
+  """Names the array that went bad first; "" where all are finite."""
+  name = next((name for name in _ORDER if values.get(PREFIX + name)), None)
+  if name is None:
+    return ""
+  if name == "loss":
+    return "the loss is not finite, though every input of the loss function is"
+  kind = "the loss function's result" if name == "per_token" else f"the loss input {name}"
+  count = int(values[PREFIX + name])
+  return f"{kind} is the first array that is not finite, on {count} weighted tokens of an update"

@@ -1,0 +1,67 @@
+"""Logits Replay in a run: the first policy's sets, the loss over them, and their return."""
+
+import dataclasses
+
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.models import ModelConfig
+from agentjax.training import Extensions, RLStage
+from agentjax.training.learner import Learner
+from agentjax.training.logits_replay import LogitsReplayConfig
+from agentjax.training.parts import build_parts
+from tests.training.smoke import smoke_experiment
+
+
+def _learner(directory, replay):
+  model = ModelConfig(d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16)
+  experiment = smoke_experiment(rl=RLStage(), model=model)
+  experiment.supervised = dataclasses.replace(
+    experiment.supervised, logits_replay=replay, steps=2, mtp_coefficient=0.0, router_bias_rate=0.0
+  )
+  experiment.validate()
+  parts = build_parts(experiment.freeze(), directory, Extensions())
+  return Learner(parts, lambda inputs: (0.0, {})), parts
+
+
+def _losses(directory, replay, steps=1, replaced_before=None):
+  """Loss of each step; a learner of its own takes over before step ``replaced_before``."""
+  learner, parts = _learner(directory, replay)
+  tasks = [task for task in parts.tasks.train if task.demonstration]
+  state, losses = learner.initial_state("supervised"), []
+  for i in range(steps):
+    if i == replaced_before:
+      learner, _ = _learner(directory, replay)
+    state, values = learner.supervised_step(state, tasks[4 * i : 4 * i + 4])
+    losses.append(values["loss"])
+  return losses
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+  return tmp_path_factory.mktemp("replay")
+
+
+def test_a_softmax_over_few_tokens_leaves_more_for_the_right_one(directory):
+  (plain,) = _losses(directory, None)
+  (few,) = _losses(directory, LogitsReplayConfig(mass=0.5, most=8))
+  assert few < plain - 0.1
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_sets_of_the_first_policy(directory):
+  replay = LogitsReplayConfig(mass=0.5, most=8)
+  resumed = _losses(directory, replay, steps=3, replaced_before=2)
+  assert resumed == _losses(directory, replay, steps=3)
+
+
+def test_what_cannot_be_made_again_is_refused():
+  experiment = smoke_experiment(start_from="earlier")
+  experiment.supervised.logits_replay = LogitsReplayConfig()
+  with pytest.raises(ConfigError, match=r"config\.start_from"):
+    experiment.validate()
+  experiment = smoke_experiment()
+  experiment.supervised.logits_replay = LogitsReplayConfig()
+  experiment.supervised.z_loss_coefficient = 0.1
+  with pytest.raises(ConfigError, match="z_loss_coefficient"):
+    experiment.validate()
