@@ -434,8 +434,8 @@ def prepare(
   starts = None
   if settings.centre == "prompt_value":
     starts = _episode_starts(batch, weights)
-    found = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
-    baselines = sequence_sum(found, segment_ids, batch.num_sequences)
+    at_start = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
+    baselines = sequence_sum(at_start, segment_ids, batch.num_sequences)
   options = {
     "lengths": sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
     "baselines": baselines,
