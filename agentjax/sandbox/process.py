@@ -329,7 +329,7 @@ class ProcessSession:
     async with self._box._busy, contextlib.AsyncExitStack() as held:
       self._box._check_open()
       if self._closed:
-        raise SandboxError("this session is closed; open another with Box.session()")
+        raise SandboxError("the session is closed; open another with Box.session()")
       if (full := await self._box._wait_for_turn(held)) is not None:
         return full
       encoded = json.dumps(cell).encode()

@@ -64,7 +64,7 @@ def test_harmless_commands_are_not_called_destructive(command):
   ("command", "outside"),
   [
     ("echo hi > out.txt", False),
-    ("echo hi > /work/out.txt", False),
+    ("echo hi > /desk/out.txt", False),
     ("echo hi > sub/../out.txt", False),
     ("echo hi > /etc/passwd", True),
     ("echo hi >> ../x", True),
@@ -82,7 +82,7 @@ def test_harmless_commands_are_not_called_destructive(command):
     ("sed -i s/a/b/ /etc/hosts", True),
     ("sed s/a/b/ /etc/hosts", False),
     ("curl http://x -o /tmp/x", True),
-    ("true && (rm /workx/file)", True),
+    ("true && (rm /deskx/file)", True),
     ("echo 'unclosed > /etc/x", True),
     ("open('/etc/x', 'w').write('')", True),
     ("open('x', mode='a')", False),
@@ -93,7 +93,7 @@ def test_harmless_commands_are_not_called_destructive(command):
   ],
 )
 def test_writes_outside_of_a_folder_are_seen(command, outside):
-  assert PREDICATES["writes_outside"](shell(command), "/work") is outside
+  assert PREDICATES["writes_outside"](shell(command), "/desk") is outside
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_writes_outside_of_a_folder_are_seen(command, outside):
 )
 def test_paths_of_writing_tools_are_seen(tool, arguments, outside):
   situation = Situation("before_action", 0, tool_name=tool, tool_input=arguments)
-  assert PREDICATES["writes_outside"](situation, "/work") is outside
+  assert PREDICATES["writes_outside"](situation, "/desk") is outside
 
 
 @pytest.mark.parametrize(
