@@ -142,7 +142,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name):
   token_ids, rows = whole_rows(arrays)
 
   def loss(params):
-    scores = models.score_tokens(params, config, token_ids, *rows)
+    scores = models.score_tokens(params, config, token_ids, rows.segment_ids, rows.positions)
     return -jnp.mean(scores.log_probs[:, 1:]), scores
 
   (value, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
