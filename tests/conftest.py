@@ -14,7 +14,7 @@ _MOST_MAPS = 25_000
 
 @pytest.fixture(autouse=True, scope="module")
 def room_for_programs() -> Iterator[None]:
-  """Forgets compiled programs now and then: each holds memory maps, and a worker makes thousands."""
+  """Forgets compiled programs now and then: each holds memory maps, and a worker makes many."""
   yield
   if "jax" in sys.modules and _MAPS.exists():
     with _MAPS.open() as lines:
