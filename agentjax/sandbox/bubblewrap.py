@@ -382,9 +382,10 @@ class JailerBox:
         end=_end_jail,
       )
       os.set_blocking(report, False)
+      text = ""
       with contextlib.suppress(BlockingIOError):
-        return as_result(_with_report(ended, os.read(report, 4096).decode()), limits)
-      return as_result(_with_report(ended, ""), limits)
+        text = os.read(report, 4096).decode()
+      return as_result(_with_report(ended, text, closed=self._closed), limits)
     finally:
       self._tool = None
       os.close(report)
@@ -406,12 +407,14 @@ class JailerBox:
     return None
 
 
-def _with_report(ended: Ended, report: str) -> Ended:
+def _with_report(ended: Ended, report: str, *, closed: bool) -> Ended:
   """What the first process inside wrote decides; the tool's own exit code only says that it ran."""
   if report.startswith("exit "):
     _, status, cpu = report.split()
     code = os.waitstatus_to_exitcode(int(status))
     return dataclasses.replace(ended, exit_code=code, cpu_seconds=float(cpu))
+  if closed:  # perhaps before the first process inside was there to be killed
+    ended = dataclasses.replace(ended, reason="cancelled", detail="the box was closed")
   if ended.reason != "exit":
     return dataclasses.replace(ended, exit_code=-signal.SIGKILL)
   said = report.removeprefix("error ") or bytes(ended.stderr.tail or ended.stderr.head).decode(

@@ -200,7 +200,13 @@ def _run_jailed(request: dict[str, Any]) -> None:
     jail.no_new_privileges()
     jail.drop_capabilities()
     if request["seccomp"]:
-      jail.refuse_system_calls(own_pid_namespace=True, signals_scoped=False, files_guarded=True)
+      jail.refuse_system_calls(
+        os.getpid(),
+        own_pid_namespace=True,
+        own_user=True,
+        signals_scoped=False,
+        files_guarded=True,
+      )
   except BaseException as error:
     os.write(report, f"error {type(error).__name__}: {error}".encode(errors="replace")[:4000])
     os._exit(127)

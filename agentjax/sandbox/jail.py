@@ -10,16 +10,19 @@ References:
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import platform
 import resource
+import signal
 import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_fork_libc = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock over the call
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -31,6 +34,7 @@ CLONE_NEWNET = 0x40000000
 CLONE_NEWTIME = 0x00000080
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
@@ -76,6 +80,28 @@ def holds(attempt: Callable[[], object]) -> bool:
   return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def fork(flags: int) -> int:
+  """A fork whose child alone enters new namespaces; with CLONE_NEWPID it is their pid 1.
+
+  For a process of one thread: neither libc's nor Python's handlers for forks run, and those of
+  Python take longer than the fork. With CLONE_NEWUSER the child maps its user to itself. Raises
+  OSError, in the child too.
+  """
+  uid, gid = os.getuid(), os.getgid()
+  number = _NUMBERS["clone"][list(_ARCHITECTURES).index(platform.machine())]
+  zeros = [ctypes.c_long(0)] * 4
+  pid = _fork_libc.syscall(ctypes.c_long(number), ctypes.c_long(flags | signal.SIGCHLD), *zeros)
+  _checked(pid, "clone")
+  if pid == 0 and flags & CLONE_NEWUSER:
+    _map_user(uid, gid)
+  return pid
+
+
+def be_readable(*, value: bool) -> None:
+  """Whether processes of the same user may look into this one and trace it."""
+  _prctl(_PR_SET_DUMPABLE, int(value))
+
+
 def die_with_parent(signal_number: int) -> None:
   _prctl(_PR_SET_PDEATHSIG, signal_number)
 
@@ -100,6 +126,10 @@ def unshare_as_user(flags: int) -> None:
   """Enters new namespaces through a user namespace that maps this user to itself."""
   uid, gid = os.getuid(), os.getgid()
   unshare(CLONE_NEWUSER | flags)
+  _map_user(uid, gid)
+
+
+def _map_user(uid: int, gid: int) -> None:
   for name, text in (
     ("setgroups", "deny"),
     ("uid_map", f"{uid} {uid} 1"),
@@ -276,36 +306,51 @@ def landlock_version() -> int:
     return 0
 
 
-def restrict_files(readable: Iterable[str], devices: Iterable[str], writable: str) -> None:
-  """Confines file access for good: ``readable`` read and execute, ``devices`` read and write,
-  ``writable`` everything but devices. Also refuses TCP (ABI 4) and signals and abstract sockets to
-  processes outside (ABI 6). Needs no_new_privileges().
+def file_rules(readable: Iterable[str], devices: Iterable[str]) -> int:
+  """A file descriptor for ``restrict_files``: ``readable`` read and execute, ``devices`` read and
+  write. Also refuses TCP (ABI 4) and signals and abstract sockets to processes outside (ABI 6).
   """
-  version = landlock_version()
-  handled = (1 << 13) - 1
-  for since, right in ((2, _FS_REFER), (3, _FS_TRUNCATE), (5, _FS_IOCTL_DEV)):
-    handled |= right if version >= since else 0
+  handled, version = _handled_rights(), landlock_version()
   attributes = struct.pack("=Q", handled)
   if version >= 4:
     attributes += struct.pack("=Q", _NET_TCP)
   if version >= 6:
     attributes += struct.pack("=Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNAL)
   ruleset = _syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
-  read = _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR
-  rules = [(path, read) for path in readable]
-  rules += [(path, _FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE) for path in devices]
-  rules.append((writable, handled & ~_FS_IOCTL_DEV))
-  for path, rights in rules:
-    try:
-      handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-      continue  # not every system has every path
-    if not stat.S_ISDIR(os.fstat(handle).st_mode):
-      rights &= _FS_OF_FILES
-    _syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights & handled, handle), 0)
-    os.close(handle)
-  _syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
-  os.close(ruleset)
+  for path in readable:
+    _add_file_rule(ruleset, path, _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR)
+  for path in devices:
+    _add_file_rule(ruleset, path, (_FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE) & handled)
+  return ruleset
+
+
+def restrict_files(rules: int, writable: str) -> None:
+  """Confines file access for good: the ``file_rules`` and in ``writable`` everything but devices.
+
+  Closes ``rules``. Needs no_new_privileges().
+  """
+  _add_file_rule(rules, writable, _handled_rights() & ~_FS_IOCTL_DEV)
+  _syscall(_LANDLOCK_RESTRICT_SELF, rules, 0)
+  os.close(rules)
+
+
+@functools.cache
+def _handled_rights() -> int:
+  version, handled = landlock_version(), (1 << 13) - 1
+  for since, right in ((2, _FS_REFER), (3, _FS_TRUNCATE), (5, _FS_IOCTL_DEV)):
+    handled |= right if version >= since else 0
+  return handled
+
+
+def _add_file_rule(ruleset: int, path: str, rights: int) -> None:
+  try:
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+  except OSError:
+    return  # not every system has every path
+  if not stat.S_ISDIR(os.fstat(handle).st_mode):
+    rights &= _FS_OF_FILES
+  _syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, handle), 0)
+  os.close(handle)
 
 
 # -- seccomp: which system calls may be made
@@ -445,7 +490,6 @@ _NAMESPACE_FLAGS = (
   | CLONE_NEWNET
 )
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
-_PR_SET_DUMPABLE = 4
 _AF_UNIX = 1
 
 
@@ -454,30 +498,11 @@ def seccomp_known() -> bool:
   return platform.machine() in _ARCHITECTURES
 
 
-def refuse_system_calls(
-  *, own_pid_namespace: bool, signals_scoped: bool, files_guarded: bool
-) -> None:
-  """Installs the seccomp filter for good. Needs no_new_privileges().
-
-  Refused: sockets (a unix socketpair stays; a path to a unix socket would reach services of the
-  machine), new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf,
-  io_uring, clocks, modules; also memory that no process's size shows (memfd) or that outlives all
-  of them (System V, message queues), and becoming unreadable to the watcher. Without a pid
-  namespace also every scheduling call that could reach a process other than the caller, and, unless
-  Landlock scopes them, every such signal. Unless files outside are guarded otherwise (another user,
-  read-only mounts), also changes of a file's mode, owner, attributes and length by path, which
-  Landlock lets pass; a change of its times then has no effect.
-  """
-  program = system_call_filter(
-    platform.machine(),
-    own_pid=os.getpid(),
-    own_pid_namespace=own_pid_namespace,
-    signals_scoped=signals_scoped,
-    files_guarded=files_guarded,
-  )
-  code = b"".join(struct.pack("=HBBI", op, t, f, k) for op, t, f, k in program)
+def refuse_system_calls(own_pid: int, **settings: bool) -> None:
+  """Installs the filter of ``system_call_filter`` for good. Needs no_new_privileges()."""
+  code = filter_code(own_pid, **settings)
   buffer = ctypes.create_string_buffer(code, len(code))
-  filter_program = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+  filter_program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
   zero = ctypes.c_ulong(0)
   _checked(
     _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), filter_program, zero, zero),
@@ -485,15 +510,33 @@ def refuse_system_calls(
   )
 
 
+@functools.cache
+def filter_code(own_pid: int, **settings: bool) -> bytes:
+  """The filter for this machine as the kernel takes it; see ``system_call_filter``."""
+  program = system_call_filter(platform.machine(), own_pid=own_pid, **settings)
+  return b"".join(struct.pack("=HBBI", *step) for step in program)
+
+
 def system_call_filter(
   machine: str,
   *,
   own_pid: int,
   own_pid_namespace: bool,
+  own_user: bool,
   signals_scoped: bool,
   files_guarded: bool,
 ) -> list[tuple[int, int, int, int]]:
-  """The filter of ``refuse_system_calls`` for a machine: (code, jump if true, if false, value)."""
+  """The seccomp filter of a run on a machine: (code, jump if true, if false, value).
+
+  Refused: sockets (a unix socketpair stays; a path to a unix socket would reach services of the
+  machine), new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf,
+  io_uring, clocks, modules; also memory that no process's size shows (memfd) or that outlives all
+  of them (System V, message queues), and becoming unreadable to the watcher. Without a user of its
+  own also every scheduling call that could reach a process other than the caller. Without a pid
+  namespace, and unless Landlock scopes them, every such signal. Unless files outside are guarded
+  otherwise (another user, read-only mounts), also changes of a file's mode, owner, attributes and
+  length by path, which Landlock lets pass; a change of its times then has no effect.
+  """
   column = list(_ARCHITECTURES).index(machine)
   program: list[tuple[int, int, int, int]] = []
 
@@ -516,7 +559,7 @@ def system_call_filter(
   guard_signals = not (own_pid_namespace or signals_scoped)
   skipped = _BY_ARGUMENT | _CHANGES_OF_TIMES
   skipped |= frozenset() if guard_signals else _SIGNALS
-  skipped |= _SCHEDULING if own_pid_namespace else frozenset()
+  skipped |= _SCHEDULING if own_user else frozenset()
   skipped |= _CHANGES_OF_FILES if files_guarded else frozenset()
   for name, numbers in _NUMBERS.items():
     if name in skipped or numbers[column] < 0:

@@ -5,7 +5,11 @@ trains; imports the standard library only. File descriptor 0 is the control sock
 it carries the socket of one run. On that the host sends a request (frames, see ``receive``), the
 watcher answers with one result, and the host closing it ends the run: none outlives its caller.
 
-    host ── control ──► zygote ── fork ──► watcher ── fork ──► [init, pid 1 ──►] program
+    host ── control ──► zygote ── fork ──► watcher ── fork ──► program
+
+Where the machine grants it, the watcher is pid 1 of a namespace of its own: with it all dies. There
+a process has two ids: the namespace's, which fork, wait and kill use, and the machine's, by which
+/proc names it. The functions that read /proc take and give the machine's.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ _IDLE_TICK = 0.5  # seconds between looks at a session that waits
 _REST_SECONDS = 2.0  # for a session to come to rest after a cell
 _LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
 _MAX_FRAME = 1 << 30
+_PROGRAM_PID = 2  # in a namespace of its own, whose pid 1 is the watcher
 _HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
@@ -108,7 +113,8 @@ class Walls:
     self.frozen = (self.privileged or self.user_namespace) and jail.holds(freeze)
     if self.frozen:
       freeze()
-    self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self.isolate_pids)
+    self.pid_namespace = False
+    self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self._try_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
     # Where Landlock is missing, a file system of its own keeps a program from files.
     self.view = os.path.join(settings["directory"], "view")
@@ -121,12 +127,23 @@ class Walls:
     release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
     # Before Linux 5.14 a user namespace did not count its processes apart.
     self.counts_apart = self.user_namespace and self.pid_namespace and release >= (5, 14)
+    if self.seccomp and self.pid_namespace:
+      jail.filter_code(_PROGRAM_PID, **self._refused())  # kept, so that no run makes it anew
 
-  def isolate_pids(self) -> None:
-    if self.user_namespace:
-      jail.unshare_as_user(jail.CLONE_NEWPID)
-    else:
-      jail.unshare(jail.CLONE_NEWPID)
+  def fork(self) -> int:
+    """Forks a watcher, into its own namespace of processes where there can be one."""
+    if not self.pid_namespace:
+      return os.fork()
+    # A user namespace apart also counts its processes apart.
+    return jail.fork(jail.CLONE_NEWPID | (jail.CLONE_NEWUSER if self.user_namespace else 0))
+
+  def _try_pids(self) -> None:
+    self.pid_namespace = True
+    pid = self.fork()
+    if pid == 0:
+      os._exit(0 if os.getpid() == 1 == _ids_by_namespace("self")[-1] else 1)
+    if os.waitpid(pid, 0)[1] != 0:
+      raise OSError
 
   def _change_user(self, settings: dict[str, Any], inner: int) -> None:
     if self.privileged:
@@ -156,18 +173,22 @@ class Walls:
     if jail.landlock_version() == 0:
       raise OSError
     jail.no_new_privileges()
-    jail.restrict_files(self.readable, _DEVICES, "/tmp")
+    jail.restrict_files(jail.file_rules(self.readable, _DEVICES), "/tmp")
 
   def _try_seccomp(self) -> None:
     jail.no_new_privileges()
     self.refuse_system_calls()
 
   def refuse_system_calls(self) -> None:
-    jail.refuse_system_calls(
-      own_pid_namespace=self.pid_namespace,
-      signals_scoped=self.landlock >= 6,
-      files_guarded=bool(self.frozen or self.uids),
-    )
+    jail.refuse_system_calls(os.getpid(), **self._refused())
+
+  def _refused(self) -> dict[str, bool]:
+    return {
+      "own_pid_namespace": self.pid_namespace,
+      "own_user": bool(self.uids),
+      "signals_scoped": self.landlock >= 6,
+      "files_guarded": bool(self.frozen or self.uids),
+    }
 
   def protections(self) -> list[str]:
     names = ["limits", "descendants"]
@@ -251,12 +272,15 @@ class Watcher:
   def __init__(self, walls: Walls, baseline: tuple[int, int]):
     self._walls = walls
     self._space, self._resident = baseline
+    self.fork = walls.fork
 
-  def serve(self, control: socket.socket, taken: int) -> None:
-    """Stands by, serves the first run that comes on ``control``, and returns when all is dead."""
+  def serve(self, control: socket.socket, taken: int, number: int) -> None:
+    """Stands by, serves the first run that comes on ``control``, and returns when all is dead.
+
+    Once it is taken it writes ``number`` to ``taken``.
+    """
     jail.adopt_orphans()
-    if self._walls.pid_namespace:
-      self._walls.isolate_pids()
+    jail.be_readable(value=False)  # a program of the same user may be able to name it
     out, out_write = os.pipe()
     err, err_write = os.pipe()
     report, report_write = os.pipe()
@@ -273,7 +297,7 @@ class Watcher:
     if connection is None:
       _end_all(pid)
       return
-    os.write(taken, struct.pack("=i", os.getpid()))
+    os.write(taken, struct.pack("=i", number))
     os.close(taken)
     os.dup2(1, control.detach())
     try:
@@ -343,33 +367,23 @@ class _Run:
 
     Between cells the interpreter is stopped and nothing else of the run lives.
     """
-    interpreter = self._interpreter()
+    interpreter = _children("self")[0]  # nothing ran yet, so it has no sisters
     while (cell := self._next_cell(interpreter)) is not None:
       self._began = time.monotonic()
       outputs = self._new_outputs()
       try:
-        os.kill(interpreter, signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
         self._channel.sendall(struct.pack("<Q", len(cell)) + cell)
       except OSError:  # it died between cells, or could not be set up
         self._answer(_Ending("gone"), outputs, *_end_all(self._pid))
         return
-      used = _cpu_seconds([self._pid, *_descendants(self._pid)])
+      used = _cpu_seconds(_descendants("self"))
       ending = self._watch(outputs, json.loads(cell)["wall_seconds"], used)
       if ending.reason != "cell" or not self._rest(interpreter):
         self._answer(ending, outputs, *_end_all(self._pid))
         return
       self._answer(ending, outputs, ending.exit_code << 8, 0.0, alive=True)
     _end_all(self._pid)
-
-  def _interpreter(self) -> int:
-    """The process that runs cells; asked for before any ran, so nothing else is there yet."""
-    if not self._walls.pid_namespace:
-      return self._pid
-    while not (children := _children(self._pid)):
-      if self._ended():
-        return self._pid
-      time.sleep(0.001)
-    return children[0]
 
   def _next_cell(self, interpreter: int) -> bytes | None:
     """Waits for a cell; None when the host is gone. Keeps the run at rest meanwhile."""
@@ -385,18 +399,18 @@ class _Run:
     deadline = time.monotonic() + _REST_SECONDS
     while time.monotonic() < deadline:
       try:
-        os.kill(interpreter, signal.SIGSTOP)
+        os.kill(self._pid, signal.SIGSTOP)
       except ProcessLookupError:
         return False
       still = _states(interpreter) == {"T"}
-      others = set(_descendants("self")) - {self._pid, interpreter}
+      others = set(_descendants("self")) - {interpreter}
       living = {pid for pid in others if not _states(pid) <= {"Z", "X"}}
       for pid in living:
-        with contextlib.suppress(ProcessLookupError):
-          os.kill(pid, signal.SIGKILL)
+        _kill(pid)
       for pid in others - living:
-        with contextlib.suppress(ChildProcessError):  # only orphans are this process's to reap
-          os.waitpid(pid, os.WNOHANG)
+        if own_id := _own_id(pid):
+          with contextlib.suppress(ChildProcessError):  # only orphans are this process's to reap
+            os.waitpid(own_id, os.WNOHANG)
       if still and not living:
         _discard(self._channel)
         return not self._ended()
@@ -424,8 +438,6 @@ class _Run:
     notes = _read_all(self._report)
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
-    elif notes.startswith(b"exit "):
-      status, cpu = int(notes.split()[1]), float(notes.split()[2])
     parts = [bytes(part) for o in outputs.values() for part in (o.head, o.tail)]
     header = {
       "reason": reason,
@@ -481,14 +493,14 @@ class _Run:
 
   def _too_much(self, cpu_start: float | None) -> _Ending | None:
     limits = self._limits
-    family = [self._pid, *_descendants(self._pid)]
-    # pid 1 of the namespace is ours, and every process still holds pages of this interpreter
+    family = _descendants("self")
+    # Every process still holds pages of this interpreter.
     resident = sum(max(0, _resident_bytes(p) - self._resident) for p in family)
     if resident > limits["memory_bytes"]:
       return _Ending(
         "memory", f"its processes hold more than {limits['memory_bytes']} bytes together"
       )
-    tasks = sum(_task_count(p) for p in family) - (1 if self._walls.pid_namespace else 0)
+    tasks = sum(_task_count(p) for p in family)
     if tasks > limits["processes"]:
       return _Ending("processes", f"runs more than {limits['processes']} processes and threads")
     if cpu_start is not None and _cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
@@ -550,18 +562,20 @@ class _Program:
     """Never returns."""
     try:
       jail.die_with_parent(signal.SIGKILL)
-      if self._walls.pid_namespace:
-        self._split_init()
+      jail.be_readable(value=True)
       os.setsid()
       os.dup2(out, 1)
       os.dup2(err, 2)
       _close_all_but(0, 1, 2, self._channel.fileno(), self._report)
+      if self._walls.landlock:
+        self._rules = jail.file_rules(self._walls.readable, _DEVICES)
+      namespace = _prepare_python()
       request, stdin = receive(self._channel), receive(self._channel)
       self._become_ready(json.loads(request), stdin)
     except BaseException as error:
       self._note(f"error {type(error).__name__}: {error}")
       os._exit(127)
-    _run_program(self._request, self._report, self._channel)
+    _run_program(self._request, self._report, self._channel, namespace)
 
   def _become_ready(self, request: dict[str, Any], stdin: bytes) -> None:
     self._request = request
@@ -577,18 +591,6 @@ class _Program:
     os.chdir(request["directory"])
     self._raise_walls()
 
-  def _split_init(self) -> None:
-    """Pid 1 only reaps and reports; the program gets an ordinary pid with ordinary signals."""
-    program = os.fork()
-    if program == 0:
-      return
-    _close_all_but(self._report)
-    while True:
-      pid, status, usage = os.wait4(-1, 0)
-      if pid == program:
-        self._note(f"exit {status} {usage.ru_utime + usage.ru_stime}")
-        os._exit(0)
-
   def _raise_walls(self) -> None:
     request, walls = self._request, self._walls
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -596,7 +598,7 @@ class _Program:
     limits = request["limits"]
     processes = limits["processes"]
     if walls.counts_apart:
-      processes += 2  # the watcher and pid 1 count too
+      processes += 1  # the watcher counts too
     elif not walls.uids:
       processes += request["tasks_of_user"]  # the kernel counts all of this user's tasks
     jail.limit(
@@ -614,7 +616,7 @@ class _Program:
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it
     jail.no_new_privileges()
     if walls.landlock:
-      jail.restrict_files(walls.readable, _DEVICES, request["directory"])
+      jail.restrict_files(self._rules, request["directory"])
     jail.drop_capabilities()
     if walls.seccomp:
       walls.refuse_system_calls()
@@ -625,10 +627,12 @@ class _Program:
 
 
 def _close_all_but(*keep: int) -> None:
-  for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-    if fd not in keep:
-      with contextlib.suppress(OSError):  # the listing's own is closed already
-        os.close(fd)
+  first = 0
+  for fd in sorted(keep):
+    if first < fd:  # an empty range would be taken for all
+      os.closerange(first, fd)
+    first = fd + 1
+  os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _next_run(control: socket.socket) -> socket.socket | None:
@@ -642,8 +646,16 @@ def _next_run(control: socket.socket) -> socket.socket | None:
       return socket.socket(fileno=array.array("i", data[:size])[0])
 
 
-def _run_program(request: dict[str, Any], report: int, channel: socket.socket) -> None:
-  """Runs in the jail; from here on nothing of this process can be trusted. Never returns."""
+def _run_program(
+  request: dict[str, Any],
+  report: int,
+  channel: socket.socket,
+  namespace: dict[str, Any] | None = None,
+) -> None:
+  """Runs in the jail; from here on nothing of this process can be trusted. Never returns.
+
+  ``namespace`` is what _prepare_python() gave, where that is done already.
+  """
   program, directory = request["program"], request["directory"]
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -656,7 +668,10 @@ def _run_program(request: dict[str, Any], report: int, channel: socket.socket) -
       os.write(2, f"{program['argv'][0]}: {error.strerror}\n".encode())
     os._exit(127)
   os.close(report)
-  namespace = _prepare_python(directory)
+  if namespace is None:
+    namespace = _prepare_python()
+  sys.path.insert(0, directory)
+  gc.enable()
   if program["kind"] == "session":
     _run_cells(channel, namespace)
   channel.close()
@@ -685,12 +700,11 @@ def _run_cells(channel: socket.socket, namespace: dict[str, Any]) -> None:
       os._exit(1)
 
 
-def _prepare_python(directory: str) -> dict[str, Any]:
+def _prepare_python() -> dict[str, Any]:
   """Makes this process look like a new interpreter; the namespace of its ``__main__``."""
-  sys.path.insert(0, directory)
   sys.argv = ["<tool>"]
-  for name in [n for n in sys.modules if n.partition(".")[0] == "agentjax"]:
-    del sys.modules[name]
+  for name in ("agentjax", "agentjax.sandbox", "agentjax.sandbox.jail", "agentjax.sandbox.zygote"):
+    sys.modules.pop(name, None)  # by name: a look at all would touch, and so copy, all their pages
   sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), errors="replace")
   for name, fd in (("stdout", 1), ("stderr", 2)):
     raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
@@ -699,7 +713,6 @@ def _prepare_python(directory: str) -> dict[str, Any]:
     stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
-  gc.enable()
   main = types.ModuleType("__main__")
   main.__dict__["__builtins__"] = builtins
   sys.modules["__main__"] = main
@@ -776,7 +789,7 @@ def _finish(code: int) -> int:
 
 def _children(pid: int | str) -> list[int]:
   if not _HAS_CHILDREN_FILE:
-    return _children_by_scan(os.getpid() if pid == "self" else int(pid))
+    return _children_by_scan(int(os.readlink("/proc/self")) if pid == "self" else int(pid))
   found: list[int] = []
   try:
     for task in os.listdir(f"/proc/{pid}/task"):
@@ -805,6 +818,30 @@ def _descendants(pid: int | str) -> list[int]:
   for child in found:  # grows while it is walked
     found += _children(child)
   return found
+
+
+def _own_id(pid: int) -> int:
+  """The id, in this process's own namespace, of one that /proc names so; 0 when it is gone."""
+  if os.getpid() != 1:
+    return pid
+  depth = len(_ids_by_namespace("self")) - 1
+  ids = _ids_by_namespace(pid)
+  return ids[depth] if len(ids) > depth else 0
+
+
+def _ids_by_namespace(pid: int | str) -> list[int]:
+  with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+    for line in file:
+      if line.startswith("NSpid:"):
+        return [int(v) for v in line.split()[1:]]
+  return []
+
+
+def _kill(pid: int) -> None:
+  """Kills a process that /proc names so."""
+  if own_id := _own_id(pid):
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(own_id, signal.SIGKILL)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -861,6 +898,7 @@ def _unlinked_bytes(family: list[int]) -> dict[tuple[int, int], int]:
 def _end_all(pid: int) -> tuple[int, float]:
   """Kills and reaps every descendant; returns the wait status and CPU seconds of ``pid``."""
   outcome = (0, 0.0)
+  rules_namespace = os.getpid() == 1
   while True:
     try:
       ended, status, usage = os.wait4(-1, os.WNOHANG)
@@ -870,11 +908,12 @@ def _end_all(pid: int) -> tuple[int, float]:
       outcome = (status, usage.ru_utime + usage.ru_stime)
     if ended:
       continue
-    for victim in _descendants("self"):
-      try:
-        os.kill(victim, signal.SIGKILL)
-      except ProcessLookupError:
-        pass
+    if rules_namespace:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    else:
+      for victim in _descendants("self"):
+        _kill(victim)
     time.sleep(0.001)
 
 
@@ -918,6 +957,11 @@ def main(settings: dict[str, Any]) -> None:
       importlib.import_module(name)
     if "numpy" in sys.modules:
       importlib.import_module("numpy.random").seed(0)  # numpy leaves it for the first use
+    if (threads := _task_count(os.getpid())) > 1:
+      raise RuntimeError(
+        f"the packages {', '.join(settings['packages'])} start {threads - 1} threads when they are "
+        "imported, which no fork survives; leave out the one that does"
+      )
     if not hasattr(builtins, "exit"):
       site.setquit()
     with open("/proc/self/statm") as file:
@@ -949,11 +993,13 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
   poll = select.poll()
   poll.register(taken, select.POLLIN)
   poll.register(control, select.POLLRDHUP)
-  spare: set[int] = set()
+  spare: dict[int, int] = {}  # process ids by number
+  numbers = itertools.count()
   while True:
     try:
       while len(spare) < wanted:
-        spare.add(_fork_watcher(control, watcher, taken_write))
+        number = next(numbers)
+        spare[number] = _fork_watcher(control, watcher, taken_write, number)
     except OSError:
       time.sleep(0.05)  # no process to be had; the runs in progress will free some
     events = poll.poll(1000)
@@ -961,9 +1007,10 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
       break
     if events:
       data = os.read(taken, 4096)
-      spare.difference_update(pid for (pid,) in struct.iter_unpack("=i", data))
-    for pid in _reap_watchers():
-      spare.discard(pid)
+      for (number,) in struct.iter_unpack("=i", data):
+        spare.pop(number, None)
+    if ended := set(_reap_watchers()):
+      spare = {number: pid for number, pid in spare.items() if pid not in ended}
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
   deadline = time.monotonic() + _LEAVE_SECONDS
   while _children("self") and time.monotonic() < deadline:
@@ -981,20 +1028,19 @@ def _reap_watchers() -> list[int]:
       if os.WIFSIGNALED(child[1]):
         for orphan in set(_children("self")) - _watchers:
           for victim in (orphan, *_descendants(orphan)):
-            with contextlib.suppress(ProcessLookupError):
-              os.kill(victim, signal.SIGKILL)
+            _kill(victim)
   return ended
 
 
-def _fork_watcher(control: socket.socket, watcher: Watcher, taken: int) -> int:
-  pid = os.fork()
+def _fork_watcher(control: socket.socket, watcher: Watcher, taken: int, number: int) -> int:
+  pid = watcher.fork()
   if pid:
     _watchers.add(pid)
     return pid
   code = 1
   try:
     os.setsid()
-    watcher.serve(control, taken)
+    watcher.serve(control, taken, number)
     code = 0
   finally:
     os._exit(code)

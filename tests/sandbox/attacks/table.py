@@ -365,12 +365,13 @@ except OSError: pass
   ),
   Attack(
     "hinders the trainer",
-    "limits, priority and cores of the trainer",
+    "limits, priority and cores of the trainer and of its own parent",
     """
 import resource
-attempt("limit", lambda: resource.prlimit(TRAINER, resource.RLIMIT_CPU, (1, 1)))
-attempt("nice", lambda: os.setpriority(os.PRIO_PROCESS, TRAINER, 19))
-attempt("cores", lambda: os.sched_setaffinity(TRAINER, {0}))
+for pid in (TRAINER, os.getppid()):
+  attempt("limit", lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)))
+  attempt("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+  attempt("cores", lambda: os.sched_setaffinity(pid, {0}))
 """,
     prints="cores refused",
   ),

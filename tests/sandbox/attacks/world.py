@@ -84,7 +84,7 @@ class World:
       problems += [line for line in shown.splitlines() if "REACHED" in line]
       if SECRET in shown or _TEXT in shown:
         problems.append("a secret was shown")
-      if result["seconds"] > self._limits(attack)["wall_seconds"] + 3.0:
+      if result["seconds"] > self._limits(attack)["wall_seconds"] + 8.0:
         problems.append(f"took {result['seconds']:.1f} s")
     return problems
 
