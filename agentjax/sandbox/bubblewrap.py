@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 
 from agentjax.config import Config, check
 from agentjax.sandbox import files as sandbox_files
-from agentjax.sandbox import guest, jail, probe, zygote
+from agentjax.sandbox import guest, jail, measure, probe
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
@@ -132,7 +132,7 @@ def bubblewrap_command(command: JailCommand) -> list[str]:
       argv += ["--symlink", os.readlink(path), path]
     else:
       argv += ["--ro-bind", path, path]
-  for device in zygote._DEVICES:
+  for device in jail.DEVICES:
     argv += ["--dev-bind", device, device]
   argv += ["--proc", "/proc", "--bind", command.directory, _WORK, "--symlink", _WORK, "/tmp"]
   return [*argv, "--remount-ro", "/", "--chdir", "/", "--", *command.argv]
@@ -151,7 +151,7 @@ def nsjail_command(command: JailCommand) -> list[str]:
       argv += ["--symlink", f"{os.readlink(path)}:{path}"]
     else:
       argv += ["--bindmount_ro", path]
-  for device in zygote._DEVICES:
+  for device in jail.DEVICES:
     argv += ["--bindmount", device]
   argv += ["--bindmount", f"{command.directory}:{_WORK}", "--symlink", f"{_WORK}:/tmp"]
   return [*argv, "--", *command.argv]
@@ -236,7 +236,7 @@ class JailerSandbox:
       )
     self._program = program
     self._packages = site.getsitepackages() if self.config.site_packages else []
-    wanted = [*zygote._READABLE, sys.base_prefix, os.path.dirname(os.__file__), *self._packages]
+    wanted = [*jail.READABLE, sys.base_prefix, os.path.dirname(os.__file__), *self._packages]
     self._readable = _outermost([p for p in (*wanted, *self.config.readable) if os.path.exists(p)])
     self._directory = tempfile.mkdtemp(
       prefix=f"agentjax-{self.jailer.program}-", dir=self.config.directory
@@ -351,7 +351,7 @@ class JailerBox:
   async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:
     sandbox = self._sandbox
     report, report_write = os.pipe()
-    disk = zygote.Disk(self.directory, limits.to_dict())
+    disk = measure.Disk(self.directory, limits.to_dict())
     try:
       request = {
         "program": guest.as_request(program),
@@ -391,16 +391,16 @@ class JailerBox:
       os.close(report)
       os.close(report_write)
 
-  def _look(self, tool: int, limits: SandboxLimits, disk: zygote.Disk) -> tuple[str, str] | None:
+  def _look(self, tool: int, limits: SandboxLimits, disk: measure.Disk) -> tuple[str, str] | None:
     self._tool = tool
     if self._closed:
       return "cancelled", "the box was closed"
-    first, *family = zygote._descendants(tool) or [0]
-    interpreter = zygote._resident_bytes(first)  # pages that every process of the run starts with
-    resident = sum(max(0, zygote._resident_bytes(p) - interpreter) for p in family)
+    first, *family = measure.descendants(tool) or [0]
+    interpreter = measure.resident_bytes(first)  # pages that every process of the run starts with
+    resident = sum(max(0, measure.resident_bytes(p) - interpreter) for p in family)
     if resident > limits.memory_bytes:
       return "memory", f"its processes hold more than {limits.memory_bytes} bytes together"
-    if sum(zygote._task_count(p) for p in family) > limits.processes:
+    if sum(measure.task_count(p) for p in family) > limits.processes:
       return "processes", f"runs more than {limits.processes} processes and threads"
     if (detail := disk.too_much(family)) is not None:
       return "disk", detail
@@ -426,7 +426,7 @@ def _with_report(ended: Ended, report: str, *, closed: bool) -> Ended:
 
 def _end_jail(tool: int) -> None:
   """Kills the first process of the namespace, and with it all; the tool ends when that is done."""
-  for child in zygote._children(tool):
+  for child in measure.children(tool):
     with contextlib.suppress(ProcessLookupError):
       os.kill(child, signal.SIGKILL)
 

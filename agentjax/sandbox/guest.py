@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from agentjax.sandbox import jail, zygote
+from agentjax.sandbox import jail, programs
 from agentjax.sandbox.interface import (
   Command,
   Program,
@@ -27,7 +27,8 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
 )
-from agentjax.sandbox.zygote import Output, _run_program
+from agentjax.sandbox.measure import Output
+from agentjax.sandbox.programs import run_program
 
 # What the functions use. The box's own files must not shadow the standard library meanwhile.
 _HEAD = """\
@@ -99,7 +100,7 @@ def plain(program: Program) -> str:
   request = json.dumps(as_request(program))
   return (
     f"{_HEAD}{_text_of_programs()}"
-    f"_run_program({{'program': json.loads({request!r}), 'directory': os.getcwd()}}, "
+    f"run_program({{'program': json.loads({request!r}), 'directory': os.getcwd()}}, "
     "os.open(os.devnull, os.O_WRONLY), io.BytesIO())\n"
   )
 
@@ -139,13 +140,13 @@ def captured(program: Program, settings: dict[str, Any]) -> str:
 @functools.cache
 def _text_of_programs() -> str:
   return _text(
-    zygote._run_program,
-    zygote._prepare_python,
-    zygote._run_source,
-    zygote._execute,
-    zygote._exit_code,
-    zygote._print_error,
-    zygote._finish,
+    run_program,
+    programs.prepare_python,
+    programs.run_source,
+    programs.execute,
+    programs.exit_code,
+    programs.print_error,
+    programs.finish,
   )
 
 
@@ -211,7 +212,7 @@ def _run_jailed(request: dict[str, Any]) -> None:
     os.write(report, f"error {type(error).__name__}: {error}".encode(errors="replace")[:4000])
     os._exit(127)
   sys.path.extend(request["paths"])
-  _run_program(request, report, io.BytesIO())  # type: ignore[arg-type]
+  run_program(request, report, io.BytesIO())
 
 
 def _run_captured(settings: dict[str, Any]) -> None:

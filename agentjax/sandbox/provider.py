@@ -32,9 +32,9 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   Session,
 )
+from agentjax.sandbox.measure import Output
 from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
 from agentjax.sandbox.supervise import surely
-from agentjax.sandbox.zygote import Output
 
 _log = logging.getLogger(__name__)
 _SNAPSHOT_BYTES = 256 * 2**20

@@ -30,8 +30,8 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   Session,
 )
+from agentjax.sandbox.measure import Output
 from agentjax.sandbox.result import Ended, as_result, infra_error, kept, no_sessions
-from agentjax.sandbox.zygote import Output
 
 _log = logging.getLogger(__name__)
 _RESULT, _FILES = ".agentjax-result.json", ".agentjax-files.tar"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
-from agentjax.sandbox.zygote import Output
+from agentjax.sandbox.measure import Output
 
 _SIGXCPU = 24
 _STATUS_OF_REASON = {

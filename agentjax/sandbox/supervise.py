@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import cast
 
 from agentjax.sandbox.interface import SandboxError, SandboxLimits
+from agentjax.sandbox.measure import Output
 from agentjax.sandbox.result import Ended
-from agentjax.sandbox.zygote import Output
 
 Look = Callable[[int], tuple[str, str] | None]
 _TICK = 0.02  # seconds between looks at a run

@@ -15,35 +15,28 @@ a process has two ids: the namespace's, which fork, wait and kill use, and the m
 from __future__ import annotations
 
 import array
-import ast
 import builtins
 import contextlib
-import errno
 import functools
 import gc
 import importlib
-import io
 import itertools
 import json
-import linecache
 import os
-import random
 import re
 import resource
 import select
 import signal
 import site
 import socket
-import stat
 import struct
 import sys
 import time
 import traceback
-import types
 import typing
 from typing import Any
 
-from agentjax.sandbox import jail
+from agentjax.sandbox import jail, measure, programs
 
 # What snippets import most; loaded once here, so that a run finds them ready.
 _COMMON = (
@@ -51,51 +44,18 @@ _COMMON = (
   "heapq io itertools json math operator random re statistics string textwrap threading time "
   "typing"
 ).split()
-_READABLE = (
-  "/usr",
-  "/bin",
-  "/sbin",
-  "/lib",
-  "/lib32",
-  "/lib64",
-  "/etc/ld.so.cache",
-  "/etc/localtime",
-)
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _TICK = 0.02  # seconds between looks at memory and process counts of a run
-_DISK_TICK = 0.1  # seconds between looks at its files, at least
 _IDLE_TICK = 0.5  # seconds between looks at a session that waits
 _REST_SECONDS = 2.0  # for a session to come to rest after a cell
 _LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
-_MAX_FRAME = 1 << 30
 _PROGRAM_PID = 2  # in a namespace of its own, whose pid 1 is the watcher
-_HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-
-
-def receive(connection: socket.socket) -> bytes:
-  """One frame: its length as 8 bytes, then its bytes. Raises EOFError when the peer is gone."""
-  header = _receive_exactly(connection, 8)
-  length = struct.unpack("<Q", header)[0]
-  if length > _MAX_FRAME:
-    raise EOFError
-  return _receive_exactly(connection, length)
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-  parts = bytearray()
-  while len(parts) < count:
-    part = connection.recv(min(count - len(parts), 1 << 20))
-    if not part:
-      raise EOFError
-    parts += part
-  return bytes(parts)
 
 
 class Walls:
   """Which walls this machine grants, found by trying each; ``settings`` come from the host."""
 
   def __init__(self, settings: dict[str, Any]):
-    self.readable = [*_READABLE, *settings["readable"]]
+    self.readable = [*jail.READABLE, *settings["readable"]]
     inner = jail.CLONE_NEWNET | jail.CLONE_NEWIPC | jail.CLONE_NEWUTS | jail.CLONE_NEWNS
     self.privileged = jail.holds(lambda: _enter_as_root(inner, settings))
     self.first_uid, self.uids = _spare_uids()
@@ -157,7 +117,7 @@ class Walls:
 
   def _build_view(self) -> None:
     os.makedirs(self.view, mode=0o755, exist_ok=True)
-    jail.build_view(self.view, self.readable, _DEVICES)
+    jail.build_view(self.view, self.readable, jail.DEVICES)
 
   def _try_view(self, settings: dict[str, Any]) -> None:
     """In a child that has mounts of its own, so that none of them stays."""
@@ -173,7 +133,7 @@ class Walls:
     if jail.landlock_version() == 0:
       raise OSError
     jail.no_new_privileges()
-    jail.restrict_files(jail.file_rules(self.readable, _DEVICES), "/tmp")
+    jail.restrict_files(jail.file_rules(self.readable, jail.DEVICES), "/tmp")
 
   def _try_seccomp(self) -> None:
     jail.no_new_privileges()
@@ -244,24 +204,6 @@ def _spare_uids() -> tuple[int, int]:
   return 0, 0
 
 
-class Output:
-  """The head and the tail of what a program writes, and how much that was."""
-
-  def __init__(self, keep: int):
-    self._head_size, self._tail_size = keep - keep // 2, keep // 2
-    self.head, self.tail, self.total = bytearray(), bytearray(), 0
-
-  def add(self, data: bytes) -> None:
-    self.total += len(data)
-    room = self._head_size - len(self.head)
-    if room > 0:
-      self.head += data[:room]
-      data = data[room:]
-    self.tail += data
-    if len(self.tail) > self._tail_size:
-      del self.tail[: len(self.tail) - self._tail_size]
-
-
 class Watcher:
   """One run from request to result. A process of its own, which adopts whatever the run leaves.
 
@@ -301,7 +243,7 @@ class Watcher:
     os.close(taken)
     os.dup2(1, control.detach())
     try:
-      request, stdin = receive(connection), receive(connection)
+      request, stdin = programs.receive(connection), programs.receive(connection)
     except (EOFError, OSError):
       _end_all(pid)
       return
@@ -335,7 +277,7 @@ class _Run:
   ):
     self._walls, self._resident = walls, resident
     self._limits = request["limits"]
-    self._disk = Disk(request["directory"], self._limits)
+    self._disk = measure.Disk(request["directory"], self._limits)
     self.is_session = request["program"]["kind"] == "session"
     self._connection, self._pid = connection, pid
     self._poll = select.poll()
@@ -367,7 +309,7 @@ class _Run:
 
     Between cells the interpreter is stopped and nothing else of the run lives.
     """
-    interpreter = _children("self")[0]  # nothing ran yet, so it has no sisters
+    interpreter = measure.children("self")[0]  # nothing ran yet, so it has no sisters
     while (cell := self._next_cell(interpreter)) is not None:
       self._began = time.monotonic()
       outputs = self._new_outputs()
@@ -377,7 +319,7 @@ class _Run:
       except OSError:  # it died between cells, or could not be set up
         self._answer(_Ending("gone"), outputs, *_end_all(self._pid))
         return
-      used = _cpu_seconds(_descendants("self"))
+      used = measure.cpu_seconds(measure.descendants("self"))
       ending = self._watch(outputs, json.loads(cell)["wall_seconds"], used)
       if ending.reason != "cell" or not self._rest(interpreter):
         self._answer(ending, outputs, *_end_all(self._pid))
@@ -390,7 +332,7 @@ class _Run:
     while not select.select([self._connection], [], [], _IDLE_TICK)[0]:
       self._rest(interpreter)  # a chain of short-lived processes may have slipped through before
     try:
-      return receive(self._connection)
+      return programs.receive(self._connection)
     except (EOFError, OSError):
       return None
 
@@ -402,30 +344,30 @@ class _Run:
         os.kill(self._pid, signal.SIGSTOP)
       except ProcessLookupError:
         return False
-      still = _states(interpreter) == {"T"}
-      others = set(_descendants("self")) - {interpreter}
-      living = {pid for pid in others if not _states(pid) <= {"Z", "X"}}
+      still = measure.states(interpreter) == {"T"}
+      others = set(measure.descendants("self")) - {interpreter}
+      living = {pid for pid in others if not measure.states(pid) <= {"Z", "X"}}
       for pid in living:
-        _kill(pid)
+        measure.kill(pid)
       for pid in others - living:
-        if own_id := _own_id(pid):
+        if inner := measure.own_id(pid):
           with contextlib.suppress(ChildProcessError):  # only orphans are this process's to reap
-            os.waitpid(own_id, os.WNOHANG)
+            os.waitpid(inner, os.WNOHANG)
       if still and not living:
         _discard(self._channel)
         return not self._ended()
       time.sleep(0.0002)
     return False
 
-  def _new_outputs(self) -> dict[int, Output]:
+  def _new_outputs(self) -> dict[int, measure.Output]:
     for fd in self._streams:
       self._poll.register(fd, select.POLLIN)
-    return {fd: Output(self._limits["output_bytes"]) for fd in self._streams}
+    return {fd: measure.Output(self._limits["output_bytes"]) for fd in self._streams}
 
   def _answer(
     self,
     ending: _Ending,
-    outputs: dict[int, Output],
+    outputs: dict[int, measure.Output],
     status: int,
     cpu: float,
     *,
@@ -455,7 +397,7 @@ class _Run:
       self._connection.sendall(struct.pack("<Q", len(body)) + body)
 
   def _watch(
-    self, outputs: dict[int, Output], wall_seconds: float, cpu_start: float | None
+    self, outputs: dict[int, measure.Output], wall_seconds: float, cpu_start: float | None
   ) -> _Ending:
     """Waits for the first reason to end the run, or the cell where there is a ``cpu_start``."""
     if cpu_start is not None:
@@ -493,62 +435,21 @@ class _Run:
 
   def _too_much(self, cpu_start: float | None) -> _Ending | None:
     limits = self._limits
-    family = _descendants("self")
+    family = measure.descendants("self")
     # Every process still holds pages of this interpreter.
-    resident = sum(max(0, _resident_bytes(p) - self._resident) for p in family)
+    resident = sum(max(0, measure.resident_bytes(p) - self._resident) for p in family)
     if resident > limits["memory_bytes"]:
       return _Ending(
         "memory", f"its processes hold more than {limits['memory_bytes']} bytes together"
       )
-    tasks = sum(_task_count(p) for p in family)
+    tasks = sum(measure.task_count(p) for p in family)
     if tasks > limits["processes"]:
       return _Ending("processes", f"runs more than {limits['processes']} processes and threads")
-    if cpu_start is not None and _cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
+    if cpu_start is not None and measure.cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
       return _Ending("cpu")
     if (detail := self._disk.too_much(family)) is not None:
       return _Ending("disk", detail)
     return None
-
-
-class Disk:
-  """Measures what a run's files take, deleted but open ones too; at most a tenth of the time."""
-
-  def __init__(self, directory: str, limits: dict[str, Any]):
-    self._directory, self._limits = directory, limits
-    self._next = time.monotonic() + _DISK_TICK
-
-  def too_much(self, family: list[int]) -> str | None:
-    """Which bound is passed, or None; mostly None without a look."""
-    if time.monotonic() < self._next:
-      return None
-    start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
-    most_files, most_bytes = self._limits["files"], self._limits["disk_bytes"]
-    count, held = self._below(most_files)
-    held += sum(_unlinked_bytes(family).values())
-    self._next = time.monotonic() + max(_DISK_TICK, 10 * (time.thread_time() - start))
-    if count > most_files:
-      return f"made more than {most_files} files and directories"
-    if held > most_bytes:
-      return f"its files hold more than {most_bytes} bytes"
-    return None
-
-  def _below(self, most_files: int) -> tuple[int, int]:
-    """Entries below the directory, counted up to ``most_files``, and the bytes they occupy."""
-    count, held, waiting = 0, 0, [self._directory]
-    while waiting and count <= most_files:
-      try:
-        with os.scandir(waiting.pop()) as listing:
-          for entry in listing:
-            count += 1
-            held += entry.stat(follow_symlinks=False).st_blocks * 512
-            if entry.is_dir(follow_symlinks=False):
-              waiting.append(entry.path)
-            if count > most_files:
-              break
-      except OSError as error:  # it is being changed meanwhile
-        if error.errno == errno.ENAMETOOLONG:
-          count = most_files + 1  # nested deeper than can be measured
-    return count, held
 
 
 class _Program:
@@ -568,14 +469,16 @@ class _Program:
       os.dup2(err, 2)
       _close_all_but(0, 1, 2, self._channel.fileno(), self._report)
       if self._walls.landlock:
-        self._rules = jail.file_rules(self._walls.readable, _DEVICES)
-      namespace = _prepare_python()
-      request, stdin = receive(self._channel), receive(self._channel)
+        self._rules = jail.file_rules(self._walls.readable, jail.DEVICES)
+      for name in _own_modules:
+        sys.modules.pop(name)
+      namespace = programs.prepare_python()
+      request, stdin = programs.receive(self._channel), programs.receive(self._channel)
       self._become_ready(json.loads(request), stdin)
     except BaseException as error:
       self._note(f"error {type(error).__name__}: {error}")
       os._exit(127)
-    _run_program(self._request, self._report, self._channel, namespace)
+    programs.run_program(self._request, self._report, self._channel, namespace)
 
   def _become_ready(self, request: dict[str, Any], stdin: bytes) -> None:
     self._request = request
@@ -646,255 +549,6 @@ def _next_run(control: socket.socket) -> socket.socket | None:
       return socket.socket(fileno=array.array("i", data[:size])[0])
 
 
-def _run_program(
-  request: dict[str, Any],
-  report: int,
-  channel: socket.socket,
-  namespace: dict[str, Any] | None = None,
-) -> None:
-  """Runs in the jail; from here on nothing of this process can be trusted. Never returns.
-
-  ``namespace`` is what _prepare_python() gave, where that is done already.
-  """
-  program, directory = request["program"], request["directory"]
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-  signal.signal(signal.SIGINT, signal.default_int_handler)
-  os.environ.update(HOME=directory, TMPDIR=directory, PWD=directory)
-  if program["kind"] == "command":
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    try:
-      os.execvp(program["argv"][0], program["argv"])
-    except OSError as error:
-      os.write(2, f"{program['argv'][0]}: {error.strerror}\n".encode())
-    os._exit(127)
-  os.close(report)
-  if namespace is None:
-    namespace = _prepare_python()
-  sys.path.insert(0, directory)
-  gc.enable()
-  if program["kind"] == "session":
-    _run_cells(channel, namespace)
-  channel.close()
-  code = _run_source(program, "<tool>", namespace, show_last=program["kind"] == "cell")
-  os._exit(_finish(code) & 0xFF)
-
-
-def _run_cells(channel: socket.socket, namespace: dict[str, Any]) -> None:
-  """Runs each cell that comes and tells its exit code in a byte. Never returns."""
-  own_pid = os.getpid()
-  for number in itertools.count(1):
-    try:
-      cell = json.loads(receive(channel))
-    except (EOFError, OSError):
-      os._exit(0)
-    code = _run_source(cell, f"<cell {number}>", namespace, show_last=True)
-    if os.getpid() != own_pid:
-      os._exit(_finish(code) & 0xFF)  # the cell forked, and this is the child
-    with contextlib.suppress(BaseException):  # the program may have broken or closed them
-      sys.stdout.flush()
-      sys.stderr.flush()
-    try:
-      channel.sendall(bytes([code & 0xFF]))
-    except OSError:
-      os.write(2, b"the program closed the channel of its interpreter\n")
-      os._exit(1)
-
-
-def _prepare_python() -> dict[str, Any]:
-  """Makes this process look like a new interpreter; the namespace of its ``__main__``."""
-  sys.argv = ["<tool>"]
-  for name in ("agentjax", "agentjax.sandbox", "agentjax.sandbox.jail", "agentjax.sandbox.zygote"):
-    sys.modules.pop(name, None)  # by name: a look at all would touch, and so copy, all their pages
-  sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), errors="replace")
-  for name, fd in (("stdout", 1), ("stderr", 2)):
-    raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
-    errors = "surrogateescape" if fd == 1 else "backslashreplace"
-    # By the line: what was printed before a forced end is not lost.
-    stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
-    setattr(sys, name, stream)
-    setattr(sys, f"__{name}__", stream)
-  main = types.ModuleType("__main__")
-  main.__dict__["__builtins__"] = builtins
-  sys.modules["__main__"] = main
-  return main.__dict__
-
-
-def _run_source(
-  program: dict[str, Any], name: str, namespace: dict[str, Any], *, show_last: bool
-) -> int:
-  """Runs ``program["source"]`` under the file name ``name``; the exit code."""
-  random.seed(program["seed"])
-  if (numpy := sys.modules.get("numpy")) is not None:
-    numpy.random.seed(program["seed"] % 2**32)
-  source = program["source"]
-  linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-  try:
-    _execute(source, name, namespace, show_last=show_last)
-  except SystemExit as request:
-    return _exit_code(request)
-  except BaseException as error:
-    _print_error(error, name)
-    return 1
-  return 0
-
-
-def _execute(source: str, name: str, namespace: dict[str, Any], *, show_last: bool) -> None:
-  tree = ast.parse(source, name)
-  last = tree.body[-1] if tree.body else None
-  if not show_last or not isinstance(last, ast.Expr):
-    exec(compile(tree, name, "exec", dont_inherit=True), namespace)
-    return
-  tree.body.pop()
-  exec(compile(tree, name, "exec", dont_inherit=True), namespace)
-  value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace)
-  if value is not None:
-    print(repr(value))
-
-
-def _exit_code(request: SystemExit) -> int:
-  if request.code is None:
-    return 0
-  if isinstance(request.code, int):
-    return request.code
-  print(request.code, file=sys.stderr)
-  return 1
-
-
-def _print_error(error: BaseException, name: str) -> None:
-  trace = error.__traceback__
-  while trace is not None and trace.tb_frame.f_code.co_filename != name:
-    trace = trace.tb_next
-  try:
-    traceback.print_exception(type(error), error, trace)
-  except BaseException:  # the program may have broken traceback, or its exception's __str__
-    os.write(2, f"{type(error).__name__}\n".encode())
-
-
-def _finish(code: int) -> int:
-  """What an interpreter does at its end: join threads, atexit functions, flush."""
-  try:
-    if "threading" in sys.modules:
-      sys.modules["threading"]._shutdown()
-    if "atexit" in sys.modules:
-      sys.modules["atexit"]._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-  except BaseException:
-    code = code or 1
-  return code
-
-
-# -- the family of a process, read from /proc
-
-
-def _children(pid: int | str) -> list[int]:
-  if not _HAS_CHILDREN_FILE:
-    return _children_by_scan(int(os.readlink("/proc/self")) if pid == "self" else int(pid))
-  found: list[int] = []
-  try:
-    for task in os.listdir(f"/proc/{pid}/task"):
-      with open(f"/proc/{pid}/task/{task}/children") as file:
-        found += [int(child) for child in file.read().split()]
-  except OSError:
-    pass  # it ended meanwhile
-  return found
-
-
-def _children_by_scan(parent: int) -> list[int]:
-  """For kernels built without the ``children`` files."""
-  found: list[int] = []
-  for entry in os.listdir("/proc"):
-    try:
-      with open(f"/proc/{int(entry)}/stat") as file:
-        if int(file.read().rpartition(")")[2].split()[1]) == parent:
-          found.append(int(entry))
-    except (OSError, ValueError):
-      continue
-  return found
-
-
-def _descendants(pid: int | str) -> list[int]:
-  found = _children(pid)
-  for child in found:  # grows while it is walked
-    found += _children(child)
-  return found
-
-
-def _own_id(pid: int) -> int:
-  """The id, in this process's own namespace, of one that /proc names so; 0 when it is gone."""
-  if os.getpid() != 1:
-    return pid
-  depth = len(_ids_by_namespace("self")) - 1
-  ids = _ids_by_namespace(pid)
-  return ids[depth] if len(ids) > depth else 0
-
-
-def _ids_by_namespace(pid: int | str) -> list[int]:
-  with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-    for line in file:
-      if line.startswith("NSpid:"):
-        return [int(v) for v in line.split()[1:]]
-  return []
-
-
-def _kill(pid: int) -> None:
-  """Kills a process that /proc names so."""
-  if own_id := _own_id(pid):
-    with contextlib.suppress(ProcessLookupError):
-      os.kill(own_id, signal.SIGKILL)
-
-
-def _resident_bytes(pid: int) -> int:
-  try:
-    with open(f"/proc/{pid}/statm") as file:
-      return int(file.read().split()[1]) * resource.getpagesize()
-  except (OSError, IndexError):
-    return 0
-
-
-def _task_count(pid: int) -> int:
-  try:
-    return len(os.listdir(f"/proc/{pid}/task"))
-  except OSError:
-    return 0
-
-
-def _states(pid: int) -> set[str]:
-  """States of a process's threads: T stopped, Z dead but not reaped, R, S, D; none when gone."""
-  found = set()
-  with contextlib.suppress(OSError, IndexError):
-    for task in os.listdir(f"/proc/{pid}/task"):
-      with open(f"/proc/{pid}/task/{task}/stat") as file:
-        found.add(file.read().rpartition(")")[2].split()[0])
-  return found
-
-
-def _cpu_seconds(family: list[int]) -> float:
-  """User and system time of these processes and of those they waited for."""
-  ticks = 0
-  for pid in family:
-    with contextlib.suppress(OSError, IndexError):
-      with open(f"/proc/{pid}/stat") as file:
-        ticks += sum(int(v) for v in file.read().rpartition(")")[2].split()[11:15])
-  return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _unlinked_bytes(family: list[int]) -> dict[tuple[int, int], int]:
-  """Bytes of the files that these processes hold open though no name is left, by device and inode.
-
-  Some kernels let nobody look into a process that made itself unreadable; seccomp forbids that.
-  """
-  found = {}
-  for pid in family:
-    with contextlib.suppress(OSError):
-      for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-          status = os.stat(f"/proc/{pid}/fd/{fd}")
-          if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
-            found[status.st_dev, status.st_ino] = status.st_blocks * 512
-  return found
-
-
 def _end_all(pid: int) -> tuple[int, float]:
   """Kills and reaps every descendant; returns the wait status and CPU seconds of ``pid``."""
   outcome = (0, 0.0)
@@ -912,8 +566,8 @@ def _end_all(pid: int) -> tuple[int, float]:
       with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     else:
-      for victim in _descendants("self"):
-        _kill(victim)
+      for victim in measure.descendants("self"):
+        measure.kill(victim)
     time.sleep(0.001)
 
 
@@ -957,7 +611,7 @@ def main(settings: dict[str, Any]) -> None:
       importlib.import_module(name)
     if "numpy" in sys.modules:
       importlib.import_module("numpy.random").seed(0)  # numpy leaves it for the first use
-    if (threads := _task_count(os.getpid())) > 1:
+    if (threads := measure.task_count(os.getpid())) > 1:
       raise RuntimeError(
         f"the packages {', '.join(settings['packages'])} start {threads - 1} threads when they are "
         "imported, which no fork survives; leave out the one that does"
@@ -982,6 +636,8 @@ def main(settings: dict[str, Any]) -> None:
   _keep_watchers(control, Watcher(walls, (space, resident)), settings["spare"])
 
 
+# Known before a fork: to look for them among all would copy many pages.
+_own_modules = tuple(name for name in sys.modules if name.partition(".")[0] == "agentjax")
 _watchers: set[int] = set()  # children of this process that it forked itself
 
 
@@ -1013,7 +669,7 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
       spare = {number: pid for number, pid in spare.items() if pid not in ended}
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
   deadline = time.monotonic() + _LEAVE_SECONDS
-  while _children("self") and time.monotonic() < deadline:
+  while measure.children("self") and time.monotonic() < deadline:
     _reap_watchers()
     time.sleep(0.002)
 
@@ -1026,9 +682,9 @@ def _reap_watchers() -> list[int]:
       ended.append(child[0])
       _watchers.discard(child[0])
       if os.WIFSIGNALED(child[1]):
-        for orphan in set(_children("self")) - _watchers:
-          for victim in (orphan, *_descendants(orphan)):
-            _kill(victim)
+        for orphan in set(measure.children("self")) - _watchers:
+          for victim in (orphan, *measure.descendants(orphan)):
+            measure.kill(victim)
   return ended
 
 
