@@ -49,7 +49,10 @@ MIXED = dataclasses.replace(
     SHARED.gemma, per_layer_width=0, global_key_is_value=True, logit_softcap=None
   ),
 )
-BOTH = pytest.mark.parametrize("config", [SHARED, MIXED], ids=["shared", "mixed"])
+BOTH = pytest.mark.parametrize(
+  "config",
+  [pytest.param(SHARED, id="shared", marks=pytest.mark.slow), pytest.param(MIXED, id="mixed")],
+)
 
 
 def with_pattern(pattern):
@@ -191,7 +194,7 @@ def test_published_models_have_their_published_size(name, billions, looked_up):
   assert count(specs) - table == pytest.approx(billions * 1e9, rel=5e-3)
 
 
-@BOTH
+@pytest.mark.parametrize("config", [SHARED, MIXED], ids=["shared", "mixed"])
 def test_decoding_is_what_training_sees(config):
   invariances.check_decoding(config)
 
@@ -210,6 +213,7 @@ def test_the_gradient_is_the_slope_of_the_loss(config):
   invariances.check_gradient(config)
 
 
+@pytest.mark.slow
 def test_recomputing_layers_keeps_the_gradient():
   invariances.check_remat(with_pattern("Lr"))
 

@@ -230,7 +230,7 @@ def compare_splash(mesh: jax.sharding.Mesh) -> None:
   [
     ("model", {"context": 8}),
     pytest.param("model", {"context": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
-    ("mamba", {"context": 2, "tensor": 4}),
+    pytest.param("mamba", {"context": 2, "tensor": 4}, marks=pytest.mark.slow),
     ("ssd", {"context": 8}),
     pytest.param("attention", {"context": 4, "tensor": 2}, marks=pytest.mark.slow),
     pytest.param("splash", {"data": 1, "context": 4}, marks=pytest.mark.slow),
