@@ -10,6 +10,7 @@ from agentjax.config import Config, ConfigError, check
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import Sandbox
 from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
+from agentjax.tools.fetch import FetchConfig, FetchTool
 from agentjax.tools.files import FilesConfig, FilesTool
 from agentjax.tools.function import FunctionTool
 from agentjax.tools.protocol import Tool
@@ -21,7 +22,7 @@ from agentjax.tools.sql import SqlConfig, SqlTool
 from agentjax.tools.web_page import WebPageConfig, WebPageTool
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 
-_BUNDLED = ("calculator", "files", "python", "search", "shell", "sql", "web_page")
+_BUNDLED = ("calculator", "fetch", "files", "python", "search", "shell", "sql", "web_page")
 _ON_WORKSPACES = {"files", "shell", "sql", "web_page"}
 
 
@@ -30,20 +31,21 @@ class ToolsConfig(Config):
   """The tools of a run.
 
   Attributes:
-    names: bundled tools ("calculator", "files", "python", "search", "shell", "sql", "web_page"), or
-      "package.module:attribute" for a tool of your own (a function, typed, or any object that
-      follows the Tool protocol).
+    names: bundled tools ("calculator", "fetch", "files", "python", "search", "shell", "sql",
+      "web_page"), or "package.module:attribute" for a tool of your own (a function, typed, or any
+      object that follows the Tool protocol).
     timeout: seconds one call may take at most, retries and waiting for a sandbox included.
     retries: further tries of a call that failed by no fault of the policy.
     workspace: where shell, files and web_page work, one for each episode, and the sandbox of SQL.
-    calculator, files, python, search, shell, sql, web_page: settings of each; read where it is
-      among ``names``.
+    calculator, fetch, files, python, search, shell, sql, web_page: settings of each; read where it
+      is among ``names``.
   """
 
   names: tuple[str, ...] = ("calculator",)
   timeout: float = 30.0
   retries: int = 1
   calculator: CalculatorConfig = dataclasses.field(default_factory=CalculatorConfig)
+  fetch: FetchConfig = dataclasses.field(default_factory=FetchConfig)
   files: FilesConfig = dataclasses.field(default_factory=FilesConfig)
   python: PythonToolConfig = dataclasses.field(default_factory=PythonToolConfig)
   search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
@@ -89,6 +91,12 @@ class ToolsConfig(Config):
       self.search.corpus,
       "JSONL files, at least one",
     )
+    check(
+      "fetch" not in self.names or bool(self.fetch.egress.allow),
+      f"{path}.fetch.egress.allow",
+      self.fetch.egress.allow,
+      "hosts that may be reached, at least one",
+    )
 
 
 def _seconds(sandbox: SandboxConfig) -> tuple[float, float]:
@@ -116,6 +124,8 @@ def _build(
 ) -> Tool:
   if name == "calculator":
     return CalculatorTool(config.calculator)
+  if name == "fetch":
+    return FetchTool(config.fetch)
   if name == "python":
     return build_python_tool(config.python)
   if name == "search":

@@ -1,0 +1,169 @@
+"""Fetching a page of the web as a tool: GET under an egress policy, HTML as text. Extra: [web]."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import html.parser
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentjax.config import Config, check
+from agentjax.tools.egress import EgressConfig, EgressDenied, EgressPolicy
+from agentjax.tools.output import clip, is_unicode
+from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+
+_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # not the policy's doing; may pass
+_TEXT = re.compile(r"text/|application/(json|xml|.*\+(json|xml))")
+_UNSEEN = frozenset({"script", "style", "template", "noscript", "svg"})
+_LINES = frozenset(
+  "address article aside blockquote br dd div dl dt fieldset figure footer form h1 h2 h3 h4 h5 h6 "
+  "header hr li main nav ol p pre section table td th title tr ul".split()
+)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class FetchConfig(Config):
+  """Settings of the fetch tool; the figures are ours.
+
+  Attributes:
+    egress: what may be reached; without an entry in ``allow``, nothing.
+    seconds: wall clock of one call, redirects included.
+    redirects: how many a call follows; each is checked like a call of its own.
+    max_bytes: of the answer, unpacked; what is beyond is not read.
+    max_characters: characters the policy sees, half from the head and half from the tail.
+  """
+
+  egress: EgressConfig = dataclasses.field(default_factory=EgressConfig)
+  seconds: float = 10.0
+  redirects: int = 5
+  max_bytes: int = 2**20
+  max_characters: int = 8000
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.seconds > 0, f"{path}.seconds", self.seconds, "> 0")
+    check(self.redirects >= 0, f"{path}.redirects", self.redirects, ">= 0")
+    check(self.max_bytes >= 1, f"{path}.max_bytes", self.max_bytes, ">= 1")
+    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+
+class FetchTool:
+  """Gets a page: its text where it is HTML, other text as it is.
+
+  What the policy may reach is for ``FetchConfig.egress`` to say; names are checked, and the
+  addresses that they lead to, before anything is sent (status DENIED). No cookies are kept, and no
+  method but GET is there. A busy or unreachable server is INFRA_ERROR: the call is tried again.
+  The web changes, so this tool is the one that no seed makes repeat itself.
+
+  Args:
+    config: see FetchConfig.
+    resolver: an aiohttp resolver; the system's by default.
+
+  Raises:
+    ImportError: aiohttp is missing (extra [web]).
+  """
+
+  name = "fetch"
+  description = "Gets a page of the web by its address and returns its text."
+  parameters: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"url": {"type": "string", "description": "http or https address"}},
+    "required": ["url"],
+    "additionalProperties": False,
+  }
+
+  def __init__(self, config: FetchConfig | None = None, resolver: Any = None):
+    from agentjax.tools import egress_http  # names the extra where aiohttp is missing
+
+    self._config = config or FetchConfig()
+    self._config.validate("fetch")
+    self._policy = EgressPolicy(self._config.egress)
+    self._new_session = egress_http.guarded_session
+    self._resolver = resolver
+
+  async def __call__(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    import aiohttp
+
+    url = arguments["url"]
+    if not is_unicode(url):
+      return ToolResult(ToolStatus.ERROR, "error: the address holds half of a surrogate pair")
+    seconds = min(self._config.seconds, 0.9 * context.timeout)
+    limit = aiohttp.ClientTimeout(total=seconds)
+    try:
+      self._policy.check_url(url)
+      # One session a call: nothing of an episode is left for the next one.
+      async with self._new_session(self._policy, resolver=self._resolver, timeout=limit) as session:
+        return await self._get(session, url)
+    except EgressDenied as error:
+      return ToolResult(ToolStatus.DENIED, f"error: {error}")
+    except TimeoutError:
+      return ToolResult(ToolStatus.TIMEOUT, f"error: no answer within {seconds:.1f} s")
+    except aiohttp.TooManyRedirects:
+      return ToolResult(ToolStatus.ERROR, f"error: more than {self._config.redirects} redirects")
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+      return ToolResult(ToolStatus.ERROR, f"error: {error} is no address of the web")
+    except aiohttp.ClientError as error:
+      return ToolResult(ToolStatus.INFRA_ERROR, f"{url} cannot be reached: {error}")
+
+  async def _get(self, session: Any, url: str) -> ToolResult:
+    async with session.get(url, max_redirects=self._config.redirects + 1) as answer:
+      if answer.status in _BUSY:
+        return ToolResult(ToolStatus.INFRA_ERROR, f"{url} answered {answer.status}")
+      if not _TEXT.match(answer.content_type):
+        return ToolResult(ToolStatus.ERROR, f"error: {answer.content_type} is no text")
+      body = await _read(answer.content, self._config.max_bytes)
+      text = body.decode(_encoding(answer.charset), errors="replace")
+    if answer.content_type in ("text/html", "application/xhtml+xml"):
+      text = text_of_html(text)
+    shown = clip(text.strip() or "(no text)", self._config.max_characters)
+    if answer.status >= 400:
+      return ToolResult(ToolStatus.ERROR, f"error: status {answer.status}\n{shown}")
+    return ToolResult(ToolStatus.OK, shown)
+
+
+async def _read(content: Any, most: int) -> bytes:
+  parts = bytearray()
+  while len(parts) < most and (part := await content.read(most - len(parts))):
+    parts += part
+  return bytes(parts)
+
+
+def _encoding(name: str | None) -> str:
+  try:
+    return codecs.lookup(name or "utf-8").name
+  except LookupError:
+    return "utf-8"
+
+
+def text_of_html(source: str) -> str:
+  """The text of a page: without scripts and styles, a line for each block, links as text only."""
+  reader = _Text()
+  reader.feed(source)
+  reader.close()
+  lines = (" ".join(line.split()) for line in "".join(reader.parts).split("\n"))
+  return "\n".join(line for line in lines if line)
+
+
+class _Text(html.parser.HTMLParser):
+  def __init__(self) -> None:
+    super().__init__()
+    self.parts: list[str] = []
+    self._unseen = 0
+
+  def handle_starttag(self, tag: str, attrs: Any) -> None:
+    if tag in _UNSEEN:
+      self._unseen += 1
+    elif tag in _LINES:
+      self.parts.append("\n")
+
+  def handle_endtag(self, tag: str) -> None:
+    if tag in _UNSEEN:
+      self._unseen = max(0, self._unseen - 1)
+    elif tag in _LINES:
+      self.parts.append("\n")
+
+  def handle_data(self, data: str) -> None:
+    if not self._unseen:
+      self.parts.append(data)
