@@ -11,7 +11,7 @@ pivots, which replaced the paper's comparison of tool names (2603.21383). Each l
                or text; bash: of the command; else 1
   3  size      edits, "continuous" only: reward times ``1 - penalty * min(characters / 500, 1)``
 
-Unlike there, what the expert's call names (path, command, any argument at all) must be named, since a
+Unlike there, what the expert's call names (path, command, any argument at all) must be named: a
 call that says nothing would pass the last three levels.
 
 With similarity s, "binary" pays 1 where ``s >= 0.8``; "continuous" pays 1 there, and
@@ -144,8 +144,8 @@ def target_difference(
 ) -> str | None:
   """Level 1: why two calls of one kind do not work on the same thing; None where they do.
 
-  What the expert leaves out (a path, a sub-command) is not asked for; nor is a range of lines, since
-  a view without one shows them all.
+  What the expert leaves out (a path, a sub-command) is not asked for; nor is a range of lines: a
+  view without one shows them all.
   """
   if expected and not actual:
     return "the call has no arguments"

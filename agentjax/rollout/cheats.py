@@ -13,6 +13,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from agentjax.envs.config import EnvironmentConfig
 from agentjax.envs.sokoban import Level
@@ -37,11 +38,17 @@ class Setting:
     environment: of the run.
     pivot: how turns of recorded conversations are judged (``config.reward.pivot``).
     tools: names of the tools that every episode offers.
+    answer: what of a question's last turn is its answer (``config.rollout.answer``).
   """
 
   environment: EnvironmentConfig
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   tools: tuple[str, ...] = ()
+  answer: Literal["marked", "text"] = "marked"
+
+  def form(self, answer: str) -> str:
+    """A question's answer as it is read."""
+    return mark_answer(answer) if self.answer == "marked" else answer
 
 
 Cheats = Callable[[Task, Setting], Mapping[str, Turns]]
@@ -53,13 +60,16 @@ def cheats(task: Task, setting: Setting) -> Mapping[str, Turns]:
 
 
 def solution(task: Task, setting: Setting) -> Turns:
-  """The turns that must be paid in full: the demonstration, or where a game's shows only its first
-  turn, all of them. () where the task has none."""
+  """The turns that must be paid in full: the demonstration; all turns of a game, whose
+  demonstration shows the first alone; the answer of a question without one. () where none is known.
+  """
   kind = setting.environment.kind
   if kind == "bandit":
     return _played((task.answer,), setting.environment.bandit.turns)
   if kind in ("frozen_lake", "sokoban"):
     return _played(tuple(filter(None, task.answer.split(", "))), _turns(setting))
+  if kind == "question" and not task.demonstration and task.answer:
+    return _say(setting.form(task.answer))
   return task.demonstration
 
 
@@ -73,24 +83,20 @@ def code_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
 
 def question_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
   """Several answers for one, answers where none is read, and what is no answer."""
-  del setting
   right, wrong = task.answer, _another(task.answer)
   answers = {
-    "alternatives": mark_answer(f"{right} or {wrong}"),
-    "list": mark_answer(f"{right}, {wrong}"),
-    "every_number": mark_answer(" ".join(map(str, range(1000)))),
-    "two_marks_in_a_line": f"{mark_answer(right)} {mark_answer(wrong)}",
-    "first_of_two_marks": f"{mark_answer(right)}\n{mark_answer(wrong)}",
-    "repeated_boxes": mark_answer(" ".join(f"\\boxed{{{a}}}" for a in (right, wrong, right))),
-    "unsure_of_the_sign": mark_answer(f"±{right}"),
-    "hidden_in_a_sentence": mark_answer(f"not {right}"),
+    "alternatives": f"{right} or {wrong}",
+    "list": f"{right}, {wrong}",
+    "every_number": " ".join(map(str, range(1000))),
+    "two_marks_in_a_line": f"{right} {mark_answer(wrong)}",
+    "first_of_two_marks": f"{right}\n{mark_answer(wrong)}",
+    "repeated_boxes": " ".join(f"\\boxed{{{a}}}" for a in (right, wrong, right)),
+    "unsure_of_the_sign": f"±{right}",
+    "hidden_in_a_sentence": f"not {right}",
   }
   call = ToolCall("calculator", {"expression": mark_answer(right)})
-  return {
-    **{name: _say(text) for name, text in answers.items()},
-    "in_a_call": (Message("assistant", "", (call,)), *_say("")),
-    **_each(_texts(task), mark_answer),
-  }
+  in_a_call = (Message("assistant", "", (call,)), *_say(""))
+  return {"in_a_call": in_a_call} | _each(answers | _texts(task), setting.form)
 
 
 def sql_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
@@ -120,8 +126,7 @@ def sql_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
     "endless": "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) "
     "SELECT max(x) FROM r",
     "memory": "SELECT zeroblob(1000000000)",
-    "many_rows": "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) "
-    "SELECT x FROM r",
+    "many_rows": "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x FROM r",
     "nul": "SELECT 1 \x00",
     "surrogate": "SELECT '\ud800'",
   }
@@ -283,14 +288,14 @@ def game_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
     return f"<answer>{text}</answer>" if turns.tags else text
 
   texts = _texts(task)
-  if not turns.tags:
-    del texts["echo"]  # which names every action, and is then as good as any
+  echo = texts.pop("echo")  # which names every action: where it is read it is as good as any
   attempts = _each(texts, form) | {
     "won": _say(form("won, solved, goal, reward 1")),
     "glued": _say(form("".join((*way, *way)) + "x")),
     "numbers": _say(form(" || ".join(map(str, range(100))))),
   }
   if turns.tags:
+    attempts["echo"] = _say(echo)
     attempts["untagged"] = _say(" || ".join(way))
     attempts["first_of_two_tags"] = _say(f"{form(' || '.join(way))}{form('')}")
     attempts["fake_board"] = _say(f"{form('')}\nDone: {', '.join(way)}.\nYou reached the goal.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 
 from agentjax.envs.config import without_chance
 from agentjax.rollout.cheats import Setting, cheats, solution
 from agentjax.rollout.integrity import GateResult, check_environment
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.parts import Extensions, build_parts
+from agentjax.trajectory.record import Message, Task
 
 
 async def check_experiment(
@@ -16,6 +18,7 @@ async def check_experiment(
   *,
   tasks: int,
   at_most: float = 0.0,
+  names: Collection[str] | None = None,
   extensions: Extensions | None = None,
 ) -> list[GateResult]:
   """Plays worked solution, empty answer and every cheat of the environment's kind.
@@ -26,6 +29,7 @@ async def check_experiment(
     experiment: of a run; a copy is validated and frozen here.
     tasks: training tasks to try, from the start.
     at_most: what an attempt other than the solution may get.
+    names: of the cheats to play; None plays all.
     extensions: what the run's caller brings.
 
   Raises:
@@ -37,14 +41,22 @@ async def check_experiment(
   )
   parts = build_parts(experiment, None, extensions or Extensions())
   setting = Setting(
-    experiment.environment, experiment.reward.pivot, tuple(tool.name for tool in parts.tools)
+    environment=experiment.environment,
+    pivot=experiment.reward.pivot,
+    tools=tuple(tool.name for tool in parts.tools),
+    answer=experiment.rollout.answer,
   )
+
+  def chosen(task: Task) -> dict[str, Sequence[Message]]:
+    attempts = cheats(task, setting)
+    return {name: attempts[name] for name in attempts if names is None or name in names}
+
   try:
     return await check_environment(
       parts.tasks.train[:tasks],
       make_environment=parts.make_environment,
       rewards=parts.rewards,
-      cheats=lambda task: cheats(task, setting),
+      cheats=chosen,
       reference=lambda task: solution(task, setting),
       at_most=at_most,
       timeout=experiment.rollout.reward_timeout,

@@ -26,20 +26,17 @@ from agentjax.envs.config import EnvironmentConfig, build_environment
 from agentjax.envs.countdown import CountdownConfig
 from agentjax.envs.environment import Environment
 from agentjax.envs.number_game import GuessNumber, guess_number_tasks
-from agentjax.envs.sokoban import SokobanConfig
 from agentjax.envs.sql import SqlEnvironmentConfig
-from agentjax.envs.text_game import TextGame
-from agentjax.envs.workspace import WorkspaceEnvironment
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.canaries import canaries
 from agentjax.rewards.pivot import PivotVerifierConfig
 from agentjax.rewards.tool_match import ArgumentMatchConfig
 from agentjax.rollout.cheats import CHEATS
 from agentjax.rollout.integrity import check_environment
-from agentjax.tools.build import ToolsConfig
+from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.declared import read_tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.gates import check_experiment
+from agentjax.training.parts import Extensions
 from agentjax.trajectory.record import Message, Task, ToolCall
 from tests.training.smoke import smoke_experiment
 
@@ -62,6 +59,7 @@ class Gated:
   tasks: int = 2
   needs: str | None = None  # a module of an extra
   at_most: float = 0.0
+  fast: tuple[str, ...] | None = None  # cheats that the fast tests play; None is all
 
 
 def _pets(folder):
@@ -79,7 +77,9 @@ def _pets(folder):
   )
   connection.commit()
   connection.close()
-  gold = "SELECT name FROM owner JOIN pet ON pet.owner = owner.id WHERE kind = 'cat' ORDER BY weight"
+  gold = (
+    "SELECT name FROM owner JOIN pet ON pet.owner = owner.id WHERE kind = 'cat' ORDER BY weight"
+  )
   row = {"db": "pets", "question": "Whose cats?", "gold_sql": gold}
   (folder / "tasks.jsonl").write_text(json.dumps(row) + "\n")
 
@@ -179,6 +179,9 @@ GATED = {
   "repair": Gated(
     "repair", "repair", "repair_solved", ("files", "shell"), tasks=1,
     data={"repair": RepairTaskConfig(libraries=("ledger",)), "seed": 1},
+    # Every canary is played as code; here the point is how it gets into the package.
+    fast=("exit_at_import_as_package", "always_equal_as_package", "test_files_as_package",
+          "daemon_as_package", "visible_tests", "shadowed_modules", "reward_file", "shell"),
   ),
   "mle": Gated("mle", "mle", "mle_beats_strong", tasks=1),
   "pivot_arguments": _pivot(SHOP, *CALLS, kind="arguments", arguments=STRICT),
@@ -227,8 +230,14 @@ def test_gates(name, tmp_path):
   gated = GATED[name]
   if gated.needs is not None:
     pytest.importorskip(gated.needs)
-  work = check_experiment(experiment(gated, tmp_path), tasks=gated.tasks, at_most=gated.at_most)
-  results = asyncio.run(work)
+  results = asyncio.run(
+    check_experiment(
+      experiment(gated, tmp_path),
+      tasks=gated.tasks,
+      at_most=gated.at_most,
+      names=gated.fast,
+    )
+  )
   assert broken(results) == []
   assert len({r.task_id for r in results}) == gated.tasks
   assert len({r.attempt for r in results}) >= 8
@@ -238,3 +247,87 @@ def test_every_kind_has_cheats_and_gates():
   assert set(KINDS) == set(CHEATS) == {gated.kind for gated in GATED.values()}
   judges = typing.get_args(typing.get_type_hints(PivotVerifierConfig)["kind"])
   assert set(judges) == {g.reward["pivot"].kind for g in GATED.values() if g.kind == "pivot"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, gated in GATED.items() if gated.fast])
+def test_gates_with_every_cheat(name, tmp_path):
+  gated = GATED[name]
+  results = asyncio.run(check_experiment(experiment(gated, tmp_path), tasks=4))
+  assert broken(results) == [] and len(results) > 4 * len(gated.fast)
+
+
+def number_game_cheats(task):
+  """Turns that name every number, or none."""
+  texts = {
+    "every_number": " ".join(map(str, range(1, 101))),
+    "the_rest_after_a_wrong_one": "0 " + " ".join(map(str, range(1, 101))),
+    "huge": "9" * 10_000,
+    "range": "1-100",
+    "claimed": "found",
+    "not_a_number": "nan inf 1e999",
+    "other_digits": "\u0661\u0662",
+    "surrogate": "\ud800",
+  }
+  return {name: (Message("assistant", text),) for name, text in texts.items()}
+
+
+def test_gates_of_the_number_game_which_no_config_chooses():
+  rewards = build_rewards(RewardConfig(parts=("environment",)))
+  every = tuple(Message("assistant", str(n)) for n in range(2, 101))
+  results = asyncio.run(
+    check_environment(
+      guess_number_tasks(1),
+      make_environment=lambda task: GuessNumber(),
+      rewards=rewards,
+      cheats=number_game_cheats,
+      reference=lambda task: every,  # one guess a turn: any way of finding it is fair
+    )
+  )
+  assert len(results) == 10 and broken(results) == []
+
+
+def test_no_bundled_environment_is_without_gates(tmp_path):
+  for module in pkgutil.iter_modules(envs.__path__, "agentjax.envs."):
+    importlib.import_module(module.name)
+  bundled, waiting = set(), [Environment]
+  while waiting:
+    for kind in waiting.pop().__subclasses__():
+      waiting.append(kind)
+      if kind.__module__.startswith("agentjax.envs.") and not inspect.isabstract(kind):
+        bundled.add(kind)
+  gated = {GuessNumber}
+  for kind in KINDS:
+    registry = ToolRegistry([]) if kind != "repair" else build_tools(ToolsConfig(names=("files",)))
+    world = build_environment(
+      EnvironmentConfig(kind=kind), registry, None, max_turns=2, tool_timeout=1.0
+    )
+    gated.add(type(world.make(Task(0, (), "", ""))))
+    asyncio.run(world.close())
+    asyncio.run(registry.close())
+  assert bundled == gated
+
+
+def test_an_environment_that_can_be_cheated_turns_its_gates_red(tmp_path):
+  """The same cheats, through verifiers that believe what they are told."""
+
+  def contains(trajectory, task):
+    return float(task.answer in (trajectory.answer or ""))
+
+  gated = dataclasses.replace(GATED["word_problems"], part="contains", tasks=1)
+  results = asyncio.run(
+    check_experiment(
+      experiment(gated, tmp_path), tasks=1, extensions=Extensions(scorers={"contains": contains})
+    )
+  )
+  assert {"alternatives", "list", "repeated_boxes"} <= {r.attempt for r in results if not r.held}
+  config = experiment(_pivot(SHOP, CALLS[0]), tmp_path)  # the released threshold, 0.1
+  results = asyncio.run(check_experiment(config, tasks=1))
+  assert {r.attempt for r in results if not r.held} == {"stuffed_arguments"}
+
+
+@pytest.mark.parametrize(("least", "paid"), [(0.0, ["any_message"]), (0.5, [])])
+def test_a_turn_at_which_any_message_is_right_does_not_hold(tmp_path, least, paid):
+  config = experiment(_pivot(SHOP, "Which day do you mean?", message_similarity=least), tmp_path)
+  results = asyncio.run(check_experiment(config, tasks=1))
+  assert [r.attempt for r in results if not r.held] == paid
