@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import json
+import pathlib
+import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -16,6 +20,7 @@ from agentjax.rewards.canaries import canaries
 from agentjax.sandbox.interface import PythonScript, SandboxLimits, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from tests.rewards import trusting_runners
+from tests.sandbox.machines import NoMachine, _interpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -42,9 +47,9 @@ PAID_BY = {
   "exit_in_call": Paid("exit_code"),
   "os_exit_in_call": Paid("exit_code"),
   "always_equal": Paid("exit_code"),
-  "always_equal_number": Paid("exit_code", "assert isinstance(f(3), int)\nassert f(3) == 9"),
+  "always_equal_number": Paid("exit_code", "assert isinstance(f(3), int) and f(3) == 9"),
   "always_equal_list": Paid(
-    "exit_code", "assert isinstance(f(3), list)\nassert f(3) == [9]", "def f(x): return [x * x]"
+    "exit_code", "assert isinstance(f(3), list) and f(3) == [9]", "def f(x): return [x * x]"
   ),
   "endless_answer": Paid("excused_timeouts", "assert sum(f(3)) == 9", "def f(x): return [x] * x"),
   "test_files": Paid("used_folder"),
@@ -98,3 +103,41 @@ def test_these_runners_tell_right_from_wrong_where_nobody_cheats(runs):
   assert {by.runner for by in used} == RUNNERS
   paid = runs([(by, code) for by in used for code in (by.right, WRONG)])
   assert paid == [True, False] * len(used)
+
+
+def passed_as_user(cases):
+  """How many tests each program passes where the verifier runs as an ordinary user."""
+  try:
+    interpreter = _interpreter("user")
+  except NoMachine as reason:
+    pytest.skip(str(reason))
+  script = pathlib.Path(__file__).with_name("as_user.py")
+  done = subprocess.run(
+    [interpreter, "-B", str(script), sysconfig.get_paths()["purelib"]],
+    input=json.dumps(cases), capture_output=True, text=True, cwd="/", timeout=300, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  report = json.loads(done.stdout)
+  assert report["uid"] != 0
+  assert {"limits", "descendants", "network", "processes", "filesystem"} <= set(
+    report["protections"]
+  )
+  return report["passed"]
+
+
+def canary_cases(names):
+  programs = canaries(("f",))
+  return {name: [programs[name], PAID_BY[name].tests] for name in names}
+
+
+def test_the_verifier_as_an_ordinary_user_tells_right_from_wrong_and_from_cheats():
+  names = ("exit_at_import", "always_equal", "always_equal_list", "endless_answer", "test_files",
+           "daemon", "killed_driver", "forged_answers", "reads_the_tests")  # fmt: skip
+  own = {"right": [RIGHT, TESTS], "wrong": [WRONG, TESTS]}
+  passed = passed_as_user({**own, **canary_cases(names)})
+  assert passed == {"right": 2, "wrong": 0, **dict.fromkeys(names, 0)}
+
+
+@pytest.mark.slow
+def test_the_verifier_as_an_ordinary_user_pays_no_canary():
+  assert set(passed_as_user(canary_cases(PAID_BY)).values()) == {0}
