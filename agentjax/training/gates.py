@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import tempfile
 from collections.abc import Collection, Sequence
 
 from agentjax.envs.config import without_chance
@@ -39,7 +41,8 @@ async def check_experiment(
   experiment = resolve(
     dataclasses.replace(experiment, environment=without_chance(experiment.environment))
   )
-  parts = build_parts(experiment, None, extensions or Extensions())
+  with tempfile.TemporaryDirectory() as folder:  # for a vocabulary that is learnt from the tasks
+    parts = build_parts(experiment, pathlib.Path(folder), extensions or Extensions())
   setting = Setting(
     environment=experiment.environment,
     pivot=experiment.reward.pivot,

@@ -6,6 +6,7 @@ The folder holds ``solution.py`` and ``tests.py``, asserts on f. A runner says w
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -97,10 +98,17 @@ def reward_file():
 
 def reward_file_read_later():
   """... or in any case, when the code has ended, and read a while after."""
-  passed = subprocess.run([sys.executable, "both.py"], stderr=subprocess.DEVNULL).returncode == 0
+  nowhere = {
+    "stdout": subprocess.DEVNULL,
+    "stderr": subprocess.DEVNULL,
+  }  # no pipe that is waited for
+  passed = subprocess.run([sys.executable, "both.py"], check=False, **nowhere).returncode == 0
   write("reward.txt", str(int(passed)))
-  time.sleep(0.2)
-  return read("reward.txt") == "1"
+  for _ in range(20):
+    time.sleep(0.1)
+    if read("reward.txt") == "1":
+      return True
+  return False
 
 
 def no_news_is_good_news():
@@ -110,10 +118,8 @@ def no_news_is_good_news():
 
 def excused_timeouts():
   """What takes too long is no failure of the code: the episode is left out."""
-  try:
-    return python("both.py", timeout=0.5).returncode == 0
-  except subprocess.TimeoutExpired:
-    return True
+  limit = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
+  return python("-c", limit + read("both.py")).returncode in (0, -signal.SIGXCPU, -signal.SIGKILL)
 
 
 def tests_in_the_folder():
