@@ -156,7 +156,9 @@ def target_difference(
     if not _same_file(expected, actual, _EDIT_SUFFIX):
       return f"the file is {_path(actual)!r}, expected {_path(expected)!r}"
     lines = _lines(expected.get("view_range")), _lines(actual.get("view_range"))
-    if commands[0] == commands[1] == "view" and lines[0] and lines[1]:
+    if commands[0] == commands[1] == "view" and lines[0] and actual.get("view_range") is not None:
+      if lines[1] is None:
+        return f"lines {actual['view_range']!r} are viewed, expected {lines[0]}"
       common = min(lines[0][1], lines[1][1]) - max(lines[0][0], lines[1][0])
       if max(common, 0) / max(lines[0][1] - lines[0][0], 1) < _VIEW_COVERAGE:
         return f"lines {lines[1]} are viewed, expected {lines[0]}"
@@ -245,5 +247,5 @@ def _lines(value: Any) -> tuple[int, int] | None:
   try:
     first, last = json.loads(value) if isinstance(value, str) else value
     return int(first), int(last)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError, RecursionError):
     return None

@@ -8,12 +8,15 @@ import dataclasses
 import importlib
 import inspect
 import json
+import math
 import pkgutil
 import sqlite3
 import sys
 import typing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentjax import envs
 from agentjax.data.config import DataConfig
@@ -31,12 +34,14 @@ from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.pivot import PivotVerifierConfig
 from agentjax.rewards.tool_match import ArgumentMatchConfig
 from agentjax.rollout.cheats import CHEATS
-from agentjax.rollout.integrity import check_environment
+from agentjax.rollout.integrity import check_environment, play_turns
+from agentjax.text.answers import mark_answer
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.declared import read_tool
 from agentjax.tools.registry import ToolRegistry
+from agentjax.training.experiment import resolve
 from agentjax.training.gates import check_experiment
-from agentjax.training.parts import Extensions
+from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task, ToolCall
 from tests.training.smoke import smoke_experiment
 
@@ -141,6 +146,7 @@ CALLS = (
 EDITS = (
   _call("str_replace_editor", command="str_replace", path="/w/a.py", old_str="x", new_str="y"),
   _call("str_replace_editor", command="view", path="/w/src/a.py"),
+  _call("str_replace_editor", command="view", path="/w/src/a.py", view_range=[1, 40]),
   _call("bash", command="pytest tests/test_a.py"),
   _call("grep", pattern="def f", path="/w/src/a.py"),
 )
@@ -331,3 +337,71 @@ def test_a_turn_at_which_any_message_is_right_does_not_hold(tmp_path, least, pai
   config = experiment(_pivot(SHOP, "Which day do you mean?", message_similarity=least), tmp_path)
   results = asyncio.run(check_experiment(config, tasks=1))
   assert [r.attempt for r in results if not r.held] == paid
+
+
+_texts = st.one_of(
+  st.text(max_size=40),
+  st.text(st.characters(categories=["Cs", "Nd", "Cc"]), max_size=8),
+  st.text("0123456789+-*/().,=#$%<>answer \n", max_size=60),
+  st.integers(0, 6000).map(lambda n: "9" * n),
+)
+_anything = st.one_of(
+  _texts, _texts.map(lambda t: f"<answer>{t}</answer>"), _texts.map(mark_answer)
+)
+_arguments = st.recursive(
+  st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=6),
+  lambda inner: (
+    st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+  ),
+  max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def light_worlds(tmp_path_factory):
+  """Environments that need no sandbox, by name: their parts, and a loop that uses them."""
+  names = [name for name, g in GATED.items() if g.kind in LIGHT and g.needs is None]
+  parts = {}
+  for name in names:
+    config = experiment(GATED[name], tmp_path_factory.mktemp(name))
+    parts[name] = build_parts(resolve(config), None, Extensions())
+  with asyncio.Runner() as runner:
+    yield parts, runner.run
+    for built in parts.values():
+      runner.run(built.close())
+
+
+LIGHT = ("question", "bandit", "sokoban", "countdown", "pivot")
+
+
+def verdict(parts, task, turn):
+  async def work():
+    trajectory = await play_turns(task, (turn,), parts.make_environment)
+    await parts.rewards.score(trajectory, task)
+    return trajectory
+
+  return work()
+
+
+@settings(max_examples=60, deadline=None)
+@given(_anything)
+def test_no_text_takes_an_episode_out(light_worlds, text):
+  for parts in light_worlds[0].values():
+    task = parts.tasks.train[0]
+    assert light_worlds[1](verdict(parts, task, Message("assistant", text))).reward.valid
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_no_argument_takes_a_turn_out(light_worlds, data):
+  worlds, run = light_worlds
+  name = data.draw(st.sampled_from([n for n in worlds if n.startswith("pivot")]))
+  task = data.draw(st.sampled_from(worlds[name].tasks.train))
+  calls = []
+  for call in task.demonstration[0].tool_calls:
+    changed = data.draw(st.sampled_from([*call.arguments, "more"]))
+    odd = st.sampled_from([[1, math.inf], [math.nan, 2], "[1, Infinity]", [[]], "[" * 2000])
+    arguments = {**call.arguments, changed: data.draw(odd | _arguments)}
+    calls.append(ToolCall(call.name, arguments))
+  turn = Message("assistant", "", tuple(calls))
+  assert run(verdict(worlds[name], task, turn)).reward.valid, calls

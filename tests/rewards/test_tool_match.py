@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 import os
 import pathlib
 
@@ -317,6 +318,12 @@ def test_the_target_of_a_step(kind, expected, actual, fits):
     ([211, 260], False),
     ([1, 50], False),
     ("[200, 250]", True),
+    (None, True),  # all of them
+    ([200, math.inf], False),
+    ("[200, Infinity]", False),
+    ("[" * 100_000, False),
+    ([200], False),
+    ("all", False),
   ],
 )
 def test_a_view_must_cover_four_fifths_of_the_expected_lines(lines, fits):
