@@ -158,7 +158,7 @@ def target_difference(
     lines = _lines(expected.get("view_range")), _lines(actual.get("view_range"))
     if commands[0] == commands[1] == "view" and lines[0] and actual.get("view_range") is not None:
       if lines[1] is None:
-        return f"lines {actual['view_range']!r} are viewed, expected {lines[0]}"
+        return f"lines {str(actual['view_range'])[:80]} are viewed, expected {lines[0]}"
       common = min(lines[0][1], lines[1][1]) - max(lines[0][0], lines[1][0])
       if max(common, 0) / max(lines[0][1] - lines[0][0], 1) < _VIEW_COVERAGE:
         return f"lines {lines[1]} are viewed, expected {lines[0]}"
