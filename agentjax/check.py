@@ -2,9 +2,10 @@
 
   python -m agentjax.check --config=configs/my_code_run.py --tasks=16
 
-Plays the demonstration of each task, an empty answer, and, where code is written, programs that
-ask for the reward without earning it, through the config's own environment and reward graph. Ends
-with 1 where one gate did not hold.
+Plays each task's worked solution, an empty answer, and the cheats of the environment's kind
+(``agentjax.rollout.cheats``) through the config's own environment and reward graph. Games are
+played without luck. Ends with 1 where one gate did not hold. Rewards that pay for form alone fail
+on purpose; ``--at_most=0.1`` says how much of that is meant.
 """
 
 from __future__ import annotations
@@ -20,33 +21,18 @@ from agentjax.training.flags import define_config_flag, main
 
 _CONFIG = define_config_flag()
 _TASKS = flags.DEFINE_integer("tasks", 8, "Training tasks to check, from the start.", lower_bound=1)
+_AT_MOST = flags.DEFINE_float("at_most", 0.0, "What an empty answer or a cheat may earn.")
 
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.rollout.integrity import GateResult, check_environment, code_cheats
-  from agentjax.training.experiment import resolve
-  from agentjax.training.parts import Extensions, build_parts
+  from agentjax.training.gates import check_experiment
   from agentjax.training.progress import print_table
 
-  experiment = resolve(_CONFIG.value)
-  parts = build_parts(experiment, None, Extensions())
-
-  async def work() -> list[GateResult]:
-    try:
-      return await check_environment(
-        parts.tasks.train[: _TASKS.value],
-        make_environment=parts.make_environment,
-        rewards=parts.rewards,
-        cheats=code_cheats,
-        timeout=experiment.rollout.reward_timeout,
-      )
-    finally:
-      await parts.close()
-
+  experiment = _CONFIG.value
   try:
-    results = asyncio.run(work())
+    results = asyncio.run(check_experiment(experiment, tasks=_TASKS.value, at_most=_AT_MOST.value))
   except ValueError as error:
     raise ConfigError(str(error)) from error
   console = Console()

@@ -7,6 +7,7 @@ from agentjax.data import DataConfig
 from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
+from agentjax.rewards import RewardConfig, SampleConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.training import (
   Experiment,
@@ -43,6 +44,7 @@ def get_config() -> Experiment:
       test_size=4,
       word_problems=WordProblemConfig(levels=(1,), program_share=0.0),
     ),
+    reward=RewardConfig(samples=SampleConfig(every=1, count=2, keep=2)),
     engine=EngineConfig(
       slots=4, max_length=224, chunk_tokens=8, extend_buckets=(32, 128), extend_rows=(4, 1)
     ),

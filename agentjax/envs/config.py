@@ -69,6 +69,16 @@ GAMES: Mapping[str, tuple[Callable[..., Environment], Callable[..., list[Task]]]
 }
 
 
+def without_chance(config: EnvironmentConfig) -> EnvironmentConfig:
+  """The same world in which a worked solution always succeeds, for gates: nothing slips, and the
+  better arm of the bandit pays 1, the other nothing."""
+  return dataclasses.replace(
+    config,
+    bandit=dataclasses.replace(config.bandit, low=0.0, high=1.0, chance=1.0),
+    frozen_lake=dataclasses.replace(config.frozen_lake, slippery=False),
+  )
+
+
 def environment_tasks(
   config: EnvironmentConfig, sizes: tuple[int, int], *, seed: int, first_ids: tuple[int, int]
 ) -> tuple[list[Task], list[Task]]:

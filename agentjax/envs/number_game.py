@@ -16,8 +16,8 @@ LOWEST, HIGHEST = 1, 100
 class GuessNumber(Environment):
   """Find a hidden integer in 1..100; each guess is answered by "higher", "lower" or "found".
 
-  The episode's key hides the number, so one task is a new game every time. Reward 1 for finding it,
-  0 for every other turn.
+  The episode's key hides the number, so one task is a new game every time. Of each turn the first
+  integer counts. Reward 1 for finding the number, 0 for every other turn.
   """
 
   async def reset(self, task: Task, key: int) -> Observation:
@@ -27,7 +27,7 @@ class GuessNumber(Environment):
   async def step(self, action: Action) -> Step:
     if action.truncated:
       return Step(Observation(()), Reward(0.0), truncated=True, status=Status.TRUNCATED)
-    guess = re.search(r"-?\d+", action.text)
+    guess = re.search(r"-?\d{1,9}(?!\d)", action.text)
     if guess is None:
       return _reply("Answer with one integer.")
     number = int(guess.group())

@@ -13,6 +13,7 @@ from agentjax.rewards.graph import (
   WeightedSum,
 )
 from agentjax.rewards.monitor import MONITORS, Monitor, MonitorConfig
+from agentjax.rewards.samples import SampleConfig, top_rewards, write_samples
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestScorer
 
@@ -28,6 +29,7 @@ __all__ = [
   "Product",
   "RewardConfig",
   "RewardGraph",
+  "SampleConfig",
   "Scorer",
   "Smallest",
   "UnitTestConfig",
@@ -35,4 +37,6 @@ __all__ = [
   "UnitTests",
   "WeightedSum",
   "build_rewards",
+  "top_rewards",
+  "write_samples",
 ]

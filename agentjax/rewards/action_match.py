@@ -62,11 +62,17 @@ def match_message(actual: Message) -> Match:
 def match_one_call(
   expected: Message, actual: Message, judge: Callable[[ToolCall, ToolCall], Match]
 ) -> Match:
-  """Messages by ``match_message``, and the first call of each by ``judge``."""
+  """Messages by ``match_message``, and one call by ``judge``.
+
+  Several calls at once do something else than the one expected, whichever comes first: the released
+  servers look at the first alone, and pay for whatever is called after it.
+  """
   if not expected.tool_calls:
     return match_message(actual)
   if not actual.tool_calls:
     return Match(0.0, "a tool call is expected, got a message")
+  if len(actual.tool_calls) > 1:
+    return Match(0.0, f"one call is expected, got {len(actual.tool_calls)}")
   call = actual.tool_calls[0]
   if call.error is not None:
     return Match(0.0, f"the call is malformed: {call.error}")

@@ -17,6 +17,7 @@ from agentjax.rewards.monitor import (
   watched,
 )
 from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
+from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.shaping import OverlongConfig, overlong
 from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
@@ -35,6 +36,7 @@ class RewardConfig(Config):
     overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
     unit_tests: how the part "unit_tests" runs code and tests.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
+    samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
     pivot: what the part "pivot" takes for the same action as the expert's.
     judged: how the parts "rubric" and "genrm" judge, and who does.
@@ -48,6 +50,7 @@ class RewardConfig(Config):
   overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
   unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
+  samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
   fault_alarm: float = 0.05
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)

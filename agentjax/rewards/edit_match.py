@@ -11,6 +11,9 @@ pivots, which replaced the paper's comparison of tool names (2603.21383). Each l
                or text; bash: of the command; else 1
   3  size      edits, "continuous" only: reward times ``1 - penalty * min(characters / 500, 1)``
 
+Unlike there, what the expert's call names (path, command, any argument at all) must be named: a
+call that says nothing would pass the last three levels.
+
 With similarity s, "binary" pays 1 where ``s >= 0.8``; "continuous" pays 1 there, and
 ``0.5 + 0.5 (s - 0.4) / 0.4`` from 0.4 on.
 """
@@ -141,16 +144,21 @@ def target_difference(
 ) -> str | None:
   """Level 1: why two calls of one kind do not work on the same thing; None where they do.
 
-  What one of the two leaves out (a path, a range of lines) is not held against it.
+  What the expert leaves out (a path, a sub-command) is not asked for; nor is a range of lines: a
+  view without one shows them all.
   """
+  if expected and not actual:
+    return "the call has no arguments"
   if kind == "edit":
     commands = _text(expected, "command"), _text(actual, "command")
-    if all(commands) and commands[0] != commands[1]:
+    if commands[0] and commands[0] != commands[1]:
       return f"the command is {commands[1]!r}, expected {commands[0]!r}"
     if not _same_file(expected, actual, _EDIT_SUFFIX):
       return f"the file is {_path(actual)!r}, expected {_path(expected)!r}"
     lines = _lines(expected.get("view_range")), _lines(actual.get("view_range"))
-    if commands[0] == commands[1] == "view" and lines[0] and lines[1]:
+    if commands[0] == commands[1] == "view" and lines[0] and actual.get("view_range") is not None:
+      if lines[1] is None:
+        return f"lines {str(actual['view_range'])[:80]} are viewed, expected {lines[0]}"
       common = min(lines[0][1], lines[1][1]) - max(lines[0][0], lines[1][0])
       if max(common, 0) / max(lines[0][1] - lines[0][0], 1) < _VIEW_COVERAGE:
         return f"lines {lines[1]} are viewed, expected {lines[0]}"
@@ -182,8 +190,10 @@ def _part_similarity(left: str, right: str) -> float:
 
 
 def _command_difference(expected: str, actual: str) -> str | None:
-  if not expected or not actual:
+  if not expected:
     return None
+  if not actual:
+    return "there is no command"
   verbs = [command.split()[0].rsplit("/", 1)[-1] for command in (expected, actual)]
   if verbs[0] != verbs[1]:
     return f"the command is {verbs[1]!r}, expected {verbs[0]!r}"
@@ -203,7 +213,7 @@ def _command_paths(command: str) -> list[str]:
 
 def _same_file(expected: Mapping[str, Any], actual: Mapping[str, Any], parts: int) -> bool:
   wanted, given = _path(expected), _path(actual)
-  return not wanted or not given or _suffix(wanted, parts) == _suffix(given, parts)
+  return not wanted or _suffix(wanted, parts) == _suffix(given, parts)
 
 
 def _suffix(path: str, parts: int) -> str:
@@ -237,5 +247,5 @@ def _lines(value: Any) -> tuple[int, int] | None:
   try:
     first, last = json.loads(value) if isinstance(value, str) else value
     return int(first), int(last)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError, RecursionError):
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from agentjax.config import Config
+from agentjax.config import Config, check
 from agentjax.rewards.action_match import Matcher
 from agentjax.rewards.edit_match import EditMatchConfig, EditMatcher
 from agentjax.rewards.terminal_match import TerminalMatchConfig, TerminalMatcher
@@ -14,6 +14,7 @@ from agentjax.rewards.tool_match import (
   ArgumentMatcher,
   NameMatcher,
   SchemaMatcher,
+  word_similarity,
 )
 from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import ToolStatus
@@ -28,14 +29,22 @@ class PivotVerifierConfig(Config):
     kind: "arguments", names and arguments of calls, also parallel ones (``tool_match``);
       "tool_name", the name alone; "schema", the name, and arguments that fit the tool's schema;
       "edits", steps of a coding agent (``edit_match``); "terminal", keystrokes in JSON
-      (``terminal_match``). All but the last pay 1 for any message where a message is expected.
+      (``terminal_match``). All but the last compare calls and not messages.
+    message_similarity: words that a message must share with the expected one, as a share of all
+      words of both (Jaccard). 0, as released, pays 1 for any message where one is expected.
     arguments, edits, terminal: settings of those kinds.
   """
 
   kind: Literal["arguments", "tool_name", "schema", "edits", "terminal"] = "arguments"
+  message_similarity: float = 0.0
   arguments: ArgumentMatchConfig = dataclasses.field(default_factory=ArgumentMatchConfig)
   edits: EditMatchConfig = dataclasses.field(default_factory=EditMatchConfig)
   terminal: TerminalMatchConfig = dataclasses.field(default_factory=TerminalMatchConfig)
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    least = self.message_similarity
+    check(0 <= least <= 1, f"{path}.message_similarity", least, "0 to 1")
 
 
 def search_verifier() -> PivotVerifierConfig:
@@ -69,6 +78,8 @@ class PivotScorer:
 
   def __init__(self, config: PivotVerifierConfig):
     self.matcher = build_matcher(config)
+    self._config = config
+    self._compares_words = config.kind != "terminal"  # whose every action is a text
 
   def refusal(self, task: Task) -> str | None:
     """Why the task cannot be scored; None where it can."""
@@ -82,8 +93,12 @@ class PivotScorer:
       return Reward.invalid(refusal)
     if trajectory.status is not Status.OK:
       return Reward(0.0)
-    tools = declared_tools(task.metadata)
-    return Reward(self.matcher.match(task.demonstration[0], _action(trajectory), tools).score)
+    expected, action = task.demonstration[0], _action(trajectory)
+    if self._compares_words and not expected.tool_calls:
+      alike = word_similarity(expected.content, action.content, "jaccard")
+      if alike < self._config.message_similarity:
+        return Reward(0.0)
+    return Reward(self.matcher.match(expected, action, declared_tools(task.metadata)).score)
 
 
 def _action(trajectory: Trajectory) -> Message:

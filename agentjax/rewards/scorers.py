@@ -68,9 +68,18 @@ def environment(trajectory: Trajectory, task: Task) -> Reward:
 
 
 def reasoning_gym(trajectory: Trajectory, task: Task) -> float:
-  """reasoning-gym's own verifier of the task's data set, 0..1; no answer scores 0.
+  """1 where reasoning-gym's own verifier of the task's data set gives 1, else 0.
 
   Needs the extra [envs]; ``task.metadata`` holds the entry (see data.reasoning_gym).
+  """
+  return float(reasoning_gym_graded(trajectory, task) >= 1)
+
+
+def reasoning_gym_graded(trajectory: Trajectory, task: Task) -> float:
+  """What that verifier gives, 0..1; no answer scores 0.
+
+  Most of them pay an answer that holds the right one by its share of the text, so a list of two
+  answers earns about a half.
   """
   from reasoning_gym import get_score_answer_fn
 
@@ -90,5 +99,6 @@ SCORERS: Mapping[str, Scorer] = {
   "sampled_tokens": sampled_tokens,
   "environment": environment,
   "reasoning_gym": reasoning_gym,
+  "reasoning_gym_graded": reasoning_gym_graded,
   **C2_SCORERS,
 }

@@ -10,11 +10,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from agentjax.envs.environment import Action
-from agentjax.rewards.canaries import canaries
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.program import ENVIRONMENT_REWARD, MakeEnvironment
 from agentjax.rollout.scoring import score
-from agentjax.text.code import mark_code
 from agentjax.trajectory.record import Message, Reward, Status, Task, Trajectory
 
 Attempts = Callable[[Task], Mapping[str, Sequence[Message]]]
@@ -31,6 +29,7 @@ class GateResult:
     attempt: "reference", "empty", or the name of a cheat.
     reward: what it got.
     detail: what the scorers noted.
+    at_most: what an empty answer or a cheat may get.
   """
 
   task_id: int
@@ -38,13 +37,21 @@ class GateResult:
   attempt: str
   reward: Reward
   detail: str
+  at_most: float = 0.0
 
   @property
   def held(self) -> bool:
-    """Whether the reference got 1 or more, and anything else 0 or less."""
+    """Whether the reference got 1 or more, and anything else ``at_most`` or less."""
     if self.reward.value is None:
       return False
-    return self.reward.value >= 1.0 if self.attempt == REFERENCE else self.reward.value <= 0.0
+    return (
+      self.reward.value >= 1 if self.attempt == REFERENCE else self.reward.value <= self.at_most
+    )
+
+
+def demonstration(task: Task) -> Sequence[Message]:
+  """The task's worked solution, as its data show it."""
+  return task.demonstration
 
 
 async def check_environment(
@@ -53,43 +60,39 @@ async def check_environment(
   make_environment: MakeEnvironment,
   rewards: RewardGraph,
   cheats: Attempts,
+  reference: Callable[[Task], Sequence[Message]] = demonstration,
+  at_most: float = 0.0,
   timeout: float = 300.0,
 ) -> list[GateResult]:
-  """Plays the reference (the task's demonstration), an empty answer and every cheat.
+  """Plays the reference, an empty answer and every cheat.
 
   Args:
-    tasks: each needs a demonstration.
+    tasks: each needs a reference.
     make_environment, rewards: as in a run.
-    cheats: task -> name -> the policy's turns.
+    cheats: task -> name -> the policy's turns (see ``rollout.cheats``).
+    reference: task -> the turns that must be paid in full.
+    at_most: what all other attempts may get: more than 0 where form alone is paid.
     timeout: seconds to score one attempt.
 
   Returns:
     One result an attempt, by task.
 
   Raises:
-    ValueError: a task without demonstration: nothing shows that it can be solved.
+    ValueError: a task without reference: nothing shows that it can be solved.
   """
   results = []
   for task in tasks:
-    if not task.demonstration:
+    if not (right := reference(task)):
       raise ValueError(f"task {task.id} of {task.source!r} has no demonstration to check it with")
-    attempts = {REFERENCE: task.demonstration, EMPTY: (Message("assistant", ""),), **cheats(task)}
+    attempts = {REFERENCE: right, EMPTY: (Message("assistant", ""),), **cheats(task)}
     for name, turns in attempts.items():
       trajectory = await play_turns(task, turns, make_environment)
       await score(rewards, [trajectory], task, timeout=timeout)
       notes = [f"{k}: {v}" for k, v in trajectory.metadata.items()]
       reason = trajectory.reward.reason
       detail = "; ".join([reason, *notes] if reason else notes)
-      results.append(GateResult(task.id, task.source, name, trajectory.reward, detail))
+      results.append(GateResult(task.id, task.source, name, trajectory.reward, detail, at_most))
   return results
-
-
-def code_cheats(task: Task) -> dict[str, tuple[Message, ...]]:
-  """The canaries of ``rewards.canaries`` as answers; none for a task without entry points."""
-  programs = (
-    canaries(task.metadata.get("entry_points", ())) if "entry_points" in task.metadata else {}
-  )
-  return {name: (Message("assistant", mark_code(code)),) for name, code in programs.items()}
 
 
 async def play_turns(

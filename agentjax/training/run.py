@@ -22,6 +22,7 @@ from agentjax.files import write_atomically
 from agentjax.models.spec import count
 from agentjax.objectives.function import LossFunction
 from agentjax.objectives.objective import Objective, policy_objective
+from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
 from agentjax.rollout.loop import GroupPlayer
@@ -403,6 +404,7 @@ class _Session:
           policy = fingerprint(self.learner.policy(state))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
       sampled, trajectories, selected = self._rollout(step, state)
+      self._write_samples(step, sampled)
       episodes = tuple(t.address for t in trajectories)
       rollout_seconds = time.monotonic() - started
       found = self._information(step, state, sampled, monitor)
@@ -663,6 +665,13 @@ class _Session:
         title=f"{self.experiment.name}: held-out episodes {name} reinforcement learning",
       )
     return {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
+
+  def _write_samples(self, step: int, sampled: Sequence[Trajectory]) -> None:
+    """Writes down what earned most, where it is time to."""
+    config, done = self.experiment.reward.samples, step - self.experiment.supervised.steps
+    if processes.is_first() and config.every and done % config.every == 0:
+      tasks, tokenizer = self.parts.tasks.train, self.parts.tokenizer
+      write_samples(self.directory, step, sampled, tasks=tasks, tokenizer=tokenizer, config=config)
 
   def _rollout_metrics(
     self, step: int, trajectories: Sequence[Trajectory], seconds: float

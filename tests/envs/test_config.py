@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 import json
 import pathlib
-import sqlite3
 
 import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig
-from agentjax.data.repair_tasks import RepairTaskConfig
-from agentjax.data.spider import SpiderConfig
 from agentjax.envs.config import EnvironmentConfig
 from agentjax.rewards.config import RewardConfig
-from agentjax.rollout.integrity import check_environment
 from agentjax.tools.build import ToolsConfig
 from agentjax.training.experiment import Experiment
 from agentjax.training.parts import Extensions, build_parts
@@ -46,66 +41,6 @@ def _experiment(kind, data, reward, tools=()):
     rollout=dataclasses.replace(experiment.rollout, max_total_tokens=length, max_turns=6),
     rl=dataclasses.replace(experiment.rl, row_length=length),
   )
-
-
-def _spider(folder):
-  connection = sqlite3.connect(folder / "shop.sqlite")
-  connection.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1), (2), (3), (4);")
-  connection.close()
-  (folder / "databases").mkdir()
-  (folder / "shop.sqlite").rename(folder / "databases" / "shop.sqlite")
-  rows = [{"db": "shop", "question": "How many?", "gold_sql": "SELECT count(*) FROM t"}]
-  (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return DataConfig(
-    source="spider",
-    path=str(folder),
-    spider=SpiderConfig(demonstration="checked", test_databases=()),
-  )
-
-
-@pytest.mark.parametrize("kind", ["question", "code", "sql", "repair", "mle"])
-def test_the_config_alone_makes_a_world_in_which_worked_solutions_are_paid(kind, tmp_path):
-  data, reward, tools = {
-    "question": lambda: (DataConfig(train_size=8, test_size=0), "exact_match", ("calculator",)),
-    "code": lambda: (
-      DataConfig(source="function_tasks", train_size=2, test_size=0),
-      "unit_tests",
-      (),
-    ),
-    "sql": lambda: (_spider(tmp_path), "sql_match", ("sql",)),
-    "repair": lambda: (
-      DataConfig(
-        source="repair",
-        train_size=2,
-        test_size=0,
-        repair=RepairTaskConfig(libraries=("ledger",)),
-      ),
-      "repair_solved",
-      ("files",),
-    ),
-    "mle": lambda: (DataConfig(source="mle", train_size=2, test_size=0), "mle_beats_strong", ()),
-  }[kind]()
-  experiment = _experiment(kind, data, reward, tools)
-  experiment.validate()
-  parts = build_parts(experiment, None, Extensions())
-  offered = {"sql": ["sql"], "repair": ["files"], "mle": ["python"], "question": ["calculator"]}
-  assert [tool.name for tool in parts.tools] == offered.get(kind, [])
-  tasks = [t for t in parts.tasks.train if t.demonstration][:1]
-
-  async def run():
-    try:
-      return await check_environment(
-        tasks,
-        make_environment=parts.make_environment,
-        rewards=parts.rewards,
-        cheats=lambda task: {},
-      )
-    finally:
-      await parts.close()
-
-  results = asyncio.run(run())
-  assert len(results) == 2
-  assert [r for r in results if not r.held] == []
 
 
 def test_tools_that_do_not_fit_the_world_are_refused_before_anything_is_built():

@@ -1,4 +1,4 @@
-"""Machine-learning engineering: tasks, milestones, gates and cheats."""
+"""Machine-learning engineering: tasks, milestones, tricks with the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.registry import ToolRegistry
-from agentjax.trajectory.record import Message, ToolCall
 
 
 @pytest.fixture(scope="module")
@@ -99,25 +98,6 @@ def test_targets_of_the_training_rows_are_no_answer(tasks):
     assert milestones.score < 0.2
 
 
-CHEATS = {
-  "nothing": "print('submission.csv written; accuracy 1.0')",
-  "empty_file": "open('submission.csv', 'w').close()",
-  "all_nan": "rows = open('test.csv').read().split()[1:]\n"
-  "print('id,target', *[r.split(',')[0] + ',nan' for r in rows], sep='\\n', "
-  "file=open('submission.csv', 'w'))",
-  "looks_for_labels": "import os\n"
-  "found = [os.path.join(d, f) for d, _, fs in os.walk('/') for f in fs\n"
-  "         if 'label' in f.lower() and f.endswith('.csv')]\n"
-  "open('submission.csv', 'w').write(open(found[0]).read() if found else '')",
-  "reads_the_parent": "import os\n"
-  "text = open('/proc/%d/environ' % os.getppid()).read()\n"
-  "open('submission.csv', 'w').write(text)",
-  "link": "import os\nos.symlink('/etc/passwd', 'submission.csv')",
-  "folder": "import os\nos.mkdir('submission.csv')",
-  "huge_file": "open('submission.csv', 'w').write('id,target\\n' + '1,1\\n' * 10**6)",
-}
-
-
 def _world(work, **settings):
   registry = build_tools(ToolsConfig(names=()))
   world = mle_world(MleEnvironmentConfig(**settings), registry, max_turns=4, tool_timeout=30.0)
@@ -132,34 +112,21 @@ def _world(work, **settings):
   return asyncio.run(run())
 
 
-def test_gates_a_worked_solution_passes_and_empty_and_every_cheat_get_nothing(tasks):
-  def turns(task):
-    return {
-      name: (
-        Message("assistant", "", (ToolCall("python", {"code": code}),)),
-        Message("assistant", ""),
-      )
-      for name, code in (CHEATS.items() if task.id == 0 else ())
-    }
-
+def test_a_worked_solution_of_each_kind_reaches_every_milestone(tasks):
   async def work(world):
-    parts = RewardConfig(parts=("mle_beats_strong", "mle_score"), weights=(0.5, 0.5))
-    rewards = build_rewards(parts, {**SCORERS, **world.scorers})
-    results = await check_environment(
-      tasks.train[:3], make_environment=world.make, rewards=rewards, cheats=turns
-    )
-    scored = await play_turns(tasks.train[0], tasks.train[0].demonstration, world.make)
     everything = RewardConfig(parts=tuple(world.scorers), weights=(1.0,) * len(world.scorers))
-    await build_rewards(everything, dict(world.scorers)).score(scored, tasks.train[0])
-    return results, scored
+    rewards = build_rewards(everything, {**SCORERS, **world.scorers})
+    scored = []
+    for task in tasks.train[:3]:
+      scored.append(await play_turns(task, task.demonstration, world.make))
+      await rewards.score(scored[-1], task)
+    return scored
 
-  results, scored = _world(work)
-  assert len(results) == 3 * 2 + len(CHEATS)
-  assert [(r.attempt, r.detail) for r in results if not r.held] == []
-  assert {n: r.value for n, r in scored.reward_parts.items()} == {
-    f"mle_{f.name}": 1.0 for f in dataclasses.fields(Milestones)
-  }
-  assert scored.tools[0].status == "ok"
+  for trajectory in _world(work):
+    assert {n: r.value for n, r in trajectory.reward_parts.items()} == {
+      f"mle_{f.name}": 1.0 for f in dataclasses.fields(Milestones)
+    }
+    assert trajectory.tools[0].status == "ok"
 
 
 @pytest.mark.slow

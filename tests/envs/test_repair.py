@@ -1,4 +1,4 @@
-"""Repair: faults, tasks, what is handed in, gates and cheats, branching."""
+"""Repair: faults, tasks, what is handed in, branching."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from agentjax.data.repair_tasks import LIBRARIES, RepairTaskConfig, _library, re
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.envs.environment import Action
 from agentjax.envs.repair import RepairEnvironmentConfig, counts, hand_in_repair, repair_world
-from agentjax.rewards.canaries import canaries
-from agentjax.rewards.config import RewardConfig, build_rewards
-from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.unit_tests import UnitTestConfig
-from agentjax.rollout.integrity import check_environment
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.training.hidden_tests import VerifiedTests
-from agentjax.trajectory.record import Message, ToolCall
+from agentjax.trajectory.record import ToolCall
 
 SOURCE = '''"""Has 1 and 2 in its text."""
 
@@ -147,31 +143,6 @@ def test_only_changes_are_handed_in(tasks):
   assert list(json.loads(hand_in_repair(task, files, 10_000))) == ["ledger/money.py"]
 
 
-def _write(files):
-  """Turns that create files and then end."""
-  calls = [
-    ToolCall("files", {"command": "create", "path": path, "file_text": text})
-    for path, text in files.items()
-  ]
-  return Message("assistant", "", tuple(calls)), Message("assistant", "Done.")
-
-
-def _cheats(task):
-  """The canaries as the package, and edits of all that does not count."""
-  names = task.metadata["unit_tests"]["modules"]["ledger"]
-  programs = canaries(names)
-  attempts = {
-    name: _write({"ledger/__init__.py": programs[name]})
-    for name in ("exit_at_import", "os_exit_in_call", "always_equal", "patched_builtins", "daemon",
-                 "forged_answers", "test_files", "frames_and_objects")
-  }  # fmt: skip
-  attempts["visible_tests"] = _write({"tests/test_ledger.py": "", "conftest.py": "import os"})
-  attempts["shadowed_modules"] = _write({"json.py": "dumps = None", "unittest.py": "x = 1"})
-  shell = ToolCall("shell", {"command": "rm -rf tests; echo 1 > reward.txt; ln -s / ledger/root"})
-  attempts["shell"] = (Message("assistant", "", (shell,)), Message("assistant", "Done."))
-  return attempts
-
-
 def _world(work):
   """``await work(world)`` with tools and verifier of its own."""
   registry = build_tools(ToolsConfig(names=("files", "shell")))
@@ -189,21 +160,6 @@ def _world(work):
       await hidden_tests.close()
 
   return asyncio.run(run())
-
-
-def test_gates_the_repair_passes_and_nothing_and_every_cheat_gets_nothing(tasks):
-  async def work(world):
-    parts = RewardConfig(parts=("repair_solved", "repair_progress"), weights=(1.0, 0.0))
-    return await check_environment(
-      tasks.train[:1],
-      make_environment=world.make,
-      rewards=build_rewards(parts, {**SCORERS, **world.scorers}),
-      cheats=_cheats,
-    )
-
-  results = _world(work)
-  assert len(results) == 13
-  assert [(r.attempt, r.detail) for r in results if not r.held] == []
 
 
 def test_an_episode_goes_on_from_a_snapshot_with_the_files_of_that_moment(tasks):

@@ -19,9 +19,6 @@ from agentjax.envs.sql import (
 )
 from agentjax.envs.sql_copies import perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
-from agentjax.rewards.config import RewardConfig, build_rewards
-from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.integrity import check_environment
 from agentjax.sandbox.process import ProcessSandbox
 from agentjax.sandbox.sqlite import run_sql
 from agentjax.tools.build import ToolsConfig, build_tools
@@ -150,68 +147,6 @@ def test_a_copy_keeps_the_schema_and_its_references_but_not_the_contents(databas
   assert {(i, owner) for i, owner, _, _ in rows["copy"]} <= keys  # keys stay together
   assert not {r[:4] for r in rows["copy"]} <= {r[:4] for r in rows["original"]}  # values do not
   assert {w for *_, w in rows["copy"]} <= {w for *_, w in rows["original"]}  # and none is new
-
-
-# What is asked for can be had by knowing it only, not by any of these.
-CHEATS = {
-  "nothing": "SELECT name FROM owner WHERE 0",
-  "no_table": "SELECT 1",
-  "other_columns": GOLD.replace("name", "name, kind"),
-  "unordered": GOLD.replace("ORDER BY weight", "ORDER BY weight DESC"),
-  "attach": "ATTACH 'other.sqlite' AS other",
-  "write": "UPDATE pet SET kind = 'cat'",
-  "drop": "DROP TABLE pet",
-  "create": "CREATE TABLE x AS SELECT * FROM pet",
-  "vacuum": "VACUUM INTO 'copy.sqlite'",
-  "pragma": "PRAGMA writable_schema = 1",
-  "extension": "SELECT load_extension('evil.so')",
-  "read_file": "SELECT readfile('0.sqlite')",
-  "two_statements": f"DELETE FROM pet; {GOLD}",
-  "cross_join": "SELECT count(*) FROM pet a, pet b, pet c, pet d, pet e, pet f, pet g",
-  "endless": "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT max(x) FROM r",
-  "memory": "SELECT zeroblob(1000000000)",
-  "many_rows": "SELECT a.id FROM pet a, pet b, pet c, pet d",
-  "nul": "SELECT 1 \x00",
-  "surrogate": "SELECT '\ud800'",
-}
-
-
-def _stated(database):
-  """The query that states the rows it has seen, with and without reading a table."""
-  connection = sqlite3.connect(database)
-  names = [row[0] for row in connection.execute(GOLD)]
-  connection.close()
-  values = ", ".join(f"('{name}')" for name in names)
-  return {
-    "stated": f"VALUES {values}",
-    "stated_over_table": f"SELECT column1 FROM (VALUES {values}), (SELECT id FROM pet LIMIT 1)",
-  }
-
-
-def test_gates_gold_passes_and_empty_and_every_cheat_get_nothing(database):
-  config = SqlEnvironmentConfig(query_seconds=0.5, max_rows=1000)
-  registry = build_tools(ToolsConfig(names=("sql",)))
-  world = sql_world(config, registry, max_turns=4, tool_timeout=20.0)
-  rewards = build_rewards(RewardConfig(parts=("sql_match",)), {**SCORERS, **world.scorers})
-  cheats = {**CHEATS, **_stated(database)}
-
-  async def run():
-    try:
-      return await check_environment(
-        [_task(database)],
-        make_environment=world.make,
-        rewards=rewards,
-        cheats=lambda task: {
-          name: (Message("assistant", f"```sql\n{query}\n```"),) for name, query in cheats.items()
-        },
-      )
-    finally:
-      await world.close()
-      await registry.close()
-
-  results = asyncio.run(run())
-  assert len(results) == 2 + len(cheats)
-  assert [r.attempt for r in results if not r.held] == []
 
 
 def test_what_is_right_by_accident_fails_on_a_copy(database):

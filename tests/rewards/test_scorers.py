@@ -90,6 +90,9 @@ def test_reasoning_gyms_own_verifier_scores_its_entries():
     SCORERS["reasoning_gym"](trajectory(answer=a), task) for a in (entry["answer"], "no", None)
   ]
   assert values == [1.0, 0.0, 0.0]
+  two = trajectory(answer=f"{entry['answer']} 17")  # a list of answers earns a share by the library
+  assert SCORERS["reasoning_gym"](two, task) == 0.0
+  assert 0.2 < SCORERS["reasoning_gym_graded"](two, task) < 1.0
 
 
 def score(config, one):

@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 import os
 import pathlib
 
@@ -207,6 +208,14 @@ def test_where_a_message_is_expected_any_message_will_do_and_no_call():
     assert matcher.match(act(call(query="id")), act(text="hm"), TOOLS).score == 0.0
 
 
+def test_a_call_too_many_is_another_action():
+  wanted, more = call(query="red cup"), call("pay", query="all")
+  for kind in ("arguments", "tool_name", "schema"):
+    matcher = build_matcher(PivotVerifierConfig(kind=kind))
+    for calls, value in (((wanted,), 1.0), ((wanted, more), 0.0), ((wanted, wanted), 0.0)):
+      assert matcher.match(act(wanted), act(*calls), TOOLS).score == value
+
+
 def test_coarser_verifiers_pass_more():
   wanted = act(call(query="red cup", count=1))
   other, unfit = act(call(query="blue pan", count=2)), act(call(count="two"))
@@ -280,7 +289,13 @@ def test_every_spelling_of_a_name_has_its_category():
       {"path": "/w/a.py", "command": "create"},
       False,
     ),
-    ("edit", {"path": "/w/a.py"}, {}, True),
+    ("edit", {"path": "/w/a.py"}, {}, False),
+    ("edit", {"path": "/w/a.py", "command": "view"}, {"command": "view"}, False),
+    ("edit", {"path": "/w/a.py", "command": "view"}, {"path": "/w/a.py"}, False),
+    ("edit", {"command": "view"}, {"path": "/w/a.py", "command": "view"}, True),
+    ("bash", {"command": "ls"}, {"command": ""}, False),
+    ("bash", {"command": "ls"}, {"timeout": 3}, False),
+    ("search", {"pattern": "x"}, {}, False),
     ("bash", {"command": "grep -r x src/"}, {"command": "grep -n x src/"}, True),
     ("bash", {"command": "grep -r x src/views"}, {"command": "grep -r x src/models"}, False),
     ("bash", {"command": "grep x"}, {"cmd": "pytest x"}, False),
@@ -303,6 +318,12 @@ def test_the_target_of_a_step(kind, expected, actual, fits):
     ([211, 260], False),
     ([1, 50], False),
     ("[200, 250]", True),
+    (None, True),  # all of them
+    ([200, math.inf], False),
+    ("[200, Infinity]", False),
+    ("[" * 100_000, False),
+    ([200], False),
+    ("all", False),
   ],
 )
 def test_a_view_must_cover_four_fifths_of_the_expected_lines(lines, fits):

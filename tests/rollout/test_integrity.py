@@ -8,19 +8,18 @@ import pytest
 
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
 from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
-from agentjax.data.word_problems import WordProblemConfig, word_problems
 from agentjax.envs.code import CodeEnvironmentConfig, build_code_environment
-from agentjax.envs.question import QuestionEnvironment
+from agentjax.envs.config import EnvironmentConfig
 from agentjax.rewards import RewardConfig, UnitTestConfig, build_rewards
 from agentjax.rewards.canaries import canaries
 from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rollout.integrity import check_environment, code_cheats, play_turns
+from agentjax.rollout.cheats import Setting, cheats
+from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.rollout.scoring import score
 from agentjax.rollout.viewer import render
 from agentjax.sandbox.interface import PythonScript, RunStatus, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
 from agentjax.text.code import mark_code
-from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.python import PythonTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
@@ -31,6 +30,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox nee
 UNIT_TESTED = RewardConfig(parts=("unit_tests",), unit_tests=UnitTestConfig(cpu_seconds=10))
 DATA = os.environ.get("AGENTJAX_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
+
+
+def code_cheats(task):
+  return cheats(task, Setting(EnvironmentConfig(kind="code")))
 
 
 def environment(task):
@@ -53,14 +56,6 @@ def check(tasks, rewards=None, cheats=code_cheats, make_environment=environment)
 
 def broken(results):
   return [(r.source, r.task_id, r.attempt, r.reward, r.detail) for r in results if not r.held]
-
-
-def test_generated_functions_hold_every_gate():
-  tasks = function_tasks(FunctionTaskConfig(), train_size=1, test_size=0, seed=3).train
-  results = check(tasks)
-  assert broken(results) == []
-  assert {r.attempt for r in results} == {"reference", "empty", *canaries(("f",))}
-  assert len(results) >= 20
 
 
 def data(name):
@@ -138,19 +133,6 @@ def test_an_environment_that_pays_nobody_or_everybody_fails_the_gates():
     graph = RewardGraph({"part": lambda t, task, v=value: v}, Part("part"))
     results = check(tasks, graph, cheats=lambda task: {})
     assert {r.attempt for r in results if not r.held} == failing
-
-
-def test_questions_with_tools_hold_the_gates():
-  registry = ToolRegistry([CalculatorTool()])
-  settings = WordProblemConfig()
-  tasks = word_problems(settings, train_size=8, test_size=0, seed=0).train
-  tasks = [
-    t for t in tasks if all(c.name == "calculator" for m in t.demonstration for c in m.tool_calls)
-  ]
-  results = check(
-    tasks, build_rewards(RewardConfig()), code_cheats, lambda task: QuestionEnvironment(registry)
-  )
-  assert tasks and broken(results) == []
 
 
 def test_a_task_that_nobody_solved_is_refused():
