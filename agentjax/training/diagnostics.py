@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from agentjax.config import Config, check
-from agentjax.training.selectors import SelectionConfig, group_scores
+from agentjax.training.selectors import SelectionConfig, drawn_entropy, group_scores
 from agentjax.trajectory.record import Segment, Trajectory
 
 _SMOOTHING = 0.9  # of the z-score, RAGEN-2
@@ -225,13 +225,16 @@ def collapse_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Flat scalars under ``collapse/`` of everything that was sampled for a step.
 
   ``reward_std`` is the mean over groups of the deviation of rewards in a group, ``silent_groups``
-  the share of groups without any.
+  the share of groups without any; ``entropy`` is that of a drawn token in nats, also of groups that
+  are not trained on.
   """
   _, scores = group_scores(trajectories, "reward_std")
+  entropies = [drawn_entropy(t) for t in trajectories if t.segments]
   return {
     "collapse/reward_std": float(scores.mean()) if len(scores) else 0.0,
     "collapse/silent_groups": float(np.mean(scores == 0)) if len(scores) else 0.0,
     "collapse/repetition": repetition(trajectories),
+    "collapse/entropy": float(np.mean(entropies)) if entropies else 0.0,
   }
 
 
