@@ -3,15 +3,15 @@ r"""A policy that collapses on all of its groups and survives on those that tell
   python benchmarks/ragen.py --part=collapse --out=/tmp/ragen
   python benchmarks/ragen.py --part=all --out=/tmp/ragen
 
-A policy of 30 thousand parameters reads four letters and writes the letter after each. It is warmed
+A policy of 34 thousand parameters reads four letters and writes the letter after each. It is warmed
 up on demonstrations that are wrong now and then: it reads its prompts and has something to learn.
-Then comes GRPO with an entropy bonus. Of the training tasks ``signal`` are judged as they should be;
-the others cannot be won ("hopeless": the reward is 0), or pay by chance whatever is answered
+Then comes GRPO with an entropy bonus. Of the training tasks the share SIGNAL is judged as it should
+be; the others cannot be won ("hopeless": the reward is 0), or pay by chance whatever is answered
 ("noise"). Nothing in a prompt tells the kinds apart, and held-out tasks are of the first kind.
 
 Hopeless groups have no advantage, so all that they add to the gradient is the bonus, which does not
-look at the prompt: a step on all groups has the pull of the bonus 1 / signal times as strong, beside
-what there is to learn, as one on the groups whose rewards spread (2604.06268).
+ask for the prompt. In a step on all groups the bonus weighs 1 / SIGNAL times as much, beside what
+there is to learn, as in a step on the groups whose rewards spread (2604.06268).
 
 Parts: "collapse" compares the rules at one strength of the bonus; "sweep" other strengths; "noise"
 puts rewards by chance in the place of hopeless tasks; "signs" reads what the finished runs left and
@@ -28,7 +28,7 @@ import itertools
 import json
 import pathlib
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,6 +58,8 @@ from agentjax.training.selectors import SelectionConfig
 from agentjax.trajectory.record import Message, Reward, Task
 
 _FINISHED = "held_out.json"
+_LOST = 0.5  # of the warm start's success: a run that has no more has collapsed
+_KEPT = 0.9  # of the first retrieval accuracy, which a run that survives holds
 
 Kind = Literal["signal", "hopeless", "noise"]
 
@@ -92,6 +94,15 @@ class Setting(NamedTuple):
   def name(self) -> str:
     kind = self.other if self.other == "hopeless" else f"{self.other}{self.noise:g}"
     return f"{kind}_{self.strength:g}_{self.rule}_{self.seed}"
+
+
+_MAIN = 0.06
+_COMPARED = ("all", "top_p", "top_k")
+PARTS = {
+  "collapse": [Setting(rule, _MAIN) for rule in SELECTIONS],
+  "sweep": [Setting(rule, b) for b in (0.02, 0.2, 0.6) for rule in _COMPARED],
+  "noise": [Setting(rule, 0.02, "noise", 1.0) for rule in _COMPARED],
+}
 
 
 class NextLetters(Environment):
@@ -132,7 +143,9 @@ def make_tasks(other: Kind, seed: int) -> TaskSplits:
   for i, number in enumerate(numbers):
     letters = np.array(np.unravel_index(number, (len(LETTERS),) * LENGTH))
     answer = (letters + 1) % len(LETTERS)
-    shown = np.where(random.random(LENGTH) < 0.1, random.integers(len(LETTERS), size=LENGTH), answer)
+    shown = np.where(
+      random.random(LENGTH) < 0.1, random.integers(len(LETTERS), size=LENGTH), answer
+    )
     if random.random() < 0.5:
       shown[-1] = letters[-1]
     kind: Kind = "signal" if i >= TRAIN or i < SIGNAL * TRAIN else other
@@ -200,11 +213,14 @@ def experiment(setting: Setting, steps: int, rate: float, start: str | None) -> 
   )
 
 
-def run(setting: Setting, out: pathlib.Path, steps: int, rate: float) -> list[dict[str, Any]]:
-  """Metrics of the steps of a run, which is done if ``out`` does not hold it."""
+def run(
+  setting: Setting, out: pathlib.Path, steps: int, rate: float
+) -> tuple[list[dict[str, Any]], float]:
+  """Metrics of a run's steps and held-out success before them; done if ``out`` has it not."""
   warm = out / f"warm_{setting.seed}"
   start: str | None = None
-  for directory in (warm, out / setting.name):
+  run_directory = out / setting.name
+  for directory in (warm, run_directory):
     made = experiment(setting, steps, rate, start)
     if not (directory / _FINISHED).exists():
       extensions = Extensions(
@@ -216,33 +232,115 @@ def run(setting: Setting, out: pathlib.Path, steps: int, rate: float) -> list[di
       held_out = {"before": report.before.get("greedy"), "after": report.after.get("greedy")}
       (directory / _FINISHED).write_text(json.dumps(held_out))
     start = str(warm)
-  return [r for r in read_metrics(out / setting.name / "metrics.jsonl") if r["stage"] == "rl"]
+  rows = [r for r in read_metrics(run_directory / "metrics.jsonl") if r["stage"] == "rl"]
+  return rows, json.loads((run_directory / _FINISHED).read_text())["before"]
+
+
+class Outcome(NamedTuple):
+  """Of one run; pairs are means over the first and the last fifth of its steps.
+
+  Attributes:
+    before: greedy success on the held-out tasks after the warm start.
+    after: likewise, mean over the evaluations of the last fifth.
+    retrieval: how often an answer's own prompt, of eight, makes it likeliest.
+    entropy: of a drawn token, nats, over all groups.
+    spread: of rewards in a group, over all groups.
+  """
+
+  before: float
+  after: float
+  retrieval: tuple[float, float]
+  entropy: tuple[float, float]
+  spread: tuple[float, float]
+
+  @property
+  def verdict(self) -> str:
+    if self.after >= self.before and self.retrieval[1] >= _KEPT * self.retrieval[0]:
+      return "survives"
+    return "collapses" if self.after <= _LOST * self.before else "is harmed"
+
+
+def outcome(rows: Sequence[Mapping[str, Any]], before: float) -> Outcome:
+  """What became of a run, from the metrics of its steps."""
+  fifth = max(1, len(rows) // 5)
+
+  def mean(name: str, part: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.fmean(r[name] for r in part if r.get(name) is not None)
+
+  def ends(name: str) -> tuple[float, float]:
+    return mean(name, rows[:fifth]), mean(name, rows[-fifth:])
+
+  return Outcome(
+    before,
+    mean("eval/greedy", rows[-fifth:]),
+    ends("information/first_turn_retrieval_accuracy"),
+    ends("collapse/entropy"),
+    ends("collapse/reward_std"),
+  )
+
+
+def fall(rows: Sequence[Mapping[str, Any]], before: float) -> int | None:
+  """The first step from which held-out success stays at or below half of the warm start's."""
+  known = [(r["step"], r["eval/greedy"]) for r in rows if r.get("eval/greedy") is not None]
+  low = list(itertools.takewhile(lambda pair: pair[1] <= _LOST * before, reversed(known)))
+  return low[-1][0] if low else None
+
+
+def first_signs(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+  """The step at which each sign of collapse is first seen."""
+  monitor = CollapseMonitor(DiagnosticsConfig(), SelectionConfig(patience=PATIENCE))
+  found: dict[str, int] = {}
+  for row in rows:
+    for sign in monitor.observe(row):
+      found.setdefault(sign.name, row["step"])
+  return found
+
+
+def print_outcomes(part: str, settings: Sequence[Setting], options: argparse.Namespace) -> None:
+  """Does the runs that are missing and prints a line of each."""
+  print(
+    f"\n{part}: held-out greedy success, warm start and last fifth of steps; first and last fifth"
+  )
+  for setting in settings:
+    rows, before = run(setting, options.out, options.steps, options.rate)
+    found = outcome(rows, before)
+    pairs = {"retrieval": found.retrieval, "entropy": found.entropy, "spread": found.spread}
+    rest = "  ".join(f"{name} {one:.2f} to {two:.2f}" for name, (one, two) in pairs.items())
+    success = f"{found.before:.2f} to {found.after:.2f}"
+    print(f"{setting.name:>28}: {success}  {rest}  {found.verdict}", flush=True)
+
+
+def print_signs(settings: Sequence[Setting], options: argparse.Namespace) -> None:
+  """When success fell, and when each sign was first seen, of the runs that were done."""
+  print(f"\nsigns: first step of each; success at or below {_LOST:.0%} of the warm start's")
+  for setting in settings:
+    if not (options.out / setting.name / _FINISHED).exists():
+      continue
+    rows, before = run(setting, options.out, options.steps, options.rate)
+    found = outcome(rows, before)
+    fallen, signs = fall(rows, before), first_signs(rows)
+    told = ", ".join(f"{name} {step}" for name, step in sorted(signs.items(), key=lambda s: s[1]))
+    print(f"{setting.name:>28}: {found.verdict}, fell at {fallen}; {told or 'none'}", flush=True)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--rules", nargs="+", default=["all","top_p"])
-  parser.add_argument("--strengths", nargs="+", type=float, default=[.06])
-  parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-  parser.add_argument("--other", default="hopeless")
-  parser.add_argument("--noise", type=float, default=0.0)
+  parser.add_argument("--part", choices=[*PARTS, "signs", "all"], default="collapse")
   parser.add_argument("--steps", type=int, default=80)
   parser.add_argument("--rate", type=float, default=4e-4)
+  parser.add_argument("--seeds", type=int, help="of each run; 3 for collapse and 2 for the others")
   parser.add_argument("--out", type=pathlib.Path, required=True)
-  o = parser.parse_args()
-  import time
-  for seed in o.seeds:
-   for b in o.strengths:
-    for rule in o.rules:
-      t=time.time()
-      s=Setting(rule,b,o.other,o.noise,seed)
-      rows=run(s,o.out,o.steps,o.rate)
-      print(s.name, round(time.time()-t,1), "s; cpu", round(time.process_time(),1))
-      print("  eval", *(f"{r['eval/greedy']:.2f}" for r in rows if "eval/greedy" in r))
-      print("  H", *(f"{r['collapse/entropy']:.2f}" for r in rows[::4]))
-      print("  rew", *(f"{r['reward/mean']:.2f}" for r in rows[::4]))
-      print("  std", *(f"{r['collapse/reward_std']:.2f}" for r in rows[::4]))
-      print("  ret", *(f"{r['information/first_turn_retrieval_accuracy']:.2f}/{r['information/first_turn_sequence']:.2f}" for r in rows if "information/first_turn_sequence" in r),flush=True)
+  options = parser.parse_args()
+  every: list[Setting] = []
+  for part, cases in PARTS.items():
+    seeds = options.seeds or (3 if part == "collapse" else 2)
+    settings = [case._replace(seed=seed) for case in cases for seed in range(seeds)]
+    every += settings
+    if options.part in (part, "all"):
+      print_outcomes(part, settings, options)
+  if options.part in ("signs", "all"):
+    print_signs(every, options)
+
 
 if __name__ == "__main__":
   main()
