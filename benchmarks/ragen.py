@@ -3,7 +3,7 @@ r"""A policy that collapses on all of its groups and survives on those that tell
   python benchmarks/ragen.py --part=collapse --out=/tmp/ragen
   python benchmarks/ragen.py --part=all --out=/tmp/ragen
 
-A policy of 34 thousand parameters reads four letters and writes the letter after each. It is warmed
+A policy of 33 thousand parameters reads four letters and writes the letter after each. It is warmed
 up on demonstrations that are wrong now and then: it reads its prompts and has something to learn.
 Then comes GRPO with an entropy bonus. Of the training tasks the share SIGNAL is judged as it should
 be; the others cannot be won ("hopeless": the reward is 0), or pay by chance whatever is answered
@@ -69,6 +69,7 @@ PAYS = 10.0  # for the right answer, as in Sokoban
 WARM_STEPS = 400
 TRAIN, TEST = 2048, 64
 SIGNAL = 3 / 16  # of the training tasks
+EVERY = 5  # steps between measurements
 PATIENCE = 20  # steps without any group, of which some come by chance
 
 SELECTIONS = {
@@ -79,6 +80,7 @@ SELECTIONS = {
   ),
   "top_k": SelectionConfig(rule="top_k", share=0.25, keep_zeros=True, patience=PATIENCE),
 }
+WATCHED = DiagnosticsConfig(information_every=EVERY, prompts=8, samples=8, window=5)
 
 
 class Setting(NamedTuple):
@@ -203,10 +205,10 @@ def experiment(setting: Setting, steps: int, rate: float, start: str | None) -> 
       ),
       selection=dataclasses.replace(SELECTIONS[setting.rule]),
       optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=2),
-      diagnostics=DiagnosticsConfig(information_every=5, prompts=8, samples=8),
+      diagnostics=dataclasses.replace(WATCHED),
     ),
     evaluation=HeldOutConfig(
-      tasks=TEST, every=5, samples=0, success_part="environment", success_threshold=PAYS
+      tasks=TEST, every=EVERY, samples=0, success_part="environment", success_threshold=PAYS
     ),
     checkpoint=CheckpointConfig(every=10_000),
     start_from=start,
@@ -262,7 +264,7 @@ class Outcome(NamedTuple):
 
 def outcome(rows: Sequence[Mapping[str, Any]], before: float) -> Outcome:
   """What became of a run, from the metrics of its steps."""
-  fifth = max(1, len(rows) // 5)
+  fifth = max(EVERY, len(rows) // 5)
 
   def mean(name: str, part: Sequence[Mapping[str, Any]]) -> float:
     return statistics.fmean(r[name] for r in part if r.get(name) is not None)
@@ -279,16 +281,16 @@ def outcome(rows: Sequence[Mapping[str, Any]], before: float) -> Outcome:
   )
 
 
-def fall(rows: Sequence[Mapping[str, Any]], before: float) -> int | None:
-  """The first step from which held-out success stays at or below half of the warm start's."""
+def fall(rows: Sequence[Mapping[str, Any]], level: float) -> int | None:
+  """The first step from which held-out success stays at or below ``level``."""
   known = [(r["step"], r["eval/greedy"]) for r in rows if r.get("eval/greedy") is not None]
-  low = list(itertools.takewhile(lambda pair: pair[1] <= _LOST * before, reversed(known)))
+  low = list(itertools.takewhile(lambda pair: pair[1] <= level, reversed(known)))
   return low[-1][0] if low else None
 
 
 def first_signs(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
   """The step at which each sign of collapse is first seen."""
-  monitor = CollapseMonitor(DiagnosticsConfig(), SelectionConfig(patience=PATIENCE))
+  monitor = CollapseMonitor(WATCHED, SelectionConfig(patience=PATIENCE))
   found: dict[str, int] = {}
   for row in rows:
     for sign in monitor.observe(row):
@@ -312,15 +314,20 @@ def print_outcomes(part: str, settings: Sequence[Setting], options: argparse.Nam
 
 def print_signs(settings: Sequence[Setting], options: argparse.Namespace) -> None:
   """When success fell, and when each sign was first seen, of the runs that were done."""
-  print(f"\nsigns: first step of each; success at or below {_LOST:.0%} of the warm start's")
+  print(
+    "\nsigns: first step of each, and from when held-out success is half, and a tenth, of the warm"
+  )
   for setting in settings:
     if not (options.out / setting.name / _FINISHED).exists():
       continue
     rows, before = run(setting, options.out, options.steps, options.rate)
     found = outcome(rows, before)
-    fallen, signs = fall(rows, before), first_signs(rows)
+    half, gone, signs = fall(rows, 0.5 * before), fall(rows, 0.1 * before), first_signs(rows)
     told = ", ".join(f"{name} {step}" for name, step in sorted(signs.items(), key=lambda s: s[1]))
-    print(f"{setting.name:>28}: {found.verdict}, fell at {fallen}; {told or 'none'}", flush=True)
+    print(
+      f"{setting.name:>28}: {found.verdict}, half {half}, tenth {gone}; {told or 'no sign'}",
+      flush=True,
+    )
 
 
 def main() -> None:
