@@ -99,11 +99,10 @@ class Setting(NamedTuple):
 
 
 _MAIN = 0.06
-_COMPARED = ("all", "top_p", "top_k")
 PARTS = {
   "collapse": [Setting(rule, _MAIN) for rule in SELECTIONS],
-  "sweep": [Setting(rule, b) for b in (0.02, 0.2, 0.6) for rule in _COMPARED],
-  "noise": [Setting(rule, 0.02, "noise", 1.0) for rule in _COMPARED],
+  "sweep": [Setting(rule, b) for b in (0.02, 0.2, 0.6) for rule in ("all", "top_p")],
+  "noise": [Setting(rule, 0.02, "noise", 1.0) for rule in ("all", "top_p", "top_k")],
 }
 
 
