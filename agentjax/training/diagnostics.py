@@ -18,12 +18,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from agentjax.config import Config, check
-from agentjax.training.selectors import SelectionConfig, group_scores
+from agentjax.training.selectors import SelectionConfig, drawn_entropy, group_scores
 from agentjax.trajectory.record import Segment, Trajectory
 
 _SMOOTHING = 0.9  # of the z-score, RAGEN-2
 _Z_EPSILON = 1e-3  # likewise
 _NGRAM = 4  # tokens; ours
+
+_ENTROPY = "collapse/entropy"  # of all groups: that of those trained on depends on which they are
+_INFORMATION = "information/first_turn_sequence"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -39,8 +42,12 @@ class DiagnosticsConfig(Config):
     window: steps that are averaged.
     reward_std_floor: warns once the mean spread of rewards in a group, over the last ``window``
       steps, is below this share of that over the first ``window`` (RAGEN: 10 steps, 10%).
-    entropy_jump, gradient_spike: warns where the entropy, or the norm of the gradient, is above so
-      many times its median over the last ``window`` steps. Ours.
+    entropy_jump, gradient_spike: warns where the entropy of what was sampled, or the norm of the
+      gradient, is above so many times its median over the last ``window`` steps. Ours.
+    entropy_rise: warns where that entropy is above so many times its median over the first
+      ``window`` steps, however slowly it came there. Ours.
+    information_floor: warns where the information of first turns is below this share of its first
+      estimate. Ours.
     repetition: warns where the mean share of repeated runs of 4 tokens is above this. Ours.
     success_floor, success_patience: warns where so many held-out evaluations in a row show a
       success below the floor (RAGEN: 5, 1%).
@@ -54,6 +61,8 @@ class DiagnosticsConfig(Config):
   window: int = 10
   reward_std_floor: float = 0.1
   entropy_jump: float = 2.0
+  entropy_rise: float = 1.25
+  information_floor: float = 0.5
   gradient_spike: float = 10.0
   repetition: float = 0.5
   success_floor: float = 0.01
@@ -66,9 +75,9 @@ class DiagnosticsConfig(Config):
     check(self.prompts >= 2, f"{path}.prompts", self.prompts, ">= 2: they are told apart")
     for name in ("samples", "window", "success_patience"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("entropy_jump", "gradient_spike"):
+    for name in ("entropy_jump", "entropy_rise", "gradient_spike"):
       check(getattr(self, name) > 1, f"{path}.{name}", getattr(self, name), "above 1")
-    for name in ("reward_std_floor", "repetition", "success_floor"):
+    for name in ("reward_std_floor", "information_floor", "repetition", "success_floor"):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
 
 
@@ -225,13 +234,16 @@ def collapse_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Flat scalars under ``collapse/`` of everything that was sampled for a step.
 
   ``reward_std`` is the mean over groups of the deviation of rewards in a group, ``silent_groups``
-  the share of groups without any.
+  the share of groups without any; ``entropy`` is that of a drawn token in nats, also of groups that
+  are not trained on.
   """
   _, scores = group_scores(trajectories, "reward_std")
+  entropies = [drawn_entropy(t) for t in trajectories if t.segments]
   return {
     "collapse/reward_std": float(scores.mean()) if len(scores) else 0.0,
     "collapse/silent_groups": float(np.mean(scores == 0)) if len(scores) else 0.0,
     "collapse/repetition": repetition(trajectories),
+    "collapse/entropy": float(np.mean(entropies)) if entropies else 0.0,
   }
 
 
@@ -271,7 +283,7 @@ class CollapseMonitor:
     """Notes a step of reinforcement learning; the signs it shows, the worst first."""
     signs = [*self._jumps(values)]
     self._note(values)
-    signs += [*self._falls(values)]
+    signs += [*self._drifts(values), *self._falls(values)]
     return sorted(signs, key=lambda sign: not sign.ends)
 
   def _note(self, row: Mapping[str, float | None]) -> None:
@@ -282,7 +294,7 @@ class CollapseMonitor:
   def _jumps(self, values: Mapping[str, float | None]) -> list[Sign]:
     signs = []
     for name, metric, factor in (
-      ("entropy_jump", "policy/entropy", self._config.entropy_jump),
+      ("entropy_jump", _ENTROPY, self._config.entropy_jump),
       ("gradient_spike", "grad_norm", self._config.gradient_spike),
     ):
       past, now = self._values[metric][-self._config.window :], values.get(metric)
@@ -292,6 +304,28 @@ class CollapseMonitor:
       if usual > 0 and now > factor * usual:
         text = f"{metric} is {now:.3g}, its median over the last {len(past)} steps is {usual:.3g}"
         signs.append(Sign(name, text, False))
+    return signs
+
+  def _drifts(self, values: Mapping[str, float | None]) -> list[Sign]:
+    """What has moved away from where the run began, at whatever speed."""
+    signs = []
+    first = self._values[_ENTROPY][: self._config.window]
+    now = values.get(_ENTROPY)
+    if now is not None and len(self._values[_ENTROPY]) > self._config.window:
+      usual = float(np.median(first))
+      if usual > 0 and now > self._config.entropy_rise * usual:
+        text = (
+          f"{_ENTROPY} is {now:.3g}, its median over the first {len(first)} steps was {usual:.3g}"
+        )
+        signs.append(Sign("entropy_rise", text, False))
+    known = self._values[_INFORMATION]
+    if values.get(_INFORMATION) is not None and len(known) > 1:
+      if known[-1] < self._config.information_floor * known[0]:
+        text = (
+          f"answers tell {known[-1]:.3g} nats of their prompts and told {known[0]:.3g}: they may "
+          "come to fit any prompt"
+        )
+        signs.append(Sign("information", text, False))
     return signs
 
   def _falls(self, values: Mapping[str, float | None]) -> list[Sign]:

@@ -179,7 +179,7 @@ def _score(group: Sequence[Trajectory], score: Score) -> float:
   if score.startswith("reward"):
     values = [t.reward.value for t in members if t.reward.value is not None]
   elif score.startswith("entropy"):
-    values = [_entropy(t) for t in members]
+    values = [drawn_entropy(t) for t in members]
   else:
     values = [float(num_sampled_tokens(t)) for t in members]
   if score.endswith("_std"):
@@ -188,6 +188,6 @@ def _score(group: Sequence[Trajectory], score: Score) -> float:
   return float(np.sum(values)) if score == "reward_sum" else float(np.mean(values))
 
 
-def _entropy(trajectory: Trajectory) -> float:
+def drawn_entropy(trajectory: Trajectory) -> float:
   drawn = [s.entropies[s.sampled] for s in trajectory.segments if s.sampled.any()]
   return float(np.concatenate(drawn).mean()) if drawn else 0.0

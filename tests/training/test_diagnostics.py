@@ -146,12 +146,31 @@ def test_a_fallen_spread_of_rewards_is_a_sign(stop):
 
 
 def test_jumps_are_signs_and_steady_falls_are_not():
-  entropy, norm = "policy/entropy", "grad_norm"
-  assert signs(rows(**{entropy: [0.5, 0.4, 0.3, 0.9]})) == {"entropy_jump": False}
+  entropy, norm = "collapse/entropy", "grad_norm"
+  both = {"entropy_jump": False, "entropy_rise": False}
+  assert signs(rows(**{entropy: [0.5, 0.4, 0.3, 0.9]})) == both
   assert signs(rows(**{entropy: [0.5, 0.4, 0.3, 0.2]})) == {}
   assert signs(rows(**{norm: [1.0, 2.0, 1.0, 30.0]})) == {"gradient_spike": False}
   assert signs(rows(**{norm: [1.0, 2.0, None, 30.0]})) == {}  # two known steps only
   assert signs(rows(**{"collapse/repetition": [0.1, 0.6]})) == {"repetition": False}
+
+
+def test_entropy_that_creeps_up_and_information_that_is_lost_are_signs():
+  creeping = rows(**{"collapse/entropy": [1.0, 1.0, 1.0, 1.1, 1.2, 1.3]})
+  assert signs(creeping) == {"entropy_rise": False}
+  assert signs(creeping[:-1]) == {}
+  information = "information/first_turn_sequence"
+  lost = rows(**{information: [2.0, None, 1.2, None, 0.9]})
+  assert signs(lost) == {"information": False}
+  assert signs(lost, information_floor=0.4) == {} == signs(lost[:3]) == signs(lost[:1])
+  assert signs([*lost, {"grad_norm": 1.0}]) == {}  # said once an estimate
+
+
+def test_entropy_is_of_all_that_was_sampled():
+  members = [episode(i // 2, i % 2, [[1, 2]]) for i in range(4)]
+  for member, value in zip(members, (0.0, 1.0, 2.0, 5.0), strict=True):
+    member.segments[1].entropies[-2:] = value
+  assert collapse_metrics(members)["collapse/entropy"] == pytest.approx(2.0)
 
 
 def test_lasting_failure_and_empty_selections_are_signs():
