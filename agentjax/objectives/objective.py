@@ -127,6 +127,11 @@ class ObjectiveConfig(Config):
     return self.advantage.needs_values
 
   @property
+  def needs_baseline(self) -> bool:
+    """Whether every group has a greedy episode that it is compared with."""
+    return self.advantage.centre == "baseline"
+
+  @property
   def needs_old_log_probs(self) -> bool:
     """Whether the trainer must recompute log-probs before the update, apart from the sampler's."""
     return self.policy_loss.mismatch.active
@@ -381,6 +386,7 @@ def prepare(
   selected: Bool[Array, "batch time"] | None = None,
   values: Float[Array, "batch time"] | None = None,
   token_rewards: Float[Array, "batch time"] | None = None,
+  turn_rewards: Float[Array, "batch time"] | None = None,
   baselines: Float[Array, "sequences"] | None = None,
   counts: Float[Array, "sequences"] | None = None,
   part_rewards: Float[Array, "sequences parts"] | None = None,
@@ -399,6 +405,8 @@ def prepare(
     selected: tokens that keep their weight; None is all of them.
     values: outputs of the value head, for credit "gae" and centre "prompt_value".
     token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
+    turn_rewards: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum is
+      taken off the reward that stands at the end (``packing.paid_by_turn``).
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
     advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
@@ -451,7 +459,14 @@ def prepare(
       **options,
     )
   else:
-    outcome = sequence_advantages(batch.rewards, batch.valid, batch.groups, settings, **options)
+    at_end = batch.rewards
+    if settings.turn_rewards:
+      turn_rewards = _need(turn_rewards, "turn_rewards")
+      by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
+      at_end = at_end - by_turn
+      metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
+      token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
+    outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
   if config.preference is not None:
     reference = _need(reference_log_probs, "reference_log_probs")
     gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)

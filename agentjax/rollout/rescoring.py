@@ -105,8 +105,11 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
   if status is Status.VERIFIER_ERROR:
     status = Status(trajectory.metadata.get(ENDED, Status.OK))
   kept = {k: v for k, v in trajectory.reward_parts.items() if k == ENVIRONMENT_REWARD}
+  paid = {k: v for k, v in trajectory.turn_rewards.items() if k == ENVIRONMENT_REWARD}
   metadata = {k: v for k, v in trajectory.metadata.items() if k not in _NOTES}
-  return dataclasses.replace(trajectory, status=status, reward_parts=kept, metadata=metadata)
+  return dataclasses.replace(
+    trajectory, status=status, reward_parts=kept, turn_rewards=paid, metadata=metadata
+  )
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:

@@ -504,10 +504,16 @@ class Experiment(Config):
       f"{objective}.advantage",
     )
     check(
-      settings.advantage.centre != "baseline",
+      self.rl.rollouts is None or not settings.needs_baseline,
       f"{objective}.advantage.centre",
-      "baseline",
-      "any other centre: a run computes no baselines; call objectives.prepare yourself for that",
+      settings.advantage.centre,
+      f"another than 'baseline' with {path}.rl.rollouts: nothing is sampled, greedily or not",
+    )
+    check(
+      not (settings.needs_baseline and settings.advantage.parts),
+      f"{objective}.advantage.parts",
+      settings.advantage.parts,
+      "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
     )
     recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
     if settings.needs_old_log_probs and not recomputed:
@@ -521,6 +527,13 @@ class Experiment(Config):
       f"{objective}.advantage.parts",
       parts,
       f"some of {path}.reward.parts = {self.reward.parts}",
+    )
+    open_parts = [n for n, w in self.reward.shares.items() if w and n not in self.reward.gated]
+    check(
+      set(settings.advantage.turn_rewards) <= set(open_parts),
+      f"{objective}.advantage.turn_rewards",
+      settings.advantage.turn_rewards,
+      f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
     )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function

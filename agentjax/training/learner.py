@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import ConfigError, check
 from agentjax.models import Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
@@ -27,6 +27,7 @@ from agentjax.objectives.objective import (
 )
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.rollout.schedule import bound_staleness
+from agentjax.rollout.statistics import apart
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
@@ -74,14 +75,17 @@ from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import (
   PackedSequence,
   pack,
+  paid_by_turn,
   part_rewards,
   plan_rows,
   to_sequences,
   unpack,
   without_prompt,
 )
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import Reward, Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
+
+BASELINE_PART = "greedy_baseline"  # reward of the group's greedy episode, among a member's parts
 
 _log = logging.getLogger(__name__)
 
@@ -352,11 +356,14 @@ class Learner:
     with context "response" or an objective with a ``preference`` has none.
 
     Raises:
+      ConfigError: a part of ``advantage.turn_rewards`` is given for whole episodes.
       NoEpisodesError: there is nothing to learn from.
       StalenessError: a token is older than the schedule allows.
     """
     settings = self._parts.experiment.rl
     rows = settings.microbatch_rows
+    trajectories, greedy = apart(trajectories)
+    baselines = {t.address[:2]: t.reward for t in greedy}
     weighted = [apply_weight_rules(t, settings.weights) for t in trajectories]
     number, begins = settings.phase_of(step - self._parts.experiment.supervised.steps - 1)
     phase = self._phases[number]
@@ -374,6 +381,9 @@ class Learner:
         f"none of the {len(weighted)} episodes of this step has a token; the first ended with "
         f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
       )
+    if phase.config.objective.needs_baseline:
+      started = [_with_baseline(t, baselines.get(t.address[:2])) for t in started]
+    check_turn_rewards(started, phase.config.objective.advantage.turn_rewards)
     parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
     if phase.config.context == "response":
       parts = [[r for r in map(without_prompt, part) if r is not None] for part in parts]
@@ -461,6 +471,15 @@ class Learner:
       values, known = part_rewards(sequences, credit.parts, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
       extra["part_rewards"] = values
+    if phase.config.objective.needs_baseline:
+      extra["baselines"], _ = part_rewards(sequences, (BASELINE_PART,), batch.num_sequences)
+      extra["baselines"] = extra["baselines"][:, 0]
+    if credit.turn_rewards:
+      shares = self._parts.experiment.reward.shares
+      of_turns = {name: shares[name] for name in credit.turn_rewards}
+      _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
+      batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
+      extra["turn_rewards"] = paid_by_turn(sequences, of_turns, batch)
     taught = phase.config.objective.distillation
     answers: dict[str, np.ndarray] = {}
     if taught is not None:
@@ -607,6 +626,35 @@ def update_settings(
 def _resync(state: TrainState) -> TrainState:
   """The present policy is the reference from here on."""
   return dataclasses.replace(state, reference=jax.tree.map(jnp.copy, state.networks.policy))
+
+
+def _with_baseline(trajectory: Trajectory, greedy: Reward | None) -> Trajectory:
+  """A copy that carries its group's baseline; without one there is nothing to learn from it."""
+  if greedy is None or greedy.value is None:
+    invalid = Reward.invalid("the greedy episode of its group has no reward")
+    return dataclasses.replace(trajectory, reward=invalid)
+  parts = {**trajectory.reward_parts, BASELINE_PART: greedy}
+  return dataclasses.replace(trajectory, reward_parts=parts)
+
+
+def check_turn_rewards(trajectories: Sequence[Trajectory], names: Sequence[str]) -> None:
+  """Refuses parts of the reward that no turn has earned.
+
+  Raises:
+    ConfigError: what the turns were paid is not what the part says.
+  """
+  for trajectory in trajectories:
+    for name in names:
+      whole = trajectory.reward_parts.get(name)
+      if whole is None or whole.value is None:
+        continue
+      paid = sum(p for p in trajectory.turn_rewards.get(name, ()) if p is not None)
+      if abs(paid - whole.value) > 1e-6 * max(1.0, abs(whole.value)):
+        raise ConfigError(
+          f"config.rl.objective.advantage.turn_rewards names {name!r}, which is {whole.value:g} for "
+          f"the episode {trajectory.address} and {paid:g} for its turns together; allowed: parts "
+          "that are earned turn by turn, such as 'environment'."
+        )
 
 
 def _without_mismatch(values: dict[str, float]) -> dict[str, float]:
