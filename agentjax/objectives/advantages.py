@@ -56,10 +56,10 @@ class AdvantageConfig(Config):
       (sum L R / sum L, OPO);
       "runner_up" (only the best member learns, against the second best: pass@k training);
       "batch_mean"; "baseline" (a baseline a sequence given by the caller; in a run the reward of
-      one greedy episode a group: ReMax); "prompt_value" (what the value head expects at the last token before the
-      policy's first: sequence-level PPO, 2604.08865); "win_rate" (nothing is subtracted: the
-      reward itself is replaced by the share of the group that it beats, ties and itself counting
-      half, less a half: self-play preference, 2405.00675).
+      one greedy episode a group: ReMax); "prompt_value" (what the value head expects at the last
+      token before the policy's first: sequence-level PPO, 2604.08865); "win_rate" (nothing is
+      subtracted: the reward itself is replaced by the share of the group that it beats, ties and
+      itself counting half, less a half: self-play preference, 2405.00675).
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).

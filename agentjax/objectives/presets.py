@@ -83,6 +83,12 @@ REMAX = ObjectiveConfig(
   AdvantageConfig(centre="baseline", scale="none"),
   PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
 )
+# 2502.01456 (PRIME): outcomes against the others of the group, and process rewards to go beside
+# them, which config.rl.process gives; PPO's clip.
+PRIME = ObjectiveConfig(
+  AdvantageConfig(centre="leave_one_out", scale="none", credit="reward_to_go"),
+  PolicyLossConfig(),
+)
 # 2505.23585: length-weighted baseline, exactly on policy.
 OPO = ObjectiveConfig(
   AdvantageConfig(centre="length_weighted", scale="none"), PolicyLossConfig(clip="none")

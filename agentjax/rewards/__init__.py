@@ -10,6 +10,7 @@ from agentjax.rewards.graph import (
   RewardGraph,
   Scorer,
   Smallest,
+  TurnScores,
   WeightedSum,
 )
 from agentjax.rewards.monitor import MONITORS, Monitor, MonitorConfig
@@ -30,6 +31,7 @@ __all__ = [
   "RewardGraph",
   "Scorer",
   "Smallest",
+  "TurnScores",
   "UnitTestConfig",
   "UnitTestScorer",
   "UnitTests",

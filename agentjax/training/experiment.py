@@ -35,6 +35,7 @@ from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
+from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.weights import WeightConfig
@@ -159,6 +160,8 @@ class RLStage(Config):
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
     meds: penalties on mistakes that a task has seen before (``rewards.mistakes``); None is off.
+    process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
+      turns that scorers or environments give are ``objective.advantage.turn_rewards``.
   """
 
   steps: int = 0
@@ -188,6 +191,7 @@ class RLStage(Config):
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: str | None = None
   meds: MedsConfig | None = None
+  process: ProcessConfig | None = None
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -221,6 +225,21 @@ class RLStage(Config):
     _check_rates(self, path)
 
   def _validate_phases(self, path: str) -> None:
+    names = [f"{path}.phases[{i}]" for i in range(len(self.phases))]
+    for phase, where in zip(self.all_phases, (*names, path), strict=True):
+      credit = phase.objective.advantage.credit
+      check(
+        self.process is None or credit != "broadcast",
+        f"{where}.objective.advantage.credit",
+        credit,
+        f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
+      )
+      check(
+        self.process is None or phase.context == "episode",
+        f"{where}.context",
+        phase.context,
+        f"'episode' with {path}.process, whose policies read whole episodes",
+      )
     for i, phase in enumerate(self.phases):
       where = f"{path}.phases[{i}]"
       check(

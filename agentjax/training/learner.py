@@ -45,6 +45,7 @@ from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
+from agentjax.training.process_rewards import ProcessRewards
 from agentjax.training.state import (
   Networks,
   TrainState,
@@ -160,7 +161,9 @@ class Learner:
     )
     phases = experiment.rl.all_phases if experiment.rl.steps else ()
     self._critic = any(phase.objective.needs_values for phase in phases)
-    self._reference = any(phase.objective.needs_reference for phase in phases)
+    self._compares = any(phase.objective.needs_reference for phase in phases)
+    process = experiment.rl.process
+    self._reference = self._compares or (process is not None and process.reference is None)
     self._lora = experiment.lora
     specs = network_specs(parts.model, self._critic, self._lora)
     updates = experiment.rl.steps * experiment.rl.minibatches * experiment.rl.epochs
@@ -221,6 +224,17 @@ class Learner:
       self._pack_rl,
       experiment.rl.microbatch_rows,
     )
+    self.process: ProcessRewards | None = None
+    if process is not None:
+      self.process = ProcessRewards(
+        process,
+        parts.chat,
+        parts.model,
+        self.mesh,
+        settings.temperature,
+        self._pack_rl,
+        experiment.rl.microbatch_rows,
+      )
     self.mistakes: RepeatedMistakes | None = None
     if experiment.rl.meds is not None:
       self.mistakes = RepeatedMistakes(
@@ -461,11 +475,14 @@ class Learner:
         extra["old_log_probs"] = log_probs
       if self._critic:
         extra["values"] = old_values
+    reference_log_probs = None
     if self._reference:
       frozen = Networks(policy=state.reference, value=None)
       # The reference chooses its own experts: those recorded are the sampler's.
       own = dataclasses.replace(batch, experts=None)
-      extra["reference_log_probs"] = self._scores(frozen, own, rows)[0]
+      reference_log_probs = self._scores(frozen, own, rows)[0]
+    if self._compares:
+      extra["reference_log_probs"] = reference_log_probs
     credit = phase.config.objective.advantage
     if credit.parts:
       values, known = part_rewards(sequences, credit.parts, batch.num_sequences)
@@ -480,6 +497,12 @@ class Learner:
       _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
       extra["turn_rewards"] = paid_by_turn(sequences, of_turns, batch)
+    metrics: dict[str, Any] = {}
+    if self.process is not None:
+      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
+      extra["token_rewards"], metrics = self.process.score(
+        batch, sequences, policy_log_probs, reference_log_probs
+      )
     taught = phase.config.objective.distillation
     answers: dict[str, np.ndarray] = {}
     if taught is not None:
@@ -495,7 +518,7 @@ class Learner:
         )
     bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
     prepared, found = phase.prepare(bare, extra)
-    metrics: dict[str, Any] = dict(found)
+    metrics |= found
     if taught is None or not (taught.keep < 1 or phase.config.objective.needs_divergences):
       return _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
     weights = np.asarray(prepared.weights)
@@ -651,9 +674,9 @@ def check_turn_rewards(trajectories: Sequence[Trajectory], names: Sequence[str])
       paid = sum(p for p in trajectory.turn_rewards.get(name, ()) if p is not None)
       if abs(paid - whole.value) > 1e-6 * max(1.0, abs(whole.value)):
         raise ConfigError(
-          f"config.rl.objective.advantage.turn_rewards names {name!r}, which is {whole.value:g} for "
-          f"the episode {trajectory.address} and {paid:g} for its turns together; allowed: parts "
-          "that are earned turn by turn, such as 'environment'."
+          f"config.rl.objective.advantage.turn_rewards names {name!r}, which is {whole.value:g} "
+          f"for the episode {trajectory.address} and {paid:g} for its turns together; allowed: "
+          "parts that are earned turn by turn, such as 'environment'."
         )
 
 

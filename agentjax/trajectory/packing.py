@@ -181,9 +181,7 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   )
 
 
-def _at_ends(
-  paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath
-) -> np.ndarray:
+def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
   """float32 [n] of a path: what was paid for its segments, on the last token of each; else NaN."""
   result = np.full(len(tokens), np.nan, np.float32)
   ends = np.cumsum([len(trajectory.segments[i]) for i in tokens.segments]) - 1

@@ -91,16 +91,19 @@ def staged_experiment(schedule: ScheduleConfig, **changes) -> Experiment:
   return experiment
 
 
-def extensions(world: type[Digits] = Digits) -> Extensions:
+def extensions(world: type[Digits] = Digits, **more) -> Extensions:
   tasks = [Task(id=i, prompt=(), answer="", source="digits") for i in range(6)]
-  return Extensions(tasks=TaskSplits(tasks, tasks[:2]), make_environment=lambda task: world())
+  splits = TaskSplits(tasks, tasks[:2])
+  return Extensions(tasks=splits, make_environment=lambda task: world(), **more)
 
 
-def run(directory, schedule: ScheduleConfig, *, world: type[Digits] = Digits, **changes) -> Run:
+def run(
+  directory, schedule: ScheduleConfig, *, world: type[Digits] = Digits, scorers=None, **changes
+) -> Run:
   return Run(
     staged_experiment(schedule, **changes),
     directory,
-    extensions=extensions(world),
+    extensions=extensions(world, scorers=scorers or {}),
     console=quiet(),
   )
 

@@ -52,9 +52,7 @@ def _placed(trajectory, share=1.0):
 
 
 def test_a_turn_is_paid_on_its_last_token_with_weight_and_one_without_on_the_one_before():
-  np.testing.assert_array_equal(
-    np.flatnonzero(_placed(_episode([1.0, None, 3.0]))[0]), [4, 10]
-  )
+  np.testing.assert_array_equal(np.flatnonzero(_placed(_episode([1.0, None, 3.0]))[0]), [4, 10])
   # The last token of the first turn, and the whole second one, have no weight.
   paid, _ = _placed(_episode([1.0, 2.0, 4.0], weights=[1, 0, 0, 0, 1, 1]), share=0.5)
   np.testing.assert_array_equal(paid[[3, 10]], [1.5, 2.0])
@@ -155,7 +153,8 @@ def test_a_run_pays_each_turn_what_the_environment_paid_it_and_replays(tmp_path)
   for address, trajectory in episodes.items():
     # A policy error ends an episode before its turn is paid.
     recorded = trajectory.turn_rewards.get("environment", [None] * len(trajectory.segments))
-    earned = [p or 0.0 for p, s in zip(recorded, trajectory.segments, strict=True) if s.sampled.any()]
+    both = zip(recorded, trajectory.segments, strict=True)
+    earned = [paid or 0.0 for paid, segment in both if segment.sampled.any()]
     assert sum(earned) == pytest.approx(trajectory.reward.value)
     first = sum(0.5**k * reward for k, reward in enumerate(earned))
     np.testing.assert_allclose(found[address], [first, earned[-1]], atol=1e-6)
