@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.struct
 import jax
@@ -61,6 +61,7 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
+from agentjax.objectives.staged import StagedConfig, stage_corrections, staged_advantages
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import Batch
 
@@ -74,6 +75,7 @@ class ObjectiveConfig(Config):
     distillation: adds a teacher's word on every token; None has no teacher.
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
+    staged: two updates of every turn of an episode (Agentic GRPO); None is one of all of it.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -85,6 +87,7 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
+  staged: StagedConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
@@ -98,6 +101,8 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
+    if self.staged is not None:
+      self._validate_staged(self.staged, path)
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -114,6 +119,43 @@ class ObjectiveConfig(Config):
       value = getattr(room, name)
       said = f"{allowed!r} with {path}.preference, as in the presets 'dpo' and 'implicit_prm'"
       check(value == allowed, f"{path}.{where}.{name}", value, said)
+
+  def _validate_staged(self, staged: StagedConfig, path: str) -> None:
+    centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
+    for part, name, allowed_values in (
+      ("advantage", "centre", centres),
+      ("advantage", "credit", ("broadcast",)),
+      ("advantage", "parts", ((),)),
+      ("advantage", "branches", ("soft",)),
+      ("advantage", "whiten", (False,)),
+      ("advantage", "clip", (None,)),
+      ("advantage", "learn_from", ("all",)),
+      ("policy_loss", "clip", ("ppo", "mask")),
+      ("policy_loss", "covariance", ("none",)),
+    ):
+      value = getattr(getattr(self, part), name)
+      allowed = " or ".join(repr(v) for v in allowed_values) + f" with {path}.staged"
+      check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
+    for name in ("distillation", "preference", "function"):
+      value = getattr(self, name)
+      check(value is None, f"{path}.{name}", value, f"None with {path}.staged")
+    mismatch = self.policy_loss.mismatch
+    check(
+      not mismatch.active,
+      f"{path}.policy_loss.mismatch",
+      mismatch,
+      f"none with {path}.staged: ratios are to the policy that sampled",
+    )
+    for name in ("clip_low", "clip_high"):
+      first, second = getattr(self.policy_loss, name), getattr(staged, f"correction_{name}")
+      said = f"0 to {path}.policy_loss.{name}={first}"
+      check(0 <= second <= first, f"{path}.staged.correction_{name}", second, said)
+
+  @property
+  def correction(self) -> ObjectiveConfig:
+    """What the second update of staged rollouts takes; only with ``staged``."""
+    assert self.staged is not None
+    return dataclasses.replace(self, policy_loss=self.staged.correction(self.policy_loss))
 
   @property
   def needs_reference(self) -> bool:
@@ -553,6 +595,47 @@ def prepare(
       "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
       "mismatch/importance": jnp.sum(shares * importance),
     }
+  return jax.lax.stop_gradient((prepared, metrics))
+
+
+def prepare_staged(
+  batch: Batch,
+  rewards: Float[Array, "sequences stages"],
+  known: Bool[Array, "sequences stages"],
+  stages: Int[Array, "batch time"],
+  config: ObjectiveConfig,
+  update: Literal["immediate", "correction"],
+  **extra: Float[Array, "batch time"] | None,
+) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
+  """``prepare`` for one of the two updates of staged rollouts (``staged``), config.staged set.
+
+  The loss is ``policy_objective(config)`` for the first and ``policy_objective(config.correction)``
+  for the second. Ratios are to the policy that sampled in both. Give the first update only the
+  stages that were scored since the last, by ``known``, so that none has it twice.
+
+  Args:
+    batch: whole rollouts; ``batch.rewards`` are not looked at.
+    rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
+    stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
+      outside 0 ... stages - 1, and of stages that are not known, lose their weight.
+    config: static.
+    update: which of the two.
+    extra: ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``.
+  """
+  compute = staged_advantages if update == "immediate" else stage_corrections
+  usable = known & batch.valid[:, None]
+  own = compute(rewards, usable, batch.groups, config.advantage)
+  if update == "correction":
+    usable &= usable[:, -1:]
+  sequence = jnp.maximum(batch.segment_ids - 1, 0)
+  column = jnp.clip(stages, 0, rewards.shape[1] - 1)
+  inside = (batch.segment_ids > 0) & (stages == column) & usable[sequence, column]
+  prepared, metrics = prepare(batch, config, selected=inside, **extra)
+  advantages = jnp.where(prepared.weights > 0, own[sequence, column], 0)
+  metrics["advantage/mean_abs"] = jnp.sum(prepared.shares * jnp.abs(advantages))
+  learning = jnp.where(usable, own != 0, False)
+  metrics["advantage/learning_share"] = jnp.sum(learning) / jnp.maximum(jnp.sum(usable), 1)
+  prepared = dataclasses.replace(prepared, advantages=advantages * config.advantage.multiplier)
   return jax.lax.stop_gradient((prepared, metrics))
 
 

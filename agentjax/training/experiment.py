@@ -554,6 +554,17 @@ class Experiment(Config):
       settings.advantage.turn_rewards,
       f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
     )
+    if (staged := settings.staged) is not None:
+      turns = self.rollout.max_turns
+      check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
+      allowed = f"one of {path}.reward.parts = {self.reward.parts}"
+      check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
+      check(
+        phase.context == "episode",
+        f"{name}.context",
+        phase.context,
+        f"'episode' with {objective}.staged",
+      )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
     if updates > 1 and unbounded:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,12 @@ from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.distillation import DistillationConfig, select_tokens
 from agentjax.objectives.objective import (
   Objective,
+  ObjectiveConfig,
   Prepared,
   abstract_inputs,
   policy_objective,
   prepare,
+  prepare_staged,
   prepare_supervised,
 )
 from agentjax.objectives.supervised import supervised_objective
@@ -79,6 +82,7 @@ from agentjax.trajectory.packing import (
   paid_by_turn,
   part_rewards,
   plan_rows,
+  stage_rewards,
   to_sequences,
   unpack,
   without_prompt,
@@ -105,12 +109,16 @@ class NoEpisodesError(RuntimeError):
   """A step has nothing to learn from; the message says what became of its episodes."""
 
 
+Prepare = Callable[[Batch, dict[str, Any]], tuple[Prepared, dict[str, jax.Array]]]
+
+
 class _Phase(NamedTuple):
   """A phase of reinforcement learning, compiled."""
 
   config: PhaseConfig
-  prepare: Callable[[Batch, dict[str, Any]], tuple[Prepared, dict[str, jax.Array]]]
+  prepare: Prepare
   update: Update
+  correction: tuple[Prepare, Update] | None = None  # of staged rollouts, after ``update``
 
 
 class _Ready(NamedTuple):
@@ -121,6 +129,17 @@ class _Ready(NamedTuple):
   kept: Any = None  # int32 [B, K]
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
+  correction: Prepared | None = (
+    None  # what the second update of staged rollouts has as ``prepared``
+  )
+
+  def scaled(self, factor: float) -> _Ready:
+    """With losses that are ``factor`` times as large."""
+    second = self.correction
+    return self._replace(
+      prepared=self.prepared.scaled(factor),
+      correction=None if second is None else second.scaled(factor),
+    )
 
 
 class Learner:
@@ -166,7 +185,8 @@ class Learner:
     self._reference = self._compares or (process is not None and process.reference is None)
     self._lora = experiment.lora
     specs = network_specs(parts.model, self._critic, self._lora)
-    updates = experiment.rl.steps * experiment.rl.minibatches * experiment.rl.epochs
+    passes = sum(phase.steps * (1 + (phase.objective.staged is not None)) for phase in phases)
+    updates = passes * experiment.rl.minibatches * experiment.rl.epochs
     self._optimizers = {
       "supervised": build_optimizer(
         experiment.supervised.optimizer, experiment.supervised.steps, specs
@@ -207,11 +227,22 @@ class Learner:
         distillation=phase.objective.distillation,
         only_values=phase.trains == "values",
       )
-      return _Phase(
-        phase,
-        jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra)),
-        make_update(parts.model, self._optimizers["rl"], own, with_teacher, self._placed["rl"]),
+      update = functools.partial(
+        make_update,
+        parts.model,
+        self._optimizers["rl"],
+        settings=with_teacher,
+        placed=self._placed["rl"],
       )
+      if phase.objective.staged is None:
+        ready = jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra))
+        return _Phase(phase, ready, update(objective=own))
+      first, second = (
+        jax.jit(functools.partial(_prepare_stages, config=phase.objective, update=name))
+        for name in ("immediate", "correction")
+      )
+      narrower = policy_objective(phase.objective.correction)
+      return _Phase(phase, first, update(objective=own), (second, update(objective=narrower)))
 
     self._phases = [compiled(i, phase) for i, phase in enumerate(phases)]
     self._resync = jax.jit(_resync, donate_argnums=0, out_shardings=self._placed["rl"])
@@ -397,7 +428,9 @@ class Learner:
       )
     if phase.config.objective.needs_baseline:
       started = [_with_baseline(t, baselines.get(t.address[:2])) for t in started]
-    check_turn_rewards(started, phase.config.objective.advantage.turn_rewards)
+    staged = phase.config.objective.staged
+    of_turns = phase.config.objective.advantage.turn_rewards
+    check_turn_rewards(started, of_turns if staged is None else (staged.part,))
     parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
     if phase.config.context == "response":
       parts = [[r for r in map(without_prompt, part) if r is not None] for part in parts]
@@ -414,7 +447,7 @@ class Learner:
       for batch, part in zip(batches, parts, strict=True)
     ]
     if factor != 1:
-      ready = [one._replace(prepared=one.prepared.scaled(factor)) for one in ready]
+      ready = [one.scaled(factor) for one in ready]
     every: list[dict[str, float]] = []
     trainers: list[np.ndarray] = []
     # Stored preferences were sampled by nobody.
@@ -427,9 +460,16 @@ class Learner:
         trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
         values |= {k: float(v) for k, v in one.metrics.items()}
         every.append(values if compared else _without_mismatch(values))
-    names = [k for k in every[0] if not k.startswith(PREFIX)]
-    means = {k: float(np.mean([values[k] for values in every])) for k in names}
-    means |= first_nonfinite(every)
+    later: list[dict[str, float]] = []  # of the corrections
+    if phase.correction is not None:
+      for _ in range(settings.epochs):
+        for batch, one in zip(batches, ready, strict=True):
+          assert one.correction is not None
+          second = one._replace(prepared=one.correction)
+          state, values, _ = self._apply(phase.correction[1], state, batch, second, rows)
+          later.append(_without_mismatch(values))
+    means = _means(every) | {f"correction/{k}": v for k, v in _means(later).items()}
+    means |= first_nonfinite([*every, *later])
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
     if compared:
@@ -445,7 +485,7 @@ class Learner:
       means |= report.metrics()
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
     means |= shaping
-    means["bad_steps"] = every[-1]["bad_steps"]
+    means["bad_steps"] = [*every, *later][-1]["bad_steps"]
     return state, means
 
   def _prepare_rl(
@@ -483,7 +523,7 @@ class Learner:
       reference_log_probs = self._scores(frozen, own, rows)[0]
     if self._compares:
       extra["reference_log_probs"] = reference_log_probs
-    credit = phase.config.objective.advantage
+    credit, staged = phase.config.objective.advantage, phase.config.objective.staged
     if credit.parts:
       values, known = part_rewards(sequences, credit.parts, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
@@ -517,8 +557,16 @@ class Learner:
           answers["entropies"], answers["divergences"], inside, taught
         )
     bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    if staged is not None:
+      stages = self._parts.experiment.rollout.max_turns
+      names = ("rewards", "known", "stages")
+      extra |= zip(names, stage_rewards(sequences, staged.part, stages, batch), strict=True)
     prepared, found = phase.prepare(bare, extra)
     metrics |= found
+    if phase.correction is not None:
+      second, of_second = phase.correction[0](bare, extra)
+      metrics |= {f"correction/{k}": v for k, v in of_second.items()}
+      return _Ready(prepared, metrics, correction=second)
     if taught is None or not (taught.keep < 1 or phase.config.objective.needs_divergences):
       return _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
     weights = np.asarray(prepared.weights)
@@ -674,10 +722,27 @@ def check_turn_rewards(trajectories: Sequence[Trajectory], names: Sequence[str])
       paid = sum(p for p in trajectory.turn_rewards.get(name, ()) if p is not None)
       if abs(paid - whole.value) > 1e-6 * max(1.0, abs(whole.value)):
         raise ConfigError(
-          f"config.rl.objective.advantage.turn_rewards names {name!r}, which is {whole.value:g} "
-          f"for the episode {trajectory.address} and {paid:g} for its turns together; allowed: "
-          "parts that are earned turn by turn, such as 'environment'."
+          f"config.rl.objective takes {name!r} as a part of the reward that turns earn, and it is "
+          f"{whole.value:g} for the episode {trajectory.address} and {paid:g} for its turns "
+          "together; allowed in advantage.turn_rewards and staged.part: parts that are earned turn "
+          "by turn, such as 'environment'."
         )
+
+
+def _prepare_stages(
+  batch: Batch,
+  extra: dict[str, Any],
+  *,
+  config: ObjectiveConfig,
+  update: Literal["immediate", "correction"],
+) -> tuple[Prepared, dict[str, jax.Array]]:
+  return prepare_staged(batch, config=config, update=update, **extra)
+
+
+def _means(every: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Of the metrics of some updates; none of none."""
+  names = [k for k in every[0] if not k.startswith(PREFIX)] if every else []
+  return {k: float(np.mean([values[k] for values in every])) for k in names}
 
 
 def _without_mismatch(values: dict[str, float]) -> dict[str, float]:

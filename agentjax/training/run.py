@@ -141,6 +141,12 @@ class Run:
     console: Console | None = None,
   ):
     self.experiment = resolve(experiment)
+    check(
+      objective is None or experiment.rl.objective.staged is None,
+      "config.rl.objective.staged",
+      experiment.rl.objective.staged,
+      "none with an objective of your own: its second update would not be narrower",
+    )
     self.directory = pathlib.Path(workdir).absolute()
     self._objective = policy_objective(experiment.rl.objective, objective)
     self._extensions = extensions or Extensions()
