@@ -38,6 +38,7 @@ from agentjax.training.pretrained import pretrained_model
 from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
+from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
 
 
@@ -594,6 +595,18 @@ class Experiment(Config):
       )
 
   def _validate_environment(self, path: str) -> None:
+    check(
+      self.rollout.sampler != "monte_carlo" or MONTE_CARLO in self.reward.parts,
+      f"{path}.reward.parts",
+      self.reward.parts,
+      f"{MONTE_CARLO!r} among them with {path}.rollout.sampler='monte_carlo'",
+    )
+    check(
+      MONTE_CARLO not in self.reward.parts or self.rollout.sampler == "monte_carlo",
+      f"{path}.rollout.sampler",
+      self.rollout.sampler,
+      f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
+    )
     kind, names = self.environment.kind, self.tools.names
     check(
       kind in GAMES or self.data.source != "environment",

@@ -244,6 +244,7 @@ class TrajectoryBuilder:
       segments=list(self._trajectory.segments),
       status=status,
       reward=Reward.invalid("not scored") if reward is None else reward,
+      reward_parts={},  # its own: builders that were branched share what they began with
       tools=list(tools),
       answer=answer,
       metadata={} if metadata is None else metadata,

@@ -184,6 +184,8 @@ class GuardRecord:
 
 GUARDS = "guards"  # in the metadata of a guarded episode: its GuardRecords as plain dicts
 
+MONTE_CARLO = "monte_carlo"  # part of the reward that completions from between turns give
+
 BRANCHES = "branches"  # in the metadata of an episode that shares its beginning with others
 
 

@@ -10,6 +10,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
 from agentjax.rewards import RewardConfig, TurnScores
+from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.text import ByteTokenizer
@@ -192,4 +193,50 @@ def test_settings_without_a_place_for_single_steps_are_refused():
   experiment = staged_experiment(_SYNC)
   experiment.rl.process = ProcessConfig()
   with pytest.raises(ConfigError, match=r"advantage\.credit='broadcast'.*rl\.process"):
+    experiment.validate()
+
+
+def _monte_carlo(completions=2):
+  settings = _experiment(by_turn=("monte_carlo",))
+  experiment = staged_experiment(_SYNC)
+  experiment.rollout.sampler = "monte_carlo"
+  experiment.rollout.monte_carlo = MonteCarloConfig(completions=completions)
+  reward = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
+  return dict(rl=settings["rl"], reward=reward, rollout=experiment.rollout)
+
+
+@pytest.mark.slow
+def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
+  settings, count = _monte_carlo(), 0
+  made = run(tmp_path / "run", _SYNC, **settings)
+  with pytest.raises(KeyboardInterrupt), made._session() as session:
+    keep = session._keep
+
+    def dies(trajectory):
+      nonlocal count
+      keep(trajectory)
+      count += 1
+      if count == 11:  # in the middle of a group of the second step
+        raise KeyboardInterrupt
+
+    session.stream._playing.on_finish = dies
+    session.train()
+  assert run(tmp_path / "run", _SYNC, **settings).train().finished
+  run(tmp_path / "straight", _SYNC, **settings).train()
+  assert _fingerprints(tmp_path / "run") == _fingerprints(tmp_path / "straight")
+  assert made.replay(3).identical
+  episodes = JournalReader(tmp_path / "run" / "journal.log").trajectories(lambda _: True)
+  assert len(episodes) == 3 * 8 and all(a[2] >= 0 for a in episodes)
+  expected = [t.reward_parts["monte_carlo"].value for t in episodes.values()]
+  assert min(expected) < 0 >= max(expected)  # an episode's part is less what was expected of it
+
+
+def test_the_part_and_the_sampler_of_completions_belong_together():
+  experiment = staged_experiment(_SYNC)
+  experiment.rollout.sampler = "monte_carlo"
+  with pytest.raises(ConfigError, match=r"reward\.parts=.*'monte_carlo' among them"):
+    experiment.validate()
+  experiment.rollout.sampler = "independent"
+  experiment.reward = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
+  with pytest.raises(ConfigError, match=r"rollout\.sampler='independent'; allowed: 'monte_carlo'"):
     experiment.validate()
