@@ -1,4 +1,4 @@
-r"""Agentic GRPO on Sokoban at toy size: a turn learns from its own reward, then from what it led to.
+r"""Agentic GRPO on Sokoban at toy size: a turn learns from its own reward, then from its outcome.
 
   python -m agentjax.train --config=configs/agentic_grpo_sokoban.py --workdir=runs/agentic_grpo
 

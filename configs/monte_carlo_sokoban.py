@@ -1,11 +1,11 @@
-r"""Sokoban at toy size without a critic: completions from between the turns say what they were worth.
+r"""Sokoban at toy size without a critic: completions from between turns say what they were worth.
 
   python -m agentjax.train --config=configs/monte_carlo_sokoban.py --workdir=runs/monte_carlo
 
 From before every turn four further episodes go on by the same policy; the mean of their rewards is
 the value of the state, and a turn is paid what the game paid it and the value that it added. The
-rewards to go of a turn are then those of its episode less the value before it, which is what VinePPO
-(2410.01679) compares with. That costs about ten episodes for one of four turns; they are played for
+rewards to go of a turn are then those of its episode less the value before it, with which VinePPO
+(2410.01679) compares. That costs about ten episodes for one of four turns; they are played for
 that alone. --config.rollout.monte_carlo.form=label gives Math-Shepherd's labels instead. Game,
 model, warm start and learning rates are those of configs/ragen_sokoban.py, the number of
 completions is ours.

@@ -1,4 +1,4 @@
-r"""ReMax on word problems at toy size: a greedy episode a task is the baseline; no critic, no group.
+r"""ReMax on word problems at toy size: a greedy episode a task is the baseline, and no critic.
 
   python -m agentjax.train --config=configs/remax_word_problems.py --workdir=runs/remax
 
