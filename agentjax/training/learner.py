@@ -129,9 +129,7 @@ class _Ready(NamedTuple):
   kept: Any = None  # int32 [B, K]
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
-  correction: Prepared | None = (
-    None  # what the second update of staged rollouts has as ``prepared``
-  )
+  correction: Prepared | None = None  # in the place of ``prepared`` in a second update
 
   def scaled(self, factor: float) -> _Ready:
     """With losses that are ``factor`` times as large."""
@@ -532,17 +530,8 @@ class Learner:
       extra["baselines"], _ = part_rewards(sequences, (BASELINE_PART,), batch.num_sequences)
       extra["baselines"] = extra["baselines"][:, 0]
     if credit.turn_rewards:
-      shares = self._parts.experiment.reward.shares
-      of_turns = {name: shares[name] for name in credit.turn_rewards}
       _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
-      extra["turn_rewards"] = paid_by_turn(sequences, of_turns, batch)
-    metrics: dict[str, Any] = {}
-    if self.process is not None:
-      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
-      extra["token_rewards"], metrics = self.process.score(
-        batch, sequences, policy_log_probs, reference_log_probs
-      )
     taught = phase.config.objective.distillation
     answers: dict[str, np.ndarray] = {}
     if taught is not None:
@@ -556,6 +545,19 @@ class Learner:
         extra["selected"] = self._select(
           answers["entropies"], answers["divergences"], inside, taught
         )
+    # Rewards of steps stand on tokens that keep their weight.
+    trained_on = np.asarray(batch.weights) * np.asarray(extra.get("selected", 1))
+    credited = dataclasses.replace(batch, weights=trained_on.astype(np.float32))
+    if credit.turn_rewards:
+      shares = self._parts.experiment.reward.shares
+      of_turns = {name: shares[name] for name in credit.turn_rewards}
+      extra["turn_rewards"] = paid_by_turn(sequences, of_turns, credited)
+    metrics: dict[str, Any] = {}
+    if self.process is not None:
+      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
+      extra["token_rewards"], metrics = self.process.score(
+        credited, sequences, policy_log_probs, reference_log_probs
+      )
     bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
     if staged is not None:
       stages = self._parts.experiment.rollout.max_turns

@@ -32,8 +32,8 @@ class ProcessConfig(Config):
 
   Attributes:
     model: pi_model, loaded once and frozen; None is the run's own policy as a step begins.
-    reference: pi_reference; None is the run's reference policy, the one that reinforcement learning
-      started from.
+    reference: pi_reference; None is the run's reference policy, the one that reinforcement
+      learning, or its present phase, started from.
     beta: of the formula. PRIME's value is not in our sources; .05 is ours.
     per: what a step is: a "token", or a "turn", which is paid at its last token.
     centre: what is taken off every step: "none", or the mean step of the other members of its
