@@ -26,6 +26,10 @@ from tests.training.teachers import MODEL, episodes, save_policy
 _SYNC = ScheduleConfig()
 
 
+class Crash(Exception):
+  """Stands for a death in the middle of a run."""
+
+
 def _scorer(tmp_path, **settings):
   for name, seed in (("model", 1), ("reference", 2)):
     save_policy(tmp_path / name, MODEL, seed=seed)
@@ -142,12 +146,12 @@ def test_the_progress_of_the_policy_is_a_reward_that_a_replay_and_a_resume_have_
   assert run(directory, _SYNC, **settings).replay(3).identical
 
   made = run(tmp_path / "run", _SYNC, **settings)
-  with pytest.raises(KeyboardInterrupt), made._session() as session:
+  with pytest.raises(Crash), made._session() as session:
     update = session.learner.rl_step
 
     def dies(state, trajectories, number):
       if number == 3:
-        raise KeyboardInterrupt
+        raise Crash
       return update(state, trajectories, number)
 
     session.learner.rl_step = dies
@@ -209,7 +213,7 @@ def _monte_carlo(completions=2):
 def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
   settings, count = _monte_carlo(), 0
   made = run(tmp_path / "run", _SYNC, **settings)
-  with pytest.raises(KeyboardInterrupt), made._session() as session:
+  with pytest.raises(Crash), made._session() as session:
     keep = session._keep
 
     def dies(trajectory):
@@ -217,7 +221,7 @@ def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
       keep(trajectory)
       count += 1
       if count == 11:  # in the middle of a group of the second step
-        raise KeyboardInterrupt
+        raise Crash
 
     session.stream._playing.on_finish = dies
     session.train()
