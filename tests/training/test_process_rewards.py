@@ -135,16 +135,18 @@ def test_a_scorer_of_turns_is_recorded_by_turn_and_its_part_is_the_sum(finished)
   assert rows[0]["reward/by_turn"] == pytest.approx(0.5 * rows[0]["reward/part_steps"], rel=1e-5)
 
 
-def test_the_progress_of_the_policy_is_a_reward_that_a_replay_and_a_resume_have_again(
-  finished, tmp_path
-):
+def test_the_progress_of_the_policy_is_a_reward_that_a_replay_has_again(finished):
   directory, process = finished
   rows = read_metrics(directory / "metrics.jsonl")
   # At first the policy is its own reference, as far as sampler and trainer agree.
   assert abs(rows[0]["process/step"]) < 1e-4 < abs(rows[2]["process/step"])
-  settings = _experiment(process=process)
-  assert run(directory, _SYNC, **settings).replay(3).identical
+  assert run(directory, _SYNC, **_experiment(process=process)).replay(3).identical
 
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_same_process_rewards(finished, tmp_path):
+  directory, process = finished
+  settings = _experiment(process=process)
   made = run(tmp_path / "run", _SYNC, **settings)
   with pytest.raises(Crash), made._session() as session:
     update = session.learner.rl_step

@@ -163,14 +163,17 @@ def test_a_run_pays_each_turn_what_the_environment_paid_it_and_replays(tmp_path)
   rows = read_metrics(tmp_path / "turns" / "metrics.jsonl")
   assert rows[0]["reward/by_turn"] == pytest.approx(rows[0]["reward/mean"], rel=1e-5)
   assert made.replay(2).identical
-  # The same episodes of the first step, all paid at the end.
-  _, late = _advantages_of(tmp_path / "end", discounted)
+
+
+@pytest.mark.slow
+def test_without_the_setting_a_run_pays_at_the_end(tmp_path):
+  _, late = _advantages_of(tmp_path / "end", dataclasses.replace(_PLAIN, gamma=0.5))
+  episodes = JournalReader(tmp_path / "end" / "journal.log").trajectories(lambda _: True)
   for address, (first, last) in late.items():
-    if address[0] == 1:
-      trajectory = episodes[address]
-      turns = sum(s.sampled.any() for s in trajectory.segments)
-      expected = [0.5 ** (turns - 1) * trajectory.reward.value, trajectory.reward.value]
-      np.testing.assert_allclose([first, last], expected, atol=1e-6)
+    trajectory = episodes[address]
+    turns = sum(s.sampled.any() for s in trajectory.segments)
+    expected = [0.5 ** (turns - 1) * trajectory.reward.value, trajectory.reward.value]
+    np.testing.assert_allclose([first, last], expected, atol=1e-6)
 
 
 @pytest.mark.slow
