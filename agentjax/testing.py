@@ -258,6 +258,7 @@ class _Checker:
       teacher_log_probs=-scores["teacher"],
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
+      turn_rewards=0.1 * batch.weights,
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:

@@ -5,9 +5,10 @@ r"""StarPO-S on Sokoban at toy size: uncertain tasks only, clip-higher, no KL, a
       --config.rl.selection.rule=all --config.rl.objective.policy_loss.clip_high=0.2
 
 The recipe is RAGEN's (2504.20073): 8 tasks of 16 episodes, five turns of up to five actions, the
-quarter of the tasks whose rewards spread most, bounds .2 / .28, entropy bonus .001. The policy is a
-small one that is first shown how actions are written; model, warm start, learning rates and number
-of steps are ours. --config.environment.sokoban.levels=FILE plays boxoban's levels.
+quarter of the tasks whose rewards spread most, bounds .2 / .28, entropy bonus .001. Each turn is
+paid what the game paid it, by GAE over turns and then over tokens. The policy is a small one that
+is first shown how actions are written; model, warm start, learning rates and number of steps are
+ours. --config.environment.sokoban.levels=FILE plays boxoban's levels.
 """
 
 from agentjax.data import DataConfig
@@ -32,6 +33,7 @@ from agentjax.training.selectors import SelectionConfig
 
 def get_config() -> Experiment:
   objective = preset("ragen")
+  objective.advantage.turn_rewards = ("environment",)
   objective.policy_loss.entropy_coefficient = 0.001
   return Experiment(
     name="ragen_sokoban",

@@ -34,6 +34,7 @@ from agentjax.objectives.objective import (
   Prepared,
   policy_objective,
   prepare,
+  prepare_staged,
   prepare_supervised,
 )
 from agentjax.objectives.policy_loss import PolicyLoss, PolicyLossConfig
@@ -55,7 +56,6 @@ from agentjax.objectives.returns import (
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.objectives.staged import (
   StagedConfig,
-  prepare_staged,
   stage_corrections,
   staged_advantages,
 )

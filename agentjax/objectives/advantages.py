@@ -55,11 +55,11 @@ class AdvantageConfig(Config):
       rewards, MARS); "leave_one_out" (mean of the others, RLOO); "length_weighted"
       (sum L R / sum L, OPO);
       "runner_up" (only the best member learns, against the second best: pass@k training);
-      "batch_mean"; "baseline" (a baseline a sequence given by the caller: the greedy rollout's
-      reward for ReMax); "prompt_value" (what the value head expects at the last token before the
-      policy's first: sequence-level PPO, 2604.08865); "win_rate" (nothing is subtracted: the
-      reward itself is replaced by the share of the group that it beats, ties and itself counting
-      half, less a half: self-play preference, 2405.00675).
+      "batch_mean"; "baseline" (a baseline a sequence given by the caller; in a run the reward of
+      one greedy episode a group: ReMax); "prompt_value" (what the value head expects at the last
+      token before the policy's first: sequence-level PPO, 2604.08865); "win_rate" (nothing is
+      subtracted: the reward itself is replaced by the share of the group that it beats, ties and
+      itself counting half, less a half: self-play preference, 2405.00675).
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
@@ -83,6 +83,10 @@ class AdvantageConfig(Config):
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
       gae_lambda; None = off.
+    turn_rewards: named parts of the reward that are paid at the end of the turns that earned them
+      (``Trajectory.turn_rewards``), with their weight in the reward. What they hold of a sequence's
+      reward is taken off its end, so that all in all the same is paid. () pays all at the end. With
+      credit "reward_to_go" or "gae", and without centre and scale, which are of whole sequences.
     kl_in_reward: beta of ``-beta KL`` added to every token's reward; 0 = off.
     kl_in_reward_estimator: of that KL (``kl.kl_estimate``); only its value counts.
     whiten: standardise over all weighted tokens of the batch at the end.
@@ -106,6 +110,7 @@ class AdvantageConfig(Config):
   gae_lambda: float = 1.0
   value_lambda: float = 1.0
   length_adaptive_lambda: float | None = None
+  turn_rewards: tuple[str, ...] = ()
   kl_in_reward: float = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
@@ -179,10 +184,23 @@ class AdvantageConfig(Config):
       self.part_weights,
       f"one number for each of {path}.parts, or ()",
     )
+    names = self.turn_rewards
+    check(len(set(names)) == len(names), f"{path}.turn_rewards", names, "distinct names")
+    for name in ("centre", "scale") if names else ():
+      value = getattr(self, name)
+      check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={names}")
+    check(not (names and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast":
-      self._only_with("reward_to_go' | 'gae", path, gamma=1.0, index_set="token", kl_in_reward=0.0)
+      self._only_with(
+        "reward_to_go' | 'gae",
+        path,
+        gamma=1.0,
+        index_set="token",
+        turn_rewards=(),
+        kl_in_reward=0.0,
+      )
     else:
       self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:

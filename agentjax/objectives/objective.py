@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.struct
 import jax
@@ -61,6 +61,7 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
+from agentjax.objectives.staged import StagedConfig, stage_corrections, staged_advantages
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import Batch
 
@@ -74,6 +75,7 @@ class ObjectiveConfig(Config):
     distillation: adds a teacher's word on every token; None has no teacher.
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
+    staged: two updates of every turn of an episode (Agentic GRPO); None is one of all of it.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -85,6 +87,7 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
+  staged: StagedConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
@@ -98,6 +101,8 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
+    if self.staged is not None:
+      self._validate_staged(self.staged, path)
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -115,6 +120,43 @@ class ObjectiveConfig(Config):
       said = f"{allowed!r} with {path}.preference, as in the presets 'dpo' and 'implicit_prm'"
       check(value == allowed, f"{path}.{where}.{name}", value, said)
 
+  def _validate_staged(self, staged: StagedConfig, path: str) -> None:
+    centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
+    for part, name, allowed_values in (
+      ("advantage", "centre", centres),
+      ("advantage", "credit", ("broadcast",)),
+      ("advantage", "parts", ((),)),
+      ("advantage", "branches", ("soft",)),
+      ("advantage", "whiten", (False,)),
+      ("advantage", "clip", (None,)),
+      ("advantage", "learn_from", ("all",)),
+      ("policy_loss", "clip", ("ppo", "mask")),
+      ("policy_loss", "covariance", ("none",)),
+    ):
+      value = getattr(getattr(self, part), name)
+      allowed = " or ".join(repr(v) for v in allowed_values) + f" with {path}.staged"
+      check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
+    for name in ("distillation", "preference", "function"):
+      value = getattr(self, name)
+      check(value is None, f"{path}.{name}", value, f"None with {path}.staged")
+    mismatch = self.policy_loss.mismatch
+    check(
+      not mismatch.active,
+      f"{path}.policy_loss.mismatch",
+      mismatch,
+      f"none with {path}.staged: ratios are to the policy that sampled",
+    )
+    for name in ("clip_low", "clip_high"):
+      first, second = getattr(self.policy_loss, name), getattr(staged, f"correction_{name}")
+      said = f"0 to {path}.policy_loss.{name}={first}"
+      check(0 <= second <= first, f"{path}.staged.correction_{name}", second, said)
+
+  @property
+  def correction(self) -> ObjectiveConfig:
+    """What the second update of staged rollouts takes; only with ``staged``."""
+    assert self.staged is not None
+    return dataclasses.replace(self, policy_loss=self.staged.correction(self.policy_loss))
+
   @property
   def needs_reference(self) -> bool:
     """Whether log-probs of a reference policy must be computed."""
@@ -125,6 +167,11 @@ class ObjectiveConfig(Config):
   def needs_values(self) -> bool:
     """Whether a value head must be trained."""
     return self.advantage.needs_values
+
+  @property
+  def needs_baseline(self) -> bool:
+    """Whether every group has a greedy episode that it is compared with."""
+    return self.advantage.centre == "baseline"
 
   @property
   def needs_old_log_probs(self) -> bool:
@@ -381,6 +428,7 @@ def prepare(
   selected: Bool[Array, "batch time"] | None = None,
   values: Float[Array, "batch time"] | None = None,
   token_rewards: Float[Array, "batch time"] | None = None,
+  turn_rewards: Float[Array, "batch time"] | None = None,
   baselines: Float[Array, "sequences"] | None = None,
   counts: Float[Array, "sequences"] | None = None,
   part_rewards: Float[Array, "sequences parts"] | None = None,
@@ -399,6 +447,8 @@ def prepare(
     selected: tokens that keep their weight; None is all of them.
     values: outputs of the value head, for credit "gae" and centre "prompt_value".
     token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
+    turn_rewards: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum is
+      taken off the reward that stands at the end (``packing.paid_by_turn``).
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
     advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
@@ -451,7 +501,14 @@ def prepare(
       **options,
     )
   else:
-    outcome = sequence_advantages(batch.rewards, batch.valid, batch.groups, settings, **options)
+    at_end = batch.rewards
+    if settings.turn_rewards:
+      turn_rewards = _need(turn_rewards, "turn_rewards")
+      by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
+      at_end = at_end - by_turn
+      metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
+      token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
+    outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
   if config.preference is not None:
     reference = _need(reference_log_probs, "reference_log_probs")
     gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
@@ -538,6 +595,47 @@ def prepare(
       "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
       "mismatch/importance": jnp.sum(shares * importance),
     }
+  return jax.lax.stop_gradient((prepared, metrics))
+
+
+def prepare_staged(
+  batch: Batch,
+  rewards: Float[Array, "sequences stages"],
+  known: Bool[Array, "sequences stages"],
+  stages: Int[Array, "batch time"],
+  config: ObjectiveConfig,
+  update: Literal["immediate", "correction"],
+  **extra: Float[Array, "batch time"] | None,
+) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
+  """``prepare`` for one of the two updates of staged rollouts (``staged``), config.staged set.
+
+  The loss is ``policy_objective(config)`` for the first and ``policy_objective(config.correction)``
+  for the second. Ratios are to the policy that sampled in both. Give the first update only the
+  stages that were scored since the last, by ``known``, so that none has it twice.
+
+  Args:
+    batch: whole rollouts; ``batch.rewards`` are not looked at.
+    rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
+    stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
+      outside 0 ... stages - 1, and of stages that are not known, lose their weight.
+    config: static.
+    update: which of the two.
+    extra: ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``.
+  """
+  compute = staged_advantages if update == "immediate" else stage_corrections
+  usable = known & batch.valid[:, None]
+  own = compute(rewards, usable, batch.groups, config.advantage)
+  if update == "correction":
+    usable &= usable[:, -1:]
+  sequence = jnp.maximum(batch.segment_ids - 1, 0)
+  column = jnp.clip(stages, 0, rewards.shape[1] - 1)
+  inside = (batch.segment_ids > 0) & (stages == column) & usable[sequence, column]
+  prepared, metrics = prepare(batch, config, selected=inside, **extra)
+  advantages = jnp.where(prepared.weights > 0, own[sequence, column], 0)
+  metrics["advantage/mean_abs"] = jnp.sum(prepared.shares * jnp.abs(advantages))
+  learning = jnp.where(usable, own != 0, False)
+  metrics["advantage/learning_share"] = jnp.sum(learning) / jnp.maximum(jnp.sum(usable), 1)
+  prepared = dataclasses.replace(prepared, advantages=advantages * config.advantage.multiplier)
   return jax.lax.stop_gradient((prepared, metrics))
 
 

@@ -15,6 +15,7 @@ from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preference import PreferenceConfig
+from agentjax.objectives.staged import StagedConfig
 from agentjax.objectives.value_loss import ValueLossConfig
 
 # DeepSeekMath, 2402.03300: z-score a group, a mean a sequence, k3 at .04.
@@ -83,6 +84,12 @@ REMAX = ObjectiveConfig(
   AdvantageConfig(centre="baseline", scale="none"),
   PolicyLossConfig(clip="none", aggregation="sequence_mean_token_sum"),
 )
+# 2502.01456 (PRIME): outcomes against the others of the group, and process rewards to go beside
+# them, which config.rl.process gives; PPO's clip.
+PRIME = ObjectiveConfig(
+  AdvantageConfig(centre="leave_one_out", scale="none", credit="reward_to_go"),
+  PolicyLossConfig(),
+)
 # 2505.23585: length-weighted baseline, exactly on policy.
 OPO = ObjectiveConfig(
   AdvantageConfig(centre="length_weighted", scale="none"), PolicyLossConfig(clip="none")
@@ -125,6 +132,9 @@ SPPO = ObjectiveConfig(
   PolicyLossConfig(),
   ValueLossConfig(kind="bernoulli"),
 )
+# 2604.02721 (GrandCode), second-hand: every stage at once, and a correction when the last reward is
+# in. Neither bounds nor group sizes are published; all are ours.
+AGENTIC_GRPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(), staged=StagedConfig())
 # 2405.00675, which is called SPPO as well: log-ratios of sequences to eta (win rate - 1/2), eta
 # 1000 as in its experiments. Rewards of the group take the place of its preference model.
 SELF_PLAY_PREFERENCE = ObjectiveConfig(

@@ -18,67 +18,44 @@ correction, and std is the sample's unless ``advantage.ddof`` says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, check
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
-from agentjax.objectives.objective import ObjectiveConfig, Prepared, prepare
 from agentjax.objectives.policy_loss import PolicyLossConfig
-from agentjax.trajectory.batch import Batch
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class StagedConfig(Config):
-  """Attributes:
-  advantage: centre, scale, ddof and epsilon of both updates; credit "broadcast".
-  policy_loss: of the first update.
-  correction_clip_low, correction_clip_high: bounds of the second, at most those of the first; not
-    published, and by default half of PPO's usual ones (ours).
+  """Two updates of every stage, in the place of one of every sequence.
+
+  In a run a stage is a turn. All turns of a step are scored when it is trained on, so the first
+  update is of all stages and the second follows it.
+
+  Attributes:
+    part: part of the reward that is earned turn by turn (``Trajectory.turn_rewards``): r_t of every
+      turn but the last, whose reward r_N is that of the episode. A turn that was not judged is no
+      stage.
+    correction_clip_low, correction_clip_high: bounds of the second update, at most
+      ``policy_loss.clip_low`` and ``clip_high``, those of the first; not published, and by default
+      half of PPO's usual ones (ours).
   """
 
-  advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
-  policy_loss: PolicyLossConfig = dataclasses.field(default_factory=PolicyLossConfig)
+  part: str = "environment"
   correction_clip_low: float = 0.1
   correction_clip_high: float = 0.1
 
   def validate(self, path: str = "staged") -> None:
     super().validate(path)
-    centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
-    for part, name, allowed_values in (
-      ("advantage", "centre", centres),
-      ("advantage", "credit", ("broadcast",)),
-      ("advantage", "branches", ("soft",)),
-      ("advantage", "whiten", (False,)),
-      ("advantage", "clip", (None,)),
-      ("advantage", "learn_from", ("all",)),
-      ("policy_loss", "covariance", ("none",)),
-    ):
-      value = getattr(getattr(self, part), name)
-      allowed = " or ".join(repr(v) for v in allowed_values)
-      check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
-    check(
-      not self.policy_loss.mismatch.active,
-      f"{path}.policy_loss.mismatch",
-      self.policy_loss.mismatch,
-      "none: ratios are to the policy that sampled",
-    )
-    for name in ("clip_low", "clip_high"):
-      first, second = getattr(self.policy_loss, name), getattr(self, f"correction_{name}")
-      allowed = f"0 to {path}.policy_loss.{name}={first}"
-      check(0 <= second <= first, f"{path}.correction_{name}", second, allowed)
+    check(bool(self.part), f"{path}.part", self.part, "name of a part of the reward")
 
-  def objective(self, update: Literal["immediate", "correction"]) -> ObjectiveConfig:
-    """What ``prepare`` and ``policy_objective`` take for one of the two updates."""
-    loss = self.policy_loss
-    if update == "correction":
-      loss = dataclasses.replace(
-        loss, clip_low=self.correction_clip_low, clip_high=self.correction_clip_high
-      )
-    return ObjectiveConfig(self.advantage, loss)
+  def correction(self, loss: PolicyLossConfig) -> PolicyLossConfig:
+    """The second update's loss, from that of the first."""
+    return dataclasses.replace(
+      loss, clip_low=self.correction_clip_low, clip_high=self.correction_clip_high
+    )
 
 
 def staged_advantages(
@@ -112,42 +89,3 @@ def stage_corrections(
   """
   last, finished = rewards[:, -1:], known[:, -1:]
   return staged_advantages(last - rewards, known & finished, groups, config)
-
-
-def prepare_staged(
-  batch: Batch,
-  rewards: Float[Array, "sequences stages"],
-  known: Bool[Array, "sequences stages"],
-  stages: Int[Array, "batch time"],
-  config: StagedConfig,
-  update: Literal["immediate", "correction"],
-) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
-  """``prepare`` for one of the two updates of staged rollouts.
-
-  The loss is ``policy_objective(config.objective(update))``. Ratios are to ``batch.log_probs``, the
-  policy that sampled, in both. Give the first update only the stages that were scored since the
-  last, by ``known``, so that none has it twice.
-
-  Args:
-    batch: whole rollouts; ``batch.rewards`` are not looked at.
-    rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
-    stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
-      outside 0 ... stages - 1, and of stages that are not known, lose their weight.
-    config: static.
-    update: which of the two.
-  """
-  compute = staged_advantages if update == "immediate" else stage_corrections
-  usable = known & batch.valid[:, None]
-  own = compute(rewards, usable, batch.groups, config.advantage)
-  if update == "correction":
-    usable &= usable[:, -1:]
-  sequence = jnp.maximum(batch.segment_ids - 1, 0)
-  column = jnp.clip(stages, 0, rewards.shape[1] - 1)
-  inside = (batch.segment_ids > 0) & (stages == column) & usable[sequence, column]
-  prepared, metrics = prepare(batch, config.objective(update), selected=inside)
-  advantages = jnp.where(prepared.weights > 0, own[sequence, column], 0)
-  metrics["advantage/mean_abs"] = jnp.sum(prepared.shares * jnp.abs(advantages))
-  learning = jnp.where(usable, own != 0, False)
-  metrics["advantage/learning_share"] = jnp.sum(learning) / jnp.maximum(jnp.sum(usable), 1)
-  prepared = dataclasses.replace(prepared, advantages=advantages * config.advantage.multiplier)
-  return jax.lax.stop_gradient((prepared, metrics))

@@ -277,6 +277,13 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     extra["reference_log_probs"] = floats
   if stage.objective.needs_values:
     extra["values"] = floats
+  credit = stage.objective.advantage
+  if credit.parts:
+    extra["part_rewards"] = jax.ShapeDtypeStruct((rows, len(credit.parts)), jnp.float32)
+  if credit.turn_rewards:
+    extra["turn_rewards"] = floats
+  if stage.objective.needs_baseline:
+    extra["baselines"] = sequences(jnp.float32)
   taught = stage.objective.distillation
   if taught is not None and taught.form == "sampled":
     extra["teacher_log_probs"] = floats

@@ -10,6 +10,7 @@ from agentjax.rewards.graph import (
   RewardGraph,
   Scorer,
   Smallest,
+  TurnScores,
   WeightedSum,
 )
 from agentjax.rewards.monitor import MONITORS, Monitor, MonitorConfig
@@ -32,6 +33,7 @@ __all__ = [
   "SampleConfig",
   "Scorer",
   "Smallest",
+  "TurnScores",
   "UnitTestConfig",
   "UnitTestScorer",
   "UnitTests",

@@ -55,6 +55,11 @@ class RewardConfig(Config):
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
 
+  @property
+  def shares(self) -> dict[str, float]:
+    """The weight of each part."""
+    return dict(zip(self.parts, self.weights, strict=True))
+
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
     check(len(self.parts) > 0, f"{path}.parts", self.parts, "at least one scorer")

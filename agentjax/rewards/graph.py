@@ -17,8 +17,31 @@ from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 _log = logging.getLogger(__name__)
 
+
+@dataclasses.dataclass(frozen=True)
+class TurnScores:
+  """A part that is earned turn by turn; the part is their sum.
+
+  Attributes:
+    values: one a segment, as ``Trajectory.turn_rewards`` has them; None for what is not judged.
+  """
+
+  values: Sequence[float | None]
+
+  @classmethod
+  def of_turns(cls, trajectory: Trajectory, scores: Sequence[float | None]) -> TurnScores:
+    """From a score for each segment that the policy drew, in their order."""
+    drawn = [i for i, segment in enumerate(trajectory.segments) if segment.sampled.any()]
+    if len(drawn) != len(scores):
+      raise ValueError(f"{len(scores)} scores for {len(drawn)} turns")
+    values: list[float | None] = [None] * len(trajectory.segments)
+    for i, score in zip(drawn, scores, strict=True):
+      values[i] = None if score is None else float(score)
+    return cls(values)
+
+
 Score = Reward | float
-Scorer = Callable[[Trajectory, Task], Score | Awaitable[Score]]
+Scorer = Callable[[Trajectory, Task], Score | TurnScores | Awaitable[Score | TurnScores]]
 GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
 
 
@@ -248,8 +271,14 @@ class RewardGraph:
 
 async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) -> Reward:
   try:
-    score = scorer(trajectory, task)
-    return _reward(await score if inspect.isawaitable(score) else score)
+    found = scorer(trajectory, task)
+    score = await found if inspect.isawaitable(found) else found
+    reward = as_reward(score)
+    if isinstance(score, TurnScores):
+      if len(score.values) != len(trajectory.segments):
+        raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
+      trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
+    return reward
   except Exception as error:  # a scorer's fault must not end the run, nor pass for a zero
     _log.warning("scorer %s failed on %s: %r", name, trajectory.address, error)
     return _fault(error)
@@ -260,7 +289,7 @@ async def _run_group(
 ) -> list[Reward]:
   try:
     scores = scorer(trajectories, task)
-    rewards = [_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
+    rewards = [as_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
     if len(rewards) != len(trajectories):
       raise ValueError(f"{len(rewards)} scores for {len(trajectories)} trajectories")
     return rewards
@@ -269,7 +298,10 @@ async def _run_group(
     return [_fault(error)] * len(trajectories)
 
 
-def _reward(score: Score) -> Reward:
+def as_reward(score: Score | TurnScores) -> Reward:
+  """What a scorer said as one value, or invalid."""
+  if isinstance(score, TurnScores):
+    return Reward(float(sum(v for v in score.values if v is not None)))
   return score if isinstance(score, Reward) else Reward(float(score))
 
 

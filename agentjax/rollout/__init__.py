@@ -7,7 +7,12 @@ from agentjax.rollout.branching import (
   entropy_delta,
   probe_entropy,
 )
-from agentjax.rollout.config import BranchConfig, OversampleConfig, RolloutConfig
+from agentjax.rollout.config import (
+  BranchConfig,
+  MonteCarloConfig,
+  OversampleConfig,
+  RolloutConfig,
+)
 from agentjax.rollout.evaluation import (
   Estimate,
   EvaluationPlan,
@@ -66,6 +71,7 @@ __all__ = [
   "MakeEnvironment",
   "Node",
   "Oversample",
+  "MonteCarloConfig",
   "OversampleConfig",
   "Player",
   "RolloutConfig",

@@ -81,6 +81,39 @@ class OversampleConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class MonteCarloConfig(Config):
+  r"""What a turn is worth by completions from before and after it; the part "monte_carlo".
+
+  With V_k the value of the state before turn k, turn k of n is paid
+
+      progress   V_{k+1} - V_k,  V_n = 0
+      label      V_{k+1}, and the last turn nothing
+
+  Progress is a potential: with weight 1 an episode earns its outcome less V_0, and the rewards to
+  go of turn k are its outcome less V_k, which is what VinePPO (2410.01679) compares with. Labels
+  are Math-Shepherd's (2312.08935), where the last step's is the outcome itself; they pay for every
+  turn taken.
+
+  Attributes:
+    completions: N from every state; 8 in Math-Shepherd. An episode of n turns costs about
+      N (n + 1) / 2 further ones.
+    form: see above.
+    value: V from the rewards of the N: "mean"; or of those at ``success`` and above "soft", their
+      share, or "hard", 1 where there is one.
+    success: see ``value``.
+  """
+
+  completions: int = 8
+  form: Literal["progress", "label"] = "progress"
+  value: Literal["mean", "soft", "hard"] = "mean"
+  success: float = 1.0
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    check(self.completions >= 1, f"{path}.completions", self.completions, ">= 1")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class RolloutConfig(Config):
   """How episodes run. All defaults are ours; no paper fixes them.
 
@@ -107,8 +140,10 @@ class RolloutConfig(Config):
       stay those of the unmasked policy. Needs ``engine.grammar_states``.
     sampler: how a group comes about. "independent": every episode from the start; "branch": some go
       on from where another was unsure (``branch``; ARPO, AEPO); "oversample": the first of more
-      (``oversample``). Evaluations are always independent.
-    branch, oversample: settings of those samplers.
+      (``oversample``); "monte_carlo": independent, and every turn is rewarded by completions from
+      before and after it (``monte_carlo``, the part "monte_carlo" of the reward). Evaluations are
+      always independent, and have no completions.
+    branch, oversample, monte_carlo: settings of those samplers.
   """
 
   group_size: int = 8
@@ -122,9 +157,10 @@ class RolloutConfig(Config):
   concurrency: int = 64
   answer: Literal["marked", "text"] = "marked"
   grammar: Literal["none", "tool_calls"] = "none"
-  sampler: Literal["independent", "branch", "oversample"] = "independent"
+  sampler: Literal["independent", "branch", "oversample", "monte_carlo"] = "independent"
   branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)
   oversample: OversampleConfig = dataclasses.field(default_factory=OversampleConfig)
+  monte_carlo: MonteCarloConfig = dataclasses.field(default_factory=MonteCarloConfig)
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)

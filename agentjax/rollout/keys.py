@@ -13,6 +13,7 @@ import enum
 import numpy as np
 
 Address = tuple[int, int, int]  # (step, task_id, sample), as in Trajectory.address
+BASELINE = -1  # sample of a group's greedy episode, which is compared with and not trained on
 
 
 class Stream(enum.IntEnum):

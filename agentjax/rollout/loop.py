@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentjax.rewards import RewardGraph
+from agentjax.rollout import keys
 from agentjax.rollout.group import Group, Sampler
 from agentjax.rollout.keys import Address
 from agentjax.rollout.program import (
@@ -38,6 +39,7 @@ class GroupPlayer:
     program: what an episode does.
     sampler: how the members of a group come about; None makes them independent of each other. With
       one, a group is scored when it is complete, and sample numbers may leave gaps.
+    baseline: plays one more episode of every group, sample ``keys.BASELINE``; None plays none.
   """
 
   player: Player
@@ -46,6 +48,7 @@ class GroupPlayer:
   on_finish: OnFinish | None = None
   program: EpisodeProgram = tool_episode
   sampler: Sampler | None = None
+  baseline: Player | None = None
 
   def __post_init__(self) -> None:
     concurrency = self.player.config.concurrency
@@ -57,11 +60,14 @@ class GroupPlayer:
   ) -> list[Trajectory]:
     """The episodes of a group, by address; those in ``finished`` join it as they are."""
     prefixes = SharedPrefixes(self.player.engine)
+    sampled = {a: t for a, t in finished.items() if a[2] != keys.BASELINE}
     try:
       if self.sampler is None:
-        members = await self._independent(task, addresses, finished, prefixes)
+        playing = self._independent(task, addresses, sampled, prefixes)
       else:
-        members = await self._sampled(self.sampler, task, addresses, finished, prefixes)
+        playing = self._sampled(self.sampler, task, addresses, sampled, prefixes)
+      beside = self._greedy(task, (*addresses[0][:2], keys.BASELINE), finished, prefixes)
+      members = [t for some in await _all([playing, beside]) for t in some]
     finally:
       await prefixes.release()
     members.sort(key=lambda t: t.address)
@@ -76,8 +82,22 @@ class GroupPlayer:
     finished: Mapping[Address, Trajectory],
     prefixes: SharedPrefixes,
   ) -> list[Trajectory]:
-    new = [self._episode(task, a, prefixes) for a in addresses if a not in finished]
+    player = self.player
+    new = [self._episode(player, task, a, prefixes) for a in addresses if a not in finished]
     return [*await _all(new), *(finished[a] for a in addresses if a in finished)]
+
+  async def _greedy(
+    self,
+    task: Task,
+    address: Address,
+    finished: Mapping[Address, Trajectory],
+    prefixes: SharedPrefixes,
+  ) -> list[Trajectory]:
+    if self.baseline is None:
+      return []
+    if address in finished:
+      return [finished[address]]
+    return [await self._episode(self.baseline, task, address, prefixes)]
 
   async def _sampled(
     self,
@@ -104,13 +124,15 @@ class GroupPlayer:
       await _all([self._finish([t], task, finished) for t in new])
     return members
 
-  async def _episode(self, task: Task, address: Address, prefixes: SharedPrefixes) -> Trajectory:
+  async def _episode(
+    self, player: Player, task: Task, address: Address, prefixes: SharedPrefixes
+  ) -> Trajectory:
     async with self._running:
       trajectory = await run_episode(
         self.program,
         task,
         address,
-        player=self.player,
+        player=player,
         make_environment=self.make_environment,
         prefixes=prefixes,
       )

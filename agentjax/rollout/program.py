@@ -187,7 +187,7 @@ class Episode:
     )
     self._tools: list[ToolRecord] = []
     self._guards: list[GuardRecord] = []
-    self._rewards: list[Reward] = []
+    self._rewards: list[tuple[int, Reward]] = []  # with the index of the segment they are for
     self._answer: str | None = None
     self._last_turn: int | None = None  # index of the policy's latest segment
     self._drawn: list[int] = []  # its ids
@@ -327,7 +327,8 @@ class Episode:
     self._guards.extend(step.guards)
     self._answer = step.answer
     if step.reward is not None:
-      self._rewards.append(step.reward)
+      # A program that steps before its policy acts is paid for the prompt.
+      self._rewards.append((self._last_turn or 0, step.reward))
     failed = any(record.status != ToolStatus.OK for record in step.tools)
     if failed and self._last_turn is not None:
       self._builder.flag(self._last_turn, Flag.TOOL_ERROR)
@@ -384,11 +385,19 @@ class Episode:
       metadata[GUARDS] = [dataclasses.asdict(record) for record in self._guards]
     if self._branches is not None:
       metadata[BRANCHES] = self._branch_of_segments(self._branches)
+    total = _total([reward for _, reward in self._rewards])
+    by_turn: dict[str, list[float | None]] = {}
+    if self._rewards and total.valid and self._builder.segments:
+      by_turn[ENVIRONMENT_REWARD] = _by_segment(self._rewards, len(self._builder.segments))
     trajectory = self._builder.build(
-      status=status, tools=self._tools, answer=self._answer, metadata=metadata
+      status=status,
+      tools=self._tools,
+      answer=self._answer,
+      metadata=metadata,
+      turn_rewards=by_turn,
     )
     if self._rewards:
-      trajectory.reward_parts[ENVIRONMENT_REWARD] = _total(self._rewards)
+      trajectory.reward_parts[ENVIRONMENT_REWARD] = total
     return trajectory
 
   def _branch_of_segments(self, branches: list[tuple[int, int]]) -> list[int]:
@@ -589,6 +598,15 @@ def _total(rewards: Sequence[Reward]) -> Reward:
   """The sum; invalid where one of them is."""
   invalid = [reward for reward in rewards if not reward.valid]
   return invalid[0] if invalid else Reward(sum(r.value for r in rewards if r.value is not None))
+
+
+def _by_segment(rewards: Sequence[tuple[int, Reward]], segments: int) -> list[float | None]:
+  """What was paid for each segment; None where nothing was."""
+  paid: list[float | None] = [None] * segments
+  for index, reward in rewards:
+    assert reward.value is not None
+    paid[index] = (paid[index] or 0.0) + reward.value
+  return paid
 
 
 def _describe(error: BaseException) -> str:

@@ -6,21 +6,40 @@ import asyncio
 import dataclasses
 import math
 
+from agentjax.config import check
 from agentjax.engine.request import Sample
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.branching import BranchSampler
 from agentjax.rollout.config import OversampleConfig, RolloutConfig
 from agentjax.rollout.group import Crew, Group, Sampler
+from agentjax.rollout.monte_carlo import MonteCarlo
 from agentjax.rollout.program import Episode
 from agentjax.trajectory.record import Trajectory
 
 
-def build_sampler(config: RolloutConfig) -> Sampler | None:
-  """The sampler of ``config.sampler``; None where episodes are independent."""
+def build_sampler(config: RolloutConfig, rewards: RewardGraph) -> Sampler | None:
+  """The sampler of ``config.sampler``; None where episodes are independent.
+
+  Args:
+    config: which, and its settings.
+    rewards: what completions earn.
+
+  Raises:
+    ConfigError: completions of rewards that compare the members of a group.
+  """
   match config.sampler:
     case "branch":
       return BranchSampler(config.branch)
     case "oversample":
       return Oversample(config.oversample)
+    case "monte_carlo":
+      check(
+        not rewards.needs_groups,
+        "config.rollout.sampler",
+        config.sampler,
+        "another with parts of the reward that compare the members of a group",
+      )
+      return MonteCarlo(config.monte_carlo, rewards)
     case _:
       return None
 

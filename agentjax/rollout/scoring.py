@@ -30,7 +30,12 @@ async def score(
   can no longer change the trajectories.
   """
   copies = [
-    dataclasses.replace(t, reward_parts=dict(t.reward_parts), metadata=dict(t.metadata))
+    dataclasses.replace(
+      t,
+      reward_parts=dict(t.reward_parts),
+      turn_rewards=dict(t.turn_rewards),
+      metadata=dict(t.metadata),
+    )
     for t in trajectories
   ]
 
@@ -52,7 +57,7 @@ async def score(
       )
     return
   for trajectory, copy in zip(trajectories, copies, strict=True):
-    for name in ("reward", "reward_parts", "status", "metadata"):
+    for name in ("reward", "reward_parts", "turn_rewards", "status", "metadata"):
       setattr(trajectory, name, getattr(copy, name))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from agentjax.engine import EngineConfig, EngineStats
 from agentjax.rewards.monitor import SCREENED
+from agentjax.rollout import keys
 from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.record import Reward, Status, Trajectory
 
@@ -113,6 +114,22 @@ class RolloutStatistics:
       for name, value in dataclasses.asdict(figures).items():
         flat[f"tool/{tool}/{name}"] = value
     return {name: float(value) for name, value in flat.items()}
+
+
+def apart(trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+  """The sampled episodes, and the greedy ones that groups are compared with; order stays."""
+  greedy = [t for t in trajectories if t.sample == keys.BASELINE]
+  return [t for t in trajectories if t.sample != keys.BASELINE], greedy
+
+
+def baseline_metrics(greedy: Sequence[Trajectory]) -> dict[str, float]:
+  """Of the greedy episodes of a step: how many, how many without a reward, their mean reward."""
+  if not greedy:
+    return {}
+  rewards = [t.reward.value for t in greedy if t.reward.value is not None]
+  invalid = float(len(greedy) - len(rewards))
+  values = {"baseline/episodes": float(len(greedy)), "baseline/invalid": invalid}
+  return values | ({"baseline/reward": float(np.mean(rewards))} if rewards else {})
 
 
 def rollout_statistics(

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from agentjax.config import Config, check
-from agentjax.rewards.graph import Scorer
+from agentjax.rewards.graph import Scorer, as_reward
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
-from agentjax.trajectory.record import Reward, Trajectory
+from agentjax.trajectory.record import Trajectory
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -188,7 +188,7 @@ class _Search:
     score = self._score(trajectory, self._group.task)
     if inspect.isawaitable(score):
       score = await score
-    return score.value if isinstance(score, Reward) else float(score)
+    return as_reward(score).value
 
   async def _finish(self, leaves: Sequence[Node]) -> list[Trajectory]:
     """The episodes of these leaves, unfinished ones played on, and as many fresh ones as lack."""

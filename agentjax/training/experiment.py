@@ -35,8 +35,10 @@ from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
+from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
+from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
 
 
@@ -159,6 +161,8 @@ class RLStage(Config):
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
     meds: penalties on mistakes that a task has seen before (``rewards.mistakes``); None is off.
+    process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
+      turns that scorers or environments give are ``objective.advantage.turn_rewards``.
   """
 
   steps: int = 0
@@ -188,6 +192,7 @@ class RLStage(Config):
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: str | None = None
   meds: MedsConfig | None = None
+  process: ProcessConfig | None = None
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -221,6 +226,21 @@ class RLStage(Config):
     _check_rates(self, path)
 
   def _validate_phases(self, path: str) -> None:
+    names = [f"{path}.phases[{i}]" for i in range(len(self.phases))]
+    for phase, where in zip(self.all_phases, (*names, path), strict=True):
+      credit = phase.objective.advantage.credit
+      check(
+        self.process is None or credit != "broadcast",
+        f"{where}.objective.advantage.credit",
+        credit,
+        f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
+      )
+      check(
+        self.process is None or phase.context == "episode",
+        f"{where}.context",
+        phase.context,
+        f"'episode' with {path}.process, whose policies read whole episodes",
+      )
     for i, phase in enumerate(self.phases):
       where = f"{path}.phases[{i}]"
       check(
@@ -504,10 +524,16 @@ class Experiment(Config):
       f"{objective}.advantage",
     )
     check(
-      settings.advantage.centre != "baseline",
+      self.rl.rollouts is None or not settings.needs_baseline,
       f"{objective}.advantage.centre",
-      "baseline",
-      "any other centre: a run computes no baselines; call objectives.prepare yourself for that",
+      settings.advantage.centre,
+      f"another than 'baseline' with {path}.rl.rollouts: nothing is sampled, greedily or not",
+    )
+    check(
+      not (settings.needs_baseline and settings.advantage.parts),
+      f"{objective}.advantage.parts",
+      settings.advantage.parts,
+      "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
     )
     recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
     if settings.needs_old_log_probs and not recomputed:
@@ -522,6 +548,24 @@ class Experiment(Config):
       parts,
       f"some of {path}.reward.parts = {self.reward.parts}",
     )
+    open_parts = [n for n, w in self.reward.shares.items() if w and n not in self.reward.gated]
+    check(
+      set(settings.advantage.turn_rewards) <= set(open_parts),
+      f"{objective}.advantage.turn_rewards",
+      settings.advantage.turn_rewards,
+      f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
+    )
+    if (staged := settings.staged) is not None:
+      turns = self.rollout.max_turns
+      check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
+      allowed = f"one of {path}.reward.parts = {self.reward.parts}"
+      check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
+      check(
+        phase.context == "episode",
+        f"{name}.context",
+        phase.context,
+        f"'episode' with {objective}.staged",
+      )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
     if updates > 1 and unbounded:
@@ -551,6 +595,18 @@ class Experiment(Config):
       )
 
   def _validate_environment(self, path: str) -> None:
+    check(
+      self.rollout.sampler != "monte_carlo" or MONTE_CARLO in self.reward.parts,
+      f"{path}.reward.parts",
+      self.reward.parts,
+      f"{MONTE_CARLO!r} among them with {path}.rollout.sampler='monte_carlo'",
+    )
+    check(
+      MONTE_CARLO not in self.reward.parts or self.rollout.sampler == "monte_carlo",
+      f"{path}.rollout.sampler",
+      self.rollout.sampler,
+      f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
+    )
     kind, names = self.environment.kind, self.tools.names
     check(
       kind in GAMES or self.data.source != "environment",

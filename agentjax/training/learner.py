@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import ConfigError, check
 from agentjax.models import Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
@@ -19,14 +20,17 @@ from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.distillation import DistillationConfig, select_tokens
 from agentjax.objectives.objective import (
   Objective,
+  ObjectiveConfig,
   Prepared,
   abstract_inputs,
   policy_objective,
   prepare,
+  prepare_staged,
   prepare_supervised,
 )
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.rollout.schedule import bound_staleness
+from agentjax.rollout.statistics import apart
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
@@ -44,6 +48,7 @@ from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
+from agentjax.training.process_rewards import ProcessRewards
 from agentjax.training.state import (
   Networks,
   TrainState,
@@ -74,14 +79,18 @@ from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import (
   PackedSequence,
   pack,
+  paid_by_turn,
   part_rewards,
   plan_rows,
+  stage_rewards,
   to_sequences,
   unpack,
   without_prompt,
 )
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import Reward, Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
+
+BASELINE_PART = "greedy_baseline"  # reward of the group's greedy episode, among a member's parts
 
 _log = logging.getLogger(__name__)
 
@@ -100,12 +109,16 @@ class NoEpisodesError(RuntimeError):
   """A step has nothing to learn from; the message says what became of its episodes."""
 
 
+Prepare = Callable[[Batch, dict[str, Any]], tuple[Prepared, dict[str, jax.Array]]]
+
+
 class _Phase(NamedTuple):
   """A phase of reinforcement learning, compiled."""
 
   config: PhaseConfig
-  prepare: Callable[[Batch, dict[str, Any]], tuple[Prepared, dict[str, jax.Array]]]
+  prepare: Prepare
   update: Update
+  correction: tuple[Prepare, Update] | None = None  # of staged rollouts, after ``update``
 
 
 class _Ready(NamedTuple):
@@ -116,6 +129,15 @@ class _Ready(NamedTuple):
   kept: Any = None  # int32 [B, K]
   teacher: TeacherTargets | None = None
   sets: TokenSets | None = None
+  correction: Prepared | None = None  # in the place of ``prepared`` in a second update
+
+  def scaled(self, factor: float) -> _Ready:
+    """With losses that are ``factor`` times as large."""
+    second = self.correction
+    return self._replace(
+      prepared=self.prepared.scaled(factor),
+      correction=None if second is None else second.scaled(factor),
+    )
 
 
 class Learner:
@@ -156,10 +178,13 @@ class Learner:
     )
     phases = experiment.rl.all_phases if experiment.rl.steps else ()
     self._critic = any(phase.objective.needs_values for phase in phases)
-    self._reference = any(phase.objective.needs_reference for phase in phases)
+    self._compares = any(phase.objective.needs_reference for phase in phases)
+    process = experiment.rl.process
+    self._reference = self._compares or (process is not None and process.reference is None)
     self._lora = experiment.lora
     specs = network_specs(parts.model, self._critic, self._lora)
-    updates = experiment.rl.steps * experiment.rl.minibatches * experiment.rl.epochs
+    passes = sum(phase.steps * (1 + (phase.objective.staged is not None)) for phase in phases)
+    updates = passes * experiment.rl.minibatches * experiment.rl.epochs
     self._optimizers = {
       "supervised": build_optimizer(
         experiment.supervised.optimizer, experiment.supervised.steps, specs
@@ -200,11 +225,22 @@ class Learner:
         distillation=phase.objective.distillation,
         only_values=phase.trains == "values",
       )
-      return _Phase(
-        phase,
-        jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra)),
-        make_update(parts.model, self._optimizers["rl"], own, with_teacher, self._placed["rl"]),
+      update = functools.partial(
+        make_update,
+        parts.model,
+        self._optimizers["rl"],
+        settings=with_teacher,
+        placed=self._placed["rl"],
       )
+      if phase.objective.staged is None:
+        ready = jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra))
+        return _Phase(phase, ready, update(objective=own))
+      first, second = (
+        jax.jit(functools.partial(_prepare_stages, config=phase.objective, update=name))
+        for name in ("immediate", "correction")
+      )
+      narrower = policy_objective(phase.objective.correction)
+      return _Phase(phase, first, update(objective=own), (second, update(objective=narrower)))
 
     self._phases = [compiled(i, phase) for i, phase in enumerate(phases)]
     self._resync = jax.jit(_resync, donate_argnums=0, out_shardings=self._placed["rl"])
@@ -217,6 +253,17 @@ class Learner:
       self._pack_rl,
       experiment.rl.microbatch_rows,
     )
+    self.process: ProcessRewards | None = None
+    if process is not None:
+      self.process = ProcessRewards(
+        process,
+        parts.chat,
+        parts.model,
+        self.mesh,
+        settings.temperature,
+        self._pack_rl,
+        experiment.rl.microbatch_rows,
+      )
     self.mistakes: RepeatedMistakes | None = None
     if experiment.rl.meds is not None:
       self.mistakes = RepeatedMistakes(
@@ -352,11 +399,14 @@ class Learner:
     with context "response" or an objective with a ``preference`` has none.
 
     Raises:
+      ConfigError: a part of ``advantage.turn_rewards`` is given for whole episodes.
       NoEpisodesError: there is nothing to learn from.
       StalenessError: a token is older than the schedule allows.
     """
     settings = self._parts.experiment.rl
     rows = settings.microbatch_rows
+    trajectories, greedy = apart(trajectories)
+    baselines = {t.address[:2]: t.reward for t in greedy}
     weighted = [apply_weight_rules(t, settings.weights) for t in trajectories]
     number, begins = settings.phase_of(step - self._parts.experiment.supervised.steps - 1)
     phase = self._phases[number]
@@ -374,6 +424,11 @@ class Learner:
         f"none of the {len(weighted)} episodes of this step has a token; the first ended with "
         f"status {weighted[0].status}: {weighted[0].metadata.get('reason', 'no reason given')}."
       )
+    if phase.config.objective.needs_baseline:
+      started = [_with_baseline(t, baselines.get(t.address[:2])) for t in started]
+    staged = phase.config.objective.staged
+    of_turns = phase.config.objective.advantage.turn_rewards
+    check_turn_rewards(started, of_turns if staged is None else (staged.part,))
     parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
     if phase.config.context == "response":
       parts = [[r for r in map(without_prompt, part) if r is not None] for part in parts]
@@ -390,7 +445,7 @@ class Learner:
       for batch, part in zip(batches, parts, strict=True)
     ]
     if factor != 1:
-      ready = [one._replace(prepared=one.prepared.scaled(factor)) for one in ready]
+      ready = [one.scaled(factor) for one in ready]
     every: list[dict[str, float]] = []
     trainers: list[np.ndarray] = []
     # Stored preferences were sampled by nobody.
@@ -403,9 +458,16 @@ class Learner:
         trainers = trainers or [_to_host(log_probs).reshape(batch.token_ids.shape)]
         values |= {k: float(v) for k, v in one.metrics.items()}
         every.append(values if compared else _without_mismatch(values))
-    names = [k for k in every[0] if not k.startswith(PREFIX)]
-    means = {k: float(np.mean([values[k] for values in every])) for k in names}
-    means |= first_nonfinite(every)
+    later: list[dict[str, float]] = []  # of the corrections
+    if phase.correction is not None:
+      for _ in range(settings.epochs):
+        for batch, one in zip(batches, ready, strict=True):
+          assert one.correction is not None
+          second = one._replace(prepared=one.correction)
+          state, values, _ = self._apply(phase.correction[1], state, batch, second, rows)
+          later.append(_without_mismatch(values))
+    means = _means(every) | {f"correction/{k}": v for k, v in _means(later).items()}
+    means |= first_nonfinite([*every, *later])
     # The sampler's weights are those of the first update only; later ones move away by design.
     means |= {k: v for k, v in every[0].items() if k.startswith("mismatch/")}
     if compared:
@@ -421,7 +483,7 @@ class Learner:
       means |= report.metrics()
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
     means |= shaping
-    means["bad_steps"] = every[-1]["bad_steps"]
+    means["bad_steps"] = [*every, *later][-1]["bad_steps"]
     return state, means
 
   def _prepare_rl(
@@ -451,16 +513,25 @@ class Learner:
         extra["old_log_probs"] = log_probs
       if self._critic:
         extra["values"] = old_values
+    reference_log_probs = None
     if self._reference:
       frozen = Networks(policy=state.reference, value=None)
       # The reference chooses its own experts: those recorded are the sampler's.
       own = dataclasses.replace(batch, experts=None)
-      extra["reference_log_probs"] = self._scores(frozen, own, rows)[0]
-    credit = phase.config.objective.advantage
+      reference_log_probs = self._scores(frozen, own, rows)[0]
+    if self._compares:
+      extra["reference_log_probs"] = reference_log_probs
+    credit, staged = phase.config.objective.advantage, phase.config.objective.staged
     if credit.parts:
       values, known = part_rewards(sequences, credit.parts, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
       extra["part_rewards"] = values
+    if phase.config.objective.needs_baseline:
+      extra["baselines"], _ = part_rewards(sequences, (BASELINE_PART,), batch.num_sequences)
+      extra["baselines"] = extra["baselines"][:, 0]
+    if credit.turn_rewards:
+      _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
+      batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
     taught = phase.config.objective.distillation
     answers: dict[str, np.ndarray] = {}
     if taught is not None:
@@ -474,9 +545,30 @@ class Learner:
         extra["selected"] = self._select(
           answers["entropies"], answers["divergences"], inside, taught
         )
+    # Rewards of steps stand on tokens that keep their weight.
+    trained_on = np.asarray(batch.weights) * np.asarray(extra.get("selected", 1))
+    credited = dataclasses.replace(batch, weights=trained_on.astype(np.float32))
+    if credit.turn_rewards:
+      shares = self._parts.experiment.reward.shares
+      of_turns = {name: shares[name] for name in credit.turn_rewards}
+      extra["turn_rewards"] = paid_by_turn(sequences, of_turns, credited)
+    metrics: dict[str, Any] = {}
+    if self.process is not None:
+      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
+      extra["token_rewards"], metrics = self.process.score(
+        credited, sequences, policy_log_probs, reference_log_probs
+      )
     bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    if staged is not None:
+      stages = self._parts.experiment.rollout.max_turns
+      names = ("rewards", "known", "stages")
+      extra |= zip(names, stage_rewards(sequences, staged.part, stages, batch), strict=True)
     prepared, found = phase.prepare(bare, extra)
-    metrics: dict[str, Any] = dict(found)
+    metrics |= found
+    if phase.correction is not None:
+      second, of_second = phase.correction[0](bare, extra)
+      metrics |= {f"correction/{k}": v for k, v in of_second.items()}
+      return _Ready(prepared, metrics, correction=second)
     if taught is None or not (taught.keep < 1 or phase.config.objective.needs_divergences):
       return _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
     weights = np.asarray(prepared.weights)
@@ -607,6 +699,52 @@ def update_settings(
 def _resync(state: TrainState) -> TrainState:
   """The present policy is the reference from here on."""
   return dataclasses.replace(state, reference=jax.tree.map(jnp.copy, state.networks.policy))
+
+
+def _with_baseline(trajectory: Trajectory, greedy: Reward | None) -> Trajectory:
+  """A copy that carries its group's baseline; without one there is nothing to learn from it."""
+  if greedy is None or greedy.value is None:
+    invalid = Reward.invalid("the greedy episode of its group has no reward")
+    return dataclasses.replace(trajectory, reward=invalid)
+  parts = {**trajectory.reward_parts, BASELINE_PART: greedy}
+  return dataclasses.replace(trajectory, reward_parts=parts)
+
+
+def check_turn_rewards(trajectories: Sequence[Trajectory], names: Sequence[str]) -> None:
+  """Refuses parts of the reward that no turn has earned.
+
+  Raises:
+    ConfigError: what the turns were paid is not what the part says.
+  """
+  for trajectory in trajectories:
+    for name in names:
+      whole = trajectory.reward_parts.get(name)
+      if whole is None or whole.value is None:
+        continue
+      paid = sum(p for p in trajectory.turn_rewards.get(name, ()) if p is not None)
+      if abs(paid - whole.value) > 1e-6 * max(1.0, abs(whole.value)):
+        raise ConfigError(
+          f"config.rl.objective takes {name!r} as a part of the reward that turns earn, and it is "
+          f"{whole.value:g} for the episode {trajectory.address} and {paid:g} for its turns "
+          "together; allowed in advantage.turn_rewards and staged.part: parts that are earned turn "
+          "by turn, such as 'environment'."
+        )
+
+
+def _prepare_stages(
+  batch: Batch,
+  extra: dict[str, Any],
+  *,
+  config: ObjectiveConfig,
+  update: Literal["immediate", "correction"],
+) -> tuple[Prepared, dict[str, jax.Array]]:
+  return prepare_staged(batch, config=config, update=update, **extra)
+
+
+def _means(every: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Of the metrics of some updates; none of none."""
+  names = [k for k in every[0] if not k.startswith(PREFIX)] if every else []
+  return {k: float(np.mean([values[k] for values in every])) for k in names}
 
 
 def _without_mismatch(values: dict[str, float]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from agentjax.rewards.pivot import PivotScorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
+from agentjax.rollout.monte_carlo import monte_carlo_part
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
 from agentjax.text.answers import read_marked_answer
@@ -34,6 +35,7 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
 from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
+from agentjax.trajectory.record import MONTE_CARLO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +168,9 @@ def build_parts(
     for task in itertools.chain(tasks.train, tasks.test):
       if (reason := refusal(task)) is not None:
         raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
+  own = {MONTE_CARLO: monte_carlo_part}
+  scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
+  rewards = build_rewards(experiment.reward, scorers)
   return Parts(
     experiment=experiment,
     model=_model(experiment, chat.tokenizer),
@@ -174,12 +179,12 @@ def build_parts(
     registry=registry,
     world=world,
     hidden_tests=hidden_tests,
-    rewards=build_rewards(experiment.reward, {**SCORERS, **world.scorers, **extensions.scorers}),
+    rewards=rewards,
     make_environment=guard_environments(
       world.make, experiment.guards, registry, offered=world.tools
     ),
     program=extensions.program,
-    sampler=extensions.sampler or build_sampler(experiment.rollout),
+    sampler=extensions.sampler or build_sampler(experiment.rollout, rewards),
   )
 
 

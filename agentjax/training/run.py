@@ -26,7 +26,10 @@ from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
 from agentjax.rollout.loop import GroupPlayer
+from agentjax.rollout.program import Player
 from agentjax.rollout.statistics import (
+  apart,
+  baseline_metrics,
   group_diversity,
   num_sampled_tokens,
   rollout_statistics,
@@ -139,6 +142,12 @@ class Run:
     console: Console | None = None,
   ):
     self.experiment = resolve(experiment)
+    check(
+      objective is None or experiment.rl.objective.staged is None,
+      "config.rl.objective.staged",
+      experiment.rl.objective.staged,
+      "none with an objective of your own: its second update would not be narrower",
+    )
     self.directory = pathlib.Path(workdir).absolute()
     self._objective = policy_objective(experiment.rl.objective, objective)
     self._extensions = extensions or Extensions()
@@ -279,6 +288,7 @@ class _Session:
       self._keep,
       self.parts.program,
       self.parts.sampler,
+      self._baseline_player(),
     )
     stage = self.experiment.rl
     refill = stage.selection.refill * len(processes.share(range(stage.tasks_per_step)))
@@ -295,10 +305,19 @@ class _Session:
       on_refuse=self._refuse,
     )
 
+  def _baseline_player(self) -> Player | None:
+    """Plays the greedy episode of each group, where an objective compares with one."""
+    stage = self.experiment.rl
+    if not any(phase.objective.needs_baseline for phase in stage.all_phases):
+      return None
+    greedy = dataclasses.replace(stage.sampling, temperature=0.0)
+    return self.parts.player(self.engine, greedy, self.experiment.seed)
+
   def _accept(self, members: list[Trajectory]) -> bool:
     """Whether a group is to be trained on; called from the event loop's thread."""
     selection = self.experiment.rl.selection
-    return bool(keep_groups(group_scores(members, selection.score)[1], selection).all())
+    trained = apart(members)[0]
+    return bool(keep_groups(group_scores(trained, selection.score)[1], selection).all())
 
   def _refuse(self, members: list[Trajectory]) -> None:
     """Forgets a group; also called from the event loop's thread."""
@@ -403,17 +422,20 @@ class _Session:
         if self.experiment.rl.rollouts is not None:
           policy = fingerprint(self.learner.policy(state))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
-      sampled, trajectories, selected = self._rollout(step, state)
+      everything, used, selected = self._rollout(step, state)
+      (sampled, greedy), (trajectories, _) = apart(everything), apart(used)
       self._write_samples(step, sampled)
-      episodes = tuple(t.address for t in trajectories)
+      episodes = tuple(t.address for t in used)
       rollout_seconds = time.monotonic() - started
       found = self._information(step, state, sampled, monitor)
       values = {"bad_steps": 0.0}
       if trajectories:
-        state, values = self.learner.rl_step(state, trajectories, step)
+        state, values = self.learner.rl_step(state, used, step)
       else:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
-      values |= self._rollout_metrics(step, sampled, rollout_seconds) | selected | found
+      drawn = sum(num_sampled_tokens(t) for t in everything)
+      values |= self._rollout_metrics(step, sampled, drawn, rollout_seconds) | selected | found
+      values |= baseline_metrics(greedy)
       values |= staleness_statistics(trajectories, step).metrics() | collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
@@ -435,9 +457,9 @@ class _Session:
   def _rollout(
     self, step: int, state: TrainState
   ) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
-    """What was sampled for ``step``, what of it is trained on, and how that was selected.
+    """What was sampled for ``step``, what of it the update takes, and how that was selected.
 
-    Other groups may stay under way.
+    Both hold the greedy episodes of their groups. Other groups may stay under way.
     """
     stream, stage = self.stream, self.experiment.rl
     assert stream is not None
@@ -473,7 +495,12 @@ class _Session:
     sampled = [*trajectories, *refused]
     if settled or stage.selection.rule == "all":
       return sampled, trajectories, {}
-    selected, metrics = select_groups(trajectories, stage.selection)
+    trained, greedy = apart(trajectories)
+    selected, metrics = select_groups(trained, stage.selection)
+    kept = {t.address[:2] for t in selected}
+    selected = sorted(
+      [*selected, *(t for t in greedy if t.address[:2] in kept)], key=lambda t: t.address
+    )
     metrics["selection/refused_groups"] = float(len({t.address[:2] for t in refused}))
     return sampled, selected, metrics
 
@@ -674,8 +701,9 @@ class _Session:
       write_samples(self.directory, step, sampled, tasks=tasks, tokenizer=tokenizer, config=config)
 
   def _rollout_metrics(
-    self, step: int, trajectories: Sequence[Trajectory], seconds: float
+    self, step: int, trajectories: Sequence[Trajectory], drawn: int, seconds: float
   ) -> dict[str, float]:
+    """Of the episodes sampled for ``step``; ``drawn`` counts the tokens of greedy ones as well."""
     statistics = rollout_statistics(
       trajectories, tool_names=[tool.name for tool in self.parts.tools]
     )
@@ -703,8 +731,7 @@ class _Session:
     else:
       values["time/rollout"] = seconds
     self.handed_over = now
-    sampled = sum(num_sampled_tokens(t) for t in trajectories)
-    return values | {"time/tokens_per_second": sampled / seconds}
+    return values | {"time/tokens_per_second": drawn / seconds}
 
   def _describe(self, step: int) -> str:
     size = count(network_specs(self.parts.model, False))

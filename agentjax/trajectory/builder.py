@@ -232,6 +232,7 @@ class TrajectoryBuilder:
     tools: Iterable[ToolRecord] = (),
     answer: str | None = None,
     metadata: dict[str, Any] | None = None,
+    turn_rewards: dict[str, list[float | None]] | None = None,
   ) -> Trajectory:
     """The checked trajectory. ``reward`` None means it is invalid until a reward graph ran.
 
@@ -243,9 +244,11 @@ class TrajectoryBuilder:
       segments=list(self._trajectory.segments),
       status=status,
       reward=Reward.invalid("not scored") if reward is None else reward,
+      reward_parts={},  # its own: builders that were branched share what they began with
       tools=list(tools),
       answer=answer,
       metadata={} if metadata is None else metadata,
+      turn_rewards={} if turn_rewards is None else turn_rewards,
     )
     check_trajectory(trajectory)
     return trajectory
@@ -341,11 +344,18 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
   Parents stand before their children; the arrays of a segment have one length and the dtypes of
   ``Segment``; a sampled token has a version >= 0, any other has version -1 and no log-prob or
-  entropy; log-probs are finite and <= 0, entropies finite and >= 0, weights finite and >= 0.
+  entropy; log-probs are finite and <= 0, entropies finite and >= 0, weights finite and >= 0. Turn
+  rewards are a finite number or None for every segment.
   """
   for i, segment in enumerate(trajectory.segments):
     _check_parent(trajectory, i, segment.parent)
     _check_segment(trajectory, i, segment)
+  for name, paid in trajectory.turn_rewards.items():
+    if len(paid) != len(trajectory.segments) or not all(p is None or np.isfinite(p) for p in paid):
+      raise TrajectoryError(
+        f"trajectory {trajectory.address}: turn_rewards[{name!r}] is {paid}; allowed: a finite "
+        f"number or None for each of its {len(trajectory.segments)} segments."
+      )
 
 
 def _check_parent(trajectory: Trajectory, index: int, parent: int | None) -> None:

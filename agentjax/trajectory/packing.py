@@ -41,6 +41,7 @@ class PackedSequence:
     teacher_log_probs: float32 [n], NaN where not known; None where not recorded.
     source: name of the data set of its task.
     reward_parts: values of the named parts of its reward, without those that are not valid.
+    turn_rewards: by part float32 [n], what a turn was paid, on its last token; NaN elsewhere.
   """
 
   name: str
@@ -58,6 +59,7 @@ class PackedSequence:
   teacher_log_probs: np.ndarray | None = None
   source: str = ""
   reward_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  turn_rewards: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -105,6 +107,10 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
             for name, part in trajectory.reward_parts.items()
             if part.value is not None
           },
+          turn_rewards={
+            name: _at_ends(paid, trajectory, tokens)
+            for name, paid in trajectory.turn_rewards.items()
+          },
           branches=None if branches is None else _shared(trajectory, branches, tokens, segments),
           **{name: getattr(tokens, name) for name in _PER_TOKEN},
         )
@@ -124,6 +130,67 @@ def part_rewards(
   return values, known
 
 
+def paid_by_turn(
+  sequences: Sequence[PackedSequence], shares: Mapping[str, float], batch: Batch
+) -> np.ndarray:
+  """float32 [B, T]: ``sum_i shares[i] * turn_rewards[i]`` where an advantage can find it.
+
+  That is on the turn's last token with weight or, where a turn has none, on the last one before it.
+  What was earned before the first token with weight stays where it is, as nobody is paid for it.
+
+  Args:
+    sequences: what was packed.
+    shares: of parts of the reward.
+    batch: of all ``sequences``; its weights count, which may be less than theirs.
+  """
+  placed = []
+  loss_weights = unpack(batch.weights, batch.segment_ids, len(sequences))
+  for sequence, weights in zip(sequences, loss_weights, strict=True):
+    paid = np.zeros(len(sequence), np.float32)
+    for name, share in shares.items():
+      if name in sequence.turn_rewards:
+        paid += np.float32(share) * np.nan_to_num(sequence.turn_rewards[name])
+    places = np.arange(len(sequence))
+    last = np.maximum.accumulate(np.where(weights > 0, places, -1))
+    moved = np.zeros_like(paid)
+    np.add.at(moved, np.where(last >= 0, last, places), paid)
+    placed.append(moved)
+  return repack(placed, batch.segment_ids)
+
+
+def stage_rewards(
+  sequences: Sequence[PackedSequence], part: str, stages: int, batch: Batch
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
+
+  A sequence's last turn is the last stage, whatever its number, and has the sequence's reward; the
+  turns before it count from 0 and have what they were paid, where they were judged. Tokens that the
+  policy did not draw are of stage -1.
+
+  Args:
+    sequences: what was packed.
+    part: of the reward, earned turn by turn.
+    stages: at least as many as any sequence has turns.
+    batch: of all ``sequences``.
+  """
+  rewards = np.zeros((len(sequences), stages), np.float32)
+  known, columns = np.zeros(rewards.shape, bool), []
+  for i, sequence in enumerate(sequences):
+    drawn = sequence.versions >= 0
+    last = int(sequence.turns[drawn].max(initial=0))
+    if last >= stages:
+      raise PackingError(
+        f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
+      )
+    columns.append(np.where(drawn, np.where(sequence.turns < last, sequence.turns, stages - 1), -1))
+    paid = sequence.turn_rewards.get(part, np.full(len(sequence), np.nan, np.float32))
+    judged = ~np.isnan(paid) & (sequence.turns < last)
+    np.add.at(rewards[i], sequence.turns[judged], paid[judged])
+    known[i, sequence.turns[judged]] = True
+    rewards[i, -1], known[i, -1] = sequence.reward, sequence.valid
+  return rewards, known, repack(columns, batch.segment_ids, fill=-1).astype(np.int32)
+
+
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   """The sequence without what stands between its first token and its first weighted one.
 
@@ -138,8 +205,24 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   arrays = {name: getattr(sequence, name)[kept] for name in _PER_TOKEN}
   arrays["log_probs"] = np.zeros_like(arrays["log_probs"])
   return dataclasses.replace(
-    sequence, **arrays, experts=None, branches=None, teacher_log_probs=None
+    sequence,
+    **arrays,
+    turn_rewards={name: paid[kept] for name, paid in sequence.turn_rewards.items()},
+    experts=None,
+    branches=None,
+    teacher_log_probs=None,
   )
+
+
+def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
+  """float32 [n] of a path: what was paid for its segments, on the last token of each; else NaN."""
+  result = np.full(len(tokens), np.nan, np.float32)
+  ends = np.cumsum([len(trajectory.segments[i]) for i in tokens.segments]) - 1
+  for index, end in zip(tokens.segments, ends, strict=True):
+    value = paid[index]
+    if value is not None and end >= 0:
+      result[end] = value + np.nan_to_num(result[end])
+  return result
 
 
 def _shared(

@@ -184,6 +184,8 @@ class GuardRecord:
 
 GUARDS = "guards"  # in the metadata of a guarded episode: its GuardRecords as plain dicts
 
+MONTE_CARLO = "monte_carlo"  # part of the reward that completions from between turns give
+
 BRANCHES = "branches"  # in the metadata of an episode that shares its beginning with others
 
 
@@ -194,6 +196,10 @@ class Trajectory:
   An episode that was branched off another is complete in itself. For both of them
   ``metadata[BRANCHES]`` holds an int a segment, the branch that wrote it: two episodes of one task
   and step share segment i where the same branch wrote it in both.
+
+  ``turn_rewards`` say of parts of the reward which turns earned them: by the part's name one number
+  a segment, what was paid for it, and None where it was not judged. They sum up to the part. Parts
+  that are given for the episode as a whole have none.
   """
 
   step: int
@@ -204,6 +210,7 @@ class Trajectory:
   status: Status = Status.OK
   reward: Reward = Reward(0.0)
   reward_parts: dict[str, Reward] = dataclasses.field(default_factory=dict)
+  turn_rewards: dict[str, list[float | None]] = dataclasses.field(default_factory=dict)
   tools: list[ToolRecord] = dataclasses.field(default_factory=list)
   answer: str | None = None  # final answer as the environment read it
   group: str = ""  # group key of the advantage; "" means the task

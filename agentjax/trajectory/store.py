@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAGIC = b"AJXTRAJ\0"
-VERSION = 3  # raise it whenever the fields of a record change
+VERSION = 4  # raise it whenever the fields of a record change
 
 _SEGMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Segment))
 _TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))
@@ -47,6 +47,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     "status": str(trajectory.status),
     "reward": _reward_record(trajectory.reward),
     "reward_parts": {k: _reward_record(v) for k, v in trajectory.reward_parts.items()},
+    "turn_rewards": trajectory.turn_rewards,
     "tools": [{k: _plain(getattr(t, k)) for k in _TOOL_FIELDS} for t in trajectory.tools],
     "answer": trajectory.answer,
     "group": trajectory.group,

@@ -10,6 +10,7 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives import (
   AdvantageConfig,
+  ObjectiveConfig,
   PolicyLossConfig,
   StagedConfig,
   policy_objective,
@@ -73,7 +74,7 @@ def test_a_stage_learns_at_once_where_outcomes_say_nothing(packer):
   plain = sequence_advantages(batch.rewards, batch.valid, batch.groups, _EXACT)
   assert not np.any(plain)
   first = jnp.array([[True, False]] * 3)  # the second stage is not scored yet
-  config = StagedConfig(_EXACT)
+  config = ObjectiveConfig(_EXACT, staged=StagedConfig())
   prepared, metrics = prepare_staged(batch, _REWARDS, first, batch.turns, config, "immediate")
   tokens = pack.unpack(prepared.advantages)
   np.testing.assert_allclose(tokens, [[0, 1, 1, 0, 0], [0, -1, -1, 0, 0], [0] * 5], atol=1e-6)
@@ -83,11 +84,12 @@ def test_a_stage_learns_at_once_where_outcomes_say_nothing(packer):
 
 def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bound(packer):
   pack, batch = _batch(packer)
-  config = StagedConfig(_EXACT, correction_clip_low=0.05, correction_clip_high=0.05)
+  narrower = StagedConfig(correction_clip_low=0.05, correction_clip_high=0.05)
+  config = ObjectiveConfig(_EXACT, staged=narrower)
 
   def slope(update, log_ratio):
     prepared, _ = prepare_staged(batch, _REWARDS, _KNOWN, batch.turns, config, update)
-    objective = policy_objective(config.objective(update))
+    objective = policy_objective(config if update == "immediate" else config.correction)
 
     def loss(log_probs):
       return objective(prepared.with_scores(log_probs, jnp.zeros_like(log_probs)))[0]
@@ -106,11 +108,12 @@ def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bou
 @pytest.mark.parametrize(
   "changes,field",
   [
-    ({"correction_clip_high": 0.3}, "correction_clip_high"),
+    ({"staged": StagedConfig(correction_clip_high=0.3)}, "staged.correction_clip_high"),
     ({"advantage": AdvantageConfig(whiten=True)}, "advantage.whiten"),
     ({"policy_loss": PolicyLossConfig(covariance="kl")}, "policy_loss.covariance"),
   ],
 )
 def test_what_staged_rollouts_have_no_place_for_is_refused(changes, field):
-  with pytest.raises(ConfigError, match=f"staged.{field}"):
-    dataclasses.replace(StagedConfig(), **changes).validate()
+  config = ObjectiveConfig(staged=StagedConfig())
+  with pytest.raises(ConfigError, match=f"objective.{field}"):
+    dataclasses.replace(config, **changes).validate()

@@ -32,7 +32,7 @@ class ScriptedEngine:
     delay: address -> seconds one model call takes, for endings in any order.
     entropy: (address, turn) -> entropy of every token drawn; None gives rising ones.
 
-  A context that was forked belongs to whoever's key its calls carry: samples 0 to 63 of its task.
+  A context that was forked belongs to whoever's key its calls carry: samples -64 to 63 of its task.
 
   Attributes:
     prefills: how often each prompt was run, by its ids.
@@ -104,7 +104,7 @@ class _Context:
 
   def find_owner(self, request):
     step, task, _ = self.address
-    for sample in range(64):
+    for sample in range(-64, 64):
       address = (step, task, sample)
       if (keys.turn_key(RUN_SEED, address, self.turn) == request.key_data).all():
         self.address, self.forked = address, False

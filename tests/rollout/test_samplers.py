@@ -14,7 +14,7 @@ from agentjax.rollout.samplers import Oversample, build_sampler
 from agentjax.rollout.tree import TreeConfig, TreeSearch
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import BRANCHES, Message, Status
-from tests.rollout.conftest import make_task
+from tests.rollout.conftest import REWARDS, make_task
 from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 from tests.rollout.test_branching import Ladder, speak
 from tests.rollout.test_loop import content
@@ -213,10 +213,10 @@ def test_a_scorer_may_be_a_coroutine(run):
 
 def test_a_config_names_its_sampler():
   config = RolloutConfig()
-  assert build_sampler(config) is None
-  branch = build_sampler(dataclasses.replace(config, sampler="branch"))
+  assert build_sampler(config, REWARDS) is None
+  branch = build_sampler(dataclasses.replace(config, sampler="branch"), REWARDS)
   assert branch == BranchSampler(config.branch)
-  over = build_sampler(dataclasses.replace(config, sampler="oversample"))
+  over = build_sampler(dataclasses.replace(config, sampler="oversample"), REWARDS)
   assert over == Oversample(config.oversample)
 
 

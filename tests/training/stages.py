@@ -1,6 +1,7 @@
 """A tiny run whose rewards vary and whose tools take a while, for tests of schedules."""
 
 import asyncio
+import dataclasses
 import json
 import sys
 
@@ -52,6 +53,14 @@ class Digits(Environment):
     self._paid = json.loads(state)
 
 
+class PaidDigits(Digits):
+  """Each turn is paid for its own bytes."""
+
+  async def step(self, action):
+    step = await super().step(action)
+    return dataclasses.replace(step, reward=Reward(self._paid[-1]))
+
+
 def staged_experiment(schedule: ScheduleConfig, **changes) -> Experiment:
   """Six RL steps of two groups of four."""
   experiment = Experiment(
@@ -82,16 +91,19 @@ def staged_experiment(schedule: ScheduleConfig, **changes) -> Experiment:
   return experiment
 
 
-def extensions() -> Extensions:
+def extensions(world: type[Digits] = Digits, **more) -> Extensions:
   tasks = [Task(id=i, prompt=(), answer="", source="digits") for i in range(6)]
-  return Extensions(tasks=TaskSplits(tasks, tasks[:2]), make_environment=lambda task: Digits())
+  splits = TaskSplits(tasks, tasks[:2])
+  return Extensions(tasks=splits, make_environment=lambda task: world(), **more)
 
 
-def run(directory, schedule: ScheduleConfig, **changes) -> Run:
+def run(
+  directory, schedule: ScheduleConfig, *, world: type[Digits] = Digits, scorers=None, **changes
+) -> Run:
   return Run(
     staged_experiment(schedule, **changes),
     directory,
-    extensions=extensions(),
+    extensions=extensions(world, scorers=scorers or {}),
     console=quiet(),
   )
 

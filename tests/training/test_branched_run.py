@@ -24,6 +24,8 @@ def test_a_run_of_branched_groups_replays_to_the_same_hash(tmp_path):
   experiment.rl.objective.advantage.branches = "hard"
   run = Run(experiment, tmp_path / "run", console=quiet())
   assert run.train().finished
-  members = JournalReader(tmp_path / "run" / "journal.log").trajectories(5)
+  members = JournalReader(tmp_path / "run" / "journal.log").trajectories(
+    lambda address: address[0] == 5
+  )
   assert len(members) == 8 and all(BRANCHES in t.metadata for t in members.values())
   assert run.replay(5).identical

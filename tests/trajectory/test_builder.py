@@ -215,3 +215,21 @@ def test_arrays_of_unlike_lengths_never_enter():
   with pytest.raises(TrajectoryError, match=r"log_probs is float32\[1\].*there are 2 token ids"):
     builder.append_sampled([1, 2], [-1.0], [0.0, 0.0], 0)
   assert not builder.segments
+
+
+def test_what_one_branch_is_paid_is_not_paid_to_another():
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="s")
+  builder.append("user", [1, 2])
+  one, other = builder.build(), builder.branch(1).build()
+  one.reward_parts["environment"] = Reward(1.0)
+  one.turn_rewards["environment"] = [1.0]
+  assert not other.reward_parts and not other.turn_rewards
+
+
+@pytest.mark.parametrize("paid", [[1.0], [1.0, None, 2.0], [float("nan"), None]])
+def test_turn_rewards_that_fit_no_segments_are_refused(paid):
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="s")
+  builder.append("user", [1, 2])
+  builder.append_sampled([3], [-1.0], [0.5], 0)
+  with pytest.raises(TrajectoryError, match=r"turn_rewards\['x'\] is .*; allowed: a finite number"):
+    builder.build(turn_rewards={"x": paid})

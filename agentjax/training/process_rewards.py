@@ -1,0 +1,155 @@
+r"""Process rewards by a model, in a run: what two policies think of the steps of an episode.
+
+    r_k = beta sum_{t in step k} (log pi_model(y_t) - log pi_reference(y_t))
+
+With pi_model a reward model that was trained on outcomes (preset "implicit_prm") and pi_reference
+what it was trained from: implicit process rewards (PRIME, 2502.01456). With pi_model the policy
+after and pi_reference the one before reinforcement learning: progress advantages (2606.26080).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+
+from agentjax.config import Config, check
+from agentjax.models import ModelConfig
+from agentjax.objectives.distillation import DistillationConfig
+from agentjax.rewards.process import log_ratio_rewards, step_sums
+from agentjax.text.chat import Chat
+from agentjax.training.teacher import TeacherConfig, Teachers
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.packing import PackedSequence, repack, unpack
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProcessConfig(Config):
+  """Rewards of steps beside the reward of the episode, for credit "reward_to_go" and "gae".
+
+  Attributes:
+    model: pi_model, loaded once and frozen; None is the run's own policy as a step begins.
+    reference: pi_reference; None is the run's reference policy, the one that reinforcement
+      learning, or its present phase, started from.
+    beta: of the formula. PRIME's value is not in our sources; .05 is ours.
+    per: what a step is: a "token", or a "turn", which is paid at its last token.
+    centre: what is taken off every step: "none", or the mean step of the other members of its
+      group ("leave_one_out", as in PRIME); a sequence without such has nothing taken off.
+  """
+
+  model: TeacherConfig | None = None
+  reference: TeacherConfig | None = None
+  beta: float = 0.05
+  per: Literal["token", "turn"] = "token"
+  centre: Literal["none", "leave_one_out"] = "none"
+
+  def validate(self, path: str = "config.rl.process") -> None:
+    super().validate(path)
+    check(self.beta > 0, f"{path}.beta", self.beta, "> 0")
+    for name in ("model", "reference"):
+      policy = getattr(self, name)
+      sources = () if policy is None else policy.sources
+      check(not sources, f"{path}.{name}.sources", sources, "(): it is asked about all episodes")
+
+
+class ProcessRewards:
+  """Scores batches; the policies are loaded when first asked.
+
+  Args:
+    config: see ProcessConfig.
+    chat, student, mesh, temperature, pack, rows: as ``teacher.Teachers`` has them.
+  """
+
+  def __init__(
+    self,
+    config: ProcessConfig,
+    chat: Chat,
+    student: ModelConfig,
+    mesh: jax.sharding.Mesh,
+    temperature: float,
+    pack: Callable[[Sequence[PackedSequence]], Batch],
+    rows: int,
+  ):
+    self.config = config
+
+    def loaded(policy: TeacherConfig | None) -> Teachers | None:
+      if policy is None:
+        return None
+      return Teachers((policy,), chat, student, mesh, temperature, pack, rows)
+
+    self._model, self._reference = loaded(config.model), loaded(config.reference)
+
+  def score(
+    self,
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    policy_log_probs: np.ndarray,
+    reference_log_probs: np.ndarray | None,
+  ) -> tuple[np.ndarray, dict[str, float]]:
+    """float32 [B, T], the reward of each step on its last token, and metrics.
+
+    Args:
+      batch: rows of the sequences, on the host.
+      sequences: what was packed.
+      policy_log_probs, reference_log_probs: [B, T], of the run's own two policies; the second may
+        be None where the config names another.
+    """
+    asked = dataclasses.replace(batch, teacher_log_probs=None)
+
+    def log_probs(policy: Teachers | None, own: np.ndarray | None) -> np.ndarray:
+      if policy is not None:
+        return policy.ask(DistillationConfig(), None, asked, sequences)["log_probs"]
+      assert own is not None
+      return own
+
+    gains = log_ratio_rewards(
+      log_probs(self._model, policy_log_probs),
+      log_probs(self._reference, reference_log_probs),
+      beta=self.config.beta,
+    )
+    cut = (gains, batch.weights, batch.turns)
+    parts = zip(*(unpack(x, batch.segment_ids, batch.num_sequences) for x in cut), strict=True)
+    steps = [_steps(*part, per=self.config.per) for part in parts]
+    if self.config.centre == "leave_one_out":
+      off = _means_of_others(
+        [paid for _, paid in steps], np.asarray(batch.groups), np.asarray(batch.valid)
+      )
+      steps = [(places, paid - o) for (places, paid), o in zip(steps, off, strict=True)]
+    rewards = []
+    for sequence, (places, paid) in zip(sequences, steps, strict=True):
+      one = np.zeros(len(sequence), np.float32)
+      one[places] = paid
+      rewards.append(one)
+    every = np.concatenate([paid for _, paid in steps])
+    metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
+    return repack(rewards, batch.segment_ids), metrics if every.size else {}
+
+
+def _steps(
+  gains: np.ndarray, weights: np.ndarray, turns: np.ndarray, *, per: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Of one sequence the last token of every step, and what the step is paid."""
+  places = np.flatnonzero(weights > 0)
+  if per == "token":
+    return places, gains[places]
+  paid = step_sums(gains, np.where(weights > 0, turns, -1))
+  last = np.flatnonzero(np.append(turns[places][1:] != turns[places][:-1], True)[: len(places)])
+  ends = places[last]
+  return ends, paid[turns[ends]]
+
+
+def _means_of_others(
+  steps: Sequence[np.ndarray], groups: np.ndarray, valid: np.ndarray
+) -> list[float]:
+  """For every sequence the mean over the others of its group of their mean step."""
+  means = np.array([paid.mean() if paid.size else np.nan for paid in steps])
+  known = valid & ~np.isnan(means)
+  result = []
+  for i, group in enumerate(groups):
+    others = known & (groups == group)
+    others[i] = False
+    result.append(float(means[others].mean()) if others.any() else 0.0)
+  return result
