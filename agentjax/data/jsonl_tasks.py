@@ -38,8 +38,9 @@ def load_jsonl(
     answer_field: final answer; "" where rows have none, and every task's is then "".
     response_field: what the assistant answers, the task's demonstration; "" reads none.
     messages_field: a conversation in OpenAI's form in the place of question and response; "" reads
-      none. What stands before the first assistant's message is the prompt, and the rest, up to an
-      assistant's, the demonstration. ``reasoning_content`` is kept within ``<think>`` tags.
+      none. What stands before the first assistant's message is the prompt, and the rest, if there
+      is any, up to an assistant's, the demonstration. ``reasoning_content`` is kept within
+      ``<think>`` tags.
     first_id: id of the task in line 1; ids follow the lines.
     limit: at most so many rows, from the start; None reads all.
 
@@ -75,10 +76,13 @@ def _conversation(
     raise DataError(f"{field!r} is a {type(values).__name__}; allowed: a list", path, line)
   try:
     messages = tuple(openai_messages(values, keep=True))
+    spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if messages and not spoken:
+      return messages, ()
     check_turns(messages)
   except ValueError as error:
     raise DataError(f"{field!r}: {error}", path, line) from error
-  first = next(i for i, message in enumerate(messages) if message.role == "assistant")
+  first = spoken[0]
   if first == 0:
     raise DataError(
       f"{field!r} starts with an assistant's message; allowed: what it answers before it",

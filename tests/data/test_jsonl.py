@@ -137,6 +137,12 @@ def test_a_conversation_is_a_prompt_and_a_demonstration(tmp_path):
   assert [tool.name for tool in declared_tools(task.metadata)] == ["add"]
 
 
+def test_a_conversation_may_be_a_prompt_alone(tmp_path):
+  path = _rows(tmp_path, {"messages": _SAID[:2], "answer": "2"})
+  (task,) = load_jsonl(path, source="made", messages_field="messages")
+  assert (len(task.prompt), task.demonstration, task.answer) == (2, (), "2")
+
+
 def test_a_response_is_a_demonstration(tmp_path):
   path = _rows(tmp_path, {"question": "1+1?", "answer": 2, "response": "It is 2."})
   (task,) = load_jsonl(path, source="made", response_field="response")
@@ -149,7 +155,7 @@ def test_a_response_is_a_demonstration(tmp_path):
   [
     ({}, "no 'said'; its fields: none"),
     ({"said": "x"}, "'said' is a str; allowed: a list"),
-    ({"said": _SAID[:2]}, "'said': the conversation has no assistant"),
+    ({"said": []}, "'said': the conversation has no assistant"),
     ({"said": [{"role": "robot"}]}, "'said': message 0: role 'robot'"),
     ({"said": [_SAID[4]]}, "'said' starts with an assistant's"),
     ({"said": _SAID[:4]}, "'said' ends with a tool message"),
