@@ -3,9 +3,9 @@ r"""Toy measurements of further methods: what fine-tuning forgets, and which mis
   JAX_PLATFORMS=cpu python benchmarks/methods.py --part=forgetting --seeds=3
   JAX_PLATFORMS=cpu python benchmarks/methods.py --part=meds --seeds=3
 
-"forgetting": a policy of bytes learns to copy four digits ("copy 3749") and to spell them backwards
-("back 3749"). From there it is fine-tuned on turning them by one place ("turn 3749", 7493) alone, by
-AdamW, by MoClip, and by either with Logits Replay. Success is that every token of the answer is the
+"forgetting": a policy of bytes learns to copy three digits ("copy 374") and to write them backwards
+("back 374"). It is then fine-tuned on turning them by one place ("turn 374", 743) alone: by AdamW,
+by MoClip, and by either with Logits Replay. Success is that every token of the answer is the
 likeliest, on digits that nothing was trained on. Printed are success at the new and the old skills
 as training goes on, where the new one first reaches ``--reached``, and after the last step.
 
@@ -64,18 +64,18 @@ from agentjax.trajectory.record import Message, Task
 PARTS = ("forgetting", "meds")
 _PARTS = flags.DEFINE_multi_enum("part", list(PARTS), PARTS, "Parts to run; repeat the flag.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of everything.")
-_BASE = flags.DEFINE_integer("base_steps", 500, "Updates of the policy that is fine-tuned.")
-_STEPS = flags.DEFINE_integer("steps", 96, "Updates of fine-tuning.")
+_BASE = flags.DEFINE_integer("base_steps", 600, "Updates of the policy that is fine-tuned.")
+_STEPS = flags.DEFINE_integer("steps", 64, "Updates of fine-tuning.")
 _EVERY = flags.DEFINE_integer("every", 8, "Updates between measurements.")
 _RATES = flags.DEFINE_list("rates", ["1e-3", "3e-4"], "Learning rates of fine-tuning.")
 _REACHED = flags.DEFINE_float("reached", 0.9, "Success at which the old skills are compared.")
-_RL_STEPS = flags.DEFINE_integer("rl_steps", 48, "Steps of reinforcement learning.")
+_RL_STEPS = flags.DEFINE_integer("rl_steps", 32, "Steps of reinforcement learning.")
 _WARM = flags.DEFINE_integer("warm_steps", 150, "Updates of its warm start.")
 
 MODEL = ModelConfig(
   vocab_size=264, d_model=64, pattern="*-*-", num_heads=4, num_kv_heads=4, head_dim=16, d_mlp=128
 )
-BATCH = 64
+BATCH = 32
 HELD_OUT = 200
 METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
   "AdamW": ("adamw", None),
@@ -98,8 +98,8 @@ OLD, NEW = ("copy", "back"), "turn"
 
 def problems(skill: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
   """(prompt, answer) pairs to learn from and to be measured on."""
-  numbers = np.random.default_rng(0).permutation(10_000)[: 800 + HELD_OUT]
-  made = [(f"{skill} {n:04d}", SKILLS[skill](f"{n:04d}")) for n in numbers]
+  numbers = np.random.default_rng(0).permutation(1000)
+  made = [(f"{skill} {n:03d}", SKILLS[skill](f"{n:03d}")) for n in numbers]
   return made[HELD_OUT:], made[:HELD_OUT]
 
 
@@ -291,9 +291,6 @@ def run_meds() -> None:
   arms = {
     "DAPO": None,
     "MEDS": MedsConfig(marker=mark_answer(""), last_layers=2, radius=0.1),
-    "MEDS, beta 1": MedsConfig(
-      marker=mark_answer(""), alpha=0.5, beta=1.0, last_layers=2, radius=0.1
-    ),
   }
   table: dict[str, list[tuple[float, ...]]] = {}
   with tempfile.TemporaryDirectory() as folder:
