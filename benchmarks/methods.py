@@ -64,10 +64,11 @@ from agentjax.trajectory.record import Message, Task
 PARTS = ("forgetting", "meds")
 _PARTS = flags.DEFINE_multi_enum("part", list(PARTS), PARTS, "Parts to run; repeat the flag.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of everything.")
-_BASE = flags.DEFINE_integer("base_steps", 600, "Updates of the policy that is fine-tuned.")
-_STEPS = flags.DEFINE_integer("steps", 64, "Updates of fine-tuning.")
-_EVERY = flags.DEFINE_integer("every", 8, "Updates between measurements.")
-_RATES = flags.DEFINE_list("rates", ["1e-3", "3e-4"], "Learning rates of fine-tuning.")
+_FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first of them.")
+_BASE = flags.DEFINE_integer("base_steps", 1000, "Updates of the policy that is fine-tuned.")
+_STEPS = flags.DEFINE_integer("steps", 128, "Updates of fine-tuning.")
+_EVERY = flags.DEFINE_integer("every", 16, "Updates between measurements.")
+_RATES = flags.DEFINE_list("rates", ["1e-3"], "Learning rates of fine-tuning.")
 _REACHED = flags.DEFINE_float("reached", 0.9, "Success at which the old skills are compared.")
 _RL_STEPS = flags.DEFINE_integer("rl_steps", 32, "Steps of reinforcement learning.")
 _WARM = flags.DEFINE_integer("warm_steps", 150, "Updates of its warm start.")
@@ -75,7 +76,7 @@ _WARM = flags.DEFINE_integer("warm_steps", 150, "Updates of its warm start.")
 MODEL = ModelConfig(
   vocab_size=264, d_model=64, pattern="*-*-", num_heads=4, num_kv_heads=4, head_dim=16, d_mlp=128
 )
-BATCH = 32
+BATCH = 64
 HELD_OUT = 200
 METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
   "AdamW": ("adamw", None),
@@ -174,7 +175,7 @@ def run_forgetting() -> None:
   # By method and rate, one a seed: step, and success by skill.
   reached: dict[tuple[str, str], list[tuple[float, ...]]] = {}
   last: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-  for seed in range(_SEEDS.value):
+  for seed in range(_FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value):
     optimizer = OptimizerConfig(
       learning_rate=3e-3, schedule="cosine", warmup_steps=20, weight_decay=0.01
     )
@@ -294,7 +295,7 @@ def run_meds() -> None:
   }
   table: dict[str, list[tuple[float, ...]]] = {}
   with tempfile.TemporaryDirectory() as folder:
-    for seed in range(_SEEDS.value):
+    for seed in range(_FIRST_SEED.value, _FIRST_SEED.value + _SEEDS.value):
       warm = pathlib.Path(folder) / f"warm_{seed}"
       experiment = meds_experiment(seed, None)
       experiment.rl.steps = 0

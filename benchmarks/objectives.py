@@ -251,7 +251,7 @@ def run_time(sizes: Sizes) -> None:
     if not gap < 1e-4:
       raise RuntimeError(f"log-probs of the two sides differ by {gap}")
     note = f"log-probs agree to {gap:.1e}"
-  timings = {side: Timing() for side in SIDES}
+  timings = {side: Timing() for side in sides}
   peers: list[dict[str, float]] = []
   for _ in range(_ROUNDS.value):
     for side, timing in timings.items():
