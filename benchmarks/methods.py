@@ -9,7 +9,7 @@ by MoClip, and by either with Logits Replay. Success is that every token of the 
 likeliest, on digits that nothing was trained on. Printed are success at the new and the old skills
 as training goes on, where the new one first reaches ``--reached``, and after the last step.
 
-"meds": sums of two numbers of two digits, a short warm start, then DAPO's loss with and without
+"meds": sums of three digits ("3+7+4"), a warm start on others, then DAPO's loss with and without
 MEDS, from the same seed, for the same number of steps. A mistake is repeated where the same wrong
 answer was given to the task in an earlier step. Printed are means over the last third of the steps.
 
@@ -71,13 +71,14 @@ _EVERY = flags.DEFINE_integer("every", 16, "Updates between measurements.")
 _RATES = flags.DEFINE_list("rates", ["1e-3"], "Learning rates of fine-tuning.")
 _REACHED = flags.DEFINE_float("reached", 0.9, "Success at which the old skills are compared.")
 _RL_STEPS = flags.DEFINE_integer("rl_steps", 32, "Steps of reinforcement learning.")
-_WARM = flags.DEFINE_integer("warm_steps", 150, "Updates of its warm start.")
+_WARM = flags.DEFINE_integer("warm_steps", 300, "Updates of its warm start.")
 
 MODEL = ModelConfig(
   vocab_size=264, d_model=64, pattern="*-*-", num_heads=4, num_kv_heads=4, head_dim=16, d_mlp=128
 )
 BATCH = 64
 HELD_OUT = 200
+PRACTISED = 32
 METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
   "AdamW": ("adamw", None),
   "MoClip": ("moclip", None),
@@ -220,18 +221,15 @@ def run_forgetting() -> None:
 # Which mistakes come again.
 
 
-def sums(count: int, seed: int, first_id: int) -> list[Task]:
-  numbers = np.random.default_rng(seed).integers(10, 100, (count, 2))
-  return [
-    Task(
-      first_id + i,
-      (Message("user", f"{a}+{b}"),),
-      str(a + b),
-      "sums",
-      (Message("assistant", mark_answer(str(a + b))),),
-    )
-    for i, (a, b) in enumerate(numbers.tolist())
-  ]
+def sums() -> tuple[list[Task], list[Task]]:
+  """Tasks of the warm start, and those that reinforcement learning practises."""
+  tasks = []
+  for i, number in enumerate(np.random.default_rng(0).permutation(1000).tolist()):
+    asked = "+".join(f"{number:03d}")
+    answer = str(sum(map(int, f"{number:03d}")))
+    shown = (Message("assistant", mark_answer(answer)),)
+    tasks.append(Task(i, (Message("user", asked),), answer, "sums", shown))
+  return tasks[PRACTISED:], [dataclasses.replace(t, demonstration=()) for t in tasks[:PRACTISED]]
 
 
 def meds_experiment(seed: int, meds: MedsConfig | None) -> Experiment:
@@ -287,8 +285,7 @@ def repeated(journal: pathlib.Path) -> list[tuple[float, float, int]]:
 
 def run_meds() -> None:
   """Every task comes again each four steps."""
-  learned, practised = sums(2000, 1, 0), sums(32, 2, 10_000)
-  plain = [dataclasses.replace(task, demonstration=()) for task in practised]
+  learned, practised = sums()
   arms = {
     "DAPO": None,
     "MEDS": MedsConfig(marker=mark_answer(""), last_layers=2, radius=0.1),
@@ -313,7 +310,7 @@ def run_meds() -> None:
         Run(
           experiment,
           directory,
-          extensions=Extensions(tasks=TaskSplits(plain, ())),
+          extensions=Extensions(tasks=TaskSplits(practised, ())),
           console=Console(file=io.StringIO()),
         ).train()
         rows = repeated(directory / "journal.log")
