@@ -1,6 +1,6 @@
 r"""Updates with log-probs of chunks of logits, beside those that hold all; and losses alone.
 
-  JAX_PLATFORMS=cpu python benchmarks/objectives.py [--trl_python=PATH --trl_script=PATH]
+  JAX_PLATFORMS=cpu python benchmarks/objectives.py [--trl_python=PATH] [--side=fused]
 
 "memory": what XLA plans for the whole update (its temporary buffers, from ``memory_analysis``; the
 parameters are the same) on ``--memory_rows`` x ``--memory_time`` tokens in one micro-batch; nothing
@@ -8,9 +8,10 @@ is computed. "fused" is ``models.score_tokens``: the logits of ``--logits_chunk`
 once, made again in the backward pass. "naive" takes a log-softmax of all logits.
 
 "time": the same two updates on ``--rows`` x ``--time`` tokens, in turn, after their results were
-compared. A peer is a script that takes --rows, --time, --vocab, --d_model, --layers, --heads and
---repeats, does the same update (GRPO's loss, its gradient, AdamW, float32), and prints an object of
-JSON with best_s, median_s, cpu_s_median and peak_mib, the memory above what its model took.
+compared; ``--side=fused`` leaves out the other, whose logits may not fit. With ``--trl_python``, a
+Python that has torch and trl, its update (benchmarks/trl_update.py) is timed in turn with them; the
+memory of ours is then what the process took above its parameters, and not only what is planned.
+Another ``--trl_script`` takes the same flags and prints the same JSON.
 
 "losses": value and gradient of presets by the log-probs alone, on ``--memory_rows`` x
 ``--memory_time`` tokens: what a loss adds to an update.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -63,7 +65,10 @@ _PRESETS = flags.DEFINE_list(
   "presets", ["grpo", "gspo", "cispo", "sppo", "self_play_preference"], "Losses that are timed."
 )
 _TRL = flags.DEFINE_string("trl_python", None, "Python with trl.")
-_TRL_SCRIPT = flags.DEFINE_string("trl_script", None, "Its benchmark.")
+_TRL_SCRIPT = flags.DEFINE_string(
+  "trl_script", os.path.join(os.path.dirname(__file__), "trl_update.py"), "What it runs."
+)
+_SIDES = flags.DEFINE_multi_enum("side", list(SIDES), SIDES, "Sides that are timed; repeatable.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +121,7 @@ def naive_scores(
     hidden=out.hidden,
     routing=out.routing,
     max_scores=out.max_scores,
+    captured=out.captured,
   )
 
 
@@ -128,6 +134,7 @@ def policy(sizes: Sizes) -> ModelConfig:
     num_kv_heads=sizes.heads,
     head_dim=sizes.d_model // sizes.heads,
     d_mlp=4 * sizes.d_model,
+    mlp_activation="swiglu",
     logits_chunk=sizes.logits_chunk,
   )
 
@@ -216,6 +223,12 @@ class Timing:
     return min(self.wall), statistics.median(self.wall), statistics.median(self.cpu)
 
 
+def resident_mib() -> float:
+  """What the process holds in memory."""
+  with open("/proc/self/statm") as file:
+    return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def show(what: str, side: str, figures: tuple[float, float, float], note: str = "") -> None:
   best, median, cpu = figures
   load = os.getloadavg()[0]
@@ -226,14 +239,19 @@ def show(what: str, side: str, figures: tuple[float, float, float], note: str = 
 
 def run_time(sizes: Sizes) -> None:
   updates = Updates(sizes, sizes.rows, sizes.time)
-  compiled = {side: updates.compiled(side) for side in SIDES}
-  states, log_probs = {}, {}
+  sides = [side for side in SIDES if side in _SIDES.value]
+  compiled = {side: updates.compiled(side) for side in sides}
+  states = {side: updates.state() for side in sides}
+  before, log_probs = resident_mib(), {}
   for side, call in compiled.items():
-    states[side], _, log_probs[side] = call(updates.state(), updates.batch, jnp.int32(1), None)
-  gap = float(jnp.max(jnp.abs(log_probs["fused"] - log_probs["naive"])))
-  if not gap < 1e-4:
-    raise RuntimeError(f"log-probs of the two sides differ by {gap}")
-  timings = {side: Timing() for side in SIDES}
+    states[side], _, log_probs[side] = call(states[side], updates.batch, jnp.int32(1), None)
+  note = ""
+  if len(sides) == 2:
+    gap = float(jnp.max(jnp.abs(log_probs["fused"] - log_probs["naive"])))
+    if not gap < 1e-4:
+      raise RuntimeError(f"log-probs of the two sides differ by {gap}")
+    note = f"log-probs agree to {gap:.1e}"
+  timings = {side: Timing() for side in sides}
   peers: list[dict[str, float]] = []
   for _ in range(_ROUNDS.value):
     for side, timing in timings.items():
@@ -246,10 +264,15 @@ def run_time(sizes: Sizes) -> None:
         timing.run(step)
     peers += peer_rows(sizes)
   what = f"update, {sizes.rows} x {sizes.time} x {sizes.vocab}"
+  if len(sides) == 1:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    note = f"peak {own:,.1f} MiB above its model"
   for side, timing in timings.items():
-    show(what, side, timing.figures, f"log-probs agree to {gap:.1e}" if side == "naive" else "")
-  fused, naive = (timings[side].figures for side in SIDES)
-  print(f"  naive / fused: {naive[1] / fused[1]:.2f} median, {naive[2] / fused[2]:.2f} CPU")
+    show(what, side, timing.figures, note if side == sides[-1] else "")
+  first = timings[sides[0]].figures
+  if len(sides) == 2:
+    naive = timings["naive"].figures
+    print(f"  naive / fused: {naive[1] / first[1]:.2f} median, {naive[2] / first[2]:.2f} CPU")
   if peers:
     theirs = (
       min(p["best_s"] for p in peers),
@@ -258,16 +281,16 @@ def run_time(sizes: Sizes) -> None:
     )
     peak = max(p["peak_mib"] for p in peers)
     show(what, "trl", theirs, f"peak {peak:,.1f} MiB above its model")
-    planned = compiled["fused"].memory_analysis().temp_size_in_bytes / 2**20
+    planned = compiled[sides[0]].memory_analysis().temp_size_in_bytes / 2**20
     print(
-      f"  trl / fused: {theirs[1] / fused[1]:.2f} median, {theirs[2] / fused[2]:.2f} CPU, "
-      f"{peak / planned:.2f} memory"
+      f"  trl / {sides[0]}: {theirs[1] / first[1]:.2f} median, {theirs[2] / first[2]:.2f} CPU, "
+      f"{peak / planned:.2f} memory beside the {planned:,.1f} MiB planned"
     )
 
 
 def peer_rows(sizes: Sizes) -> list[dict[str, float]]:
   """The JSON objects that a peer prints; none where no peer is given."""
-  if _TRL.value is None or _TRL_SCRIPT.value is None:
+  if _TRL.value is None:
     return []
   names = ("rows", "time", "vocab", "d_model", "layers", "heads")
   arguments = [f"--{name}={getattr(sizes, name)}" for name in names]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Where programs are compiled in haste (see the Makefile), XLA's older emitters halve the time; they,
-# and so the flag, are there up to jax 0.10.
+# Where programs are compiled in haste (see the Makefile), XLA's older emitters halve the time.
+# Up to jax 0.10 it has them, and knows the flag.
 if "--xla_backend_optimization_level=0" in (flags := os.environ.get("XLA_FLAGS", "")):
   if importlib.metadata.version("jax").startswith("0.10."):
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"

@@ -71,7 +71,7 @@ def read_trajectories(
   for line, where, row in _rows(path):
     try:
       messages = tuple(convert(row, thinking == "keep"))
-      _check_turns(messages)
+      check_turns(messages)
       declared = _tools_of(row) or tuple(tools)
     except (KeyError, TypeError, ValueError) as error:
       reason = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
@@ -122,7 +122,7 @@ def _tools_of(row: Mapping[str, Any]) -> tuple[DeclaredTool, ...]:
   return read_tools(_json(values, "tools") if isinstance(values, str) else values)
 
 
-def _check_turns(messages: Sequence[Message]) -> None:
+def check_turns(messages: Sequence[Message]) -> None:
   """Raises ValueError where tools answer what nobody asked, or the policy never speaks."""
   if not any(message.role == "assistant" for message in messages):
     raise ValueError("the conversation has no assistant message")
@@ -145,8 +145,22 @@ def _openai(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   field = next((name for name in _MESSAGES if name in row), None)
   if field is None:
     raise ValueError(f"no {', '.join(_MESSAGES)}; fields: {', '.join(row) or 'none'}")
+  yield from openai_messages(_list(row[field], field), keep)
+
+
+def openai_messages(values: Sequence[Any], keep: bool) -> Iterator[Message]:
+  """Messages in OpenAI's form, with ``tool_calls``.
+
+  Args:
+    values: plain JSON.
+    keep: whether an assistant's ``reasoning_content`` is put before its text, within ``<think>``
+      and ``</think>``, or left out.
+
+  Raises:
+    ValueError: a message that does not fit, with its number.
+  """
   known: set[str] = set()  # ids of calls
-  for number, message in enumerate(_list(row[field], field)):
+  for number, message in enumerate(values):
     try:
       yield _openai_message(message, keep, known)
     except (KeyError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from agentjax.config import Config, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
 from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.data.gsm8k import load_gsm8k
-from agentjax.data.jsonl import load_jsonl
+from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.data.mixture import mix
 from agentjax.data.mle_tasks import MleTaskConfig, mle_tasks, read_mle_folder
 from agentjax.data.pivots import pivot_tasks
@@ -27,19 +27,35 @@ _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
 
 @dataclasses.dataclass(unsafe_hash=True)
 class JsonlConfig(Config):
-  """Two JSONL files in the folder ``config.data.path``, a question and an answer a row."""
+  """JSONL files in the folder ``config.data.path``, a task a row (``data.jsonl_tasks``).
 
-  name: str = "jsonl"  # kept in the tasks as their source
+  Attributes:
+    name: kept in the tasks as their source.
+    train_file, test_file: the files; test_file "" is none.
+    question_field, answer_field: texts; answer_field "" where rows have no final answer.
+    response_field: field with what the assistant answers, for supervised learning; "" reads none.
+    messages_field: field with a whole conversation, in the place of question and response; what
+      follows its first assistant's message, that included, is for supervised learning.
+  """
+
+  name: str = "jsonl"
   train_file: str = "train.jsonl"
   test_file: str = "test.jsonl"
   question_field: str = "question"
   answer_field: str = "answer"
+  response_field: str = ""
+  messages_field: str = ""
 
   def validate(self, path: str = "config.data.jsonl") -> None:
     super().validate(path)
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      check(bool(value), f"{path}.{field.name}", value, "a name")
+    for field in ("name", "train_file", "question_field"):
+      check(bool(getattr(self, field)), f"{path}.{field}", getattr(self, field), "a name")
+    check(
+      not (self.response_field and self.messages_field),
+      f"{path}.response_field",
+      self.response_field,
+      f"'' with {path}.messages_field={self.messages_field!r}, whose conversation has it",
+    )
     check(
       self.train_file != self.test_file,
       f"{path}.test_file",
@@ -231,6 +247,7 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
       return TaskSplits(train, [])
     return TaskSplits(train, pivot_tasks(held_out, first_id=FIRST_TEST_ID, limit=test_size))
   files = config.jsonl
+  parts = ((files.train_file, 0, train_size), (files.test_file, FIRST_TEST_ID, test_size))
   return TaskSplits(
     *(
       load_jsonl(
@@ -240,11 +257,12 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
         limit=limit,
         question_field=files.question_field,
         answer_field=files.answer_field,
+        response_field=files.response_field,
+        messages_field=files.messages_field,
       )
-      for name, first_id, limit in (
-        (files.train_file, 0, train_size),
-        (files.test_file, FIRST_TEST_ID, test_size),
-      )
+      if name
+      else []
+      for name, first_id, limit in parts
     )
   )
 

@@ -1,4 +1,4 @@
-"""JSON lines: one task a line, read with the line number at hand for every complaint."""
+"""JSON lines: one object a line, read with the line number at hand for every complaint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentjax.data.errors import DataError
-from agentjax.trajectory.record import Message, Task
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -42,37 +41,6 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
       raise DataError(f"cannot be read past here: {error}", path, line + 1) from error
   if line == 0 or blank == 1:
     raise DataError("the file holds no rows", path)
-
-
-def load_jsonl(
-  path: str | os.PathLike[str],
-  *,
-  source: str,
-  question_field: str = "question",
-  answer_field: str = "answer",
-  first_id: int = 0,
-  limit: int | None = None,
-) -> list[Task]:
-  """Tasks of a JSONL file whose rows hold a question and a final answer, without demonstrations.
-
-  Args:
-    path: the file.
-    source: name of the data set, kept in every task.
-    question_field, answer_field: names of the fields; other fields are ignored.
-    first_id: id of the task in line 1; ids follow the lines.
-    limit: at most so many rows, from the start; None reads all.
-
-  Raises:
-    DataError: as ``read_jsonl``, or a row whose question or answer is missing or empty.
-  """
-  tasks: list[Task] = []
-  for line, row in read_jsonl(path):
-    if limit is not None and len(tasks) >= limit:
-      break
-    question = require_text(row, question_field, path, line)
-    answer = require_text(row, answer_field, path, line)
-    tasks.append(Task(first_id + line - 1, (Message("user", question),), answer.strip(), source))
-  return tasks
 
 
 def require_text(

@@ -18,7 +18,8 @@ classifier of words (the paper trains a 0.6B model on labels of a 32B one).
 from __future__ import annotations
 
 import dataclasses
-import logging
+import hashlib
+import io
 import os
 import re
 import zlib
@@ -28,9 +29,10 @@ from typing import Literal, Protocol
 import numpy as np
 
 from agentjax.config import Config, check
+from agentjax.data.errors import DataError
+from agentjax.data.jsonl import read_jsonl, require_text
+from agentjax.files import write_atomically
 from agentjax.trajectory.record import Message, Task
-
-_log = logging.getLogger(__name__)
 
 Author = Literal["student", "teacher"]
 _OTHER: Mapping[Author, Author] = {"student": "teacher", "teacher": "student"}
@@ -44,6 +46,10 @@ class Continuation:
   text: str
   tokens: int
   ended: bool = False
+
+
+class GivenUpError(Exception):
+  """A trace is of no use; ``args`` say why. A writer raises it for a text it cannot go on with."""
 
 
 class Writer(Protocol):
@@ -62,6 +68,9 @@ class Writer(Protocol):
       text: what was written so far, by whomever.
       tokens: at most.
       key: addresses the draw.
+
+    Raises:
+      GivenUpError: the text is too long for the model.
     """
     ...
 
@@ -151,10 +160,6 @@ class Synthesis:
     )
 
 
-class _GivenUpError(Exception):
-  """A trace is of no use; the message says why."""
-
-
 async def synthesise(
   task: Task,
   writers: Mapping[Author, Writer],
@@ -162,11 +167,11 @@ async def synthesise(
   config: TessyConfig,
   *,
   seed: int = 0,
-) -> Synthesis | None:
-  """One trace for a task, or None where all attempts were given up (which is logged).
+) -> Synthesis:
+  """One trace for a task.
 
-  An attempt is given up when it repeats itself, passes ``max_tokens``, or a model ends its text
-  before the end of the thoughts. Errors of a writer propagate.
+  An attempt is given up when it repeats itself, passes ``max_tokens``, a model ends its text before
+  the end of the thoughts, or a writer says so. Other errors of a writer propagate.
 
   Args:
     task: its prompt is what both models are asked.
@@ -174,6 +179,9 @@ async def synthesise(
     predictors: for texts of each of them.
     config: validated.
     seed: with the task's id, the attempt and the chunk it makes the key of every call.
+
+  Raises:
+    GivenUpError: all attempts were given up; its ``args`` say why, one reason each.
   """
   given_up: list[str] = []
   for attempt in range(1 + config.retries):
@@ -181,12 +189,11 @@ async def synthesise(
     try:
       await trace.think()
       await trace.answer()
-    except _GivenUpError as reason:
+    except GivenUpError as reason:
       given_up.append(str(reason))
       continue
     return Synthesis(tuple(trace.parts), attempt + 1, tuple(given_up))
-  _log.warning("task %d: no trace in %d attempts: %s", task.id, len(given_up), "; ".join(given_up))
-  return None
+  raise GivenUpError(*given_up)
 
 
 class _Trace:
@@ -227,13 +234,13 @@ class _Trace:
         self._drop(len(self.text) - at - len(end))
         return
       if chunk.ended and not switches:
-        raise _GivenUpError(f"the {active} ended its text before {end!r}")
+        raise GivenUpError(f"the {active} ended its text before {end!r}")
       if spent >= config.max_tokens:
-        raise _GivenUpError(f"no {end!r} within max_tokens={config.max_tokens}")
+        raise GivenUpError(f"no {end!r} within max_tokens={config.max_tokens}")
       if self._calls % config.check_every == 0 and repeats_itself(
         self.text, config.repetition_words, config.repetition_times
       ):
-        raise _GivenUpError("it repeats itself")
+        raise GivenUpError("it repeats itself")
       if switches:
         active = _OTHER[active]
 
@@ -241,7 +248,7 @@ class _Trace:
     """What the student makes of the thoughts."""
     chunk = await self._extend("student", self._config.answer_tokens)
     if not chunk.ended:
-      raise _GivenUpError(f"no answer within answer_tokens={self._config.answer_tokens}")
+      raise GivenUpError(f"no answer within answer_tokens={self._config.answer_tokens}")
     self._write("student", chunk.text)
 
   async def _extend(self, author: Author, tokens: int) -> Continuation:
@@ -313,6 +320,50 @@ def find_spans(text: str, phrases: Iterable[str]) -> list[tuple[int, int]]:
   return spans
 
 
+def read_spans(
+  path: str | os.PathLike[str],
+) -> tuple[list[str], list[list[tuple[int, int]]]]:
+  """Labelled traces of a JSONL file, for ``WordClassifier.train``: texts and their style spans.
+
+  A row has a ``text``, and either ``spans``, a list of [start, end], or ``phrases``, the verbatim
+  fillers that a labelling model listed, in order (see ``find_spans``).
+
+  Raises:
+    DataError: a file that cannot be read, or a row that does not fit, with line and field.
+  """
+  texts: list[str] = []
+  found: list[list[tuple[int, int]]] = []
+  for line, row in read_jsonl(path):
+    text = require_text(row, "text", path, line)
+    field = "spans" if "spans" in row else "phrases"
+    values = row.get(field)
+    if not isinstance(values, list):
+      raise DataError("the row has no list 'spans' and no list 'phrases'", path, line)
+    if field == "phrases":
+      if not all(isinstance(value, str) for value in values):
+        raise DataError("'phrases' holds more than texts", path, line)
+      spans = find_spans(text, values)
+    else:
+      spans = []
+      for i, value in enumerate(values):
+        fits = (
+          isinstance(value, list)
+          and len(value) == 2
+          and all(type(v) is int for v in value)
+          and 0 <= value[0] < value[1] <= len(text)
+        )
+        if not fits:
+          raise DataError(
+            f"'spans'[{i}] is {value!r}; allowed: [start, end] within the {len(text)} characters",
+            path,
+            line,
+          )
+        spans.append((value[0], value[1]))
+    texts.append(text)
+    found.append(spans)
+  return texts, found
+
+
 class WordClassifier:
   """A boundary predictor of words: logistic regression on the word and the two before it.
 
@@ -377,13 +428,32 @@ class WordClassifier:
     scores = self.weights[np.array(rows)].sum(axis=1) + self.weights[-1]
     return [(word.start(), bool(s > 0)) for word, s in zip(words, scores, strict=True)]
 
+  def accuracy(
+    self, texts: Sequence[str], style_spans: Sequence[Sequence[tuple[int, int]]]
+  ) -> float:
+    """Share of the words whose class is told; arguments as in ``train``."""
+    right = [
+      told == any(a <= start < b for a, b in spans)
+      for text, spans in zip(texts, style_spans, strict=True)
+      for start, told in self.style("", text)
+    ]
+    return float(np.mean(right))
+
   def save(self, path: str | os.PathLike[str]) -> None:
-    """One ``.npy`` file."""
-    np.save(path, self.weights)
+    """One file in numpy's ``.npy`` format."""
+    data = io.BytesIO()
+    np.save(data, self.weights)
+    write_atomically(path, data.getvalue())
 
   @classmethod
   def load(cls, path: str | os.PathLike[str]) -> WordClassifier:
-    return cls(np.load(path))
+    """What ``save`` wrote. Raises ValueError for another file, OSError where there is none."""
+    with open(path, "rb") as file:
+      return cls(np.load(file, allow_pickle=False))
+
+  def fingerprint(self) -> str:
+    """SHA-256 hex of the weights."""
+    return hashlib.sha256(self.weights.tobytes()).hexdigest()
 
   @classmethod
   def _features(cls, words: Sequence[str]) -> list[list[int]]:

@@ -3,58 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from agentjax.config import Config, check
-from agentjax.rewards.judges import JudgeUnavailableError
+from agentjax.config import check
+from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
 from agentjax.trajectory.record import Message
 
 _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token
 
 
-class JudgeRefusedError(RuntimeError):
-  """The endpoint answered, but not with a reply: a wrong model name, key or request."""
-
-
 @dataclasses.dataclass(unsafe_hash=True)
-class HttpJudgeConfig(Config):
+class HttpJudgeConfig(EndpointConfig):
   """Where a judge is, and how it samples.
 
   Attributes:
-    base_url: up to and with /v1, such as http://host:8000/v1.
-    model: the name the endpoint knows it by.
-    api_key_variable: environment variable that holds its key; "" sends none.
     temperature, top_p, max_tokens: of its replies.
-    timeout: seconds a request.
   """
 
-  base_url: str = ""
-  model: str = ""
-  api_key_variable: str = ""
   temperature: float = 0.0
   top_p: float = 1.0
   max_tokens: int = 1024
-  timeout: float = 300.0
 
   def validate(self, path: str = "judge") -> None:
     super().validate(path)
-    known = self.base_url.startswith(("http://", "https://"))
-    check(known, f"{path}.base_url", self.base_url, "http://... or https://...")
-    check(bool(self.model), f"{path}.model", self.model, "the endpoint's name of the model")
     check(self.temperature >= 0, f"{path}.temperature", self.temperature, ">= 0")
     check(0 < self.top_p <= 1, f"{path}.top_p", self.top_p, "over 0, up to 1")
     check(self.max_tokens >= 1, f"{path}.max_tokens", self.max_tokens, ">= 1")
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
 
 
 class HttpJudge:
-  """Asks ``POST base_url/chat/completions``; a ``LetterJudge``.
-
-  Connection failures, time-outs and the statuses 408, 429 and 5xx are ``JudgeUnavailableError``;
-  any other refusal is a ``JudgeRefusedError``. Holds no connection between calls, so that threads
-  with event loops of their own may share it.
+  """Asks ``POST base_url/chat/completions``; a ``LetterJudge``. Failures are those of ``post``.
 
   Raises:
     ImportError: aiohttp is missing.
@@ -62,15 +41,12 @@ class HttpJudge:
 
   def __init__(self, config: HttpJudgeConfig):
     config.validate()
-    try:
-      import aiohttp  # noqa: F401
-    except ImportError as error:
-      raise ImportError("judges over HTTP need aiohttp: pip install agentjax[web]") from error
+    require_aiohttp("judges")
     self._config = config
 
   async def reply(self, messages: Sequence[Message], *, key: int) -> str:
     config = self._config
-    choice = await self._post(
+    choice = await self._ask(
       {
         "messages": [{"role": m.role, "content": m.content} for m in messages],
         "temperature": config.temperature,
@@ -99,7 +75,7 @@ class HttpJudge:
     """
     begun = [*({"role": m.role, "content": m.content} for m in messages)]
     begun.append({"role": "assistant", "content": opening})
-    choice = await self._post(
+    choice = await self._ask(
       {
         "messages": begun,
         "add_generation_prompt": False,
@@ -112,34 +88,8 @@ class HttpJudge:
     )
     return bounded_log_probs(_alternatives(choice), choices)
 
-  async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-    import aiohttp
-
-    config, headers = self._config, {}
-    if config.api_key_variable:
-      secret = os.environ.get(config.api_key_variable)
-      if not secret:
-        raise JudgeRefusedError(f"the environment variable {config.api_key_variable} is not set")
-      headers["Authorization"] = f"Bearer {secret}"
-    url = f"{config.base_url.rstrip('/')}/chat/completions"
-    limit = aiohttp.ClientTimeout(total=config.timeout)
-    try:
-      async with (
-        aiohttp.ClientSession(timeout=limit) as session,
-        session.post(url, json={"model": config.model, **body}, headers=headers) as response,
-      ):
-        text = await response.text()
-        if response.status in (408, 429) or response.status >= 500:
-          raise JudgeUnavailableError(f"{url} answered {response.status}: {text[:200]}")
-        if response.status != 200:
-          raise JudgeRefusedError(f"{url} answered {response.status}: {text[:500]}")
-        values = await response.json(content_type=None)
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-      raise JudgeUnavailableError(f"{url}: {type(error).__name__}: {error}") from error
-    try:
-      return values["choices"][0]
-    except (KeyError, IndexError, TypeError):
-      raise JudgeRefusedError(f"{url} gave no choice: {str(values)[:300]}") from None
+  async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    return (await post(self._config, "chat/completions", body))["choices"][0]
 
 
 def bounded_log_probs(alternatives: dict[str, float], choices: Sequence[str]) -> list[float]:

@@ -25,6 +25,7 @@ class Stream(enum.IntEnum):
   BOOTSTRAP = 3  # resampling for confidence intervals
   BRANCH = 4  # whether an episode is branched before one turn
   JUDGE = 5  # a judge's reply
+  WRITER = 6  # a piece of a text that several models write
 
 
 def derive(run_seed: int, stream: Stream, *parts: int) -> np.ndarray:

@@ -141,6 +141,10 @@ class Chat(abc.ABC):
   def assistant(self, message: Message, tools: Sequence[DescribedTool] = ()) -> list[int]:
     """Ids of a turn as the policy would sample it, its end included."""
 
+  def begun(self, text: str) -> list[int]:
+    """Ids of a turn that starts with ``text`` and is not over; they follow a prompt's."""
+    return self.tokenizer.encode(text)
+
   @abc.abstractmethod
   def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
     """Reads the ids the policy sampled in one turn.

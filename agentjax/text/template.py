@@ -149,6 +149,10 @@ class TemplateChat(Chat):
     turn, end, _ = whole[len(asked) :].rpartition(self._end)
     return self._encode(turn + end)
 
+  def begun(self, text: str) -> list[int]:
+    """As in ``Chat``; ``<think>`` and ``</think>`` are thinking where the vocabulary has them."""
+    return self._encode(self._own_words(text))
+
   def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
     """As in ``Chat``; thinking is neither text nor does a call in it count.
 
@@ -271,13 +275,16 @@ class TemplateChat(Chat):
       return {"role": message.role, "content": message.content}
     if message.role != "assistant":
       return {"role": message.role, "content": self._guarded(message.content)}
-    # The policy's own words: its thinking is markup.
-    parts = re.split(f"({THINK}|{END_THINK})", message.content)
-    parts[::2] = map(self._guarded, parts[::2])
-    values: dict[str, Any] = {"role": message.role, "content": "".join(parts)}
+    values: dict[str, Any] = {"role": message.role, "content": self._own_words(message.content)}
     if message.tool_calls:
       values["tool_calls"] = [self._call(call) for call in message.tool_calls]
     return values
+
+  def _own_words(self, text: str) -> str:
+    """What the policy says: its thinking is markup, and nothing else."""
+    parts = re.split(f"({THINK}|{END_THINK})", text)
+    parts[::2] = map(self._guarded, parts[::2])
+    return "".join(parts)
 
   def _call(self, call: ToolCall) -> dict[str, Any]:
     if call.error is not None:

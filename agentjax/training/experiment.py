@@ -453,11 +453,13 @@ class Experiment(Config):
       f"> 0 when {path}.supervised.steps is 0: there is nothing to train",
     )
     check(
-      self.start_from is None or self.supervised.logits_replay is None,
+      self.start_from is None
+      or self.supervised.logits_replay is None
+      or pathlib.PurePath(self.start_from).name.isdigit(),
       f"{path}.start_from",
       self.start_from,
-      f"none with {path}.supervised.logits_replay: a resumed run makes its first policy anew, from "
-      "the seed or the pretrained folder",
+      f"RUN/checkpoints/STEP with {path}.supervised.logits_replay: a resumed run reads its first "
+      "policy again, and a run's newest checkpoint may by then be another",
     )
     check_chat(self.chat, self.tokenizer, path)
     check(

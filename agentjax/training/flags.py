@@ -34,7 +34,7 @@ def define_config_flag(
     flag_values: where it is defined.
     argv: command line the field flags are found in; None is that of the process.
   """
-  _register_types(Experiment)
+  register_types(Experiment)
   return config_flags.DEFINE_config_dataclass(
     name,
     Experiment(),
@@ -166,8 +166,8 @@ def _config_type(hint: Any) -> type[Config] | None:
   return None
 
 
-def _register_types(cls: type[Config]) -> None:
-  """Gives config_flags a parser for every field's type.
+def register_types(cls: type[Config]) -> None:
+  """Gives config_flags a parser for the type of every field of ``cls``, so that flags may set it.
 
   config_flags reads ``Field.type``, which is a string under postponed annotations and knows no
   Literal and no "none"; a marker class per hint, with a registered parser, replaces it.
@@ -178,7 +178,7 @@ def _register_types(cls: type[Config]) -> None:
     nested = _config_type(hint)
     if nested is not None:
       field.type = hint
-      _register_types(nested)
+      register_types(nested)
     elif hint is bool:
       field.type = bool
     elif not hasattr(field.type, "agentjax_hint"):

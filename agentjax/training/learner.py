@@ -33,6 +33,7 @@ from agentjax.rollout.schedule import bound_staleness
 from agentjax.rollout.statistics import apart
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
+from agentjax.training.checkpoint import load_networks
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import (
   PhaseConfig,
@@ -302,6 +303,14 @@ class Learner:
       self._parts.model, self._optimizers[stage], key, self._placed[stage], networks, self._lora
     )
 
+  def first_state(self, stage: str) -> TrainState:
+    """What a run begins with: ``initial_state``, with the networks of ``config.start_from``."""
+    earlier = self._parts.experiment.start_from
+    if earlier is None:
+      return self.initial_state(stage)
+    wanted = self.whole_networks(self.abstract_state(stage))
+    return self.initial_state(stage, load_networks(earlier, wanted, self._parts.base_identity))
+
   def abstract_state(self, stage: str) -> TrainState:
     """What a checkpoint of ``stage`` is restored to: shapes, dtypes and shardings."""
     return abstract_state(
@@ -365,7 +374,7 @@ class Learner:
     """
     settings, experiment = self._parts.experiment.supervised, self._parts.experiment
     tasks = [task for task in self._parts.tasks.train if task.demonstration]
-    first = self.policy(self.initial_state("supervised"))
+    first = self.policy(self.first_state("supervised"))
     record = make_record(dataclasses.replace(self._parts.model, exact_chunk=0), config)
     stored = StoredSets()
     for at in range(0, len(tasks), settings.tasks_per_step):

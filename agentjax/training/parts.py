@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import Engine, SamplingConfig
@@ -133,7 +133,7 @@ def build_parts(
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  tasks = _load_tasks(experiment) if extensions.tasks is None else extensions.tasks
+  tasks = load_task_splits(experiment, extensions)
   registry = build_tools(experiment.tools, extensions.tools)
   hidden_tests = VerifiedTests(experiment.reward.unit_tests)
   world = build_environment(
@@ -188,10 +188,25 @@ def build_parts(
   )
 
 
-def _load_tasks(experiment: Experiment) -> TaskSplits:
+def load_task_splits(experiment: Experiment, extensions: Extensions) -> TaskSplits:
+  """The tasks of a run.
+
+  Raises:
+    ConfigError: settings that cannot be, or an evaluation without test tasks.
+    DataError: tasks that cannot be read.
+  """
+  if extensions.tasks is not None:
+    return extensions.tasks
   data = experiment.data
   if data.source != "environment":
-    return load_tasks(data)
+    tasks, wanted = load_tasks(data), experiment.evaluation.tasks
+    check(
+      bool(tasks.test) or not wanted,
+      "config.evaluation.tasks",
+      wanted,
+      f"0, as config.data (source {data.source!r}) has no test tasks",
+    )
+    return tasks
   data.validate()
   assert data.train_size is not None and data.test_size is not None
   sizes, first_ids = (data.train_size, data.test_size), (0, FIRST_TEST_ID)

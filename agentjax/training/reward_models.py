@@ -1,22 +1,36 @@
-"""Training reward models: preferences as stored episodes, and C2's two runs as experiments.
+r"""Training reward models: preferences as stored episodes, and C2's two runs as experiments.
 
 Nothing here is a loop: a run of ``agentjax.training.run.Run`` trains what these functions set up.
 
-  rows = c2.generator_rows(syntheses)
+  rows = c2.generator_rows(syntheses, seed=0)
   extensions = Extensions(tasks=TaskSplits(preference_tasks(rows), ()))
-  write_preferences("stored/rubrics", rows, build_parts(experiment, None, extensions))
-  Run(c2_generator(experiment, "stored/rubrics"), workdir, extensions=extensions).run()
+  parts = build_parts(resolve(experiment), None, extensions)
+  write_c2("rubrics", syntheses, parts, seed=0)
+
+writes the folders that configs/c2_generator.py and configs/c2_verifier.py read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
+import pathlib
 from collections.abc import Sequence
 
+from agentjax.config import check
+from agentjax.files import write_atomically
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.c2 import REWARD_PARTS, REWARD_WEIGHTS, PreferenceRow
+from agentjax.rewards.c2 import (
+  REWARD_PARTS,
+  REWARD_WEIGHTS,
+  PreferenceRow,
+  Synthesis,
+  generator_rows,
+  verifier_tasks,
+)
 from agentjax.training.experiment import Experiment
 from agentjax.training.parts import Parts
 from agentjax.training.stored import Manifest, write_episodes
@@ -96,14 +110,60 @@ def write_preferences(
   return manifest
 
 
-def c2_generator(base: Experiment, rollouts: str) -> Experiment:
+def write_c2(
+  folder: str | os.PathLike[str], syntheses: Sequence[Synthesis], parts: Parts, *, seed: int
+) -> tuple[int, int]:
+  """Writes what C2's two runs read: FOLDER/generator, FOLDER/episodes and FOLDER/verifier.
+
+  ``generator`` and ``verifier`` hold a ``train.jsonl`` each for ``config.data.source=jsonl`` with
+  ``messages_field="messages"``; ``episodes`` is the generator's ``config.rl.rollouts``.
+
+  Args:
+    folder: new or empty.
+    syntheses: of ``c2.synthesise``.
+    parts: vocabulary and chat of the generator's run.
+    seed: that of the C2Config.
+
+  Returns:
+    How many pairs were kept, and how many tasks the verifier has.
+
+  Raises:
+    ValueError: no pair was kept, or a reply is too long.
+    CheckpointError: the folder is in use.
+  """
+  # Tasks of a file are numbered by its lines.
+  kept = [
+    dataclasses.replace(row, id=i) for i, row in enumerate(generator_rows(syntheses, seed=seed))
+  ]
+  root = pathlib.Path(folder)
+  write_preferences(root / "episodes", kept, parts)
+  tasks = verifier_tasks(syntheses, seed=seed)
+  for name, made in (("generator", preference_tasks(kept)), ("verifier", tasks)):
+    rows = [
+      {
+        "messages": [
+          {"role": m.role, "content": m.content} for m in (*task.prompt, *task.demonstration)
+        ],
+        "answer": task.answer,
+      }
+      for task in made
+    ]
+    write_atomically(root / name / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+  return len(kept), len(tasks)
+
+
+def c2_generator(base: Experiment, rollouts: str, *, warmup: float = 0.1) -> Experiment:
   """C2's rubric generator (2604.13618): DPO at beta .1 on stored pairs, lr 5e-7, warm-up .1.
 
   Args:
     base: model, vocabulary, sizes and steps; the source takes three passes in batches of 8.
     rollouts: of ``write_preferences``.
+    warmup: share of ``base.rl.steps`` in which the learning rate rises.
   """
-  optimizer = dataclasses.replace(base.rl.optimizer, learning_rate=5e-7)
+  check(0 <= warmup < 1, "warmup", warmup, "0 <= warmup < 1")
+  optimizer = dataclasses.replace(
+    base.rl.optimizer, learning_rate=5e-7, warmup_steps=math.ceil(warmup * base.rl.steps)
+  )
   rl = dataclasses.replace(
     base.rl,
     rollouts=rollouts,

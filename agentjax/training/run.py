@@ -38,7 +38,7 @@ from agentjax.rollout.statistics import (
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.training import processes
-from agentjax.training.checkpoint import CheckpointStore, load_networks
+from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
   CollapseMonitor,
   answer_pairs,
@@ -621,14 +621,7 @@ class _Session:
     stage = self.stage_of(max(steps[-1], 1) if steps else 1)
     target = self.learner.abstract_state(stage)
     if not steps:
-      if self.experiment.start_from is None:
-        return self.learner.initial_state(stage), 0
-      networks = load_networks(
-        self.experiment.start_from,
-        self.learner.whole_networks(target),
-        self.parts.base_identity,
-      )
-      return self.learner.initial_state(stage, networks), 0
+      return self.learner.first_state(stage), 0
     state, host, pending = self.checkpoints.restore(steps[-1], target)
     if self.demonstrations is not None:
       self.demonstrations.set_state(host["demonstrations"])

@@ -1,10 +1,11 @@
+import dataclasses
 import json
 import sys
 
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.data import DataConfig, DataError, load_tasks
+from agentjax.data import DataConfig, DataError, TaskSplits, load_tasks
 from agentjax.data.config import JsonlConfig, MixtureConfig
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.data.splits import FIRST_TEST_ID
@@ -25,6 +26,10 @@ from agentjax.data.word_problems import WordProblemConfig
     ({"source": "tfds", "path": "x"}, "config.data.tfds.name"),
     ({"word_problems": WordProblemConfig(levels=(7,))}, "config.data.word_problems.levels"),
     ({"jsonl": JsonlConfig(test_file="train.jsonl")}, "config.data.jsonl.test_file"),
+    (
+      {"jsonl": JsonlConfig(response_field="a", messages_field="b")},
+      "config.data.jsonl.response_field='a'; allowed: '' with",
+    ),
     ({"tfds": TfdsConfig(test_split="train")}, "config.data.tfds.test_split"),
     ({"reasoning_gym": ReasoningGymConfig(parameters="{")}, "parameters='{' is not JSON"),
     ({"reasoning_gym": ReasoningGymConfig(parameters='{"seed": 1}')}, "other than 'seed'"),
@@ -56,6 +61,9 @@ def test_jsonl_files_are_found_in_the_folder(tmp_path):
   )
   config = DataConfig(source="jsonl", path=str(tmp_path), train_size=None, jsonl=files)
   splits = load_tasks(config)
+  assert load_tasks(
+    dataclasses.replace(config, jsonl=dataclasses.replace(files, test_file=""))
+  ) == (TaskSplits(splits.train, []))
   assert [t.id for t in splits.train] == [0, 1, 2]
   assert [t.id for t in splits.test] == [FIRST_TEST_ID, FIRST_TEST_ID + 1]
   assert splits.train[0].source == "mine"

@@ -5,8 +5,10 @@ import os
 import pytest
 
 from agentjax.data.errors import DataError
-from agentjax.data.jsonl import load_jsonl, read_jsonl
-from agentjax.trajectory.record import Message
+from agentjax.data.jsonl import read_jsonl
+from agentjax.data.jsonl_tasks import load_jsonl
+from agentjax.tools.declared import declared_tools
+from agentjax.trajectory.record import Message, ToolCall
 
 DATA = os.environ.get("AGENTJAX_DATA")
 
@@ -104,6 +106,75 @@ def test_a_row_without_question_or_answer_is_refused_with_its_line(tmp_path, row
   with pytest.raises(DataError, match=reason) as caught:
     load_jsonl(path, source="made")
   assert caught.value.line == 2
+
+
+def _rows(tmp_path, *rows):
+  return write(tmp_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+_SAID = [
+  {"role": "system", "content": "Be brief."},
+  {"role": "user", "content": "1+1?"},
+  {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "easy",
+    "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}],
+  },
+  {"role": "tool", "content": "2", "tool_call_id": "a"},
+  {"role": "assistant", "content": "2"},
+]
+
+
+def test_a_conversation_is_a_prompt_and_a_demonstration(tmp_path):
+  tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+  path = _rows(tmp_path, {"messages": _SAID, "tools": tools, "metadata": {"level": 2}})
+  (task,) = load_jsonl(path, source="made", messages_field="messages", answer_field="")
+  assert task.prompt == (Message("system", "Be brief."), Message("user", "1+1?"))
+  called = Message("assistant", "<think>\neasy\n</think>\n\n", (ToolCall("add", {"x": 1}),))
+  assert task.demonstration == (called, Message("tool", "2"), Message("assistant", "2"))
+  assert task.answer == "" and task.metadata["level"] == 2
+  assert [tool.name for tool in declared_tools(task.metadata)] == ["add"]
+
+
+def test_a_conversation_may_be_a_prompt_alone(tmp_path):
+  path = _rows(tmp_path, {"messages": _SAID[:2], "answer": "2"})
+  (task,) = load_jsonl(path, source="made", messages_field="messages")
+  assert (len(task.prompt), task.demonstration, task.answer) == (2, (), "2")
+
+
+def test_a_response_is_a_demonstration(tmp_path):
+  path = _rows(tmp_path, {"question": "1+1?", "answer": 2, "response": "It is 2."})
+  (task,) = load_jsonl(path, source="made", response_field="response")
+  assert (task.prompt, task.answer) == ((Message("user", "1+1?"),), "2")
+  assert task.demonstration == (Message("assistant", "It is 2."),)
+
+
+@pytest.mark.parametrize(
+  ("row", "reason"),
+  [
+    ({}, "no 'said'; its fields: none"),
+    ({"said": "x"}, "'said' is a str; allowed: a list"),
+    ({"said": []}, "'said': the conversation has no assistant"),
+    ({"said": [{"role": "robot"}]}, "'said': message 0: role 'robot'"),
+    ({"said": [_SAID[4]]}, "'said' starts with an assistant's"),
+    ({"said": _SAID[:4]}, "'said' ends with a tool message"),
+    ({"said": [_SAID[1], {"role": "assistant", "content": 3}]}, "'said': message 1: content"),
+    ({"said": _SAID, "metadata": [1]}, "'metadata' is a list"),
+    ({"said": _SAID, "tools": [{}]}, "'tools': a tool needs a name"),
+  ],
+)
+def test_a_conversation_that_does_not_fit_is_refused_with_line_and_field(tmp_path, row, reason):
+  path = _rows(tmp_path, {"said": _SAID}, row)
+  with pytest.raises(DataError, match=reason) as caught:
+    load_jsonl(path, source="made", messages_field="said", answer_field="")
+  assert caught.value.line == 2
+
+
+def test_a_row_without_a_response_is_refused(tmp_path):
+  path = _rows(tmp_path, {"question": "?", "answer": "1", "response": " "})
+  with pytest.raises(DataError, match="1: 'response' is empty"):
+    load_jsonl(path, source="made", response_field="response")
 
 
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")

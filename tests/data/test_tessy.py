@@ -8,6 +8,7 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data.tessy import (
   Continuation,
+  GivenUpError,
   TessyConfig,
   WordClassifier,
   find_spans,
@@ -147,8 +148,10 @@ def test_a_trace_of_no_use_is_given_up_and_begun_anew_at_most_so_often(student, 
   config = TessyConfig(
     student_tokens=2, max_tokens=60, check_every=5, repetition_words=4, retries=2
   )
-  result, writers = _run(student, _teacher, config)
-  assert result is None
+  writers = {"student": _Script(student), "teacher": _Script(_teacher)}
+  with pytest.raises(GivenUpError) as caught:
+    asyncio.run(synthesise(_TASK, writers, _BOTH, config, seed=7))
+  assert len(caught.value.args) == 3 and reason in caught.value.args[2]
   assert {key[2] for _, _, key in writers["student"].calls} == {0, 1, 2}
 
   def better(text, key):

@@ -357,3 +357,12 @@ def test_one_interface_holds_for_both_kinds(folders):
     assert chat.parse(turn, TOOLS).calls == call.tool_calls
     owners = [s.owner for s in itertools.chain(chat.observation([Message("tool", "1")], turn))]
     assert owners == ["tool", "assistant"]
+
+
+def test_a_turn_that_was_begun_reads_as_its_text_and_only_thinking_is_markup(chat):
+  text = "so 3 + 4 </think>\n\n<|im_end|> is 7"
+  ids = chat.begun(text)
+  assert chat.tokenizer.decode(ids) == text
+  controls = chat.tokenizer.controls
+  assert controls["</think>"] in ids and controls["<|im_end|>"] not in ids
+  assert chat.begun("") == []

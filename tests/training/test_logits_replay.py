@@ -2,20 +2,22 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
 from agentjax.training import Extensions, RLStage
+from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.learner import Learner
 from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.parts import build_parts
 from tests.training.smoke import smoke_experiment
 
 
-def _learner(directory, replay):
+def _learner(directory, replay, start_from=None):
   model = ModelConfig(d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16)
-  experiment = smoke_experiment(rl=RLStage(), model=model)
+  experiment = smoke_experiment(rl=RLStage(), model=model, start_from=start_from)
   experiment.supervised = dataclasses.replace(
     experiment.supervised, logits_replay=replay, steps=2, mtp_coefficient=0.0, router_bias_rate=0.0
   )
@@ -55,11 +57,30 @@ def test_a_resumed_run_has_the_sets_of_the_first_policy(directory):
   assert resumed == _losses(directory, replay, steps=3)
 
 
+def test_the_sets_are_those_of_the_run_that_is_started_from(directory, tmp_path):
+  parts = _learner(directory, None)[1]
+  replay = LogitsReplayConfig(mass=0.5, most=8)
+  earlier, _ = _learner(directory, None)
+  state = earlier.initial_state("supervised")
+  doubled = jax.tree.map(lambda x: 2 * x, state.networks)
+  store = CheckpointStore(tmp_path, 1, parts.base_identity)
+  store.save(7, state.replace(networks=doubled), {})
+  learner, parts = _learner(directory, replay, str(tmp_path / "7"))
+  tasks = [task for task in parts.tasks.train if task.demonstration][:4]
+  _, found = learner.supervised_step(learner.first_state("supervised"), tasks)
+  other, _ = _learner(directory, replay)
+  _, chance = other.supervised_step(other.initial_state("supervised", doubled), tasks)
+  # The same policy and data: only the sets that the loss runs over can differ.
+  assert abs(found["loss"] - chance["loss"]) > 1e-3
+
+
 def test_what_cannot_be_made_again_is_refused():
-  experiment = smoke_experiment(start_from="earlier")
+  experiment = smoke_experiment(start_from="runs/earlier")
   experiment.supervised.logits_replay = LogitsReplayConfig()
-  with pytest.raises(ConfigError, match=r"config\.start_from"):
+  with pytest.raises(ConfigError, match=r"config\.start_from='runs/earlier'; allowed: RUN/check"):
     experiment.validate()
+  experiment.start_from = "runs/earlier/checkpoints/3"
+  experiment.validate()
   experiment = smoke_experiment()
   experiment.supervised.logits_replay = LogitsReplayConfig()
   experiment.supervised.z_loss_coefficient = 0.1

@@ -7,12 +7,20 @@ import pytest
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.data import TaskSplits
+from agentjax.data import DataConfig, TaskSplits
+from agentjax.data.config import JsonlConfig
 from agentjax.envs.environment import Action
 from agentjax.files import CheckpointError
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
-from agentjax.rewards.c2 import PreferenceRow
+from agentjax.rewards.c2 import (
+  PreferenceRow,
+  Selection,
+  Synthesis,
+  arrange,
+  generator_rows,
+  verifier_tasks,
+)
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Run
 from agentjax.training.experiment import resolve
@@ -20,14 +28,17 @@ from agentjax.training.learner import Learner
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_models import (
+  SOURCE,
   c2_generator,
   c2_verifier,
   preference_tasks,
+  write_c2,
   write_preferences,
 )
-from agentjax.training.stored import read_episodes
+from agentjax.training.stored import StoredGroups, read_episodes
 from agentjax.trajectory.record import Message, Task, Trajectory
 from tests.training.smoke import quiet
+from tests.training.stages import extensions as staged_extensions
 from tests.training.stages import staged_experiment
 from tests.training.teachers import MODEL
 
@@ -145,6 +156,49 @@ def test_the_verifier_of_c2_is_a_config_whose_answer_is_the_whole_reply(tmp_path
   one = asyncio.run(play(tasks.train[0]))
   assert one.answer == reply
   assert one.reward.value == pytest.approx(-0.6 + 0.3 + 0.1)
+
+
+def _synthesis(number, kept=True):
+  pair = arrange(number, (Message("user", f"Q{number}?"),), f"good {number}", f"bad {number}")
+  rubrics = tuple(
+    f"<analyze>x</analyze>\n1. Safety: Is it {word} {number}?" for word in ("kind", "loud")
+  )
+  selection = Selection((0,), (1,), 0, 1) if kept else None
+  return Synthesis(pair, rubrics, 0.1, (2.0, -2.0), selection)
+
+
+def test_both_runs_of_c2_read_what_synthesis_wrote(tmp_path):
+  def room(experiment):
+    experiment.engine.max_length = experiment.rollout.max_total_tokens = 2048
+    experiment.rl.row_length = 2048
+    experiment.evaluation.tasks = 0
+    return experiment
+
+  found = [_synthesis(3), _synthesis(5, kept=False), _synthesis(8)]
+  folder = tmp_path / "c2"
+  parts = build_parts(resolve(room(base())), tmp_path, staged_extensions())
+  assert write_c2(folder, found, parts, seed=0) == (2, 6)
+
+  def read(experiment, name, source):
+    files = JsonlConfig(name=source, messages_field="messages", test_file="")
+    experiment.data = DataConfig(
+      source="jsonl", path=str(folder / name), train_size=None, jsonl=files
+    )
+    return build_parts(resolve(room(experiment)), tmp_path, Extensions())
+
+  experiment = c2_generator(base(steps=40), str(folder / "episodes"))
+  assert experiment.rl.optimizer.warmup_steps == 4
+  experiment.rl = dataclasses.replace(experiment.rl, tasks_per_step=2)
+  generator_parts = read(experiment, "generator", SOURCE)
+  StoredGroups(read_episodes(folder / "episodes"), generator_parts, first=1)
+  wanted = generator_rows(found, seed=0)
+  assert [task.prompt for task in generator_parts.tasks.train] == [row.prompt for row in wanted]
+  verifier = read(c2_verifier(base(steps=3)), "verifier", "c2").tasks.train
+  assert [(t.prompt, t.answer) for t in verifier] == [
+    (t.prompt, t.answer) for t in verifier_tasks(found, seed=0)
+  ]
+  with pytest.raises(ConfigError, match="warmup=1.0"):
+    c2_generator(base(steps=40), "x", warmup=1.0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,90 @@
+"""Model endpoints with the OpenAI protocol: where they are, and how they fail. Needs [web]."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from agentjax.config import Config, check
+from agentjax.rewards.judges import JudgeUnavailableError
+
+
+class JudgeRefusedError(RuntimeError):
+  """The endpoint answered, but not with a reply: a wrong model name, key or request."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class EndpointConfig(Config):
+  """Where a model is served.
+
+  Attributes:
+    base_url: up to and with /v1, such as http://host:8000/v1.
+    model: the name the endpoint knows it by.
+    api_key_variable: environment variable that holds its key; "" sends none.
+    timeout: seconds a request.
+  """
+
+  base_url: str = ""
+  model: str = ""
+  api_key_variable: str = ""
+  timeout: float = 300.0
+
+  def validate(self, path: str = "endpoint") -> None:
+    super().validate(path)
+    known = self.base_url.startswith(("http://", "https://"))
+    check(known, f"{path}.base_url", self.base_url, "http://... or https://...")
+    check(bool(self.model), f"{path}.model", self.model, "the endpoint's name of the model")
+    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
+
+
+def require_aiohttp(what: str) -> None:
+  """Raises ImportError, naming the extra, where aiohttp is missing."""
+  try:
+    import aiohttp  # noqa: F401
+  except ImportError as error:
+    raise ImportError(f"{what} over HTTP need aiohttp: pip install agentjax[web]") from error
+
+
+async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
+  """What ``POST base_url/path`` answers, which has at least one choice.
+
+  Holds no connection between calls, so that threads with event loops of their own may share it.
+
+  Args:
+    config: of the endpoint.
+    path: such as "chat/completions".
+    body: of the request; the model's name is added.
+
+  Raises:
+    JudgeUnavailableError: no connection, a time-out, or the statuses 408, 429 and 5xx.
+    JudgeRefusedError: any other refusal, no key in the environment, or no choice.
+  """
+  import aiohttp
+
+  headers = {}
+  if config.api_key_variable:
+    secret = os.environ.get(config.api_key_variable)
+    if not secret:
+      raise JudgeRefusedError(f"the environment variable {config.api_key_variable} is not set")
+    headers["Authorization"] = f"Bearer {secret}"
+  url = f"{config.base_url.rstrip('/')}/{path}"
+  limit = aiohttp.ClientTimeout(total=config.timeout)
+  try:
+    async with (
+      aiohttp.ClientSession(timeout=limit) as session,
+      session.post(url, json={"model": config.model, **body}, headers=headers) as response,
+    ):
+      text = await response.text()
+      if response.status in (408, 429) or response.status >= 500:
+        raise JudgeUnavailableError(f"{url} answered {response.status}: {text[:200]}")
+      if response.status != 200:
+        raise JudgeRefusedError(f"{url} answered {response.status}: {text[:500]}")
+      values = await response.json(content_type=None)
+  except (TimeoutError, aiohttp.ClientError, OSError) as error:
+    raise JudgeUnavailableError(f"{url}: {type(error).__name__}: {error}") from error
+  try:
+    values["choices"][0]
+  except (KeyError, IndexError, TypeError):
+    raise JudgeRefusedError(f"{url} gave no choice: {str(values)[:300]}") from None
+  return values

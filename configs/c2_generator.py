@@ -1,0 +1,38 @@
+r"""C2, the rubric generator: DPO on rubrics that helped a judge against rubrics that misled it.
+
+1. Synthesis, in Python: docs/reward_models.md has the lines. They end in ``write_c2`` to runs/c2
+   and leave runs/c2/episodes, runs/c2/generator and runs/c2/verifier.
+2. python -m agentjax.train --config=configs/c2_generator.py --workdir=runs/c2_generator \
+       --config.pretrained=FOLDER
+3. python -m agentjax.train --config=configs/c2_verifier.py --workdir=runs/c2_verifier \
+       --config.pretrained=FOLDER
+
+2604.13618: beta .1, learning rate 5e-7, a warm-up of a tenth, three passes in batches of 8, 4096
+tokens. ``config.rl.steps`` are three passes over the pairs: 3/8 of what ``write_c2`` kept.
+"""
+
+import pathlib
+
+from agentjax.data import DataConfig
+from agentjax.data.config import JsonlConfig
+from agentjax.training import Experiment, load_experiment
+from agentjax.training.reward_models import SOURCE, c2_generator
+
+
+def get_config() -> Experiment:
+  base = load_experiment(pathlib.Path(__file__).with_name("qwen3_gsm8k_python.py"))
+  base.name = "c2_generator"
+  base.chat.system_prompt = ""
+  base.data = DataConfig(
+    source="jsonl",
+    path="runs/c2/generator",
+    train_size=None,
+    jsonl=JsonlConfig(name=SOURCE, messages_field="messages", test_file=""),
+  )
+  base.tools.names = ()
+  base.engine.max_length = base.rollout.max_total_tokens = base.rl.row_length = 4096
+  base.rollout.group_size = 2
+  base.evaluation.tasks = 0
+  base.rl.steps = 300
+  base.rl.tasks_per_step = 8
+  return c2_generator(base, "runs/c2/episodes", warmup=0.1)

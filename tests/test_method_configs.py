@@ -1,0 +1,56 @@
+"""The recipes of docs/methods.md and docs/reward_models.md are valid, and are what they say."""
+
+import pathlib
+
+import pytest
+from absl import flags
+
+from agentjax.config import ConfigError
+from agentjax.training import load_experiment
+from agentjax.training.flags import define_config_flag
+
+_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+
+@pytest.mark.parametrize("name", ["meds", "moclip", "tessy"])
+def test_a_config_is_valid(name):
+  load_experiment(_CONFIGS / f"{name}_word_problems.py").validate()
+
+
+@pytest.mark.parametrize("name", ["c2_generator", "c2_verifier", "rubric_judged"])
+def test_a_config_of_a_pretrained_model_lacks_its_folder_alone(name):
+  experiment = load_experiment(_CONFIGS / f"{name}.py")
+  if name == "rubric_judged":
+    with pytest.raises(ConfigError, match="set --config.data.path=DIR"):
+      experiment.validate()
+    experiment.data.path = "rubrics"
+  for part in ("data", "reward", "rollout", "engine", "rl"):
+    getattr(experiment, part).validate(f"config.{part}")
+  with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):
+    experiment.validate()
+
+
+def _with_flags(name, *changes):
+  values = flags.FlagValues()
+  argv = ["train", f"--config={_CONFIGS}/{name}.py", *changes]
+  config = define_config_flag(flag_values=values, argv=argv)
+  values(argv)
+  config.value.validate()
+  return config.value
+
+
+def test_the_plain_runs_beside_the_recipes_are_flags():
+  assert _with_flags("meds_word_problems", "--config.rl.meds=none").rl.meds is None
+  plain = _with_flags(
+    "moclip_word_problems",
+    "--config.supervised.optimizer.name=adamw",
+    "--config.supervised.logits_replay=none",
+  ).supervised
+  assert (plain.optimizer.name, plain.logits_replay) == ("adamw", None)
+  tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")
+  assert tasks.data.source == "word_problems"
+
+
+def test_the_generator_of_c2_warms_up_for_a_tenth():
+  optimizer = load_experiment(_CONFIGS / "c2_generator.py").rl.optimizer
+  assert (optimizer.warmup_steps, optimizer.learning_rate) == (30, 5e-7)
