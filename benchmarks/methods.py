@@ -4,8 +4,8 @@ r"""Toy measurements of further methods: what fine-tuning forgets, and which mis
   JAX_PLATFORMS=cpu python benchmarks/methods.py --part=meds --seeds=3
 
 "forgetting": a policy of bytes learns to copy three digits ("copy 374") and to write each one's
-successor ("next 374", 485). It is then fine-tuned on predecessors ("prev 374", 263) alone: by AdamW,
-by MoClip, and by either with Logits Replay. Success is that every token of the answer is the
+successor ("next 374", 485). It is then fine-tuned on predecessors ("prev 374", 263) alone: AdamW,
+MoClip, and either with Logits Replay. Success is that every token of the answer is the
 likeliest, on digits that nothing was trained on. Printed are success at the new and the old skills
 as training goes on, where the new one first reaches ``--reached``, and after the last step.
 
