@@ -3,9 +3,9 @@ r"""Toy measurements of further methods: what fine-tuning forgets, and which mis
   JAX_PLATFORMS=cpu python benchmarks/methods.py --part=forgetting --seeds=3
   JAX_PLATFORMS=cpu python benchmarks/methods.py --part=meds --seeds=3
 
-"forgetting": a policy of bytes learns to copy three digits ("copy 374") and to write them backwards
-("back 374"). It is then fine-tuned on turning them by one place ("turn 374", 743) alone: by AdamW,
-by MoClip, and by either with Logits Replay. Success is that every token of the answer is the
+"forgetting": a policy of bytes learns to copy three digits ("copy 374") and to write each one's
+successor ("next 374", 485). It is then fine-tuned on predecessors ("prev 374", 263) alone: AdamW,
+MoClip, and either with Logits Replay. Success is that every token of the answer is the
 likeliest, on digits that nothing was trained on. Printed are success at the new and the old skills
 as training goes on, where the new one first reaches ``--reached``, and after the last step.
 
@@ -65,10 +65,10 @@ PARTS = ("forgetting", "meds")
 _PARTS = flags.DEFINE_multi_enum("part", list(PARTS), PARTS, "Parts to run; repeat the flag.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of everything.")
 _FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "The first of them.")
-_BASE = flags.DEFINE_integer("base_steps", 1000, "Updates of the policy that is fine-tuned.")
+_BASE = flags.DEFINE_integer("base_steps", 600, "Updates of the policy that is fine-tuned.")
 _STEPS = flags.DEFINE_integer("steps", 128, "Updates of fine-tuning.")
 _EVERY = flags.DEFINE_integer("every", 16, "Updates between measurements.")
-_RATES = flags.DEFINE_list("rates", ["1e-3"], "Learning rates of fine-tuning.")
+_RATES = flags.DEFINE_list("rates", ["5e-4"], "Learning rates of fine-tuning.")
 _REACHED = flags.DEFINE_float("reached", 0.9, "Success at which the old skills are compared.")
 _RL_STEPS = flags.DEFINE_integer("rl_steps", 32, "Steps of reinforcement learning.")
 _WARM = flags.DEFINE_integer("warm_steps", 300, "Updates of its warm start.")
@@ -90,12 +90,13 @@ METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
 # What fine-tuning forgets.
 
 
-SKILLS: dict[str, Callable[[str], str]] = {
-  "copy": lambda text: text,
-  "back": lambda text: text[::-1],
-  "turn": lambda text: text[1:] + text[:1],
-}
-OLD, NEW = ("copy", "back"), "turn"
+def moved(by: int) -> Callable[[str], str]:
+  """Every digit moved on, mod 10."""
+  return lambda text: "".join(str((int(digit) + by) % 10) for digit in text)
+
+
+SKILLS: dict[str, Callable[[str], str]] = {"copy": moved(0), "next": moved(1), "prev": moved(-1)}
+OLD, NEW = ("copy", "next"), "prev"
 
 
 def problems(skill: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
