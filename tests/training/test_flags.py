@@ -138,7 +138,9 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   assert f"--config=configs/{config.name}" in config.read_text().split('"""')[1]
 
 
-@pytest.mark.parametrize("module", ["train", "evaluate", "mine_pivots", "text.train_tokenizer"])
+@pytest.mark.parametrize(
+  "module", ["train", "evaluate", "mine_pivots", "synthesise", "text.train_tokenizer"]
+)
 def test_help_of_every_entry_point_names_its_flags(module):
   done = subprocess.run(
     [sys.executable, "-m", f"agentjax.{module}", "--help"],
@@ -151,6 +153,7 @@ def test_help_of_every_entry_point_names_its_flags(module):
     "train": ["--config", "--workdir", "--replay_step"],
     "evaluate": ["--config", "--checkpoint", "--output"],
     "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
+    "synthesise": ["--config", "--predictor", "--student", "--teacher", "--output"],
     "text.train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr
