@@ -115,12 +115,12 @@ def own_id(pid: int) -> int:
   """The id, in this process's own namespace, of one that /proc names so; 0 when it is gone."""
   if os.getpid() != 1:
     return pid
-  depth = len(_ids_by_namespace("self")) - 1
-  ids = _ids_by_namespace(pid)
+  depth = len(ids_by_namespace("self")) - 1
+  ids = ids_by_namespace(pid)
   return ids[depth] if len(ids) > depth else 0
 
 
-def _ids_by_namespace(pid: int | str) -> list[int]:
+def ids_by_namespace(pid: int | str) -> list[int]:
   with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
     for line in file:
       if line.startswith("NSpid:"):

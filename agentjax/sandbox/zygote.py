@@ -101,7 +101,7 @@ class Walls:
     self.pid_namespace = True
     pid = self.fork()
     if pid == 0:
-      os._exit(0 if os.getpid() == 1 == _ids_by_namespace("self")[-1] else 1)
+      os._exit(0 if os.getpid() == 1 == measure.ids_by_namespace("self")[-1] else 1)
     if os.waitpid(pid, 0)[1] != 0:
       raise OSError
 
@@ -571,7 +571,7 @@ def _end_all(pid: int) -> tuple[int, float]:
     time.sleep(0.001)
 
 
-def _read_some(fd: int, output: Output) -> bool:
+def _read_some(fd: int, output: measure.Output) -> bool:
   """Reads once; False at the end of the pipe."""
   try:
     data = os.read(fd, 1 << 16)
@@ -588,7 +588,7 @@ def _discard(connection: socket.socket) -> None:
       pass
 
 
-def _drain(fd: int, output: Output) -> None:
+def _drain(fd: int, output: measure.Output) -> None:
   before = -1
   while output.total != before:
     before = output.total

@@ -58,7 +58,7 @@ def test_tools_that_do_not_fit_the_world_are_refused_before_anything_is_built():
 
 
 def test_a_part_of_another_world_is_no_part():
-  experiment = _experiment("question", DataConfig(train_size=8, test_size=0), "sql_match")
+  experiment = _experiment("question", DataConfig(train_size=8, test_size=8), "sql_match")
   with pytest.raises(ConfigError, match="config.reward.parts='sql_match'"):
     build_parts(experiment, None, Extensions())
 

@@ -224,6 +224,7 @@ def experiment(gated: Gated, folder):
     engine=dataclasses.replace(base.engine, max_length=length),
     rollout=dataclasses.replace(base.rollout, max_total_tokens=length, max_turns=6),
     rl=dataclasses.replace(base.rl, row_length=length),
+    evaluation=dataclasses.replace(base.evaluation, tasks=0),
   )
 
 

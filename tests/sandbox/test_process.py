@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import site
+import subprocess
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -23,8 +25,10 @@ from agentjax.sandbox import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  jail,
   run_once,
 )
+from tests.sandbox.machines import NOBODY, Machine
 from tests.sandbox.process_table import alive
 
 QUICK = SandboxLimits(wall_seconds=5.0)
@@ -375,6 +379,43 @@ def test_this_process_is_never_forked(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(os, "forkpty", refuse)
   result = use(lambda sandbox: run_once(sandbox, PythonCell("2"), limits=QUICK))
   assert result.stdout == "2\n"
+
+
+_GRANTS = """
+import sys, types
+sys.path.insert(0, sys.argv[1])
+import jail
+flags = jail.CLONE_NEWPID | jail.CLONE_NEWNET | jail.CLONE_NEWIPC | jail.CLONE_NEWUTS
+flags |= jail.CLONE_NEWNS
+print(any(jail.holds(lambda: enter(flags)) for enter in (jail.unshare, jail.unshare_as_user)))
+"""
+
+
+@pytest.mark.parametrize("name", ["native", "user"])
+def test_a_run_has_a_namespace_of_processes_where_there_can_be_one(
+  name: str, start_machine: Callable[..., Machine]
+) -> None:
+  machine = start_machine(name)
+  try:
+    folder = os.path.dirname(jail.__file__)
+    user: dict[str, Any] = (
+      {} if os.geteuid() or name == "native" else {"user": NOBODY, "extra_groups": []}
+    )
+    code = [machine.process.args[0], "-B", "-c", _GRANTS, folder]
+    done = subprocess.run(code, capture_output=True, text=True, check=True, cwd="/", **user)
+    ids = machine.run("import os\nos.getpid(), os.getppid()")["stdout"]
+    assert (ids == "(2, 1)\n") == (done.stdout == "True\n"), ids
+  finally:
+    machine.close()
+
+
+def test_a_package_that_starts_threads_is_refused(tmp_path: Any) -> None:
+  (tmp_path / "eager.py").write_text(
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+  )
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(SandboxError, match="start 1 threads"):
+    patch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    use(lambda sandbox: sandbox.start(), packages=("eager",))
 
 
 def test_packages_asked_for_can_be_imported_and_others_cannot(run: Run) -> None:
