@@ -153,6 +153,25 @@ def test_a_teacher_gives_every_token_its_own_credit_and_rewards_none(packer):
   assert len(set(packer(2, 3).unpack(plain.advantages)[0, 1:].tolist())) == 1
 
 
+def test_on_stored_tokens_the_gradient_is_that_of_half_the_squared_log_ratio(packer):
+  """Of log q - log p, whoever sampled them: a regression, in which tokens far apart weigh most."""
+  batch, teacher = _batch(packer)
+  layout = packer(2, 3)
+  now = layout.pack([[0, -1.5, -0.2], [0, -0.3, -0.9]])
+  config = preset("lightning_opd")
+  prepared, _ = prepare(batch, config, old_log_probs=now, teacher_log_probs=teacher)
+
+  def loss(log_probs):
+    return policy_objective(config)(prepared.with_scores(log_probs, log_probs))[0]
+
+  def squared(log_probs):
+    return 0.5 * jnp.sum(jnp.where(prepared.weights > 0, (teacher - log_probs) ** 2, 0)) / 4
+
+  found, wanted = jax.grad(loss)(now), jax.grad(squared)(now)
+  np.testing.assert_allclose(found, wanted, atol=1e-6)
+  assert np.abs(layout.unpack(found)).max() == pytest.approx(2.8 / 4)
+
+
 def test_rewards_join_with_their_weight_and_the_clip_is_the_teachers(packer):
   batch, teacher = _batch(packer)
   config = preset("grpo")
