@@ -1,40 +1,50 @@
-r"""On-policy distillation: memory against the share of kept tokens, and online against stored.
+r"""On-policy distillation: memory, online against stored, kept tokens, several teachers, DSRL.
 
   JAX_PLATFORMS=cpu python benchmarks/distillation.py --part=memory
-  JAX_PLATFORMS=cpu python benchmarks/distillation.py --part=lightning --seeds=3
+  JAX_PLATFORMS=cpu python benchmarks/distillation.py --part=lightning --workdir=runs/counting
+  JAX_PLATFORMS=cpu python benchmarks/distillation.py --part=tip --rate=3e-4 --workdir=runs/counting
 
 "memory": what XLA plans for value and gradient of the exact KL over a vocabulary of 32,768 (its
 temporary buffers, from ``memory_analysis``) and the median time of a call, for shares of the tokens
 and for chunks of logits. "whole" holds all logits of the kept tokens at once, as elsewhere.
 
-"lightning": a policy of bytes learns to count on, mod 10, from the first digit of a prompt in steps
-of the second. The teacher is trained on right answers; the student, a third as wide, is warmed up
-for a few steps on answers that the teacher wrote. From there it learns on line (``preset("opd")``:
-fresh episodes, scored by the teacher, at every step), or from stored ones
-(``preset("lightning_opd")``) for as many updates: ``--steps=15 --stored=1920`` takes each stored
-episode once, the defaults seven or eight times. Printed are held-out success (greedy), and seconds
-without compilation: those of the first step and of a first, discarded precomputation are left out.
-"weighed" multiplies the advantage of a stored token by how much likelier the token has become since
-it was drawn, at most 2 (``mismatch.weight_level="token"``), which Lightning OPD does not. "FLOPs"
-counts 2 a parameter and token of a forward pass and 6 of an update.
+All others are about policies of bytes that count on, mod 10, from the first digit of a prompt in
+steps of the second, up or down by its sign. A teacher learns from answers with some slips; a
+student, a fifth as wide, is warmed up on answers that the teacher wrote. Printed is success on 512
+held-out tasks (right to the last digit), of greedy answers and of answers drawn at temperature 1:
+the mean over the students, and each student's.
+
+"lightning": on line (``preset("opd")``: fresh episodes, scored by the teacher, at every step) or
+from stored ones (``preset("lightning_opd")``) for as many updates, at every ``--rate``, and the
+same with "centred" advantages (``distillation.centre``). Of 1,024 stored episodes each is used 3.75
+times, of ``--stored=4000`` once at most, as online. CPU seconds of this process are without
+compilation: the first step counts as the median of the others, and what is stored is played once
+before. "FLOPs" are 2 a parameter and token of a forward pass and 6 of an update; updates on stored
+episodes ask the student for its log-probs first.
+
+"tip": the exact divergence on a share of the tokens, the best by soft-OR or any, after as many
+updates. "mopd": a teacher that counts up, one that counts down, and a student of both. "dsrl": GRPO
+after some steps on wrong answers without their prompts, the number of updates being the same.
+These take the first ``--rate``.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import io
-import json
+import itertools
 import os
 import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
-from rich.console import Console
 
 from agentjax import (
   Environment,
@@ -43,39 +53,46 @@ from agentjax import (
   Message,
   Observation,
   Reward,
-  Run,
   Step,
   Task,
   TaskSplits,
 )
-from agentjax.engine import EngineConfig
-from agentjax.models import ModelConfig, count, param_specs
+from agentjax.data import TaskIterator
+from agentjax.engine import Engine, EngineConfig, SamplingConfig
+from agentjax.models import ModelConfig, count, init, param_specs
 from agentjax.models.vocabulary import Readout, over_vocabulary, take_tokens
-from agentjax.objectives import MismatchConfig, divergence, preset
+from agentjax.objectives import ObjectiveConfig, divergence, preset
+from agentjax.objectives.objective import policy_objective
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
-from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.evaluation import build_engine, load_policy
+from agentjax.training.experiment import PhaseConfig, resolve
+from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
-from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
-from agentjax.training.precompute import precompute
+from agentjax.training.precompute import with_scores
+from agentjax.training.state import Networks, TrainState
 from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.record import Trajectory
 
-_PART = flags.DEFINE_enum("part", "memory", ["memory", "lightning"], "What to measure.")
+_PART = flags.DEFINE_enum(
+  "part", "memory", ["memory", "lightning", "tip", "mopd", "dsrl"], "What to measure."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Students, each with its own seed.")
 _STEPS = flags.DEFINE_integer("steps", 60, "Updates of distillation.")
 _STORED = flags.DEFINE_integer("stored", 1024, "Stored episodes.")
-_RATE = flags.DEFINE_float("learning_rate", 1e-3, "Of distillation, at its peak.")
-_CLIP = flags.DEFINE_float("clip", 2.0, "Bound on the teacher's advantages, nats.")
-_WARM = flags.DEFINE_integer("warm", 150, "Updates of the student's warm start.")
-_TEACHER = flags.DEFINE_integer("teacher_steps", 800, "Updates of the teacher.")
+_RATES = flags.DEFINE_multi_float("rate", [1e-4, 3e-4, 1e-3], "Learning rates of distillation.")
+_CLIP = flags.DEFINE_float("clip", 1.0, "Bound on the sampled advantages, nats.")
+_WARM = flags.DEFINE_integer("warm", 300, "Updates of a student's warm start.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Keeps teachers and warm students, to go on from.")
 
-_LENGTH, _BATCH, _TASKS, _HELD_OUT, _WRITTEN = 6, 128, 2000, 256, 512
-_STUDENT_WIDTH, _TEACHER_WIDTH = 24, 72
+_LENGTH, _BATCH, _TASKS, _HELD_OUT, _WRITTEN = 7, 64, 2000, 512, 1024
+_NOISE = 0.05  # share of the digits that a teacher is shown wrong
+_STUDENT_WIDTH, _TEACHER_WIDTH, _TEACHER_STEPS = 32, 160, 300
 
 
 # Memory.
@@ -116,11 +133,11 @@ def memory() -> None:
       print(f"{share:>6.0%} {name:>6} {planned:>13,.0f} {statistics.median(seconds[1:]):>8.2f}")
 
 
-# Online against stored.
+# Policies that count, and what trains them.
 
 
 class Count(Environment):
-  """Shows digits; pays 1 for the right ones to follow."""
+  """Shows a sign and digits; pays 1 for the right digits to follow."""
 
   async def reset(self, task, key):
     self._task = task
@@ -137,18 +154,32 @@ class Count(Environment):
     del state
 
 
-def tasks() -> TaskSplits:
-  """First digit, step of 1 to 3, two digits to be ignored; the right answer as demonstration."""
-  rows = np.random.default_rng(0).permutation(3000)[: _TASKS + _HELD_OUT]
+def count_tasks(signs: str) -> TaskSplits:
+  """First digit, step of 1 to 3, two digits to be ignored; the right answer as demonstration.
 
-  def one(number: int, row: int) -> Task:
+  Args:
+    signs: "+" counts up and "-" down, mod 10; the source of a task is its sign.
+  """
+  size = _TASKS + _HELD_OUT
+
+  def one(number: int, sign: str, row: int) -> Task:
     start, step, rest = row // 300, 1 + row // 100 % 3, row % 100
-    answer = "".join(str((start + i * step) % 10) for i in range(1, _LENGTH + 1))
-    asked = Message("user", f"{start}{step}{rest:02d}")
-    return Task(number, (asked,), answer, "count", (Message("assistant", answer),))
+    step_by = step if sign == "+" else -step
+    digits = np.array([(start + i * step_by) % 10 for i in range(1, _LENGTH + 1)])
+    random = np.random.default_rng([1, number])
+    slips = random.uniform(size=_LENGTH) < _NOISE
+    shown = (digits + slips * random.integers(1, 10, _LENGTH)) % 10
+    answer, told = ("".join(map(str, d)) for d in (digits, shown))
+    asked = Message("user", f"{sign}{start}{step}{rest:02d}")
+    return Task(number, (asked,), answer, sign, (Message("assistant", told),))
 
-  every = [one(i, int(row)) for i, row in enumerate(rows)]
-  return TaskSplits(every[:_TASKS], every[_TASKS:])
+  train, test = [], []
+  for at, sign in enumerate(signs):
+    rows = np.random.default_rng(at).permutation(3000)[:size]
+    every = [one(at * size + i, sign, int(row)) for i, row in enumerate(rows)]
+    train += every[:_TASKS]
+    test += every[_TASKS:]
+  return TaskSplits(train, test)
 
 
 def model(width: int) -> ModelConfig:
@@ -163,19 +194,18 @@ def model(width: int) -> ModelConfig:
   )
 
 
-def experiment(width: int, seed: int, **stages) -> Experiment:
+def experiment(width: int, **stages) -> Experiment:
   return Experiment(
     name="count",
-    seed=seed,
     model=model(width),
     engine=EngineConfig(
       slots=64, max_length=32, chunk_tokens=8, extend_buckets=(16,), extend_rows=(64,)
     ),
     rollout=RolloutConfig(
-      group_size=1, max_turns=1, max_tokens_per_turn=10, max_total_tokens=32, concurrency=256
+      max_turns=1, max_tokens_per_turn=_LENGTH + 1, max_total_tokens=32, concurrency=256
     ),
     reward=RewardConfig(parts=("environment",)),
-    evaluation=HeldOutConfig(tasks=_HELD_OUT, samples=0, success_part="environment"),
+    evaluation=HeldOutConfig(tasks=0, success_part="environment"),
     checkpoint=CheckpointConfig(every=10_000),
     **stages,
   )
@@ -186,169 +216,351 @@ def supervised(steps: int) -> SupervisedStage:
     steps=steps,
     tasks_per_step=64,
     row_length=128,
-    microbatch_rows=8,
+    microbatch_rows=4,
     optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=20),
   )
 
 
-def distilled(name: str, steps: int, teacher: pathlib.Path | None, **changes) -> RLStage:
-  objective = preset(name)
-  objective.distillation.clip = _CLIP.value
+def distilled(
+  objective: ObjectiveConfig, rate: float, teachers: Sequence[TeacherConfig], **changes
+) -> RLStage:
+  """Adam's betas as in Lightning OPD's configs; their rate is constant."""
   return RLStage(
-    steps=steps,
+    steps=_STEPS.value,
     tasks_per_step=_BATCH,
     row_length=128,
-    microbatch_rows=32,
-    old_log_probs="recomputed",
+    microbatch_rows=4,
     objective=objective,
     mismatch_alarm=50.0,
-    optimizer=OptimizerConfig(
-      learning_rate=_RATE.value, schedule="linear", warmup_steps=5, clip_norm=1.0
-    ),
-    teachers=() if teacher is None else (TeacherConfig(str(teacher)),),
+    optimizer=OptimizerConfig(learning_rate=rate, schedule="linear", warmup_steps=5, b2=0.98),
+    teachers=tuple(teachers),
     **changes,
   )
 
 
-def train(made: Experiment, directory: pathlib.Path, splits: TaskSplits) -> Run:
-  own = Extensions(tasks=splits, make_environment=lambda task: Count())
-  run = Run(made, directory, extensions=own, console=Console(file=io.StringIO()))
-  run.train()
-  return run
+class Workshop:
+  """One experiment's compiled parts, for any number of students.
 
+  It does what ``Run`` does, without files, so that what is timed is playing, scoring and updating.
+  """
 
-def answers(made: Experiment, directory: pathlib.Path, splits: TaskSplits) -> TaskSplits:
-  """The tasks with the policy's own answers as demonstrations."""
-  own = Extensions(tasks=splits, make_environment=lambda task: Count())
-  parts = build_parts(made, directory, own)
-  engine, runner = build_engine(parts), LoopThread()
-  engine.publish(load_policy(parts, directory), 0)
-  played = runner.run(
-    collect(
-      splits.train[:_WRITTEN],
-      step=0,
-      samples_per_task=1,
-      player=parts.player(engine, made.rl.sampling, 0),
-      make_environment=parts.make_environment,
-      rewards=parts.rewards,
-    )
-  )
-  engine.close()
-  runner.close()
-  written = {}
-  for trajectory in played:
-    path = token_paths(trajectory)[0]
-    turn = [int(i) for i in path.token_ids[path.sampled] if i not in parts.chat.stop_ids]
-    written[trajectory.task_id] = (Message("assistant", parts.tokenizer.decode(turn)),)
-  return TaskSplits(
-    [dataclasses.replace(t, demonstration=written.get(t.id, ())) for t in splits.train],
-    splits.test,
-  )
+  def __init__(self, made: Experiment, splits: TaskSplits, engine: Engine | None = None):
+    resolve(made)
+    own = Extensions(tasks=splits, make_environment=lambda task: Count())
+    self.parts = build_parts(made, None, own)
+    self.learner = Learner(self.parts, policy_objective(made.rl.objective))
+    self.engine = engine or build_engine(self.parts)
+    self._runner, self._versions = LoopThread(), itertools.count(1000)
 
-
-def success(directory: pathlib.Path, when: str) -> float:
-  return json.loads((directory / "report.json").read_text())[when]["greedy"]
-
-
-def step_seconds(directory: pathlib.Path) -> float:
-  """Of all steps: rollouts, the teacher's passes and updates; the first counts as the median."""
-  rows = [r for r in read_metrics(directory / "metrics.jsonl") if "time/rollout" in r]
-  each = [row["time/rollout"] + row["time/update"] for row in rows]
-  return sum(each[1:]) + statistics.median(each[1:])
-
-
-def lightning() -> None:
-  """Prints a line a seed and the means."""
-  right = tasks()
-  table = []
-  with tempfile.TemporaryDirectory() as folder:
-    root = pathlib.Path(folder)
-    started = time.monotonic()
-    big = experiment(_TEACHER_WIDTH, 0, supervised=supervised(_TEACHER.value))
-    train(big, root / "teacher", right)
-    theirs = answers(big, root / "teacher", right)
-    agree = np.mean(
-      [t.demonstration[0].content.strip() == t.answer for t in theirs.train[:_WRITTEN]]
-    )
-    print(f"teacher: {agree:.1%} of its sampled answers right; {time.monotonic() - started:.0f} s")
-    print(
-      f"{'seed':>4} {'warm':>7} {'online':>7} {'stored':>7} {'weighed':>7} {'online s':>9} "
-      f"{'play s':>7} {'score s':>8} {'train s':>8} {'ratio':>6} {'FLOPs':>6}"
-    )
-    for seed in range(_SEEDS.value):
-      home = root / str(seed)
-      warm = experiment(_STUDENT_WIDTH, seed, supervised=supervised(_WARM.value))
-      train(warm, home / "warm", theirs)
-
-      online = experiment(_STUDENT_WIDTH, seed, rl=distilled("opd", _STEPS.value, root / "teacher"))
-      online.start_from = str(home / "warm")
-      train(online, home / "online", theirs)
-
-      own = Extensions(tasks=theirs, make_environment=lambda task: Count())
-      for attempt in ("compile", "stored"):
-        plan = experiment(_STUDENT_WIDTH, seed, rl=distilled("lightning_opd", 1, root / "teacher"))
-        _, timing = precompute(
-          plan,
-          home / "warm",
-          home / attempt,
-          tasks=_STORED.value,
-          demonstrations_by=str(root / "teacher"),
-          extensions=own,
-        )
-      for name in ("offline", "weighed"):
-        offline = experiment(
-          _STUDENT_WIDTH,
-          seed,
-          rl=distilled("lightning_opd", _STEPS.value, None, rollouts=str(home / "stored")),
-        )
-        if name == "weighed":
-          offline.rl.objective.policy_loss.mismatch = MismatchConfig(weight_level="token")
-        offline.start_from = str(home / "warm")
-        train(offline, home / name, theirs)
-
-      seconds = step_seconds(home / "online"), step_seconds(home / "offline")
-      whole = timing.playing + timing.scoring + seconds[1]
-      spent = [_flops(n) for n in (_BATCH * _STEPS.value, _STORED.value)]
-      row = (
-        success(home / "online", "before"),
-        success(home / "online", "after"),
-        success(home / "offline", "after"),
-        success(home / "weighed", "after"),
-        seconds[0],
-        timing.playing,
-        timing.scoring,
-        seconds[1],
-        whole / seconds[0],
-        spent[1] / spent[0],
+  def play(
+    self,
+    policy,
+    tasks: Sequence[Task],
+    *,
+    step: int = 0,
+    seed: int = 0,
+    samples: int = 1,
+    temperature: float = 1.0,
+  ) -> list[Trajectory]:
+    self.engine.publish(policy, next(self._versions))
+    return self._runner.run(
+      collect(
+        tasks,
+        step=step,
+        samples_per_task=samples,
+        player=self.parts.player(self.engine, SamplingConfig(temperature=temperature), seed),
+        make_environment=self.parts.make_environment,
+        rewards=self.parts.rewards,
       )
-      table.append(row)
-      _line(str(seed), row)
-  _line("mean", np.mean(table, axis=0))
+    )
+
+  def success(self, policy, tasks: Sequence[Task], temperature: float = 0.0) -> float:
+    """Share of right answers; 0 takes the likeliest token each time."""
+    played = self.play(policy, tasks, seed=99, temperature=temperature)
+    return float(np.mean([t.reward.value for t in played]))
+
+  def answers(self, policy, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with the policy's own answers as demonstrations."""
+    written = []
+    for task, played in zip(tasks, self.play(policy, tasks, seed=7), strict=True):
+      path = token_paths(played)[0]
+      turn = [int(i) for i in path.token_ids[path.sampled] if i not in self.parts.chat.stop_ids]
+      said = Message("assistant", self.parts.tokenizer.decode(turn))
+      written.append(dataclasses.replace(task, demonstration=(said,)))
+    return written
+
+  def warm(self, seed: int, tasks: Sequence[Task]):
+    """A policy after the supervised stage on the tasks' demonstrations."""
+    stage = self.parts.experiment.supervised
+    key = jax.random.key(seed)
+    start = Networks(policy=init(self.parts.model, key), value=None)
+    state = self.learner.initial_state("supervised", start)
+    order = TaskIterator(tasks, batch_size=stage.tasks_per_step, seed=seed)
+    for _ in range(stage.steps):
+      state, _ = self.learner.supervised_step(state, next(order))
+    return state.networks.policy
+
+  def learn(
+    self, policy, seed: int, stored: Sequence[Trajectory] = (), thin: float = 1.0
+  ) -> Learnt:
+    """The policy after reinforcement learning.
+
+    Args:
+      policy: where it starts.
+      seed: of the order of tasks, and of what is drawn.
+      stored: episodes of tasks, in the place of new ones.
+      thin: share of the drawn tokens that keep their weight, by chance.
+    """
+    stage = self.parts.experiment.rl
+    state = self.learner.initial_state("rl", Networks(jax.tree.map(jnp.array, policy), None))
+    of: dict[int, list[Trajectory]] = collections.defaultdict(list)
+    for episode in stored:
+      of[episode.task_id].append(episode)
+    tasks = [t for t in self.parts.tasks.train if t.id in of or not stored]
+    order = TaskIterator(tasks, batch_size=stage.tasks_per_step, seed=seed)
+    group, rows, seconds = self.parts.experiment.rollout.group_size, [], []
+    for step in range(1, stage.steps + 1):
+      begun, chosen = time.process_time(), next(order)
+      if stored:
+        played = []
+        for task in chosen:  # its episodes take turns
+          of[task.id].append(of[task.id].pop(0))
+          played.append(dataclasses.replace(of[task.id][-1], step=step))
+      else:
+        played = self.play(self.learner.policy(state), chosen, step=step, seed=seed, samples=group)
+      if thin < 1:
+        played = [_thinned(t, thin, seed) for t in played]
+      state, metrics = self.learner.rl_step(state, played, step)
+      rows.append(metrics)
+      seconds.append(time.process_time() - begun)
+    # The first step compiles.
+    whole = sum(seconds[1:]) + statistics.median(seconds[1:])
+    return Learnt(state.networks.policy, rows, whole)
+
+  def store(self, policy, seed: int, number: int) -> Stored:
+    """What ``precompute`` stores: episodes of the first or of all tasks, scored by the teacher."""
+    begun = time.process_time()
+    samples = max(1, number // _TASKS)
+    played = self.play(policy, self.parts.tasks.train[:number], seed=seed, samples=samples)
+    between = time.process_time()
+    scores = self.learner.score_by_teachers(played)
+    episodes = [with_scores(t, values) for t, values in zip(played, scores, strict=True)]
+    return Stored(episodes, between - begun, time.process_time() - between)
+
+  def close(self) -> None:
+    """Ends the event loop; the engine may be another workshop's."""
+    self._runner.close()
 
 
-def _flops(played: int) -> float:
-  """Of playing and scoring so many episodes, and of all updates, a token of an episode."""
+def _thinned(trajectory: Trajectory, share: float, seed: int) -> Trajectory:
+  """The episode with weights at a random share of its tokens."""
+  random = np.random.default_rng([seed, *trajectory.address])
+  segments = [
+    dataclasses.replace(s, weights=s.weights * (random.uniform(size=len(s)) < share))
+    for s in trajectory.segments
+  ]
+  return dataclasses.replace(trajectory, segments=segments)
+
+
+class Learnt(NamedTuple):
+  """A student after its updates, the metrics of each, and CPU seconds without compilation."""
+
+  policy: Any
+  rows: list[dict[str, float]]
+  seconds: float
+
+
+class Stored(NamedTuple):
+  """Episodes with a teacher's log-probs, and the CPU seconds of both."""
+
+  episodes: list[Trajectory]
+  playing: float
+  scoring: float
+
+
+class Class:
+  """Teachers of one sign each, students warmed up on answers of all, held-out tasks.
+
+  Args:
+    root: where policies are kept, and found again.
+    signs: see ``count_tasks``.
+    warm: updates of a student's warm start.
+  """
+
+  def __init__(self, root: pathlib.Path, signs: str, warm: int):
+    self.tasks = count_tasks(signs)
+    self.paths = {sign: root / f"teacher{sign}" for sign in signs}
+    written: list[Task] = []
+    for sign, path in self.paths.items():
+      own = [t for t in self.tasks.train if t.source == sign]
+      made = experiment(_TEACHER_WIDTH, supervised=supervised(_TEACHER_STEPS))
+      teaching = Workshop(made, self.tasks)
+      teacher = kept(path, teaching, lambda own=own, shop=teaching: shop.warm(0, own))
+      found = [f"{s} {teaching.success(teacher, self.test(s)):.1%}" for s in signs]
+      print(f"teacher of {sign}: {', '.join(found)}", flush=True)
+      written += teaching.answers(teacher, own[: _WRITTEN // len(signs)])
+      teaching.close()
+    warming = Workshop(experiment(_STUDENT_WIDTH, supervised=supervised(warm)), self.tasks)
+    self.engine = warming.engine
+    self._warming, self._signs = warming, signs
+    self.students = []
+    for seed in range(_SEEDS.value):
+      path = root / f"warm{signs}-{warm}-{seed}"
+      self.students.append(kept(path, warming, lambda seed=seed: warming.warm(seed, written)))
+    self.show("warm start", self.students)
+
+  def test(self, sign: str) -> list[Task]:
+    return [task for task in self.tasks.test if task.source == sign]
+
+  def workshop(self, stage: RLStage, group: int = 1) -> Workshop:
+    made = experiment(_STUDENT_WIDTH, rl=stage)
+    made.rollout.group_size = group
+    return Workshop(made, self.tasks, self.engine)
+
+  def show(self, name: str, policies: Sequence[Any], more: str = "") -> None:
+    """Prints held-out success: for each sign of the likeliest answers, then of drawn ones."""
+    each = np.array(
+      [
+        [self._warming.success(p, self.test(sign), t) for t in (0.0, 1.0) for sign in self._signs]
+        for p in policies
+      ]
+    )
+    means = " ".join(f"{m:>6.1%}" for m in each.mean(axis=0))
+    single = " ".join("/".join(f"{100 * s:.1f}" for s in row) for row in each)
+    print(f"{name:<34} {means}  ({single}) {more}", flush=True)
+
+
+def kept(path: pathlib.Path, shop: Workshop, make: Callable[[], Any]) -> Any:
+  """The policy at ``path``, made where there is none, as a checkpoint that can be a teacher."""
+  store = CheckpointStore(path / "checkpoints", 1, shop.parts.identity)
+  if not store.steps():
+    store.save(0, TrainState(jnp.zeros((), jnp.int32), Networks(make(), None), None, None), {})
+  return load_policy(shop.parts, path / "checkpoints" / "0")
+
+
+# Online against stored.
+
+
+def lightning(root: pathlib.Path) -> None:
+  """Prints a line a method and learning rate, and what both cost."""
+  room = Class(root, "+", _WARM.value)
+  teacher = TeacherConfig(str(room.paths["+"]))
+  stored: list[Stored] = []
+  for rate in _RATES.value:
+    online = room.workshop(distilled(bounded("opd"), rate, [teacher]))
+    if not stored:
+      online.store(room.students[0], 0, _BATCH)  # compiles
+      stored = [online.store(s, seed, _STORED.value) for seed, s in enumerate(room.students)]
+    found = [online.learn(student, seed) for seed, student in enumerate(room.students)]
+    whole = statistics.mean(f.seconds for f in found)
+    gap = statistics.mean(-f.rows[-1]["distillation/advantage"] for f in found)
+    room.show(f"online {rate:g}", [f.policy for f in found], f"gap {gap:.3f}; {whole:.1f} s")
+    online.close()
+
+    for centre in ("none", "batch_mean"):
+      objective = bounded("lightning_opd")
+      objective.distillation.centre = centre
+      offline = room.workshop(
+        distilled(objective, rate, (), rollouts="stored", old_log_probs="recomputed")
+      )
+      found = [
+        offline.learn(student, seed, stored[seed].episodes)
+        for seed, student in enumerate(room.students)
+      ]
+      before = statistics.mean(s.playing + s.scoring for s in stored)
+      seconds = statistics.mean(f.seconds for f in found)
+      moved = statistics.mean(f.rows[-1]["mismatch/kl"] for f in found)
+      room.show(
+        f"stored {rate:g}" + (" centred" if centre == "batch_mean" else ""),
+        [f.policy for f in found],
+        f"mismatch/kl {moved:.3f}; {before:.1f} s + {seconds:.1f} s, "
+        f"{seconds / whole:.2f} and {(before + seconds) / whole:.2f} of online",
+      )
+      offline.close()
+  steps = _STEPS.value * _BATCH
+  online_flops = _flops(played=steps, scored=steps, updated=6 * steps)
+  for name, number in (("without", 0), ("with", _STORED.value)):
+    flops = _flops(played=number, scored=number, updated=(2 + 6) * steps)
+    print(f"FLOPs of stored {name} playing and scoring: {flops / online_flops:.2f} of online")
+
+
+def bounded(name: str) -> ObjectiveConfig:
+  objective = preset(name)
+  objective.distillation.clip = _CLIP.value
+  return objective
+
+
+def _flops(played: int, scored: int, updated: int) -> float:
+  """A token of an episode: 2 a parameter of a forward pass, and what an update is given to cost."""
   student, teacher = (count(param_specs(model(w))) for w in (_STUDENT_WIDTH, _TEACHER_WIDTH))
-  # Updates ask the student for its log-probs first.
-  return played * 2 * (student + teacher) + _BATCH * _STEPS.value * (2 + 6) * student
+  return 2 * played * student + 2 * scored * teacher + updated * student
 
 
-def _line(name: str, row) -> None:
-  shares, seconds = row[:4], row[4:8]
-  print(
-    f"{name:>4} "
-    + " ".join(f"{x:>7.1%}" for x in shares)
-    + f" {seconds[0]:>9.1f} {seconds[1]:>7.1f} {seconds[2]:>8.1f} {seconds[3]:>8.1f}"
-    + f" {row[8]:>6.2f} {row[9]:>6.2f}",
-    flush=True,
-  )
+# Fewer tokens, several teachers, learning without the prompt.
+
+
+def tip(root: pathlib.Path) -> None:
+  """Prints a line a share of tokens and a way to choose them."""
+  room = Class(root, "+", _WARM.value)
+  teacher = TeacherConfig(str(room.paths["+"]))
+  for share in (1.0, 0.5, 0.2):
+    for chosen in ("soft-OR", "random") if share < 1 else ("all",):
+      objective = preset("opd_full")
+      objective.distillation.keep = share if chosen == "soft-OR" else 1.0
+      shop = room.workshop(distilled(objective, _RATES.value[0], [teacher]))
+      found = [
+        shop.learn(student, seed, thin=share if chosen == "random" else 1.0)
+        for seed, student in enumerate(room.students)
+      ]
+      room.show(f"{share:.0%} of the tokens, {chosen}", [f.policy for f in found])
+      shop.close()
+
+
+def mopd(root: pathlib.Path) -> None:
+  """Prints a line a set of teachers."""
+  room = Class(root, "+-", _WARM.value)
+  up, down = (str(room.paths[sign]) for sign in "+-")
+  for name, teachers in (
+    ("each teacher for its own sign", [TeacherConfig(up, ("+",)), TeacherConfig(down, ("-",))]),
+    ("teacher of + for all", [TeacherConfig(up)]),
+    ("teacher of - for all", [TeacherConfig(down)]),
+  ):
+    stage = distilled(bounded("mopd"), _RATES.value[0], teachers, old_log_probs="recomputed")
+    shop = room.workshop(stage)
+    found = [shop.learn(student, seed) for seed, student in enumerate(room.students)]
+    room.show(name, [f.policy for f in found])
+    shop.close()
+
+
+def dsrl(root: pathlib.Path) -> None:
+  """Prints a line a length of the first phase."""
+  room = Class(root, "+", _WARM.value)
+  for first in (0, _STEPS.value // 8, _STEPS.value // 4):
+    stage = distilled(preset("grpo"), _RATES.value[0], ())
+    stage.tasks_per_step = _BATCH // 8
+    if first:
+      stage.phases = (PhaseConfig(first, preset("nsr_prerl"), context="response"),)
+    shop = room.workshop(stage, group=8)
+    found = [shop.learn(student, seed) for seed, student in enumerate(room.students)]
+    entropy = statistics.mean(f.rows[max(first - 1, 0)]["policy/entropy"] for f in found)
+    room.show(
+      f"{first} steps without prompts, then GRPO",
+      [f.policy for f in found],
+      f"entropy after the first {entropy:.3f}",
+    )
+    shop.close()
 
 
 def main(argv: list[str]) -> None:
   del argv
   logging.set_verbosity(logging.ERROR)
-  print(f"{os.cpu_count()} CPUs, {jax.devices()[0].device_kind}")
-  {"memory": memory, "lightning": lightning}[_PART.value]()
+  print(f"{os.cpu_count()} CPUs, {jax.devices()[0].device_kind}", flush=True)
+  if _PART.value == "memory":
+    memory()
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(_WORKDIR.value or folder).absolute()
+    {"lightning": lightning, "tip": tip, "mopd": mopd, "dsrl": dsrl}[_PART.value](root)
 
 
 if __name__ == "__main__":

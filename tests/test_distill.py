@@ -119,6 +119,29 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
   assert metrics[0]["distillation/advantage"] == pytest.approx(np.mean(teacher - old), abs=1.0)
 
 
+def test_a_policy_that_left_the_stored_episodes_behind_is_stopped(stored, tmp_path):
+  """At the first step above the bound, for good, and with everything that ends a run."""
+
+  def train(name, limit):
+    made = lightning(stored)
+    made.rl.stop_above_kl = limit
+    run = Run(made, tmp_path / name, extensions=extensions(), console=quiet())
+    return run, run.train()
+
+  def drift(name):
+    return [row["mismatch/kl"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+
+  assert train("free", 1e6)[1].steps == 4
+  free = drift("free")
+  limit = float(np.mean(sorted(free)[-2:]))  # the largest alone is above
+  run, report = train("bound", limit)
+  assert report.finished and report.steps == 1 + int(np.argmax(free)) < 4
+  assert drift("bound") == free[: report.steps]
+  assert run.train() == report and drift("bound") == free[: report.steps]
+  with pytest.raises(ConfigError, match="stop_above_kl=0.1; allowed: none without config.rl.roll"):
+    experiment(stop_above_kl=0.1, teachers=(TeacherConfig("x"),)).validate()
+
+
 def test_every_task_comes_once_an_epoch_and_a_resume_goes_on_in_the_order(stored, tmp_path):
   parts = build_parts(resolve(lightning(stored)), tmp_path, extensions())
 

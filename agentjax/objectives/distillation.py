@@ -58,6 +58,11 @@ class DistillationConfig(Config):
     rest: what becomes of the probability outside the candidates, see ``candidate_divergence``.
     clip: bound on the absolute sampled advantage; None is off. Lightning OPD names one without a
       value.
+    centre: "batch_mean" takes the mean over the weighted tokens off the sampled advantages, after
+      the clip. Ours. On policy this changes the noise of the gradient alone, as
+      E grad log p(y_t) = 0. On stored tokens, where the mean is minus the divergence, all that was
+      stored becomes less likely without it; with it the gradient is that of half the variance of
+      log q - log p in the place of half its mean square.
     coefficient: weight of the teacher's term.
     outcome_weight: factor on the advantages that come from rewards; 0 learns from the teacher
       alone, and then a divergence is all there is to the loss.
@@ -76,6 +81,7 @@ class DistillationConfig(Config):
   candidates: Literal["student", "teacher"] = "student"
   rest: Rest = "renormalise"
   clip: float | None = None
+  centre: Literal["none", "batch_mean"] = "none"
   coefficient: float = 1.0
   outcome_weight: float = 0.0
   keep: float = 1.0
@@ -107,6 +113,12 @@ class DistillationConfig(Config):
       f"{path}.clip",
       self.clip,
       f"none with {path}.form={self.form!r}, which has no sampled advantage",
+    )
+    check(
+      self.centre == "none" or self.form == "sampled",
+      f"{path}.centre",
+      self.centre,
+      f"'none' with {path}.form={self.form!r}, which has no sampled advantage",
     )
     check(self.coefficient > 0, f"{path}.coefficient", self.coefficient, "> 0")
     check(self.outcome_weight >= 0, f"{path}.outcome_weight", self.outcome_weight, ">= 0")

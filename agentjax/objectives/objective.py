@@ -552,8 +552,11 @@ def prepare(
     if taught.form == "sampled":
       teacher = _need(teacher_log_probs, "teacher_log_probs")
       disagreement = teacher_advantages(teacher, old_log_probs, taught.clip)
+      mean = _mean(disagreement, kept)
+      metrics["distillation/advantage"] = mean
+      if taught.centre == "batch_mean":
+        disagreement -= mean
       advantages += taught.coefficient * disagreement
-      metrics["distillation/advantage"] = _mean(disagreement, kept)
   advantages = jnp.where(kept > 0, advantages, 0)
 
   shares = token_coefficients(kept, segment_ids, batch.num_sequences, mode="token_mean")

@@ -191,6 +191,7 @@ class RLStage(Config):
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: str | None = None
+  stop_above_kl: float | None = None
   meds: MedsConfig | None = None
   process: ProcessConfig | None = None
 
@@ -222,6 +223,14 @@ class RLStage(Config):
       f"{path}.selection.refill",
       self.selection.refill,
       f"0 with {path}.rollouts: nothing is sampled",
+    )
+    limit = self.stop_above_kl
+    check(limit is None or limit > 0, f"{path}.stop_above_kl", limit, "nats > 0 or none")
+    check(
+      limit is None or self.rollouts is not None,
+      f"{path}.stop_above_kl",
+      limit,
+      f"none without {path}.rollouts: what is sampled anew cannot be left behind",
     )
     _check_rates(self, path)
 

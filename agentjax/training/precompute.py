@@ -86,7 +86,7 @@ def precompute(
   for at in range(0, len(kept), _BATCH):
     part = kept[at : at + _BATCH]
     found = learner.score_by_teachers(part)
-    scored += [_with_scores(t, values) for t, values in zip(part, found, strict=True)]
+    scored += [with_scores(t, values) for t, values in zip(part, found, strict=True)]
   timing = Timing(between - started, time.monotonic() - between)
   author = ""
   if demonstrations_by is not None:
@@ -133,7 +133,7 @@ def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list
     runner.close()
 
 
-def _with_scores(trajectory: Trajectory, log_probs: np.ndarray) -> Trajectory:
+def with_scores(trajectory: Trajectory, log_probs: np.ndarray) -> Trajectory:
   """The trajectory with the teacher's log-prob on each of its tokens."""
   lengths: Sequence[int] = [len(segment) for segment in trajectory.segments]
   pieces = np.split(log_probs.astype(np.float32), np.cumsum(lengths)[:-1])

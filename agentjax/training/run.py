@@ -242,6 +242,7 @@ class _Session:
     self.stream = self._make_stream()
     self.recovered = False  # whether ``pending`` has the journal's episodes
     self.handed_over = time.monotonic()  # when the latest batch was
+    self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
   def __enter__(self) -> _Session:
     return self
@@ -262,6 +263,8 @@ class _Session:
 
   @property
   def last_step(self) -> int:
+    if self.ended is not None:
+      return self.ended
     return self.experiment.supervised.steps + self.experiment.rl.steps
 
   def stage_of(self, step: int) -> str:
@@ -431,6 +434,7 @@ class _Session:
       values = {"bad_steps": 0.0}
       if trajectories:
         state, values = self.learner.rl_step(state, used, step)
+        self._end_if_left_behind(step, values, progress)
       else:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
       drawn = sum(num_sampled_tokens(t) for t in everything)
@@ -453,6 +457,19 @@ class _Session:
       values |= self._evaluate_into("after", state, step, progress)
     values["time/step"] = time.monotonic() - started
     return state, values
+
+  def _end_if_left_behind(
+    self, step: int, values: dict[str, float], progress: ProgressDisplay
+  ) -> None:
+    """Makes ``step`` the last where the policy has moved too far from stored episodes."""
+    limit, moved = self.experiment.rl.stop_above_kl, values.get("mismatch/kl")
+    if limit is not None and moved is not None and moved > limit:
+      self.ended = step
+      progress.note(
+        f"ended after step {step}: mismatch/kl={moved:.3g} is above config.rl.stop_above_kl="
+        f"{limit:g}. To go on, play again: python -m agentjax.distill "
+        f"--checkpoint={self.directory}"
+      )
 
   def _rollout(
     self, step: int, state: TrainState
@@ -595,6 +612,7 @@ class _Session:
       "demonstrations": None if self.demonstrations is None else self.demonstrations.get_state(),
       "stream": None if self.stream is None else self.stream.get_state(),
       "evaluations": self.evaluations,
+      "ended": self.ended,
       "mistakes": None if self.learner.mistakes is None else self.learner.mistakes.get_state(),
     }
     pending = processes.gather_trajectories(list(self.pending.values()))
@@ -630,6 +648,7 @@ class _Session:
     if self.learner.mistakes is not None:
       self.learner.mistakes.set_state(host["mistakes"])
     self.evaluations = host["evaluations"]
+    self.ended = host.get("ended")
     if pending:
       loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]
       self.pending.update({t.address: t for t in loaded})

@@ -153,6 +153,30 @@ def test_a_teacher_gives_every_token_its_own_credit_and_rewards_none(packer):
   assert len(set(packer(2, 3).unpack(plain.advantages)[0, 1:].tolist())) == 1
 
 
+@pytest.mark.parametrize(("centre", "largest"), [("none", 2.8), ("batch_mean", 2.1)])
+def test_on_stored_tokens_the_gradient_is_that_of_a_regression(packer, centre, largest):
+  """Of half the squared log-ratio, or of half its variance, whoever sampled the tokens."""
+  batch, teacher = _batch(packer)
+  layout = packer(2, 3)
+  now = layout.pack([[0, -1.5, -0.2], [0, -0.3, -0.9]])
+  config = preset("lightning_opd")
+  config.distillation.centre = centre
+  prepared, metrics = prepare(batch, config, old_log_probs=now, teacher_log_probs=teacher)
+  assert metrics["distillation/advantage"] == pytest.approx((1.4 - 2.8 - 2.2 + 0.8) / 4)
+
+  def loss(log_probs):
+    return policy_objective(config)(prepared.with_scores(log_probs, log_probs))[0]
+
+  def regression(log_probs):
+    inside = jnp.where(prepared.weights > 0, teacher - log_probs, 0)
+    mean = jnp.sum(inside) / 4 if centre == "batch_mean" else 0
+    return 0.5 * (jnp.sum(inside**2) / 4 - mean**2)
+
+  found = jax.grad(loss)(now)
+  np.testing.assert_allclose(found, jax.grad(regression)(now), atol=1e-6)
+  assert np.abs(layout.unpack(found)).max() == pytest.approx(largest / 4)
+
+
 def test_rewards_join_with_their_weight_and_the_clip_is_the_teachers(packer):
   batch, teacher = _batch(packer)
   config = preset("grpo")
@@ -212,6 +236,7 @@ def test_only_wrong_answers_are_pushed_away_in_the_first_phase_of_dsrl(packer):
   [
     ({"keep": 0.0}, "keep=0.0; allowed: a share"),
     ({"clip": 1.0, "form": "full"}, "clip=1.0; allowed: none"),
+    ({"centre": "batch_mean", "form": "full"}, "centre='batch_mean'; allowed: 'none' with"),
     ({"jsd_beta": 1.0}, "jsd_beta=1.0"),
     ({"top_k": 0}, "top_k=0"),
     ({"outcome_weight": -1.0}, "outcome_weight=-1.0"),

@@ -9,10 +9,14 @@ import pytest
 
 from agentjax import models
 from agentjax.config import ConfigError
+from agentjax.models.huggingface import save_pretrained
 from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.presets import preset
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.text import HuggingFaceTokenizer
+from agentjax.text.template import TemplateChat
 from agentjax.training import OptimizerConfig
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
@@ -22,11 +26,13 @@ from agentjax.training.teacher import (
   TeacherHead,
   TeacherTargets,
   kept_places,
+  load_teacher,
   route,
   teacher_divergences,
 )
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import to_sequences, without_prompt
+from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, WIDER, episodes, save_policy
 
@@ -125,6 +131,34 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path
   learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
   with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
     learner.score_by_teachers(episodes())
+
+
+def test_a_folder_is_refused_for_its_tokenizer_and_warned_of_for_its_template(tmp_path, caplog):
+  def teacher(name, **vocabulary):
+    write_vocabulary(tmp_path / f"{name}-words", **vocabulary)
+    words = HuggingFaceTokenizer(tmp_path / f"{name}-words")
+    model = dataclasses.replace(
+      MODEL,
+      pattern="*-*-",
+      rope_theta=10000.0,
+      d_mlp=16,
+      mlp_activation="swiglu",
+      vocab_size=words.vocab_size,
+    )
+    policy = models.init(model, jax.random.key(0))
+    save_pretrained(tmp_path / name, policy, model, tokenizer_from=tmp_path / f"{name}-words")
+    return TeacherConfig(str(tmp_path / name))
+
+  same, other_template = teacher("same"), teacher("template", template=XML_TEMPLATE)
+  other_words = teacher("words", corpus=("the quick brown fox",))
+  chat, mesh = TemplateChat.from_folder(same.path), make_mesh(MeshConfig())
+  with caplog.at_level("WARNING"):
+    load_teacher(same, chat, MODEL, mesh)
+    assert not caplog.text
+    load_teacher(other_template, chat, MODEL, mesh)
+  assert "another chat template than the student" in caplog.text
+  with pytest.raises(ConfigError, match="another tokenizer than the student"):
+    load_teacher(other_words, chat, MODEL, mesh)
 
 
 def test_places_of_the_kept_tokens_come_in_few_shapes():
