@@ -11,7 +11,8 @@ The objective is that of configs/opd_word_problems.py with ``y ~ pi_ref`` instea
 (2604.13010): ``E_{y ~ pi_ref} sum_t sg[log q(y_t) - log p(y_t)] log p(y_t)``, where log q is frozen
 and log p is computed anew at every step. Their gradients differ by ``Cov(w, f)``, with w the ratio
 of the two sampling policies, which keeps the student near pi_ref: the fewer the steps, the better.
-``mismatch/kl`` is how far it has moved. The clip bound tau of the paper is not published and its
+``mismatch/kl`` is how far it has moved, and ``rl.stop_above_kl`` a bound on that, to stop or play
+again. The clip bound tau of the paper is not published and its
 configs set none; ``rl.objective.distillation.clip`` is there for one.
 """
 
