@@ -12,8 +12,8 @@ The objective is that of configs/opd_word_problems.py with ``y ~ pi_ref`` instea
 and log p is computed anew at every step. Their gradients differ by ``Cov(w, f)``, with w the ratio
 of the two sampling policies, which keeps the student near pi_ref: the fewer the steps, the better.
 ``mismatch/kl`` is how far it has moved, and ``rl.stop_above_kl`` a bound on that, to stop or play
-again. The clip bound tau of the paper is not published and its
-configs set none; ``rl.objective.distillation.clip`` is there for one.
+again. The clip bound tau of the paper is not published and its configs set none;
+``rl.objective.distillation.clip`` is there for one.
 """
 
 import pathlib
