@@ -116,8 +116,15 @@ def test_one_step_off_gives_the_same_bits_again(finished, tmp_path):
   assert_same_run(tmp_path / "again", finished(ONE))
 
 
-def test_asynchronous_tokens_keep_the_bound_and_cross_updates(finished):
-  directory = finished(ASYNC)
+class Slow(stages.Digits):
+  """So slow beside an update that some episodes are always under way when one ends."""
+
+  SECONDS = 0.3
+
+
+def test_asynchronous_tokens_keep_the_bound_and_cross_updates(tmp_path):
+  directory = tmp_path / "run"
+  assert run(directory, ASYNC, world=Slow).train().finished
   ages = np.concatenate([step - versions_of(t) for step, t in trained(directory)])
   assert ages.min() >= 0 and ages.max() <= ASYNC.bound and ages.max() > 0
   assert_each_group_once(directory)
