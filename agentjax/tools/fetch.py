@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+import contextlib
 import dataclasses
 import html.parser
 import re
@@ -114,7 +114,7 @@ class FetchTool:
       if not _TEXT.match(answer.content_type):
         return ToolResult(ToolStatus.ERROR, f"error: {answer.content_type} is no text")
       body = await _read(answer.content, self._config.max_bytes)
-      text = body.decode(_encoding(answer.charset), errors="replace")
+      text = _decoded(body, answer.charset or "utf-8")
     if answer.content_type in ("text/html", "application/xhtml+xml"):
       text = text_of_html(text)
     shown = clip(text.strip() or "(no text)", self._config.max_characters)
@@ -130,18 +130,20 @@ async def _read(content: Any, most: int) -> bytes:
   return bytes(parts)
 
 
-def _encoding(name: str | None) -> str:
+def _decoded(body: bytes, charset: str) -> str:
+  """UTF-8 where the server names what is no encoding of text, or one that stops at an error."""
   try:
-    return codecs.lookup(name or "utf-8").name
-  except LookupError:
-    return "utf-8"
+    return body.decode(charset, errors="replace")
+  except (LookupError, ValueError):
+    return body.decode(errors="replace")
 
 
 def text_of_html(source: str) -> str:
   """The text of a page: without scripts and styles, a line for each block, links as text only."""
   reader = _Text()
-  reader.feed(source)
-  reader.close()
+  with contextlib.suppress(AssertionError):  # of the parser, at some malformed declarations
+    reader.feed(source)
+    reader.close()
   lines = (" ".join(line.split()) for line in "".join(reader.parts).split("\n"))
   return "\n".join(line for line in lines if line)
 

@@ -39,6 +39,9 @@ def fetch():
           )
         case "/odd":
           return web.Response(body=b"odd", headers={"content-type": "text/plain; charset=no-such"})
+        case "/zlib" | "/idna":
+          kind = f"text/plain; charset={request.path[1:]}"
+          return web.Response(body=b"a\xffb", headers={"content-type": kind})
         case "/long":
           return web.Response(text="x" * 5000)
         case "/picture":
@@ -82,6 +85,11 @@ def test_pages_come_as_text(fetch):
   assert (latin.output, odd.output) == ("é", "odd")
 
 
+def test_a_server_that_names_no_encoding_of_text_ends_no_call(fetch):
+  results, _ = fetch("/zlib", "/idna")
+  assert [(r.status, r.output) for r in results] == [(ToolStatus.OK, "a\ufffdb")] * 2
+
+
 def test_what_is_not_allowed_is_denied_before_anything_is_sent(fetch):
   results, asked = fetch(
     "/page", "ftp://127.0.0.1/x", "http://u:p@127.0.0.1/", allow=("good.test",)
@@ -118,6 +126,7 @@ def test_long_answers_are_cut(fetch):
 def test_text_of_html_survives_what_is_left_open():
   assert text_of_html("<head><title>a</title><b>b &amp; c</b><ul><li>d<li>e") == "a\nb & c\nd\ne"
   assert text_of_html("x</script></p><script>y") == "x"
+  assert text_of_html("<p>x</p><![odd[y") == "x"
 
 
 def test_a_run_without_allowed_hosts_is_refused():
