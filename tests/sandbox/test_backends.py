@@ -240,13 +240,15 @@ def test_boxes_run_side_by_side_and_keep_apart(sandbox: Sandbox) -> None:
   assert [r.stdout for r in asyncio.run(body())] == [f"[]\n{i * i}\n" for i in range(4)]
 
 
-def test_sessions_are_refused_where_they_are_not_offered(sandbox: Sandbox) -> None:
-  if sandbox.capabilities.sessions:
-    pytest.skip("this back end has sessions, which its own tests cover")
-
+def test_sessions_are_there_where_offered_and_refused_elsewhere(sandbox: Sandbox) -> None:
   async def body(box: Any) -> None:
-    with pytest.raises(SandboxError, match="sessions"):
-      await box.session()
+    if not sandbox.capabilities.sessions:
+      with pytest.raises(SandboxError, match="sessions"):
+        await box.session()
+      return
+    session = await box.session()
+    assert [(await session.run(cell)).stdout for cell in ("x = 2", "x + 1")] == ["", "3\n"]
+    await session.close()
 
   use(sandbox, body)
 
