@@ -417,7 +417,7 @@ def _with_report(ended: Ended, report: str, *, closed: bool) -> Ended:
     ended = dataclasses.replace(ended, reason="cancelled", detail="the box was closed")
   if ended.reason != "exit":
     return dataclasses.replace(ended, exit_code=-signal.SIGKILL)
-  said = report.removeprefix("error ") or bytes(ended.stderr.tail or ended.stderr.head).decode(
+  said = report.removeprefix("error ") or (ended.stderr.tail or ended.stderr.head).decode(
     errors="replace"
   )
   detail = f"the jail was not built (exit code {ended.exit_code}): {said.strip()[-500:]}"

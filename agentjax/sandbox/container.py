@@ -187,12 +187,12 @@ class ContainerSandbox:
     bounds = SandboxLimits(wall_seconds=seconds, output_bytes=most, output_kill_bytes=most)
     ended = await supervise(argv, bounds, stdin=stdin)
     if ended.reason != "exit" or ended.exit_code != 0:
-      said = bytes(ended.stderr.head + ended.stderr.tail).decode(errors="replace").strip()[-500:]
+      said = (ended.stderr.head + ended.stderr.tail).decode(errors="replace").strip()[-500:]
       shown = " ".join([os.path.basename(argv[0]), *argv[1:2]])
       raise SandboxError(
         f"{shown} failed: {ended.detail or f'exit code {ended.exit_code}'}. {said}".rstrip()
       )
-    return bytes(ended.stdout.head + ended.stdout.tail)
+    return ended.stdout.head + ended.stdout.tail
 
   async def _start(self) -> None:
     config = self.config
@@ -411,7 +411,7 @@ def _with_signal(ended: Ended) -> Ended:
 
 
 def _last_line(ended: Ended) -> str:
-  said = bytes(ended.stderr.tail or ended.stderr.head).decode(errors="replace").strip()
+  said = (ended.stderr.tail or ended.stderr.head).decode(errors="replace").strip()
   return said.rpartition("\n")[2][-500:] or f"exit code {ended.exit_code}"
 
 

@@ -199,6 +199,7 @@ def _run_jailed(request: dict[str, Any]) -> None:
       jail.become(request["uid"])
     os.chdir(request["directory"])
     jail.no_new_privileges()
+    jail.bound_capabilities()
     jail.drop_capabilities()
     if request["seccomp"]:
       jail.refuse_system_calls(

@@ -9,6 +9,7 @@ References:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -107,6 +108,12 @@ def fork(flags: int) -> int:
   if pid == 0 and flags & CLONE_NEWUSER:
     _map_user(uid, gid)
   return pid
+
+
+def number_processes_from(pid: int) -> None:
+  """Lets the next process of this namespace have the id ``pid``, where the kernel grants that."""
+  with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
+    file.write(str(pid - 1))
 
 
 def be_readable(*, value: bool) -> None:
@@ -264,13 +271,17 @@ def become(uid: int) -> None:
   os.setresuid(uid, uid, uid)
 
 
-def drop_capabilities() -> None:
-  """Empties every capability set of this process; a no-op without any."""
+def bound_capabilities() -> None:
+  """Keeps all that this process starts from gaining a capability by exec."""
   for capability in range(64):
     try:
       _prctl(_PR_CAPBSET_DROP, capability)
     except OSError:  # past the last capability, or none held
       break
+
+
+def drop_capabilities() -> None:
+  """Empties every capability set of this process; a no-op without any."""
   header = struct.pack("=Ii", 0x20080522, 0)
   _checked(_libc.capset(header, bytes(24)), "capset")
 

@@ -20,21 +20,48 @@ _HAS_CHILDREN_FILE = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 class Output:
-  """The head and the tail of what a program writes, and how much that was."""
+  """The head and the tail of what a program writes, and how much that was.
+
+  They lie in one buffer and are nowhere else, so that nothing is left of them after ``wipe()``.
+  """
 
   def __init__(self, keep: int):
-    self._head_size, self._tail_size = keep - keep // 2, keep // 2
-    self.head, self.tail, self.total = bytearray(), bytearray(), 0
+    self._buffer = memoryview(bytearray(keep))
+    self._head = keep - keep // 2
+    self.total = 0
 
-  def add(self, data: bytes) -> None:
+  def add(self, data: Any) -> None:
+    data = memoryview(data)
+    place = min(self.total, self._head)
     self.total += len(data)
-    room = self._head_size - len(self.head)
-    if room > 0:
-      self.head += data[:room]
-      data = data[room:]
-    self.tail += data
-    if len(self.tail) > self._tail_size:
-      del self.tail[: len(self.tail) - self._tail_size]
+    first = min(len(data), self._head - place)
+    self._buffer[place : place + first] = data[:first]
+    ring = self._buffer[self._head :]
+    data = data[first:][-len(ring) :] if len(ring) else data[:0]
+    if data:
+      at = (self.total - len(data) - self._head) % len(ring)
+      first = min(len(data), len(ring) - at)
+      ring[at : at + first] = data[:first]
+      ring[: len(data) - first] = data[first:]
+
+  def views(self) -> list[memoryview]:
+    """The head, and the tail in two parts."""
+    ring = self._buffer[self._head :]
+    held = min(max(self.total - self._head, 0), len(ring))
+    start = (self.total - self._head) % len(ring) if 0 < held == len(ring) else 0
+    return [self._buffer[: min(self.total, self._head)], ring[start:held], ring[:start]]
+
+  @property
+  def head(self) -> bytes:
+    return bytes(self.views()[0])
+
+  @property
+  def tail(self) -> bytes:
+    return b"".join(self.views()[1:])
+
+  def wipe(self) -> None:
+    used = min(self.total, len(self._buffer))
+    self._buffer[:used] = bytes(used)
 
 
 class Disk:
@@ -43,11 +70,13 @@ class Disk:
   def __init__(self, directory: str, limits: dict[str, Any]):
     self._directory, self._limits = directory, limits
     self._next = time.monotonic() + _TICK
+    self.looked = False
 
   def too_much(self, family: list[int]) -> str | None:
     """Which bound is passed, or None; mostly None without a look."""
     if time.monotonic() < self._next:
       return None
+    self.looked = True
     start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
     most_files, most_bytes = self._limits["files"], self._limits["disk_bytes"]
     count, held = self._below(most_files)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agentjax.config import Config, check
@@ -35,7 +36,7 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   SandboxResult,
 )
-from agentjax.sandbox.result import Ended, as_result, infra_error, kept
+from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
 _log = logging.getLogger(__name__)
 
@@ -204,10 +205,10 @@ class ProcessBox:
         return full
       for path, content in (files or {}).items():
         await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
-      watcher, request = await self._new_run(as_request(program), limits)
+      watcher = await self._new_run(as_request(program), limits, stdin)
       if watcher is None:
         return infra_error("the sandbox's interpreter is gone")
-      return (await self._converse(watcher, (request, stdin), limits)).result
+      return (await self._converse(watcher, b"", limits)).result
 
   async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
     async with self._busy:
@@ -243,7 +244,10 @@ class ProcessBox:
       if self._session is not None:
         await self._session._end()
       self._sandbox._boxes.discard(self)
-      await asyncio.to_thread(sandbox_files.wipe, self.directory)
+      try:
+        os.rmdir(self.directory)  # most are empty
+      except OSError:
+        await asyncio.to_thread(sandbox_files.wipe, self.directory)
 
   def _check_open(self) -> None:
     if self._closed:
@@ -268,27 +272,29 @@ class ProcessBox:
     return None
 
   async def _new_run(
-    self, program: dict[str, Any], limits: SandboxLimits
-  ) -> tuple[socket.socket | None, bytes]:
-    """The socket to a watcher, None when there is none to be had, and the request to send on it."""
+    self, program: dict[str, Any], limits: SandboxLimits, stdin: bytes = b""
+  ) -> socket.socket | None:
+    """The socket to a watcher that was given the run; None when there is none to be had."""
     zygote = await self._sandbox._ready()
+    bounds = limits.to_dict()
     request = {
       "program": program,
-      "limits": limits.to_dict(),
+      "limits": bounds,
       "directory": self.directory,
       "uid": self.uid,
       "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
     }
-    return zygote.new_run(), json.dumps(request).encode()
+    order = {"session": program["kind"] == "session", "limits": bounds}
+    return zygote.new_run(order, self.directory, json.dumps(request).encode(), stdin)
 
   async def _converse(
-    self, connection: socket.socket, frames: Sequence[bytes], limits: SandboxLimits
+    self, connection: socket.socket, cell: bytes, limits: SandboxLimits
   ) -> _Reply:
-    """Sends the frames and waits for the reply; closes ``connection`` unless all is alive still."""
+    """Sends a session's cell and waits for the reply; closes ``connection`` unless it goes on."""
     self._connection = connection
     keep = ended = False
     try:
-      reply = _read_reply(await _exchange(connection, frames, limits.wall_seconds), limits)
+      reply = _read_reply(await _exchange(connection, cell, limits.wall_seconds), limits)
       ended = True  # the watcher answers only when all of the run is dead, or at rest
       keep = reply.alive
       return reply
@@ -352,18 +358,16 @@ class ProcessSession:
         self._box._session = None
 
   async def _ask(self, cell: bytes) -> _Reply:
-    frames = [cell]
     connection, self._connection = self._connection, None
     self._alive = False
     if connection is None:
-      connection, request = await self._box._new_run({"kind": "session"}, self._limits)
+      connection = await self._box._new_run({"kind": "session"}, self._limits)
       if connection is None:
         return _Reply(infra_error("the sandbox's interpreter is gone"))
-      frames = [request, b"", cell]
     self._used = True
     wall = json.loads(cell)["wall_seconds"]
     limits = dataclasses.replace(self._limits, wall_seconds=wall)
-    reply = await self._box._converse(connection, frames, limits)
+    reply = await self._box._converse(connection, cell, limits)
     if reply.alive:
       self._connection, self._alive = connection, True
     return reply
@@ -427,16 +431,28 @@ class _Zygote:
     """A user id for one box, or None where programs keep ours."""
     return self._first_uid + secrets.randbelow(self._uids) if self._uids else None
 
-  def new_run(self) -> socket.socket | None:
-    """Asks for a watcher; returns the socket to it, or None when the interpreter is gone."""
+  def new_run(
+    self, order: dict[str, Any], directory: str, request: bytes, stdin: bytes
+  ) -> socket.socket | None:
+    """Hands a run to a watcher; returns the socket to it, or None when the interpreter is gone.
+
+    The watcher reads the ``order`` alone: request and stdin are files that it passes on.
+    """
     ours, theirs = socket.socketpair()
+    fds = [theirs.fileno()]
     try:
-      socket.send_fds(self._control, [b"run"], [theirs.fileno()])
+      fds.append(os.open(directory, os.O_PATH | os.O_DIRECTORY))
+      fds.append(_sealed(request))
+      if stdin:
+        fds.append(_sealed(stdin))
+      socket.send_fds(self._control, [json.dumps(order).encode()], fds)
     except OSError:
       ours.close()
       return None
     finally:
       theirs.close()
+      for fd in fds[1:]:
+        os.close(fd)
     ours.setblocking(False)
     return ours
 
@@ -468,6 +484,16 @@ class _Zygote:
     return hello
 
 
+def _sealed(content: bytes) -> int:
+  """A descriptor of a file in memory, at its start, that nobody can change."""
+  fd = os.memfd_create("run", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+  with open(fd, "wb", closefd=False) as file:
+    file.write(content)
+  fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+  os.lseek(fd, 0, os.SEEK_SET)
+  return fd
+
+
 def _environment(interpreter: str) -> dict[str, str]:
   """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
   return {
@@ -496,12 +522,12 @@ def _tasks_of_user() -> int:
   return count
 
 
-async def _exchange(connection: socket.socket, frames: Sequence[bytes], seconds: float) -> bytes:
-  """Sends the frames and waits for the result's."""
+async def _exchange(connection: socket.socket, cell: bytes, seconds: float) -> bytes:
+  """Sends a cell, if any, and waits for the result."""
   loop = asyncio.get_running_loop()
   async with asyncio.timeout(seconds + _GRACE_SECONDS):
-    for part in frames:
-      await loop.sock_sendall(connection, struct.pack("<Q", len(part)) + part)
+    if cell:
+      await loop.sock_sendall(connection, struct.pack("<Q", len(cell)) + cell)
     length = struct.unpack("<Q", await _receive_exactly(connection, 8))[0]
     return await _receive_exactly(connection, length)
 
@@ -556,8 +582,8 @@ def _read_reply(frame: bytes, limits: SandboxLimits) -> _Reply:
     detail or "the interpreter ended before the cell ran" if gone else detail,
     header["exit_code"],
     header["seconds"],
-    kept(parts[0], parts[1], header["totals"][0]),
-    kept(parts[2], parts[3], header["totals"][1]),
+    Kept(parts[0], parts[1], header["totals"][0]),
+    Kept(parts[2], parts[3], header["totals"][1]),
     header["cpu_seconds"],
   )
   return _Reply(as_result(ended, limits), alive=header["alive"] and not gone, gone=gone)

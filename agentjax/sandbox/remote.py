@@ -31,7 +31,7 @@ from agentjax.sandbox.interface import (
   Session,
 )
 from agentjax.sandbox.measure import Output
-from agentjax.sandbox.result import Ended, as_result, infra_error, kept, no_sessions
+from agentjax.sandbox.result import Ended, Kept, as_result, infra_error, no_sessions
 
 _log = logging.getLogger(__name__)
 _RESULT, _FILES = ".agentjax-result.json", ".agentjax-files.tar"
@@ -215,8 +215,8 @@ def _read(answer: Any, limits: SandboxLimits) -> tuple[SandboxResult, bytes | No
     str(report["detail"]),
     int(report["exit_code"]),
     float(report["seconds"]),
-    kept(parts[0], parts[1], int(report["totals"][0])),
-    kept(parts[2], parts[3], int(report["totals"][1])),
+    Kept(parts[0], parts[1], int(report["totals"][0])),
+    Kept(parts[2], parts[3], int(report["totals"][1])),
     cpu_seconds=float(report["cpu_seconds"]),
   )
   held = base64.b64decode(files[_FILES]) if _FILES in files else None

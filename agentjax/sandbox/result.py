@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
 from agentjax.sandbox.measure import Output
@@ -19,6 +20,14 @@ _STATUS_OF_REASON = {
   "broken": RunStatus.KILLED,
   "setup": RunStatus.INFRA_ERROR,
 }
+
+
+class Kept(NamedTuple):
+  """Head and tail of an output of ``total`` bytes, as another process kept them."""
+
+  head: bytes
+  tail: bytes
+  total: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Ended:
   detail: str
   exit_code: int | None
   seconds: float
-  stdout: Output
-  stderr: Output
+  stdout: Output | Kept
+  stderr: Output | Kept
   cpu_seconds: float = 0.0
 
 
@@ -70,16 +79,9 @@ def as_result(ended: Ended, limits: SandboxLimits) -> SandboxResult:
   return SandboxResult(status, stdout, stderr, code, ended.seconds, detail, truncated)
 
 
-def kept(head: bytes, tail: bytes, total: int) -> Output:
-  """An output of ``total`` bytes that another process kept head and tail of."""
-  output = Output(len(head) + len(tail))
-  output.head, output.tail, output.total = bytearray(head), bytearray(tail), total
-  return output
-
-
-def text(output: Output) -> str:
+def text(output: Output | Kept) -> str:
   """What the policy reads of an output: all of it, or head, a line on what is missing, tail."""
-  head, tail = bytes(output.head), bytes(output.tail)
+  head, tail = output.head, output.tail
   left_out = output.total - len(head) - len(tail)
   if left_out <= 0:
     return (head + tail).decode("utf-8", errors="backslashreplace")

@@ -1,9 +1,10 @@
-"""The sandbox's own interpreter: forks one watcher a run, which jails, times and ends the program.
+"""The sandbox's own interpreter: forks the watchers, which jail, time and end programs.
 
 Started as ``python -P -s -S`` with a scrubbed environment, never forked from the process that
 trains; imports the standard library only. File descriptor 0 is the control socket: each message on
-it carries the socket of one run. On that the host sends a request (frames, see ``receive``), the
-watcher answers with one result, and the host closing it ends the run: none outlives its caller.
+it is one run: its bounds, the socket on which the watcher answers with one result, and files that
+the program's process alone reads. The host closing that socket ends the run: none outlives its
+caller.
 
     host ── control ──► zygote ── fork ──► watcher ── fork ──► program
 
@@ -14,7 +15,6 @@ a process has two ids: the namespace's, which fork, wait and kill use, and the m
 
 from __future__ import annotations
 
-import array
 import builtins
 import contextlib
 import functools
@@ -48,6 +48,7 @@ _TICK = 0.02  # seconds between looks at memory and process counts of a run
 _IDLE_TICK = 0.5  # seconds between looks at a session that waits
 _REST_SECONDS = 2.0  # for a session to come to rest after a cell
 _LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
+_RUNS_OF_WATCHER = 256  # that one may serve, so that nothing piles up in it
 _PROGRAM_PID = 2  # in a namespace of its own, whose pid 1 is the watcher
 
 
@@ -139,6 +140,10 @@ class Walls:
     jail.no_new_privileges()
     self.refuse_system_calls()
 
+  def file_rules(self) -> list[int]:
+    """A descriptor for ``jail.restrict_files``, or none."""
+    return [jail.file_rules(self.readable, jail.DEVICES)] if self.landlock else []
+
   def refuse_system_calls(self) -> None:
     jail.refuse_system_calls(os.getpid(), **self._refused())
 
@@ -204,56 +209,66 @@ def _spare_uids() -> tuple[int, int]:
   return 0, 0
 
 
-class Watcher:
-  """One run from request to result. A process of its own, which adopts whatever the run leaves.
+class _Order(typing.NamedTuple):
+  """What a watcher learns of a run. It reads no file of ``inputs``."""
 
-  It is made before it is needed: the program's process stands by, and only the walls that depend on
-  the request are raised after it came.
+  is_session: bool
+  limits: dict[str, Any]
+  connection: socket.socket  # to the host
+  directory: int  # descriptor of the box's
+  inputs: list[int]  # descriptors of the request, and of the program's stdin if it has any
+
+
+class Watcher:
+  """Sees runs through, from request to result. A process of its own, which adopts what they leave.
+
+  A program's process stands by before it is needed; only the walls that depend on the request are
+  raised after it came. It is a fork of this process, so nothing of a run may stay in the memory of
+  one that serves another: it never reads requests, wipes outputs, and is used again only after a
+  run that ended by itself before its files were looked at.
   """
 
-  def __init__(self, walls: Walls, baseline: tuple[int, int]):
-    self._walls = walls
+  def __init__(self, walls: Walls, baseline: tuple[int, int], namespace: dict[str, Any]):
+    self._walls, self._namespace = walls, namespace
     self._space, self._resident = baseline
     self.fork = walls.fork
 
-  def serve(self, control: socket.socket, taken: int, number: int) -> None:
-    """Stands by, serves the first run that comes on ``control``, and returns when all is dead.
+  def serve(self, control: socket.socket, news: int, number: int) -> None:
+    """Serves runs that come on ``control`` and returns when all is dead and no more may come.
 
-    Once it is taken it writes ``number`` to ``taken``.
+    Writes ``number`` to ``news`` when a run is taken, and again when it is free for the next.
     """
     jail.adopt_orphans()
     jail.be_readable(value=False)  # a program of the same user may be able to name it
+    jail.bound_capabilities()
+    for served in range(_RUNS_OF_WATCHER):
+      run = self._standing()
+      if served:
+        os.write(news, struct.pack("=i?", number, True))
+      if (order := _next_order(control)) is None:
+        run.end()
+        return
+      os.write(news, struct.pack("=i?", number, False))
+      if not run.serve(order):
+        return
+      if self._walls.pid_namespace:
+        jail.number_processes_from(_PROGRAM_PID)
+
+  def _standing(self) -> _Run:
     out, out_write = os.pipe()
     err, err_write = os.pipe()
     report, report_write = os.pipe()
     channel, channel_theirs = socket.socketpair()
+    rules = self._walls.file_rules()  # cheaper than after the fork, which makes each write a copy
     pid = os.fork()
     if pid == 0:
-      program = _Program(self._walls, self._space, channel_theirs, report_write)
-      program.start(out_write, err_write)
-    for fd in (out_write, err_write, report_write, channel_theirs.detach()):
+      program = _Program(self._walls, self._space, channel_theirs, report_write, rules)
+      program.start(out_write, err_write, self._namespace)
+    for fd in (out_write, err_write, report_write, channel_theirs.detach(), *rules):
       os.close(fd)
     for fd in (out, err, report):
       os.set_blocking(fd, False)
-    connection = _next_run(control)
-    if connection is None:
-      _end_all(pid)
-      return
-    os.write(taken, struct.pack("=i", number))
-    os.close(taken)
-    os.dup2(1, control.detach())
-    try:
-      request, stdin = programs.receive(connection), programs.receive(connection)
-    except (EOFError, OSError):
-      _end_all(pid)
-      return
-    run = _Run(self._walls, self._resident, json.loads(request), connection, pid)
-    run.attach((out, err), report, channel)
-    run.start(request, stdin)
-    if run.is_session:
-      run.serve_cells()
-    else:
-      run.serve_program()
+    return _Run(self._resident, pid, (out, err), report, channel)
 
 
 class _Ending(typing.NamedTuple):
@@ -269,40 +284,51 @@ class _Run:
 
   def __init__(
     self,
-    walls: Walls,
     resident: int,
-    request: dict[str, Any],
-    connection: socket.socket,
     pid: int,
+    streams: tuple[int, int],
+    report: int,
+    channel: socket.socket,
   ):
-    self._walls, self._resident = walls, resident
-    self._limits = request["limits"]
-    self._disk = measure.Disk(request["directory"], self._limits)
-    self.is_session = request["program"]["kind"] == "session"
-    self._connection, self._pid = connection, pid
-    self._poll = select.poll()
-    with contextlib.suppress(OSError):  # some kernels have none; then each tick looks
-      self._poll.register(os.pidfd_open(pid), select.POLLIN)
-    self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
-
-  def attach(self, streams: tuple[int, int], report: int, channel: socket.socket) -> None:
-    """The watcher's ends of what it shares with the program."""
+    self._resident, self._pid = resident, pid
     self._streams, self._report, self._channel = streams, report, channel
+    self._poll = select.poll()
 
-  def start(self, request: bytes, stdin: bytes) -> None:
-    """Hands the standing program what it is to become."""
+  def end(self) -> None:
+    _end_all(self._pid)
+
+  def serve(self, order: _Order) -> bool:
+    """Sees it through to the answer; whether this process may serve another."""
+    self._limits, self._connection = order.limits, order.connection
+    self._disk = measure.Disk(f"/proc/self/fd/{order.directory}", order.limits)
     self._began = time.monotonic()
     with contextlib.suppress(OSError):
       # If the program's process ended during set-up, its report says why.
-      for frame in (request, stdin):
-        self._channel.sendall(struct.pack("<Q", len(frame)) + frame)
+      socket.send_fds(self._channel, [b"run"], order.inputs)
+    for fd in order.inputs:
+      os.close(fd)
+    ended = -1
+    with contextlib.suppress(OSError):  # some kernels have none; then each tick looks
+      ended = os.pidfd_open(self._pid)
+      self._poll.register(ended, select.POLLIN)
+    self._poll.register(self._connection, select.POLLIN | select.POLLRDHUP)
+    if order.is_session:
+      self.serve_cells()
+      return False
+    clean = self.serve_program()
+    for fd in (*self._streams, self._report, order.directory, ended):
+      if fd >= 0:
+        os.close(fd)
+    self._connection.close()
+    return clean
 
-  def serve_program(self) -> None:
-    """Waits for the end, kills what is left, answers with the result."""
+  def serve_program(self) -> bool:
+    """Waits for the end, kills what is left, answers; whether nothing of the run is left here."""
     self._channel.close()
     outputs = self._new_outputs()
     ending = self._watch(outputs, self._limits["wall_seconds"], None)
-    self._answer(ending, outputs, *_end_all(self._pid))
+    reason = self._answer(ending, outputs, *_end_all(self._pid))
+    return reason == "exit" and not self._disk.looked
 
   def serve_cells(self) -> None:
     """Runs cells in one interpreter, a frame for each and one back, until it or the host is gone.
@@ -372,15 +398,15 @@ class _Run:
     cpu: float,
     *,
     alive: bool = False,
-  ) -> None:
-    """Sends one frame: length of the header, header, outputs."""
+  ) -> str:
+    """Sends one frame: length of the header, header, outputs; wipes these. Returns the reason."""
     for fd, output in outputs.items():
       _drain(fd, output)
     reason, detail = ending.reason, ending.detail
     notes = _read_all(self._report)
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
-    parts = [bytes(part) for o in outputs.values() for part in (o.head, o.tail)]
+    views = [output.views() for output in outputs.values()]
     header = {
       "reason": reason,
       "detail": detail,
@@ -389,12 +415,19 @@ class _Run:
       "cpu_seconds": cpu,
       "seconds": time.monotonic() - self._began,
       "totals": [o.total for o in outputs.values()],
-      "sizes": [len(part) for part in parts],
+      "sizes": [n for head, *tail in views for n in (len(head), sum(len(t) for t in tail))],
     }
     encoded = json.dumps(header).encode()
-    body = struct.pack("<I", len(encoded)) + encoded + b"".join(parts)
+    length = 4 + len(encoded) + sum(header["sizes"])
     with contextlib.suppress(OSError):  # the caller may be gone
-      self._connection.sendall(struct.pack("<Q", len(body)) + body)
+      self._connection.sendall(struct.pack("<QI", length, len(encoded)) + encoded)
+      for part in itertools.chain.from_iterable(views):
+        if part:
+          self._connection.sendall(part)
+    for output in outputs.values():
+      output.wipe()
+    _wipe_scratch()
+    return reason
 
   def _watch(
     self, outputs: dict[int, measure.Output], wall_seconds: float, cpu_start: float | None
@@ -455,49 +488,40 @@ class _Run:
 class _Program:
   """The forked side of a run: waits for the request, raises the walls, becomes the program."""
 
-  def __init__(self, walls: Walls, space: int, channel: socket.socket, report: int):
-    self._walls, self._space = walls, space
+  def __init__(
+    self, walls: Walls, space: int, channel: socket.socket, report: int, rules: list[int]
+  ):
+    self._walls, self._space, self._rules = walls, space, rules
     self._channel, self._report = channel, report
 
-  def start(self, out: int, err: int) -> None:
-    """Never returns."""
+  def start(self, out: int, err: int, namespace: dict[str, Any]) -> None:
+    """Becomes the program, with ``namespace`` for that of its ``__main__``. Never returns."""
     try:
       jail.die_with_parent(signal.SIGKILL)
       jail.be_readable(value=True)
       os.setsid()
       os.dup2(out, 1)
       os.dup2(err, 2)
-      _close_all_but(0, 1, 2, self._channel.fileno(), self._report)
-      if self._walls.landlock:
-        self._rules = jail.file_rules(self._walls.readable, jail.DEVICES)
-      for name in _own_modules:
-        sys.modules.pop(name)
-      namespace = programs.prepare_python()
-      request, stdin = programs.receive(self._channel), programs.receive(self._channel)
-      self._become_ready(json.loads(request), stdin)
+      _close_all_but(0, 1, 2, self._channel.fileno(), self._report, *self._rules)
+      self._become_ready(*_inputs(self._channel))
     except BaseException as error:
       self._note(f"error {type(error).__name__}: {error}")
       os._exit(127)
     programs.run_program(self._request, self._report, self._channel, namespace)
 
-  def _become_ready(self, request: dict[str, Any], stdin: bytes) -> None:
+  def _become_ready(self, request: dict[str, Any], stdin: int) -> None:
     self._request = request
-    if stdin:
-      file = os.memfd_create("stdin")
-      with open(file, "wb", closefd=False) as writer:
-        writer.write(stdin)
-      os.lseek(file, 0, os.SEEK_SET)
-    else:
-      file = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(file, 0)
-    os.close(file)
+    os.dup2(stdin, 0)
+    os.close(stdin)
     os.chdir(request["directory"])
     self._raise_walls()
 
   def _raise_walls(self) -> None:
     request, walls = self._request, self._walls
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-      file.write("1000")
+    with contextlib.suppress(OSError):
+      file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+      os.write(file, b"1000")
+      os.close(file)
     limits = request["limits"]
     processes = limits["processes"]
     if walls.counts_apart:
@@ -518,8 +542,8 @@ class _Program:
       jail.become(request["uid"])
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it
     jail.no_new_privileges()
-    if walls.landlock:
-      jail.restrict_files(self._rules, request["directory"])
+    for rules in self._rules:
+      jail.restrict_files(rules, request["directory"])
     jail.drop_capabilities()
     if walls.seccomp:
       walls.refuse_system_calls()
@@ -538,15 +562,26 @@ def _close_all_but(*keep: int) -> None:
   os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _next_run(control: socket.socket) -> socket.socket | None:
-  """The socket of the next run; None when the host is gone. One of all watchers gets each."""
-  size = array.array("i").itemsize
-  while True:
-    message, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(size))
-    if not message:
-      return None
-    for _, _, data in ancillary:
-      return socket.socket(fileno=array.array("i", data[:size])[0])
+def _next_order(control: socket.socket) -> _Order | None:
+  """The next run; None when the host is gone. One of all watchers gets each."""
+  message, fds, _, _ = socket.recv_fds(control, 1 << 16, 4)
+  if not message:
+    return None
+  order = json.loads(message)
+  connection, directory, *inputs = fds
+  return _Order(
+    order["session"], order["limits"], socket.socket(fileno=connection), directory, inputs
+  )
+
+
+def _inputs(channel: socket.socket) -> tuple[dict[str, Any], int]:
+  """The request, and a descriptor of what the program reads."""
+  _, fds, _, _ = socket.recv_fds(channel, 16, 2)
+  if not fds:
+    raise EOFError
+  with open(fds[0], "rb") as file:
+    request = json.load(file)
+  return request, fds[1] if len(fds) > 1 else os.open(os.devnull, os.O_RDONLY)
 
 
 def _end_all(pid: int) -> tuple[int, float]:
@@ -571,14 +606,26 @@ def _end_all(pid: int) -> tuple[int, float]:
     time.sleep(0.001)
 
 
+_scratch = memoryview(bytearray(1 << 16))
+_scratch_used = 0
+
+
 def _read_some(fd: int, output: measure.Output) -> bool:
   """Reads once; False at the end of the pipe."""
+  global _scratch_used
   try:
-    data = os.read(fd, 1 << 16)
+    count = os.readv(fd, [_scratch])
   except BlockingIOError:
     return True
-  output.add(data)
-  return bool(data)
+  _scratch_used = max(_scratch_used, count)
+  output.add(_scratch[:count])
+  return count > 0
+
+
+def _wipe_scratch() -> None:
+  global _scratch_used
+  _scratch[:_scratch_used] = bytes(_scratch_used)
+  _scratch_used = 0
 
 
 def _discard(connection: socket.socket) -> None:
@@ -630,43 +677,59 @@ def main(settings: dict[str, Any]) -> None:
     return
   control.sendall(json.dumps(hello).encode())
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
+  namespace = _prepare_python()
   gc.collect()
   gc.freeze()  # the collector would touch, and so copy, many pages in each fork
   gc.disable()
-  _keep_watchers(control, Watcher(walls, (space, resident)), settings["spare"])
+  _keep_watchers(control, Watcher(walls, (space, resident), namespace), settings["spare"])
 
 
-# Known before a fork: to look for them among all would copy many pages.
-_own_modules = tuple(name for name in sys.modules if name.partition(".")[0] == "agentjax")
+def _prepare_python() -> dict[str, Any]:
+  """What ``programs.prepare_python`` does, once for all programs, and hides our modules."""
+  null, (reader, pipe) = os.open(os.devnull, os.O_WRONLY), os.pipe()
+  for fd in (1, 2):
+    os.dup2(pipe, fd)  # streams note whether they can seek, and theirs will be pipes
+  namespace = programs.prepare_python()
+  for fd in (1, 2):
+    os.dup2(null, fd)
+  for fd in (null, reader, pipe):
+    os.close(fd)
+  for name in [name for name in sys.modules if name.partition(".")[0] == "agentjax"]:
+    del sys.modules[name]
+  return namespace
+
+
 _watchers: set[int] = set()  # children of this process that it forked itself
 
 
 def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> None:
   """Keeps ``wanted`` watchers standing by until the host closes ``control`` and all have ended."""
   jail.adopt_orphans()
-  taken, taken_write = os.pipe()
-  os.set_blocking(taken, False)
+  news, news_write = os.pipe()
+  os.set_blocking(news, False)
   poll = select.poll()
-  poll.register(taken, select.POLLIN)
+  poll.register(news, select.POLLIN)
   poll.register(control, select.POLLRDHUP)
-  spare: dict[int, int] = {}  # process ids by number
+  every: dict[int, int] = {}  # process ids by number
+  spare: set[int] = set()  # numbers of those that wait for a run
   numbers = itertools.count()
   while True:
     try:
       while len(spare) < wanted:
         number = next(numbers)
-        spare[number] = _fork_watcher(control, watcher, taken_write, number)
+        every[number] = _fork_watcher(control, watcher, news_write, number)
+        spare.add(number)
     except OSError:
       time.sleep(0.05)  # no process to be had; the runs in progress will free some
     events = poll.poll(1000)
     if any(fd == control.fileno() for fd, _ in events):
       break
     if events:
-      data = os.read(taken, 4096)
-      for (number,) in struct.iter_unpack("=i", data):
-        spare.pop(number, None)
+      for number, free in struct.iter_unpack("=i?", os.read(news, 5 * 512)):
+        (spare.add if free else spare.discard)(number)
     if ended := set(_reap_watchers()):
-      spare = {number: pid for number, pid in spare.items() if pid not in ended}
+      every = {number: pid for number, pid in every.items() if pid not in ended}
+    spare &= every.keys()
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
   deadline = time.monotonic() + _LEAVE_SECONDS
   while measure.children("self") and time.monotonic() < deadline:
@@ -688,7 +751,7 @@ def _reap_watchers() -> list[int]:
   return ended
 
 
-def _fork_watcher(control: socket.socket, watcher: Watcher, taken: int, number: int) -> int:
+def _fork_watcher(control: socket.socket, watcher: Watcher, news: int, number: int) -> int:
   pid = watcher.fork()
   if pid:
     _watchers.add(pid)
@@ -696,7 +759,7 @@ def _fork_watcher(control: socket.socket, watcher: Watcher, taken: int, number: 
   code = 1
   try:
     os.setsid()
-    watcher.serve(control, taken, number)
+    watcher.serve(control, news, number)
     code = 0
   finally:
     os._exit(code)

@@ -68,8 +68,8 @@ def give_up(machine: str) -> None:
 async def serve(config: ProcessSandboxConfig) -> None:
   """Each request {"runs": [...]} is answered with the list of their results; they run at once.
 
-  A run is {"code" or "argv", "limits", "cell": whether it is a cell of the session that all such
-  share}. {"end_session": true} closes that session.
+  A run is {"code" or "argv", "stdin", "limits", "cell": whether it is a cell of the session that
+  all such share}. {"end_session": true} closes that session.
   """
   sandbox = ProcessSandbox(config)
   try:
@@ -120,7 +120,8 @@ async def _run(
   if request.get("cell"):
     return await notebook.run(request["code"], limits)
   program = Command(tuple(request["argv"])) if "argv" in request else PythonCell(request["code"])
-  return await run_once(sandbox, program, limits=limits)
+  stdin = request.get("stdin", "").encode()
+  return await run_once(sandbox, program, stdin=stdin, limits=limits)
 
 
 async def _directory(sandbox: ProcessSandbox) -> str:

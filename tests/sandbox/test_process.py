@@ -28,6 +28,7 @@ from agentjax.sandbox import (
   jail,
   run_once,
 )
+from agentjax.sandbox.measure import children
 from tests.sandbox.machines import NOBODY, Machine
 from tests.sandbox.process_table import alive
 
@@ -407,6 +408,70 @@ def test_a_run_has_a_namespace_of_processes_where_there_can_be_one(
     assert (ids == "(2, 1)\n") == (done.stdout == "True\n"), ids
   finally:
     machine.close()
+
+
+# Finds words of a form in all memory of the process that the C library's heap and Python's are in.
+_SCAN = """
+import ctypes, gc, os, re
+own, found = "own-" + "0123456789abcdef" * 2, set()
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = ctypes.c_void_p
+reader, writer = os.pipe()
+
+def scan(places):
+  for place in places:
+    # Where nothing is, the kernel refuses to read; this process would die. Words may cross pages.
+    if (count := libc.write(writer, ctypes.c_void_p(place), 4096 + 64)) > 0:
+      page = os.read(reader, count)
+      found.update(re.findall(rb"(?:source|stdin|out|err|file|own)-[0-9a-f]{32}", page))
+
+top = libc.sbrk(0) >> 12 << 12
+scan(range(top - (16 << 20), top, 1 << 12))  # first, before it is used again
+objects = gc.get_objects()
+near = {id(x) >> 20 for o in objects for x in (o, *gc.get_referents(o))}
+for block in {n + d for n in near for d in (-1, 0, 1)}:
+  scan(range(block << 20, (block + 1) << 20, 1 << 12))
+print(*(word.decode() for word in found))
+"""
+
+
+@pytest.mark.parametrize("name", ["native", "container", "user"])
+def test_a_program_finds_nothing_of_an_earlier_run_in_its_memory(
+  name: str, start_machine: Callable[..., Machine]
+) -> None:
+  machine = start_machine(name, {"concurrency": 1})
+  try:
+    words = {k: f"{k}-{uuid.uuid4().hex}" for k in ("source", "stdin", "out", "err", "file")}
+    code = (
+      f"word = {words['source']!r}\nimport sys\nprint({words['out']!r} * 900)\n"
+      f"print({words['err']!r}, sys.stdin.read(), file=sys.stderr)\n"
+      f"open({words['file']!r}, 'w').close()"
+    )
+    for _ in range(4):  # as many watchers as there can be, and more
+      earlier = machine.ask({"runs": [{"code": code, "stdin": words["stdin"]}]})[0]
+      assert words["stdin"] in earlier["stderr"], earlier
+    for _ in range(4):
+      found = machine.run(_SCAN, wall_seconds=30.0, cpu_seconds=20.0)
+      assert found["status"] == "ok", found
+      assert found["stdout"].split() == ["own-" + "0123456789abcdef" * 2], found
+  finally:
+    machine.close()
+
+
+def test_watchers_serve_run_after_run_and_are_replaced_after_one_that_was_ended() -> None:
+  async def body(sandbox: ProcessSandbox) -> list[set[int]]:
+    await sandbox.start()
+    assert sandbox._zygote is not None
+    seen: list[set[int]] = []
+    for source in ("1",) * 12 + ("import time; time.sleep(9)",) * 4:
+      limits = SandboxLimits(wall_seconds=5.0 if source == "1" else 0.3)
+      await run_once(sandbox, PythonCell(source), limits=limits)
+      seen.append(set(children(sandbox._zygote._process.pid)))
+    return seen
+
+  seen = use(body, concurrency=1)
+  assert len(set.union(*seen[:12])) <= 4
+  assert not seen[0] & seen[-1]
 
 
 def test_a_package_that_starts_threads_is_refused(tmp_path: Any) -> None:
