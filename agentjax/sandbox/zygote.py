@@ -407,6 +407,7 @@ class _Run:
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
     views = [output.views() for output in outputs.values()]
+    sizes = [n for head, *tail in views for n in (len(head), sum(len(t) for t in tail))]
     header = {
       "reason": reason,
       "detail": detail,
@@ -415,10 +416,10 @@ class _Run:
       "cpu_seconds": cpu,
       "seconds": time.monotonic() - self._began,
       "totals": [o.total for o in outputs.values()],
-      "sizes": [n for head, *tail in views for n in (len(head), sum(len(t) for t in tail))],
+      "sizes": sizes,
     }
     encoded = json.dumps(header).encode()
-    length = 4 + len(encoded) + sum(header["sizes"])
+    length = 4 + len(encoded) + sum(sizes)
     with contextlib.suppress(OSError):  # the caller may be gone
       self._connection.sendall(struct.pack("<QI", length, len(encoded)) + encoded)
       for part in itertools.chain.from_iterable(views):
