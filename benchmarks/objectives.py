@@ -8,7 +8,8 @@ is computed. "fused" is ``models.score_tokens``: the logits of ``--logits_chunk`
 once, made again in the backward pass. "naive" takes a log-softmax of all logits.
 
 "time": the same two updates on ``--rows`` x ``--time`` tokens, in turn, after their results were
-compared; ``--side=fused`` leaves out the other, whose logits may not fit. With ``--trl_python``, a
+compared; ``--side=fused`` leaves out the other, whose logits may not fit, and
+``--microbatch_rows`` takes fewer rows at once on all sides. With ``--trl_python``, a
 Python that has torch and trl, its update (benchmarks/trl_update.py) is timed in turn with them; the
 memory of ours is then what the process took above its parameters, and not only what is planned.
 Another ``--trl_script`` takes the same flags and prints the same JSON.
@@ -52,6 +53,11 @@ _PARTS = flags.DEFINE_multi_enum("part", list(PARTS), PARTS, "Parts to run; repe
 _TINY = flags.DEFINE_bool("tiny", False, "Sizes that only show that it runs.")
 _ROWS = flags.DEFINE_integer("rows", 8, "Rows of the updates that are timed.")
 _TIME = flags.DEFINE_integer("time", 512, "Tokens a row of the updates that are timed.")
+_AT_ONCE = flags.DEFINE_integer(
+  "microbatch_rows",
+  None,
+  "Rows of a micro-batch of those; a divisor of --rows. All at once if not.",
+)
 _MEMORY_ROWS = flags.DEFINE_integer("memory_rows", 64, "Rows of the updates that are planned.")
 _MEMORY_TIME = flags.DEFINE_integer("memory_time", 2048, "Tokens a row of those.")
 _VOCAB = flags.DEFINE_integer("vocab", 32768, "Tokens of the vocabulary.")
@@ -163,7 +169,7 @@ def packed(sizes: Sizes, rows: int, length: int) -> Any:
 class Updates:
   """The update of both sides on rows of one size."""
 
-  def __init__(self, sizes: Sizes, rows: int, length: int):
+  def __init__(self, sizes: Sizes, rows: int, length: int, at_once: int | None = None):
     self.config, self.rows = policy(sizes), rows
     specs = network_specs(self.config, critic=False)
     self.optimizer = build_optimizer(OptimizerConfig(), 1000, specs)
@@ -176,7 +182,9 @@ class Updates:
     )
     batch = packed(sizes, rows, length)
     prepared, _ = prepare(batch, preset("dapo"))
-    self.batch = split_rows(UpdateBatch(batch.token_ids, batch.positions, prepared), rows)
+    whole = UpdateBatch(batch.token_ids, batch.positions, prepared)
+    self.batch = split_rows(whole, at_once or rows)
+    self.count = jnp.int32(rows // (at_once or rows))
 
   def compiled(self, side: str) -> Any:
     made = make_update(
@@ -189,7 +197,7 @@ class Updates:
     state = abstract_state(self.config, self.optimizer, self.placed)
     score = update.score_tokens if side == "fused" else naive_scores
     with mock.patch.object(update, "score_tokens", score):
-      return made.lower(state, self.batch, jnp.int32(1), None).compile()
+      return made.lower(state, self.batch, self.count, None).compile()
 
   def state(self) -> Any:
     return init_state(self.config, self.optimizer, jax.random.key(0), self.placed)
@@ -238,13 +246,13 @@ def show(what: str, side: str, figures: tuple[float, float, float], note: str = 
 
 
 def run_time(sizes: Sizes) -> None:
-  updates = Updates(sizes, sizes.rows, sizes.time)
+  updates = Updates(sizes, sizes.rows, sizes.time, _AT_ONCE.value)
   sides = [side for side in SIDES if side in _SIDES.value]
   compiled = {side: updates.compiled(side) for side in sides}
   states = {side: updates.state() for side in sides}
   before, log_probs = resident_mib(), {}
   for side, call in compiled.items():
-    states[side], _, log_probs[side] = call(states[side], updates.batch, jnp.int32(1), None)
+    states[side], _, log_probs[side] = call(states[side], updates.batch, updates.count, None)
   note = ""
   if len(sides) == 2:
     gap = float(jnp.max(jnp.abs(log_probs["fused"] - log_probs["naive"])))
@@ -258,7 +266,9 @@ def run_time(sizes: Sizes) -> None:
       for _ in range(_REPEATS.value):
 
         def step(side: str = side) -> Any:
-          states[side], metrics, _ = compiled[side](states[side], updates.batch, jnp.int32(1), None)
+          states[side], metrics, _ = compiled[side](
+            states[side], updates.batch, updates.count, None
+          )
           return metrics
 
         timing.run(step)
@@ -301,6 +311,7 @@ def peer_rows(sizes: Sizes) -> list[dict[str, float]]:
         os.path.abspath(_TRL_SCRIPT.value),
         *arguments,
         f"--repeats={_REPEATS.value}",
+        f"--microbatch_rows={_AT_ONCE.value or sizes.rows}",
       ],
       cwd=folder,
       capture_output=True,

@@ -4,8 +4,9 @@ r"""GRPO's update by TRL, as benchmarks/objectives.py times it; for a Python wit
 
 The loss is ``GRPOTrainer.compute_loss`` itself (DAPO's settings, with TRL's LM head that makes
 logits in tiles) on completions that are given; then its gradient, clipping and AdamW, float32, all
-cores. Prints one object of JSON: best and median wall seconds of an update, median CPU seconds,
-peak memory in MiB above what the process held with its model, and versions.
+cores; rows in micro-batches whose gradients add up, as ``--microbatch_rows`` says. Prints one
+object of JSON: best and median wall seconds of an update, median CPU seconds, peak memory in MiB
+above what the process held with its model, and versions.
 """
 
 from __future__ import annotations
@@ -79,21 +80,24 @@ def prompt_length(sizes: argparse.Namespace) -> int:
   return max(1, sizes.time // 8)
 
 
-def batch(sizes: argparse.Namespace):
+def batches(sizes: argparse.Namespace):
+  """What ``compute_loss`` takes, one for each micro-batch."""
   import torch
 
   prompt = prompt_length(sizes)
   ids = torch.randint(8, sizes.vocab, (sizes.rows, sizes.time))
   answer = sizes.time - prompt
-  return {
+  whole = {
     "prompt_ids": ids[:, :prompt],
     "prompt_mask": torch.ones(sizes.rows, prompt, dtype=torch.long),
     "completion_ids": ids[:, prompt:],
     "completion_mask": torch.ones(sizes.rows, answer, dtype=torch.long),
     "advantages": torch.tensor([1.0, -1.0] * sizes.rows)[: sizes.rows],
     "old_per_token_logps": -torch.rand(sizes.rows, answer),
-    "num_items_in_batch": torch.tensor(sizes.rows * answer),
   }
+  parts = zip(*(value.split(sizes.microbatch_rows) for value in whole.values()), strict=True)
+  tokens = torch.tensor(sizes.rows * answer)
+  return [{**dict(zip(whole, part, strict=True)), "num_items_in_batch": tokens} for part in parts]
 
 
 def main() -> None:
@@ -102,32 +106,34 @@ def main() -> None:
     "rows": 8, "time": 512, "vocab": 32768, "d_model": 128, "layers": 2, "heads": 4, "repeats": 3,
   }.items():  # fmt: skip
     parser.add_argument(f"--{name}", type=int, default=default)
+  parser.add_argument("--microbatch_rows", type=int, help="all rows at once if not given")
   sizes = parser.parse_args()
+  sizes.microbatch_rows = sizes.microbatch_rows or sizes.rows
 
   import torch
   import transformers
   import trl
 
   torch.set_num_threads(os.cpu_count() or 1)
-  trainer, inputs = build_trainer(sizes), batch(sizes)
+  trainer, inputs = build_trainer(sizes), batches(sizes)
   model = trainer.model.train()
   # What the training loop would have set.
   trainer.current_gradient_accumulation_steps = 1
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
   before = resident_mib()
 
-  def update() -> None:
-    loss = trainer.compute_loss(model, inputs)
-    loss.backward()
+  def update(parts) -> None:
+    for part in parts:
+      trainer.compute_loss(model, part).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
 
-  update()
+  update(inputs[:1])
   wall, cpu = [], []
   for _ in range(sizes.repeats):
     started, used = time.perf_counter(), time.process_time()
-    update()
+    update(inputs)
     wall.append(time.perf_counter() - started)
     cpu.append(time.process_time() - used)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before

@@ -13,10 +13,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from agentjax.sandbox import ProcessSandboxConfig
+from agentjax.sandbox.measure import children
 from tests.sandbox.attacks.table import PREAMBLE, QUICK, Attack
 from tests.sandbox.machines import NOBODY, SECRET, Machine
 from tests.sandbox.process_table import descendants, pids
 
+_CONCURRENCY = ProcessSandboxConfig().concurrency
 _PROJECT = pathlib.Path(__file__).parents[3]
 _TEXT = "text-of-the-secret-file"
 _TIME = 1_000_000_000  # the secret file's
@@ -121,8 +124,11 @@ class World:
       time.sleep(0.3)  # until all that stand by are there and all that ended are gone
       assert time.monotonic() < deadline
     directory = self.machine.hello["directory"]
+    watchers = children(family[0])  # as many again may come free as are wanted to stand by
+    assert _CONCURRENCY <= len(watchers) <= 2 * _CONCURRENCY, family
     return {
-      "processes of the sandbox": sum(self._state(pid) != "Z" for pid in family),
+      "beside watchers and programs that stand by": sum(self._state(p) != "Z" for p in family)
+      - (1 + 2 * len(watchers)),
       "processes that left it": len({*pids(directory), *pids(self.marker)} - {*family}),
       "descriptors of the trainer": len(os.listdir(f"/proc/{self.machine.process.pid}/fd")),
       "descriptors of the interpreter": len(os.listdir(f"/proc/{family[0]}/fd")),
