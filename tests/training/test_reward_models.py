@@ -29,6 +29,7 @@ from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_models import (
   SOURCE,
+  C2Data,
   c2_generator,
   c2_verifier,
   preference_tasks,
@@ -177,7 +178,7 @@ def test_both_runs_of_c2_read_what_synthesis_wrote(tmp_path):
   found = [_synthesis(3), _synthesis(5, kept=False), _synthesis(8)]
   folder = tmp_path / "c2"
   parts = build_parts(resolve(room(base())), tmp_path, staged_extensions())
-  assert write_c2(folder, found, parts, seed=0) == (2, 6)
+  assert write_c2(folder, found, parts, seed=0) == C2Data(preferences=2, tasks=6, too_long=0)
 
   def read(experiment, name, source):
     files = JsonlConfig(name=source, messages_field="messages", test_file="")
