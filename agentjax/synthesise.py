@@ -177,7 +177,15 @@ def _rubrics(console: Console) -> None:
     f"{output}: {written.rubrics} rubrics of {written.pairs} pairs "
     f"({written.resumed[0]} pairs with rubrics and {written.resumed[1]} with margins from before); "
     f"{data.preferences} preferences for the generator, {data.tasks} tasks for the verifier; "
-    f"{written.given_up} pairs given up, {data.too_long} too long for config.rl.row_length",
+    f"{written.given_up} pairs given up, {data.too_long} too long for config.rl.row_length, "
+    f"{data.too_long_to_verify} for the verifier",
+  )
+  steps = -(-3 * data.preferences // _CONFIG.value.rl.tasks_per_step)
+  _say(
+    console,
+    f"train on them with --config.data.path={output}/generator "
+    f"--config.rl.rollouts={output}/episodes --config.rl.steps={steps} (three passes), and with "
+    f"--config.data.path={output}/verifier",
   )
 
 

@@ -206,9 +206,11 @@ def synthesise_rubrics(
   c2.validate("c2")
   if not pairs or len({pair.id for pair in pairs}) != len(pairs) or concurrency < 1:
     raise ValueError(f"{len(pairs)} pairs, concurrency={concurrency}; allowed: >= 1, ids once.")
-  # What the run cannot be built of shows now, not when all rubrics are weighed.
-  asked = [Task(p.id, rubric_messages(p, key=_key(p, c2)), "chosen", SOURCE) for p in pairs]
-  parts = build_parts(experiment, None, Extensions(tasks=TaskSplits(asked, ())))
+  # A run that cannot be built shows now, not when all rubrics are weighed.
+  shortest = min(pairs, key=lambda pair: len(str(_plain(pair))))
+  messages = rubric_messages(shortest, key=question_key(c2.seed, shortest.id))
+  first = Task(shortest.id, messages, "chosen", SOURCE)
+  parts = build_parts(experiment, None, Extensions(tasks=TaskSplits([first], ())))
   pool, runner = ModelPool(experiment), LoopThread()
   try:
     writes, written_with = _open(generator, pool, c2.seed)
@@ -234,10 +236,6 @@ def synthesise_rubrics(
     )
   data = write_c2(output, found, parts, seed=c2.seed)
   return RubricsWritten(len(pairs), rubrics, len(folder.given_up.rows), resumed, data)
-
-
-def _key(pair: Pair, config: C2Config) -> int:
-  return question_key(config.seed, pair.id)
 
 
 def _open(

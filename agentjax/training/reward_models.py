@@ -125,17 +125,23 @@ class C2Data:
   Attributes:
     preferences: pairs of rubrics for the generator.
     tasks: of the verifier.
-    too_long: pairs that were kept, but whose rubrics do not fit ``rl.row_length``; the verifier
-      alone has them.
+    too_long: pairs that were kept, but do not fit a row of the generator's run.
+    too_long_to_verify: pairs that were kept, but do not fit a prompt of the verifier.
   """
 
   preferences: int
   tasks: int
   too_long: int
+  too_long_to_verify: int
 
 
 def write_c2(
-  folder: str | os.PathLike[str], syntheses: Sequence[Synthesis], parts: Parts, *, seed: int
+  folder: str | os.PathLike[str],
+  syntheses: Sequence[Synthesis],
+  parts: Parts,
+  *,
+  seed: int,
+  verifier_tokens: int = 8192,
 ) -> C2Data:
   """Writes what C2's two runs read: FOLDER/generator, FOLDER/verifier and FOLDER/episodes.
 
@@ -148,9 +154,10 @@ def write_c2(
     syntheses: of ``c2.synthesise``.
     parts: vocabulary and chat of the generator's run.
     seed: that of the C2Config.
+    verifier_tokens: of a prompt of the verifier, at most; the source's number.
 
   Raises:
-    TooLongError: no pair was kept that fits ``rl.row_length``.
+    TooLongError: no pair was kept that fits a row of the generator, or a prompt of the verifier.
   """
   kept: list[PreferenceRow] = []
   episodes: list[Trajectory] = []
@@ -162,14 +169,22 @@ def write_c2(
     except TooLongError:
       continue
     kept.append(row)
-  if not kept:
-    limit = parts.experiment.rl.row_length
+
+  def fits(synthesis: Synthesis) -> bool:
+    prompts = [task.prompt for task in verifier_tasks([synthesis], seed=seed)]
+    lengths = [sum(len(span.ids) for span in parts.chat.prompt(prompt)) for prompt in prompts]
+    return bool(lengths) and max(lengths) <= verifier_tokens
+
+  shown = [synthesis for synthesis in syntheses if fits(synthesis)]
+  if not kept or not shown:
     raise TooLongError(
-      f"{len(rows)} pairs were kept, and config.rl.row_length={limit} allows none of them."
+      f"{len(rows)} pairs were kept: config.rl.row_length={parts.experiment.rl.row_length} allows "
+      f"{len(kept)} of them for the generator, verifier_tokens={verifier_tokens} {len(shown)} for "
+      "the verifier."
     )
   root = pathlib.Path(folder)
   shutil.rmtree(root / "episodes", ignore_errors=True)
-  tasks = verifier_tasks(syntheses, seed=seed)
+  tasks = verifier_tasks(shown, seed=seed)
   for name, made in (("generator", preference_tasks(kept)), ("verifier", tasks)):
     lines = [
       json.dumps(
@@ -182,7 +197,7 @@ def write_c2(
     ]
     write_atomically(root / name / "train.jsonl", "".join(line + "\n" for line in lines))
   _store(root / "episodes", episodes, parts)
-  return C2Data(len(kept), len(tasks), len(rows) - len(kept))
+  return C2Data(len(kept), len(tasks), len(rows) - len(kept), len(rows) - len(shown))
 
 
 def c2_generator(base: Experiment, rollouts: str, *, warmup: float = 0.1) -> Experiment:
