@@ -14,6 +14,7 @@ import numpy as np
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
 from agentjax.rewards import RewardConfig, TurnScores
+from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.process_rewards import ProcessConfig
@@ -40,6 +41,7 @@ FEATURES = (
   "greedy",
   "progress",
   "prime",
+  "completions",
 )
 
 
@@ -78,6 +80,16 @@ def credit_run(directory, feature, folder, *, lora=False, schedule=("sync",), me
     rl.objective = preset("prime")
     rl.process = ProcessConfig(
       model=TeacherConfig(str(folder / "model")), beta=0.5, centre="leave_one_out"
+    )
+  elif feature == "completions":
+    rl.objective = ObjectiveConfig(
+      dataclasses.replace(_TO_GO, turn_rewards=("monte_carlo",)), _LOSS
+    )
+    changes["reward"] = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
+    changes["rollout"] = dataclasses.replace(
+      staged_experiment(schedule).rollout,
+      sampler="monte_carlo",
+      monte_carlo=MonteCarloConfig(completions=2),
     )
   if lora:
     changes["lora"] = LoraConfig(rank=2, alpha=4.0)
