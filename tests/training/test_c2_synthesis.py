@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import http.server
 import json
+import pathlib
 import re
 import signal
 import subprocess
@@ -14,8 +15,7 @@ import time
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.data import DataConfig, DataError, TaskSplits
-from agentjax.data.config import JsonlConfig
+from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.rewards import c2
@@ -24,7 +24,8 @@ from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.training import Extensions, Run, c2_synthesis, reward_models
+from agentjax.text import HuggingFaceTokenizer
+from agentjax.training import Extensions, Run, c2_synthesis, load_experiment, reward_models
 from agentjax.training.c2_synthesis import (
   JudgeModelConfig,
   generator_config,
@@ -36,19 +37,18 @@ from agentjax.training.experiment import resolve
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
 from agentjax.training.reward_models import (
-  SOURCE,
   TooLongError,
-  c2_generator,
-  c2_verifier,
   preference_tasks,
   write_c2,
 )
+from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet
 from tests.training.stages import staged_experiment
 from tests.training.teachers import MODEL, save_policy
 
 pytest.importorskip("aiohttp", reason="needs the extra [web]")
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _ROWS = [
   {"prompt": f"Name a prime above {i}.", "chosen": f"It is {i}1.", "rejected": f"It is {i}4, é."}
   for i in range(1, 6)
@@ -381,30 +381,56 @@ def test_impossible_settings_name_the_field():
       config.validate("judge")
 
 
-def _jsonl(experiment, folder, name, source):
-  files = JsonlConfig(name=source, messages_field="messages", test_file="")
-  experiment.data = DataConfig(
-    source="jsonl", path=str(folder / name), train_size=None, jsonl=files
+def _recipe(name, folder, **rl):
+  """A bundled recipe at the size of the folder, in float32."""
+  made = load_experiment(_ROOT / "configs" / f"{name}.py")
+  made.pretrained = str(folder)
+  made.model.compute_dtype, made.model.remat = "float32", "none"
+  made.engine = dataclasses.replace(
+    made.engine, slots=4, extend_buckets=(256,), extend_rows=(4,), warmup=False
   )
-  return experiment
+  made.engine.max_length = made.rollout.max_total_tokens = 2048
+  made.rollout.max_tokens_per_turn = 8
+  made.rl = dataclasses.replace(made.rl, row_length=2048, microbatch_rows=2, **rl)
+  return made
 
 
 @pytest.mark.slow
-def test_both_runs_train_on_the_folder(endpoint, pairs, tmp_path):
-  data = _synthesise(tmp_path / "c2", pairs, endpoint.url).data
-  made = c2_generator(_experiment(), str(tmp_path / "c2/episodes"))
-  made.rl = dataclasses.replace(made.rl, steps=2, tasks_per_step=data.preferences)
-  run = Run(_jsonl(made, tmp_path / "c2", "generator", SOURCE), tmp_path / "g", console=quiet())
-  assert run.train().finished
+def test_the_recipes_run_from_pairs_to_generator_and_verifier(endpoint, pairs, tmp_path):
+  """A Hugging Face folder writes the rubrics, and both runs start from it."""
+  folder, out = tmp_path / "qwen3", tmp_path / "c2"
+  rubrics = [f"<analyze>hm</analyze>\n1. Safety: Is it {word}?" for word in ("kind", "loud")]
+  write_vocabulary(folder, corpus=tuple(rubrics), vocab_size=400, split=False)
+  tokenizer = HuggingFaceTokenizer(folder)
+  ids = [tokenizer.encode(rubric) for rubric in rubrics]
+  assert [len(one) for one in ids] == [1, 1]
+  (start,) = {tokenizer.encode("\n\n")[-1]}
+  stop = tokenizer.controls["<|im_end|>"]
+  write_model(folder, tokenizer, [pair for (one,) in ids for pair in ((start, one), (one, stop))])
+  data = synthesise_rubrics(
+    _recipe("c2_generator", folder),
+    out,
+    pairs=pairs,
+    generator=dataclasses.replace(generator_config(), path=str(folder), max_tokens=8),
+    judge=_at(endpoint.url, judge_config()),
+    c2=_CONFIG,
+  ).data
+  assert data.preferences >= 3
+  written = {r for row in map(json.loads, open(out / "rubrics.jsonl")) for r in row["rubrics"]}
+  assert written == set(rubrics)
+
+  made = _recipe("c2_generator", folder, steps=2, tasks_per_step=data.preferences)
+  made.rl.rollouts, made.data.path = str(out / "episodes"), str(out / "generator")
+  assert Run(made, tmp_path / "g", console=quiet()).train().finished
   first = read_metrics(tmp_path / "g/metrics.jsonl")[0]
   assert first["preference/loss"] == pytest.approx(0.6931, abs=1e-3)
 
-  made = c2_verifier(_experiment())
-  made.rl = dataclasses.replace(made.rl, steps=1, tasks_per_step=2)
-  run = Run(_jsonl(made, tmp_path / "c2", "verifier", "c2"), tmp_path / "v", console=quiet())
-  assert run.train().finished
-  (row,) = read_metrics(tmp_path / "v/metrics.jsonl")
-  assert row["reward/part_c2_format"] == -1.0  # of random bytes
+  made = _recipe("c2_verifier", folder, steps=1, tasks_per_step=2)
+  made.data.path = str(out / "verifier")
+  assert Run(made, tmp_path / "v", console=quiet()).train().finished
+  row = read_metrics(tmp_path / "v/metrics.jsonl")[0]
+  assert row["reward/part_c2_format"] == -1.0  # it writes rubrics and no verdicts
+  assert row["reward/mean"] < 0
 
 
 def _command(folder, *flags, **options):
