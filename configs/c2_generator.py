@@ -1,14 +1,18 @@
 r"""C2, the rubric generator: DPO on rubrics that helped a judge against rubrics that misled it.
 
-1. Synthesis, in Python: docs/reward_models.md has the lines. They end in ``write_c2`` to runs/c2
-   and leave runs/c2/episodes, runs/c2/generator and runs/c2/verifier.
+1. python -m agentjax.synthesise --method=c2 --config=configs/c2_generator.py \
+       --config.pretrained=FOLDER --pairs=pairs.jsonl --generator.path=FOLDER --judge.path=FOLDER \
+       --output=runs/c2
 2. python -m agentjax.train --config=configs/c2_generator.py --workdir=runs/c2_generator \
        --config.pretrained=FOLDER
 3. python -m agentjax.train --config=configs/c2_verifier.py --workdir=runs/c2_verifier \
        --config.pretrained=FOLDER
 
+The first writes runs/c2/episodes and runs/c2/generator, which 2 reads, and runs/c2/verifier, which
+3 reads; its last line has the number of steps.
+
 2604.13618: beta .1, learning rate 5e-7, a warm-up of a tenth, three passes in batches of 8, 4096
-tokens. ``config.rl.steps`` are three passes over the pairs: 3/8 of what ``write_c2`` kept.
+tokens. ``config.rl.steps`` are three passes over the pairs: 3/8 of those that were kept.
 """
 
 import pathlib

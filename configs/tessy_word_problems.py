@@ -3,8 +3,9 @@ r"""Supervised learning on traces that a teacher and a student wrote together (T
   make quickstart
   python -m agentjax.train --config=configs/opd_word_problems.py --workdir=runs/student \
       --config.rl.steps=0 --config.rl.teachers= --config.rl.objective.distillation=none
-  python -m agentjax.synthesise --spans=labels.jsonl --predictor=words.npy
-  python -m agentjax.synthesise --config=configs/tessy_word_problems.py --predictor=words.npy \
+  python -m agentjax.synthesise --method=tessy --spans=labels.jsonl --predictor=words.npy
+  python -m agentjax.synthesise --method=tessy --config=configs/tessy_word_problems.py \
+      --predictor=words.npy \
       --config.data.source=word_problems \
       --student.path=runs/student --teacher.path=runs/quickstart --output=runs/traces
   python -m agentjax.train --config=configs/tessy_word_problems.py --workdir=runs/tessy

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -115,8 +116,31 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
   old, new = (np.concatenate([s.log_probs for s in scores])[drawn] for scores in (before, after))
   teacher = np.concatenate([p.teacher_log_probs[1:] for p in paths])[drawn]
   assert np.corrcoef(new - old, teacher - old)[0, 1] > 0.3
+
+  # The first step learns from what the two policies themselves say of its own episodes.
+  parts = build_parts(resolve(lightning(stored)), tmp_path, extensions())
+  step = asyncio.run(StoredGroups(read_episodes(stored[0]), parts, first=1).take(1, 2))
+  assert 0 < len(step) < len(paths)
+  first = [token_paths(t)[0] for t in step]
+  drawn = np.concatenate([p.sampled[1:] for p in first])
+  by_student, by_teacher = (
+    np.concatenate([
+      s.log_probs
+      for s in models.score_responses(
+        policy, model, [p.token_ids[:1] for p in first], [p.token_ids[1:] for p in first]
+      )
+    ])[drawn]
+    for policy, model in (
+      (load_whole_policy(stored[1] / "checkpoints/0"), MODEL),
+      (models.init(dataclasses.replace(WIDER, init_scale=3.0), jax.random.key(1)), WIDER),
+    )
+  )  # fmt: skip
+  stored_word = np.concatenate([p.teacher_log_probs[1:] for p in first])[drawn]
+  np.testing.assert_allclose(stored_word, by_teacher, atol=1e-4)
   metrics = read_metrics(tmp_path / "run/metrics.jsonl")
-  assert metrics[0]["distillation/advantage"] == pytest.approx(np.mean(teacher - old), abs=1.0)
+  assert metrics[0]["distillation/advantage"] == pytest.approx(
+    np.mean(by_teacher - by_student), abs=1e-4
+  )
 
 
 def test_a_policy_that_left_the_stored_episodes_behind_is_stopped(stored, tmp_path):

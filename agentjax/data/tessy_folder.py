@@ -1,4 +1,4 @@
-"""Traces of many tasks in a folder: written as they are made, never twice, the same in any order.
+"""Traces of many tasks in a folder (``agentjax.data.synthesis_folder``).
 
 train.jsonl     a conversation a row, as ``config.data.source=jsonl`` reads with
                 ``config.data.jsonl.messages_field=messages``
@@ -8,17 +8,22 @@ settings.json   what the traces were made with; a folder holds those of one sett
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentjax.config import ConfigError, differing_fields
-from agentjax.data.errors import DataError
-from agentjax.data.jsonl import read_jsonl
+from agentjax.config import ConfigError
+from agentjax.data.synthesis_folder import (
+  GIVEN_UP,
+  Report,
+  Row,
+  RowFile,
+  claim,
+  for_each,
+  plain_messages,
+  unreported,
+)
 from agentjax.data.tessy import (
   Author,
   BoundaryPredictor,
@@ -28,10 +33,9 @@ from agentjax.data.tessy import (
   Writer,
   synthesise,
 )
-from agentjax.files import write_atomically
-from agentjax.trajectory.record import Message, Task
+from agentjax.trajectory.record import Task
 
-TRACES, GIVEN_UP, SETTINGS = "train.jsonl", "given_up.jsonl", "settings.json"
+TRACES = "train.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ async def write_traces(
   seed: int,
   concurrency: int,
   made_with: Mapping[str, Any],
+  report: Report = unreported,
 ) -> Written:
   """``synthesise`` for each task that the folder does not hold yet.
 
@@ -73,6 +78,7 @@ async def write_traces(
     writers, predictors, config, seed: as in ``synthesise``.
     concurrency: tasks at once, at least 1.
     made_with: plain JSON that says who writes; an earlier call must have had the same.
+    report: is told how many tasks are done.
 
   Raises:
     ConfigError: the folder was made with other settings or of other tasks, or a task's prompt has
@@ -88,30 +94,34 @@ async def write_traces(
         f"the prompt of task {task.id} of {task.source!r} has an assistant's message, so that its "
         "end would be lost in the file; allowed: prompts without."
       )
-  directory = pathlib.Path(folder)
-  directory.mkdir(parents=True, exist_ok=True)
-  _claim(directory, {"tessy": config.to_dict(), "seed": seed, **made_with})
-  traces, given_up = (_RowFile(directory / name, tasks) for name in (TRACES, GIVEN_UP))
-  kept = len(traces.rows) + len(given_up.rows)
-  rest = iter([task for task in tasks if task.id not in traces.rows | given_up.rows])
+  settings = {"tessy": config.to_dict(), "seed": seed, **made_with}
+  directory = claim(folder, settings, (TRACES, GIVEN_UP))
+  prompts = {task.id: plain_messages(task.prompt) for task in tasks}
 
-  async def work() -> None:
-    for task in rest:
-      try:
-        trace = await synthesise(task, writers, predictors, config, seed=seed)
-      except GivenUpError as error:
-        reasons = list(error.args)
-        given_up.append({"id": task.id, "messages": _messages(task.prompt), "reasons": reasons})
-      else:
-        traces.append(_row(task, trace))
+  def other(row: Row) -> str | None:
+    prompt = prompts.get(row["id"])
+    same = prompt is None or row["messages"][: len(prompt)] == prompt
+    return None if same else f"task {row['id']} had another prompt"
 
-  workers = [asyncio.ensure_future(work()) for _ in range(concurrency)]
-  try:
-    await asyncio.gather(*workers)
-  finally:
-    for worker in workers:
-      worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)
+  traces, given_up = (RowFile(directory / n, {"messages": list}, other) for n in (TRACES, GIVEN_UP))
+  kept = done = len(traces.rows) + len(given_up.rows)
+  rest = [task for task in tasks if task.id not in traces.rows | given_up.rows]
+  total = kept + len(rest)
+  report("traces", done, total)
+
+  async def work(task: Task) -> None:
+    nonlocal done
+    try:
+      trace = await synthesise(task, writers, predictors, config, seed=seed)
+    except GivenUpError as error:
+      reasons = list(error.args)
+      given_up.append({"id": task.id, "messages": prompts[task.id], "reasons": reasons})
+    else:
+      traces.append(_row(task, trace))
+    done += 1
+    report("traces", done, total)
+
+  await for_each(rest, work, concurrency=concurrency)
   traces.sort()
   given_up.sort()
   shares = [row["teacher_share"] for row in traces.rows.values()]
@@ -120,73 +130,13 @@ async def write_traces(
   )
 
 
-def _claim(directory: pathlib.Path, settings: dict[str, Any]) -> None:
-  file = directory / SETTINGS
-  wanted = json.loads(json.dumps(settings))
-  if file.exists():
-    present = json.loads(file.read_text())
-    if differences := "; ".join(differing_fields(present, wanted, "settings")):
-      raise ConfigError(
-        f"{directory} holds traces that were made with other settings: {differences}. Give another "
-        "folder or the same settings."
-      )
-  elif any((directory / name).exists() for name in (TRACES, GIVEN_UP)):
-    raise ConfigError(f"{directory} holds other files; allowed: a new or an empty folder.")
-  else:
-    write_atomically(file, json.dumps(wanted, indent=2) + "\n")
-
-
-def _row(task: Task, trace: Synthesis) -> dict[str, Any]:
+def _row(task: Task, trace: Synthesis) -> Row:
   made = trace.demonstration(task)
   return {
     "id": task.id,
     "source": task.source,
-    "messages": _messages((*made.prompt, *made.demonstration)),
+    "messages": plain_messages((*made.prompt, *made.demonstration)),
     "answer": task.answer,
     "metadata": dict(made.metadata),
     "teacher_share": trace.teacher_share,
   }
-
-
-def _messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-  return [{"role": message.role, "content": message.content} for message in messages]
-
-
-class _RowFile:
-  """A JSONL file of rows with ids that grows by whole lines."""
-
-  def __init__(self, path: pathlib.Path, tasks: Sequence[Task]):
-    self._path = path
-    self.rows: dict[int, dict[str, Any]] = {}
-    if not path.exists():
-      return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):  # a line that was cut off as the process died
-      write_atomically(path, whole)
-    prompts = {task.id: _messages(task.prompt) for task in tasks}
-    for line, row in read_jsonl(path) if whole else ():
-      if not isinstance(row.get("id"), int) or not isinstance(row.get("messages"), list):
-        raise DataError("the row has no 'id' or no 'messages'", path, line)
-      prompt = prompts.get(row["id"])
-      if prompt is not None and row["messages"][: len(prompt)] != prompt:
-        raise ConfigError(
-          f"{path}:{line}: task {row['id']} had another prompt; other tasks need another folder."
-        )
-      self.rows[row["id"]] = row
-
-  def append(self, row: dict[str, Any]) -> None:
-    with self._path.open("ab") as file:
-      file.write(_line(row))
-      file.flush()
-      os.fsync(file.fileno())
-    self.rows[row["id"]] = row
-
-  def sort(self) -> None:
-    if list(self.rows) != sorted(self.rows):
-      write_atomically(self._path, b"".join(_line(self.rows[i]) for i in sorted(self.rows)))
-      self.rows = {i: self.rows[i] for i in sorted(self.rows)}
-
-
-def _line(row: dict[str, Any]) -> bytes:
-  return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"

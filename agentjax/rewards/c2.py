@@ -85,6 +85,10 @@ def margin(log_probs: Mapping[str, float], label: Letter) -> float:
   return log_probs[label] - log_probs["B" if label == "A" else "A"]
 
 
+class NotFiniteError(ValueError):
+  """A judge gives a letter no probability, or none that is a number."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Selection:
   """Places of the rubrics that help and mislead, and the best of each."""
@@ -103,10 +107,10 @@ def select(without: float, margins: Sequence[float]) -> Selection | None:
     margins: m_r of each rubric; finite.
 
   Raises:
-    ValueError: a margin that is not finite.
+    NotFiniteError: a margin that is not finite.
   """
   if not all(abs(m) < float("inf") for m in (without, *margins)):
-    raise ValueError(f"margins must be finite, got {without} and {list(margins)}.")
+    raise NotFiniteError(f"margins must be finite, got {without} and {list(margins)}.")
   helpful = tuple(i for i, m in enumerate(margins) if m > max(0.0, without))
   misleading = tuple(i for i, m in enumerate(margins) if m < min(0.0, without))
   if not helpful or not misleading:
@@ -214,11 +218,13 @@ class C2Config(Config):
     rubrics: K.
     rounds: times that rubrics which could not be read are sampled, the first included.
     seed: with the pair it addresses all randomness.
+    order_seed: decides which answer of a pair stands first (``arrange``).
   """
 
   rubrics: int = 16
   rounds: int = 5
   seed: int = 0
+  order_seed: int = 13
 
   def validate(self, path: str = "c2") -> None:
     super().validate(path)
@@ -264,6 +270,11 @@ async def synthesise(
   pair: Pair, generator: Judge, judge: LetterJudge, config: C2Config
 ) -> Synthesis:
   """Step 1 for one pair."""
+  return await weigh(pair, await write_rubrics(pair, generator, config), judge, config)
+
+
+async def write_rubrics(pair: Pair, generator: Judge, config: C2Config) -> tuple[str, ...]:
+  """The rubrics of a pair that could be read, K at most."""
   config.validate()
   key = question_key(config.seed, pair.id)
   messages = rubric_messages(pair, key=key)
@@ -279,10 +290,17 @@ async def synthesise(
         rubrics[place] = rubric
     if len(rubrics) == config.rubrics:
       break
-  texts = tuple(rubrics[place] for place in sorted(rubrics))
-  asked: list[str | None] = [None, *texts]
+  return tuple(rubrics[place] for place in sorted(rubrics))
+
+
+async def weigh(
+  pair: Pair, rubrics: Sequence[str], judge: LetterJudge, config: C2Config
+) -> Synthesis:
+  """What each rubric does to the judge's margin on the pair."""
+  key = question_key(config.seed, pair.id)
+  asked: list[str | None] = [None, *rubrics]
   without, *margins = await asyncio.gather(*(measure(pair, r, judge, key=key) for r in asked))
-  return Synthesis(pair, texts, without, tuple(margins), select(without, margins))
+  return Synthesis(pair, tuple(rubrics), without, tuple(margins), select(without, margins))
 
 
 async def measure(pair: Pair, rubric: str | None, judge: LetterJudge, *, key: int) -> float:

@@ -13,6 +13,10 @@ from agentjax.trajectory.record import Message
 _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token
 
 
+class ChoiceNotToldError(JudgeRefusedError):
+  """None of the choices is among the most likely tokens: nothing is known of the margin."""
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class HttpJudgeConfig(EndpointConfig):
   """Where a judge is, and how it samples.
@@ -71,7 +75,7 @@ class HttpJudge:
     on with an assistant's message (``continue_final_message`` of vLLM and SGLang).
 
     Raises:
-      JudgeRefusedError: no choice is among the tokens told.
+      ChoiceNotToldError: no choice is among the tokens told.
     """
     begun = [*({"role": m.role, "content": m.content} for m in messages)]
     begun.append({"role": "assistant", "content": opening})
@@ -95,7 +99,7 @@ class HttpJudge:
 def bounded_log_probs(alternatives: dict[str, float], choices: Sequence[str]) -> list[float]:
   """Log-probs of the choices among the tokens told; see ``HttpJudge.log_probs``."""
   if not any(choice in alternatives for choice in choices):
-    raise JudgeRefusedError(
+    raise ChoiceNotToldError(
       f"none of {list(choices)} is among the tokens told: {list(alternatives)[:20]}"
     )
   floor = min(alternatives.values())

@@ -1,13 +1,8 @@
 r"""Training reward models: preferences as stored episodes, and C2's two runs as experiments.
 
 Nothing here is a loop: a run of ``agentjax.training.run.Run`` trains what these functions set up.
-
-  rows = c2.generator_rows(syntheses, seed=0)
-  extensions = Extensions(tasks=TaskSplits(preference_tasks(rows), ()))
-  parts = build_parts(resolve(experiment), None, extensions)
-  write_c2("rubrics", syntheses, parts, seed=0)
-
-writes the folders that configs/c2_generator.py and configs/c2_verifier.py read.
+``python -m agentjax.synthesise --method=c2`` writes what configs/c2_generator.py and
+configs/c2_verifier.py read.
 """
 
 from __future__ import annotations
@@ -17,9 +12,11 @@ import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Sequence
 
 from agentjax.config import check
+from agentjax.data.synthesis_folder import plain_messages
 from agentjax.files import write_atomically
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
@@ -48,13 +45,17 @@ def preference_tasks(rows: Sequence[PreferenceRow], *, source: str = SOURCE) -> 
   ]
 
 
+class TooLongError(ValueError):
+  """A preference has more tokens than a row of the run that is to learn from it."""
+
+
 def preference_trajectories(
   row: PreferenceRow, parts: Parts, *, source: str = SOURCE
 ) -> tuple[Trajectory, Trajectory]:
   """Chosen with reward 1 and rejected with reward 0, as two episodes of one task.
 
   Raises:
-    ValueError: one is longer than ``rl.row_length``.
+    TooLongError: one is longer than ``rl.row_length``.
   """
   made = []
   for sample, (reply, reward) in enumerate(((row.chosen, 1.0), (row.rejected, 0.0))):
@@ -66,7 +67,7 @@ def preference_trajectories(
       length += len(span.ids)
     limit = parts.experiment.rl.row_length
     if length > limit:
-      raise ValueError(
+      raise TooLongError(
         f"reply {sample} of preference {row.id} has {length} tokens with its prompt; "
         f"config.rl.row_length={limit} allows {limit}."
       )
@@ -95,7 +96,14 @@ def write_preferences(
   """
   if len({row.id for row in rows}) != len(rows) or not rows:
     raise ValueError(f"{len(rows)} preferences; allowed: at least one, each with an id of its own.")
-  episodes = [t for row in rows for t in preference_trajectories(row, parts, source=source)]
+  return _store(
+    folder, [t for row in rows for t in preference_trajectories(row, parts, source=source)], parts
+  )
+
+
+def _store(
+  folder: str | os.PathLike[str], episodes: Sequence[Trajectory], parts: Parts
+) -> Manifest:
   manifest = Manifest(
     tokenizer=parts.tokenizer.fingerprint(),
     template=template_fingerprint(parts.chat, parts.experiment.chat),
@@ -110,46 +118,86 @@ def write_preferences(
   return manifest
 
 
+@dataclasses.dataclass(frozen=True)
+class C2Data:
+  """What C2's two runs have to learn from.
+
+  Attributes:
+    preferences: pairs of rubrics for the generator.
+    tasks: of the verifier.
+    too_long: pairs that were kept, but do not fit a row of the generator's run.
+    too_long_to_verify: pairs that were kept, but do not fit a prompt of the verifier.
+  """
+
+  preferences: int
+  tasks: int
+  too_long: int
+  too_long_to_verify: int
+
+
 def write_c2(
-  folder: str | os.PathLike[str], syntheses: Sequence[Synthesis], parts: Parts, *, seed: int
-) -> tuple[int, int]:
-  """Writes what C2's two runs read: FOLDER/generator, FOLDER/episodes and FOLDER/verifier.
+  folder: str | os.PathLike[str],
+  syntheses: Sequence[Synthesis],
+  parts: Parts,
+  *,
+  seed: int,
+  verifier_tokens: int = 8192,
+) -> C2Data:
+  """Writes what C2's two runs read: FOLDER/generator, FOLDER/verifier and FOLDER/episodes.
 
   ``generator`` and ``verifier`` hold a ``train.jsonl`` each for ``config.data.source=jsonl`` with
-  ``messages_field="messages"``; ``episodes`` is the generator's ``config.rl.rollouts``.
+  ``messages_field="messages"``; ``episodes`` is the generator's ``config.rl.rollouts``. It comes
+  last: where it is, all three are whole. Those of an earlier call are replaced.
 
   Args:
-    folder: new or empty.
+    folder: of a synthesis.
     syntheses: of ``c2.synthesise``.
     parts: vocabulary and chat of the generator's run.
     seed: that of the C2Config.
-
-  Returns:
-    How many pairs were kept, and how many tasks the verifier has.
+    verifier_tokens: of a prompt of the verifier, at most; the source's number.
 
   Raises:
-    ValueError: no pair was kept, or a reply is too long.
-    CheckpointError: the folder is in use.
+    TooLongError: no pair was kept that fits a row of the generator, or a prompt of the verifier.
   """
-  # Tasks of a file are numbered by its lines.
-  kept = [
-    dataclasses.replace(row, id=i) for i, row in enumerate(generator_rows(syntheses, seed=seed))
-  ]
+  kept: list[PreferenceRow] = []
+  episodes: list[Trajectory] = []
+  rows = generator_rows(syntheses, seed=seed)
+  for row in rows:
+    row = dataclasses.replace(row, id=len(kept))  # tasks of a file are numbered by its lines
+    try:
+      episodes += preference_trajectories(row, parts)
+    except TooLongError:
+      continue
+    kept.append(row)
+
+  def fits(synthesis: Synthesis) -> bool:
+    prompts = [task.prompt for task in verifier_tasks([synthesis], seed=seed)]
+    lengths = [sum(len(span.ids) for span in parts.chat.prompt(prompt)) for prompt in prompts]
+    return bool(lengths) and max(lengths) <= verifier_tokens
+
+  shown = [synthesis for synthesis in syntheses if fits(synthesis)]
+  if not kept or not shown:
+    raise TooLongError(
+      f"{len(rows)} pairs were kept: config.rl.row_length={parts.experiment.rl.row_length} allows "
+      f"{len(kept)} of them for the generator, verifier_tokens={verifier_tokens} {len(shown)} for "
+      "the verifier."
+    )
   root = pathlib.Path(folder)
-  write_preferences(root / "episodes", kept, parts)
-  tasks = verifier_tasks(syntheses, seed=seed)
+  shutil.rmtree(root / "episodes", ignore_errors=True)
+  tasks = verifier_tasks(shown, seed=seed)
   for name, made in (("generator", preference_tasks(kept)), ("verifier", tasks)):
-    rows = [
-      {
-        "messages": [
-          {"role": m.role, "content": m.content} for m in (*task.prompt, *task.demonstration)
-        ],
-        "answer": task.answer,
-      }
+    lines = [
+      json.dumps(
+        {
+          "messages": plain_messages((*task.prompt, *task.demonstration)),
+          "answer": task.answer,
+        }
+      )
       for task in made
     ]
-    write_atomically(root / name / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-  return len(kept), len(tasks)
+    write_atomically(root / name / "train.jsonl", "".join(line + "\n" for line in lines))
+  _store(root / "episodes", episodes, parts)
+  return C2Data(len(kept), len(tasks), len(rows) - len(kept), len(rows) - len(shown))
 
 
 def c2_generator(base: Experiment, rollouts: str, *, warmup: float = 0.1) -> Experiment:

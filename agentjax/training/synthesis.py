@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.data.synthesis_folder import Report, unreported
 from agentjax.data.tessy import Author, TessyConfig, WordClassifier, Writer
 from agentjax.data.tessy_folder import Written, write_traces
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.models import ModelConfig, Params, param_specs
 from agentjax.models.huggingface import load_pretrained
+from agentjax.rewards.endpoint import EndpointConfig
 from agentjax.rollout.writers import EngineWriter, HttpWriter, HttpWriterConfig
 from agentjax.sharding import make_mesh, shardings
 from agentjax.text.build import build_chat
@@ -108,34 +110,51 @@ def load_policy_with_chat(path: str | os.PathLike[str], experiment: Experiment) 
   return Policy(params, model, chat, fingerprint(params))
 
 
-class _Authors:
-  """The models that write, and the engines under them."""
+class ModelPool:
+  """Models on disk, each loaded once, and the engines that serve them.
 
-  def __init__(self, experiment: Experiment, settings: Mapping[Author, WriterConfig]):
-    self.writers: dict[Author, Writer] = {}
-    self.made_with: dict[str, Any] = {}
-    self._engines: list[Engine] = []
-    for name, config in settings.items():
-      if not config.path:
-        self.writers[name] = HttpWriter(config.http)
-        self.made_with[name] = config.http.to_dict()
-        continue
-      policy = load_policy_with_chat(config.path, experiment)
+  Args:
+    experiment: resolved; its mesh, its devices, and its engine for each model.
+  """
+
+  def __init__(self, experiment: Experiment):
+    self._experiment = experiment
+    self._served: dict[str, tuple[Engine, Chat, str]] = {}
+
+  def serve(self, path: str) -> tuple[Engine, Chat, str]:
+    """Engine, markup and identity of ``load_policy_with_chat(path)``, with its errors."""
+    if path not in self._served:
+      policy = load_policy_with_chat(path, self._experiment)
+      tokenizer = policy.chat.tokenizer
       engine = Engine(
         policy.model,
-        experiment.engine,
-        decode=policy.chat.tokenizer.decode,
-        vocab_limit=policy.chat.tokenizer.vocab_size,
-        devices=place(experiment.devices).rollout,
+        self._experiment.engine,
+        decode=tokenizer.decode,
+        vocab_limit=tokenizer.vocab_size,
+        devices=place(self._experiment.devices).rollout,
       )
-      self._engines.append(engine)
+      self._served[path] = engine, policy.chat, policy.identity
       engine.publish(policy.params, 0)
-      self.writers[name] = EngineWriter(engine, policy.chat, config.sampling)
-      self.made_with[name] = {"policy": policy.identity, "sampling": config.sampling.to_dict()}
+    return self._served[path]
 
   def close(self) -> None:
-    for engine in self._engines:
+    for engine, _, _ in self._served.values():
       engine.close()
+
+
+def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
+  """What of an endpoint's settings has to do with what it writes."""
+  by_the_way = ("api_key_variable", "timeout", "attempts")
+  return {name: value for name, value in config.to_dict().items() if name not in by_the_way}
+
+
+def _open_writer(config: WriterConfig, pool: ModelPool) -> tuple[Writer, dict[str, Any]]:
+  """A writer, and what tells it from others."""
+  if not config.path:
+    return HttpWriter(config.http), endpoint_identity(config.http)
+  engine, chat, identity = pool.serve(config.path)
+  made_with = {"policy": identity, "sampling": config.sampling.to_dict()}
+  return EngineWriter(engine, chat, config.sampling), made_with
 
 
 def synthesise_traces(
@@ -148,6 +167,7 @@ def synthesise_traces(
   tasks: int | None = None,
   concurrency: int = 16,
   extensions: Extensions | None = None,
+  report: Report = unreported,
 ) -> Written:
   """Writes a folder of traces for the training tasks of an experiment; see ``write_traces``.
 
@@ -160,6 +180,7 @@ def synthesise_traces(
     tasks: the first so many; None is all.
     concurrency: tasks at once.
     extensions: may bring tasks, as in ``Run``.
+    report: as in ``write_traces``.
 
   Raises:
     ConfigError: settings that cannot be, or an output of other settings.
@@ -174,24 +195,24 @@ def synthesise_traces(
   wanted = load_task_splits(experiment, extensions or Extensions()).train[:tasks]
   if not wanted:
     raise ConfigError("config.data has no training tasks; allowed: at least one to write for.")
-  authors, runner = _Authors(experiment, writers), LoopThread()
-  made_with = {
-    **authors.made_with,
-    "predictors": {name: predictor.fingerprint() for name, predictor in predictors.items()},
-  }
+  pool, runner = ModelPool(experiment), LoopThread()
   try:
+    opened = {name: _open_writer(config, pool) for name, config in writers.items()}
+    made_with: dict[str, Any] = {name: identity for name, (_, identity) in opened.items()}
+    made_with["predictors"] = {name: each.fingerprint() for name, each in predictors.items()}
     return runner.run(
       write_traces(
         output,
         wanted,
-        authors.writers,
+        {name: writer for name, (writer, _) in opened.items()},
         cast("Mapping[Author, Any]", predictors),
         tessy,
         seed=experiment.seed,
         concurrency=concurrency,
         made_with=made_with,
+        report=report,
       )
     )
   finally:
-    authors.close()
     runner.close()
+    pool.close()

@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
@@ -10,6 +9,7 @@ from agentjax.data import DataConfig, DataError, load_tasks
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.data.tfds_source import TfdsConfig, TfdsTasks
 from agentjax.trajectory.record import Message
+from tests.data.tfds_folder import write_tfds
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -24,27 +24,8 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """A TFDS data set "tiny" of three array_record shards, by TFDS's own writer, TensorFlow-free."""
-  from tensorflow_datasets.core.sequential_writer import SequentialWriter
-
   root = tmp_path_factory.mktemp("tfds")
-  data_dir = root / "tiny" / "1.0.0"
-  data_dir.mkdir(parents=True)
-  features = tfds.features.FeaturesDict(
-    {
-      "question": tfds.features.Text(),
-      "answer": tfds.features.Text(),
-      "level": tfds.features.Scalar(dtype=np.int64),
-    }
-  )
-  identity = tfds.core.dataset_info.DatasetIdentity(
-    name="tiny", version=tfds.core.Version("1.0.0"), data_dir=str(data_dir), module_name="tests"
-  )
-  info = tfds.core.DatasetInfo(builder=identity, features=features, description="made by a test")
-  writer = SequentialWriter(info, max_examples_per_shard=3, file_format="array_record")
-  writer.initialize_splits(list(ROWS))
-  writer.add_examples(ROWS)
-  writer.close_all()
+  write_tfds(root, ROWS)
   return str(root)
 
 

@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import envs
-from agentjax.data.config import DataConfig
+from agentjax.data.config import CodeTasksConfig, DataConfig, MixtureConfig
 from agentjax.data.function_tasks import FunctionTaskConfig
 from agentjax.data.pivots import PivotRow, write_pivots
 from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.repair_tasks import RepairTaskConfig
 from agentjax.data.spider import SpiderConfig
+from agentjax.data.tfds_source import TfdsConfig
 from agentjax.envs.config import EnvironmentConfig, build_environment
 from agentjax.envs.countdown import CountdownConfig
 from agentjax.envs.environment import Environment
@@ -43,9 +44,11 @@ from agentjax.training.experiment import resolve
 from agentjax.training.gates import check_experiment
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task, ToolCall
+from tests.data.tfds_folder import write_tfds
 from tests.training.smoke import smoke_experiment
 
 needs_sandbox = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+SOURCES = typing.get_args(typing.get_type_hints(DataConfig)["source"])
 KINDS = typing.get_args(typing.get_type_hints(EnvironmentConfig)["kind"])
 
 
@@ -99,6 +102,20 @@ def _texts(folder):
   rows = [{"question": "Capital of France?", "answer": "Paris"}]
   for name in ("train", "test"):
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _examples(folder):
+  rows = [{"question": "What is 507 + 507?", "answer": "1,014", "level": 1}] * 2
+  write_tfds(folder, {"train": rows, "test": rows})
+
+
+def _mbpp(folder):
+  row = {
+    "task_id": 601, "text": "Write a function to add two numbers.",
+    "code": "def add(a, b):\n  return a + b", "test_list": ["assert add(1, 2) == 3",
+    "assert add(20, 30) == 50"],
+  }  # fmt: skip
+  (folder / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def _tool(name, **properties):
@@ -172,6 +189,20 @@ GATED = {
   "reasoning_gym": Gated(
     "question", "reasoning_gym", "reasoning_gym", ("calculator",), needs="reasoning_gym",
     data={"reasoning_gym": ReasoningGymConfig(name="leg_counting")},
+  ),
+  "tfds": Gated(
+    "question", "tfds", "exact_match", ("calculator",), files=_examples,
+    data={"tfds": TfdsConfig(name="tiny")}, needs="tensorflow_datasets",
+  ),
+  "mixture": Gated(
+    "question", "mixture", "exact_match", ("calculator",), files=_texts, tasks=4,
+    data={"mixture": MixtureConfig(sources=("word_problems", "jsonl")), "test_size": 1},
+  ),
+  "code_tasks": Gated(
+    "code", "code_tasks", "unit_tests", files=_mbpp, tasks=1,
+    data={"code_tasks": CodeTasksConfig(test="mbpp")},
+    fast=("exit_at_import", "always_equal", "test_files", "reads_the_tests", "reward_file",
+          "forged_answers"),
   ),
   "code": Gated(
     "code", "function_tasks", "unit_tests", tasks=1,
@@ -250,7 +281,8 @@ def test_gates(name, tmp_path):
   assert len({r.attempt for r in results}) >= 8
 
 
-def test_every_kind_has_cheats_and_gates():
+def test_every_kind_and_source_has_cheats_and_gates():
+  assert set(SOURCES) == {gated.source for gated in GATED.values()}
   assert set(KINDS) == set(CHEATS) == {gated.kind for gated in GATED.values()}
   judges = typing.get_args(typing.get_type_hints(PivotVerifierConfig)["kind"])
   assert set(judges) == {g.reward["pivot"].kind for g in GATED.values() if g.kind == "pivot"}

@@ -4,7 +4,14 @@ Nemotron's."""
 import json
 import pathlib
 
+import numpy as np
 import tokenizers
+from safetensors.numpy import save_file
+
+from agentjax.text import HuggingFaceTokenizer
+
+_WIDTH, _HEADS, _HEAD_DIM, _LAYERS = 64, 4, 16, 2
+_CERTAIN = 12.0  # logit of a token's successor; the other ids' are below 4
 
 # <tool_response> is a control token like the rest, so that no tool's output can end it.
 CONTROLS = (
@@ -188,3 +195,56 @@ def write_vocabulary(
   (directory / "chat_template.jinja").write_text(template)
   stops = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
   (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+
+
+def write_model(
+  folder: pathlib.Path, tokenizer: HuggingFaceTokenizer, successors: list[tuple[int, int]]
+) -> None:
+  """A random Qwen3 in transformers' names, whose head makes it say an id's successors, evenly."""
+  rng = np.random.default_rng(0)
+  vocab = tokenizer.vocab_size + 6  # padded, as published ones are
+  values = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": vocab,
+    "hidden_size": _WIDTH,
+    "intermediate_size": 96,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": _HEAD_DIM,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+  }
+  (folder / "config.json").write_text(json.dumps(values))
+  embedding = rng.normal(size=(vocab, _WIDTH))
+  embedding /= np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))  # as the final norm leaves it
+  head = 0.02 * rng.normal(size=(vocab, _WIDTH))
+  for token, successor in successors:
+    head[successor] += _CERTAIN * embedding[token] / _WIDTH
+  tensors = {
+    "model.embed_tokens.weight": embedding,
+    "model.norm.weight": np.ones(_WIDTH),
+    "lm_head.weight": head,
+  }
+  shapes = {
+    "self_attn.q_proj": (_HEADS * _HEAD_DIM, _WIDTH),
+    "self_attn.k_proj": (2 * _HEAD_DIM, _WIDTH),
+    "self_attn.v_proj": (2 * _HEAD_DIM, _WIDTH),
+    "self_attn.o_proj": (_WIDTH, _HEADS * _HEAD_DIM),
+    "mlp.gate_proj": (96, _WIDTH),
+    "mlp.up_proj": (96, _WIDTH),
+    "mlp.down_proj": (_WIDTH, 96),
+  }
+  for layer in range(_LAYERS):
+    at = f"model.layers.{layer}."
+    for name, shape in shapes.items():
+      tensors[f"{at}{name}.weight"] = 0.05 * rng.normal(size=shape)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+      tensors[f"{at}{name}.weight"] = np.ones(_WIDTH)
+    for name in ("self_attn.q_norm", "self_attn.k_norm"):
+      tensors[f"{at}{name}.weight"] = np.ones(_HEAD_DIM)
+  save_file({k: v.astype(np.float32) for k, v in tensors.items()}, folder / "model.safetensors")

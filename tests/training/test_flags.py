@@ -153,7 +153,15 @@ def test_help_of_every_entry_point_names_its_flags(module):
     "train": ["--config", "--workdir", "--replay_step"],
     "evaluate": ["--config", "--checkpoint", "--output"],
     "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
-    "synthesise": ["--config", "--predictor", "--student", "--teacher", "--output"],
+    "synthesise": [
+      "--method",
+      "--config",
+      "--predictor",
+      "--teacher",
+      "--pairs",
+      "--judge",
+      "--output",
+    ],
     "text.train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr

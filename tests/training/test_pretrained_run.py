@@ -9,7 +9,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from agentjax.config import ConfigError
 from agentjax.models.huggingface import load_pretrained, save_pretrained
@@ -27,12 +26,11 @@ from agentjax.training.metrics import read_metrics, without_times
 from agentjax.training.parts import build_parts
 from agentjax.training.pretrained import folder_fingerprint
 from agentjax.trajectory.record import Message
-from tests.text.folders import write_vocabulary
+from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet
 
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "qwen3_gsm8k_python.py"
 _STEPS = 2
-_WIDTH, _HEADS, _HEAD_DIM, _LAYERS = 64, 4, 16, 2
 _CALL = '{"name": "python", "arguments": {"code": "print(3 + 4)"}}'
 _ANSWER = "#### 7"
 _SYSTEM_PROMPT = "End with #### N."
@@ -52,7 +50,6 @@ _PROMPT_LINES = (
   '\n{"name": NAME, "arguments": OBJECT}\n',
   " birds and 4 more?",
 )
-_CERTAIN = 12.0  # logit of a token's successor; the other ids' are below 4
 
 
 def _successors(tokenizer: HuggingFaceTokenizer) -> list[tuple[int, int]]:
@@ -69,64 +66,14 @@ def _successors(tokenizer: HuggingFaceTokenizer) -> list[tuple[int, int]]:
   ]
 
 
-def _write_model(folder: pathlib.Path, tokenizer: HuggingFaceTokenizer) -> None:
-  """A random Qwen3 in transformers' names, whose head makes it say what ``_successors`` lists."""
-  rng = np.random.default_rng(0)
-  vocab = tokenizer.vocab_size + 6  # padded, as published ones are
-  values = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": vocab,
-    "hidden_size": _WIDTH,
-    "intermediate_size": 96,
-    "num_hidden_layers": _LAYERS,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": 2,
-    "head_dim": _HEAD_DIM,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-  }
-  (folder / "config.json").write_text(json.dumps(values))
-  embedding = rng.normal(size=(vocab, _WIDTH))
-  embedding /= np.sqrt(np.mean(embedding**2, axis=1, keepdims=True))  # as the final norm leaves it
-  head = 0.02 * rng.normal(size=(vocab, _WIDTH))
-  for token, successor in _successors(tokenizer):
-    head[successor] += _CERTAIN * embedding[token] / _WIDTH
-  tensors = {
-    "model.embed_tokens.weight": embedding,
-    "model.norm.weight": np.ones(_WIDTH),
-    "lm_head.weight": head,
-  }
-  shapes = {
-    "self_attn.q_proj": (_HEADS * _HEAD_DIM, _WIDTH),
-    "self_attn.k_proj": (2 * _HEAD_DIM, _WIDTH),
-    "self_attn.v_proj": (2 * _HEAD_DIM, _WIDTH),
-    "self_attn.o_proj": (_WIDTH, _HEADS * _HEAD_DIM),
-    "mlp.gate_proj": (96, _WIDTH),
-    "mlp.up_proj": (96, _WIDTH),
-    "mlp.down_proj": (_WIDTH, 96),
-  }
-  for layer in range(_LAYERS):
-    at = f"model.layers.{layer}."
-    for name, shape in shapes.items():
-      tensors[f"{at}{name}.weight"] = 0.05 * rng.normal(size=shape)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-      tensors[f"{at}{name}.weight"] = np.ones(_WIDTH)
-    for name in ("self_attn.q_norm", "self_attn.k_norm"):
-      tensors[f"{at}{name}.weight"] = np.ones(_HEAD_DIM)
-  save_file({k: v.astype(np.float32) for k, v in tensors.items()}, folder / "model.safetensors")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
   directory = tmp_path_factory.mktemp("qwen3")
   # A vocabulary with whole lines of the prompt as tokens keeps the episodes short.
   lines = (_CALL, _ANSWER, *_PROMPT_LINES)
   write_vocabulary(directory, corpus=lines, vocab_size=1200, split=False)
-  _write_model(directory, HuggingFaceTokenizer(directory))
+  tokenizer = HuggingFaceTokenizer(directory)
+  write_model(directory, tokenizer, _successors(tokenizer))
   return directory
 
 

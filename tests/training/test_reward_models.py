@@ -29,6 +29,8 @@ from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_models import (
   SOURCE,
+  C2Data,
+  TooLongError,
   c2_generator,
   c2_verifier,
   preference_tasks,
@@ -177,7 +179,14 @@ def test_both_runs_of_c2_read_what_synthesis_wrote(tmp_path):
   found = [_synthesis(3), _synthesis(5, kept=False), _synthesis(8)]
   folder = tmp_path / "c2"
   parts = build_parts(resolve(room(base())), tmp_path, staged_extensions())
-  assert write_c2(folder, found, parts, seed=0) == (2, 6)
+  assert write_c2(folder, found, parts, seed=0) == C2Data(2, 6, 0, 0)
+  longer = dataclasses.replace(found[0], pair=dataclasses.replace(found[0].pair, first="x" * 500))
+  two = [longer, found[2]]
+  assert write_c2(tmp_path / "short", two, parts, seed=0, verifier_tokens=1000) == C2Data(
+    2, 3, 0, 1
+  )
+  with pytest.raises(TooLongError, match="verifier_tokens=9 0 for"):
+    write_c2(tmp_path / "short", found, parts, seed=0, verifier_tokens=9)
 
   def read(experiment, name, source):
     files = JsonlConfig(name=source, messages_field="messages", test_file="")

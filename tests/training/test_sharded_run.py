@@ -3,13 +3,12 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from agentjax.training.metrics import read_metrics, without_times
+from tests.training.figures import assert_same_figures, free_address
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _CHILD = """
@@ -59,23 +58,12 @@ def _start(
   )
 
 
-def _assert_same_figures(directory, straight):
-  """Every metric of every step, to the rounding of another summation order."""
-  here, there = (without_times(read_metrics(d / "metrics.jsonl")) for d in (directory, straight))
-  assert len(here) == len(there) == 5
-  for row, expected in zip(here, there, strict=True):
-    assert set(row) == set(expected)
-    for name, value in expected.items():
-      if isinstance(value, float) and not name.startswith("mismatch/"):
-        assert row[name] == pytest.approx(value, rel=2e-3, abs=2e-4), (row["step"], name)
-
-
 @pytest.mark.slow
 def test_eight_devices_give_the_figures_of_one(finished_run, tmp_path):
   child = _start(tmp_path / "run", {"data": 2, "fsdp": 2, "tensor": 2}, devices=8)
   output, _ = child.communicate(timeout=900)
   assert child.returncode == 0, output[-3000:]
-  _assert_same_figures(tmp_path / "run", finished_run[0])
+  assert_same_figures(tmp_path / "run", finished_run[0], 5)
 
 
 @pytest.mark.slow
@@ -87,7 +75,7 @@ def test_four_devices_that_train_and_four_that_sample_give_the_figures_of_one(
   child = _start(tmp_path / "run", mesh, devices=8, rollout=(4, 5, 6, 7), schedule=schedule)
   output, _ = child.communicate(timeout=900)
   assert child.returncode == 0, output[-3000:]
-  _assert_same_figures(tmp_path / "run", finished_run[0])
+  assert_same_figures(tmp_path / "run", finished_run[0], 5)
 
 
 @pytest.mark.slow
@@ -99,12 +87,9 @@ def test_two_processes_give_the_figures_of_one(finished_run, tmp_path, schedule)
     alone = _start(straight, {"data": 1}, devices=1, schedule=schedule)
     output, _ = alone.communicate(timeout=900)
     assert alone.returncode == 0, output[-3000:]
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{probe.getsockname()[1]}"
-  where = {"devices": 2, "processes": 2, "address": address, "schedule": schedule}
+  where = {"devices": 2, "processes": 2, "address": free_address(), "schedule": schedule}
   mesh = {"data": 2, "fsdp": 2}
   children = [_start(tmp_path / "run", mesh, index=i, **where) for i in range(2)]
   outputs = [child.communicate(timeout=900)[0] for child in children]
   assert [child.returncode for child in children] == [0, 0], "\n".join(o[-3000:] for o in outputs)
-  _assert_same_figures(tmp_path / "run", straight)
+  assert_same_figures(tmp_path / "run", straight, 5)

@@ -181,7 +181,7 @@ def test_the_command_trains_the_predictor_and_writes(models_on_disk, tmp_path):
 
   def command(*flags):
     return subprocess.run(
-      [sys.executable, "-m", "agentjax.synthesise", *flags],
+      [sys.executable, "-m", "agentjax.synthesise", "--method=tessy", *flags],
       cwd=tmp_path,
       capture_output=True,
       text=True,
