@@ -52,8 +52,10 @@ def _score(tmp_path, **settings):
   scorer, packed = _scorer(tmp_path, **settings)
   sequences = to_sequences(episodes())
   batch = packed(sequences)
-  nobody = np.full(batch.token_ids.shape, np.nan, np.float32)  # the run's own policies
-  rewards, metrics = scorer.score(batch, sequences, nobody, nobody)
+  model, reference = (
+    scorer.log_probs(name, batch, sequences, None) for name in ("model", "reference")
+  )
+  rewards, metrics = scorer.score(batch, sequences, model, reference)
   return sequences, unpack(rewards, batch.segment_ids, len(sequences)), metrics
 
 
