@@ -13,7 +13,7 @@ from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives import preset
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
 from agentjax.planning import compile as planning
 from agentjax.rewards.c2 import PreferenceRow
 from agentjax.rollout.schedule import ScheduleConfig
@@ -298,7 +298,7 @@ def test_a_killed_run_resumes_with_its_reward_model_to_the_same_bits(tmp_path):
   assert _fingerprints(tmp_path / "run") == _fingerprints(tmp_path / "straight")
   assert made.replay(4).identical
   rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-  assert rows[0]["process/loss"] == pytest.approx(np.log(2), abs=2e-3)
+  assert rows[0]["process/loss"] == pytest.approx(np.log(2), abs=0.03)
   assert all(row["process/grad_norm"] > 0 == row["process/bad_steps"] for row in rows)
   # The reward model is part of what is compared, and of what the policy learns from.
   single = _settings()
@@ -313,9 +313,13 @@ def test_gradients_that_stay_bad_end_the_run_and_name_the_reward_model(tmp_path)
   settings["rl"].process.online.optimizer.max_bad_steps = 1
   made = run(tmp_path / "run", _SYNC, **settings)
   with made._session() as session:
-    session.learner._process_prepare = lambda batch, **extra: jax.tree.map(
-      lambda x: x * jnp.nan if x.dtype == jnp.float32 else x, prepare(batch, **extra)
-    )
+    ready = session.learner._process_prepare
+
+    def spoilt(batch, **extra):
+      prepared, metrics = ready(batch, **extra)
+      return dataclasses.replace(prepared, advantages=prepared.advantages * jnp.nan), metrics
+
+    session.learner._process_prepare = spoilt
     with pytest.raises(TrainingError, match=r"reward model.*process\.online\.optimizer\.learning"):
       session.train()
 
