@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from rich.console import Console
 
 from agentjax.data import TaskSplits
@@ -61,7 +62,6 @@ _KINDS = ("none", "frozen", "double", "single")
 
 LETTERS = "abcdefgh"
 LENGTH = 6
-LEFT = 0.3  # share of a demonstration's letters that stay as they are
 TRAIN, TEST = 2048, 64
 WARM_STEPS = 300
 
@@ -75,11 +75,13 @@ class Setting(NamedTuple):
   rate: float  # of the policy
   model_rate: float  # of the reward model
   beta: float
+  left: float  # share of a demonstration's letters that stay as they are
 
   @property
   def name(self) -> str:
     own = () if self.kind == "none" else (f"{self.model_rate:g}", f"{self.beta:g}")
-    return "_".join((self.kind, *own, f"{self.rate:g}", str(self.steps), str(self.seed)))
+    rest = (f"{self.rate:g}", str(self.steps), f"{self.left:g}", str(self.seed))
+    return "_".join((self.kind, *own, *rest))
 
 
 class NextLetters(Environment):
@@ -100,7 +102,7 @@ class NextLetters(Environment):
     del state
 
 
-def make_tasks(seed: int) -> TaskSplits:
+def make_tasks(seed: int, left: float) -> TaskSplits:
   """Different prompts, in training and held out."""
   random = np.random.default_rng(seed)
   numbers = random.choice(len(LETTERS) ** LENGTH, TRAIN + TEST, replace=False)
@@ -108,7 +110,7 @@ def make_tasks(seed: int) -> TaskSplits:
   for i, number in enumerate(numbers):
     letters = np.array(np.unravel_index(number, (len(LETTERS),) * LENGTH))
     answer = (letters + 1) % len(LETTERS)
-    shown = np.where(random.random(LENGTH) < LEFT, letters, answer)
+    shown = np.where(random.random(LENGTH) < left, letters, answer)
     tasks.append(
       Task(
         id=i if i < TRAIN else FIRST_TEST_ID + i,
@@ -172,12 +174,12 @@ def experiment(seed: int, steps: int, rate: float, start: str | None) -> Experim
   )
 
 
-def _train(made: Experiment, directory: pathlib.Path) -> dict[str, float]:
+def _train(made: Experiment, left: float, directory: pathlib.Path) -> dict[str, float]:
   """Held-out success before and after, of a run that is done if it was not yet."""
   file = directory / _FINISHED
   if not file.exists():
     extensions = Extensions(
-      tasks=make_tasks(made.seed), make_environment=lambda task: NextLetters()
+      tasks=make_tasks(made.seed, left), make_environment=lambda task: NextLetters()
     )
     console = Console(file=io.StringIO())
     report = Run(made, directory, extensions=extensions, console=console).train()
@@ -193,8 +195,8 @@ def _train(made: Experiment, directory: pathlib.Path) -> dict[str, float]:
 
 def run(setting: Setting, out: pathlib.Path) -> tuple[list[dict[str, float]], dict[str, float]]:
   """Metrics of a run's steps, and held-out success."""
-  warm = out / f"warm_{setting.seed}"
-  _train(experiment(setting.seed, 0, setting.rate, None), warm)
+  warm = out / f"warm_{setting.left:g}_{setting.seed}"
+  _train(experiment(setting.seed, 0, setting.rate, None), setting.left, warm)
   made = experiment(setting.seed, setting.steps, setting.rate, str(warm))
   optimizer = OptimizerConfig(learning_rate=setting.model_rate, warmup_steps=2)
   if setting.kind == "frozen":
@@ -203,13 +205,13 @@ def run(setting: Setting, out: pathlib.Path) -> tuple[list[dict[str, float]], di
     first.rl.objective.preference.beta = setting.beta
     first.rl.old_log_probs = "recomputed"
     model = out / f"model_{setting.name}"
-    _train(first, model)
+    _train(first, setting.left, model)
     made.rl.process = ProcessConfig(model=TeacherConfig(str(model)))
   elif setting.kind != "none":
     made.rl.process = ProcessConfig(online=OnlineConfig(optimizer, forward=setting.kind))
   if made.rl.process is not None:
     made.rl.process.beta, made.rl.process.centre = setting.beta, "leave_one_out"
-  held_out = _train(made, out / setting.name)
+  held_out = _train(made, setting.left, out / setting.name)
   rows = read_metrics(out / setting.name / "metrics.jsonl")
   return [row for row in rows if row["stage"] == "rl"], held_out
 
@@ -243,10 +245,12 @@ def main() -> None:
   parser.add_argument("--rate", type=float, default=3e-4, help="of the policy")
   parser.add_argument("--model_rate", type=float, default=1e-3, help="of the reward model")
   parser.add_argument("--beta", type=float, default=0.5)
+  parser.add_argument("--left", type=float, default=0.12, help="of a demonstration's letters")
   parser.add_argument("--seeds", type=int, default=3)
   parser.add_argument("--out", type=pathlib.Path, required=True)
   options = parser.parse_args()
-  rest = options.steps, options.rate, options.model_rate, options.beta
+  logging.set_verbosity(logging.ERROR)  # signs of collapse are part of the figures
+  rest = options.steps, options.rate, options.model_rate, options.beta, options.left
   print(
     f"steps {options.steps}, rate {options.rate:g}, model {options.model_rate:g}, "
     f"beta {options.beta:g}; mean (each seed)"

@@ -20,7 +20,6 @@ from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Extensions, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig, resolve
-from agentjax.training.journal import JournalReader
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import build_optimizer
@@ -33,7 +32,13 @@ from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.packing import PackedSequence, pack, unpack
 from agentjax.trajectory.record import Message
 from tests.training.smoke import quiet
-from tests.training.stages import extensions, run, staged_experiment
+from tests.training.stages import (
+  extensions,
+  fingerprints,
+  run,
+  staged_experiment,
+  train_until_killed,
+)
 from tests.training.teachers import WIDER, save_policy
 
 _SYNC = ScheduleConfig()
@@ -265,18 +270,9 @@ def test_a_plan_counts_the_state_of_the_reward_model(monkeypatch):
 # In a run.
 
 
-class Crash(Exception):
-  """Stands for a death in the middle of a run."""
-
-
 def _settings(**changes):
   rl = dataclasses.replace(_experiment().rl, steps=4, minibatches=2, **changes)
   return dict(rl=rl, checkpoint=CheckpointConfig(every=2))
-
-
-def _fingerprints(directory):
-  steps = JournalReader(directory / "journal.log").steps
-  return [steps[i].fingerprint for i in sorted(steps)]
 
 
 @pytest.mark.slow
@@ -284,18 +280,9 @@ def test_a_killed_run_resumes_with_its_reward_model_to_the_same_bits(tmp_path):
   """Fingerprints are of the policy and the reward model; rewards here are shares, in 0..1."""
   assert run(tmp_path / "straight", _SYNC, **_settings()).train().finished
   made = run(tmp_path / "run", _SYNC, **_settings())
-  with pytest.raises(Crash), made._session() as session:
-    update = session.learner.rl_step
-
-    def dies(state, trajectories, number):
-      if number == 4:  # a step after the checkpoint
-        raise Crash
-      return update(state, trajectories, number)
-
-    session.learner.rl_step = dies
-    session.train()
+  train_until_killed(made, 4)  # a step after the checkpoint
   assert run(tmp_path / "run", _SYNC, **_settings()).train().finished
-  assert _fingerprints(tmp_path / "run") == _fingerprints(tmp_path / "straight")
+  assert fingerprints(tmp_path / "run") == fingerprints(tmp_path / "straight")
   assert made.replay(4).identical
   rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
   assert rows[0]["process/loss"] == pytest.approx(np.log(2), abs=0.03)
@@ -304,7 +291,7 @@ def test_a_killed_run_resumes_with_its_reward_model_to_the_same_bits(tmp_path):
   single = _settings()
   single["rl"].process.online.forward = "single"
   run(tmp_path / "single", _SYNC, **single).train()
-  assert not set(_fingerprints(tmp_path / "single")) & set(_fingerprints(tmp_path / "run"))
+  assert not set(fingerprints(tmp_path / "single")) & set(fingerprints(tmp_path / "run"))
 
 
 @pytest.mark.slow
