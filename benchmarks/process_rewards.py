@@ -160,9 +160,9 @@ def experiment(seed: int, steps: int, rate: float, start: str | None) -> Experim
     ),
     rl=RLStage(
       steps=steps if start else 0,
-      tasks_per_step=64,
+      tasks_per_step=16,
       row_length=32,
-      microbatch_rows=64,
+      microbatch_rows=32,
       objective=preset("prime"),
       optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=2),
     ),

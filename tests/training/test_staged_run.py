@@ -134,6 +134,7 @@ def test_two_updates_a_step_are_reported_and_replayed(finished):
   assert made.replay(2).identical
 
 
+@pytest.mark.slow
 def test_killed_before_an_update_it_does_both_again_to_the_same_bits(finished, tmp_path):
   made = run(tmp_path / "run", _SYNC, **_settings())
   train_until_killed(made, 2)

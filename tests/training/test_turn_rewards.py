@@ -171,6 +171,7 @@ def test_a_run_pays_each_turn_what_the_environment_paid_it_and_replays(tmp_path)
   assert made.replay(2).identical
 
 
+@pytest.mark.slow
 def test_killed_before_an_update_it_pays_turns_again_to_the_same_bits(tmp_path):
   """What the turns of the second step earned is in the journal alone when it goes on."""
   changes = _experiment(dataclasses.replace(_PLAIN, turn_rewards=("environment",)))
