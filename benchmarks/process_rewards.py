@@ -2,9 +2,9 @@ r"""Rewards of single tokens by a reward model: none, one trained beforehand, on
 
   JAX_PLATFORMS=cpu python benchmarks/process_rewards.py --out=/tmp/process
 
-A policy of 33 thousand parameters reads six letters and writes the letter after each; only a wholly
-right answer pays 1. Demonstrations of its warm start leave a letter as it is in three cases of ten,
-so that it is right about one answer in eight. Then come as many steps of PRIME's objective
+A policy of 33 thousand parameters reads four letters and writes the letter after each; only a
+wholly right answer pays 1. Demonstrations of its warm start leave a letter as it is in two cases of
+ten, so that it is right about one answer in three. Then come as many steps of PRIME's objective
 (2502.01456) with every kind of process reward:
 
   none     outcomes against the others of the group
@@ -61,9 +61,9 @@ _FINISHED = "held_out.json"
 _KINDS = ("none", "frozen", "double", "single")
 
 LETTERS = "abcdefgh"
-LENGTH = 6
+LENGTH = 4
 TRAIN, TEST = 2048, 64
-WARM_STEPS = 300
+WARM_STEPS = 600
 
 
 class Setting(NamedTuple):
@@ -243,9 +243,9 @@ def main() -> None:
   parser.add_argument("--kinds", nargs="+", choices=_KINDS, default=list(_KINDS))
   parser.add_argument("--steps", type=int, default=60)
   parser.add_argument("--rate", type=float, default=3e-4, help="of the policy")
-  parser.add_argument("--model_rate", type=float, default=1e-3, help="of the reward model")
-  parser.add_argument("--beta", type=float, default=0.5)
-  parser.add_argument("--left", type=float, default=0.12, help="of a demonstration's letters")
+  parser.add_argument("--model_rate", type=float, default=1e-4, help="of the reward model")
+  parser.add_argument("--beta", type=float, default=0.05)
+  parser.add_argument("--left", type=float, default=0.2, help="of a demonstration's letters")
   parser.add_argument("--seeds", type=int, default=3)
   parser.add_argument("--out", type=pathlib.Path, required=True)
   options = parser.parse_args()
