@@ -4,7 +4,7 @@ r"""A reward model from outcomes alone, whose log-ratios are process rewards.
 
 2502.01456: with ``s = sum_t log pi(y_t) - log pi_ref(y_t)``, the loss is the cross-entropy of
 ``sigmoid(beta s)`` and the outcome, 0 or 1. The warm start and its seed are those of quickstart, so
-that pi_ref is the policy that configs/prime_word_problems.py starts from. PRIME goes on training
+that pi_ref is the policy that configs/prime_word_problems.py starts from. PRIME trains
 this model beside the policy, on the policy's episodes; here it is trained first, on its own. beta
 and the learning rate are ours.
 """

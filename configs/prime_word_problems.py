@@ -1,21 +1,29 @@
 r"""PRIME on word problems at toy size: outcomes, and implicit process rewards on every token.
 
-  python -m agentjax.train --config=configs/implicit_prm_word_problems.py --workdir=runs/prm
   python -m agentjax.train --config=configs/prime_word_problems.py --workdir=runs/prime
 
 2502.01456: a token earns ``beta (log pi_phi - log pi_ref)`` less the mean of the other episodes of
 its task, the last one besides the outcome less that of the others; advantages are sums of what is
-still to come, in PPO's loss. pi_phi is the reward model of the first command and stays as it is.
-With --config.rl.process.per=turn turns are rewarded. With --config.rl.process.model=none pi_phi is
-the policy itself, and what is paid its progress since the warm start (2606.26080). beta is ours.
+still to come, in PPO's loss. pi_phi starts as the policy does, and at every step learns the
+outcomes of the policy's episodes before it rewards them. With --config.rl.process.per=turn turns
+are rewarded. beta and the learning rate of pi_phi are ours.
+
+A pi_phi that is trained beforehand and stays as it is:
+
+  python -m agentjax.train --config=configs/implicit_prm_word_problems.py --workdir=runs/prm
+  python -m agentjax.train --config=configs/prime_word_problems.py --workdir=runs/frozen \
+    --config.rl.process.online=none \
+    --config.rl.process.model=build --config.rl.process.model.path=runs/prm
+
+With --config.rl.process.online=none alone pi_phi is the policy itself, and what is paid its
+progress since the warm start (2606.26080).
 """
 
 import pathlib
 
 from agentjax.objectives import preset
-from agentjax.training import Experiment, load_experiment
-from agentjax.training.process_rewards import ProcessConfig
-from agentjax.training.teacher import TeacherConfig
+from agentjax.training import Experiment, OptimizerConfig, load_experiment
+from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
 
 
 def get_config() -> Experiment:
@@ -23,6 +31,6 @@ def get_config() -> Experiment:
   experiment.name = "prime_word_problems"
   experiment.rl.objective = preset("prime")
   experiment.rl.process = ProcessConfig(
-    model=TeacherConfig("runs/implicit_prm"), centre="leave_one_out"
+    centre="leave_one_out", online=OnlineConfig(OptimizerConfig(learning_rate=1e-4))
   )
   return experiment

@@ -255,19 +255,24 @@ def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) ->
     )
 
 
-def check_outcomes(rewards: np.ndarray, valid: np.ndarray, path: str) -> None:
-  """Host-side: refuses rewards that are no probabilities, before they enter a Bernoulli value loss.
+def check_outcomes(rewards: np.ndarray, valid: np.ndarray, setting: str, other: str) -> None:
+  """Host-side: refuses rewards that are no probabilities, before they enter a Bernoulli loss.
+
+  Args:
+    rewards: [N] concrete.
+    valid: bool [N]; others are not looked at.
+    setting: field and value that asks for outcomes.
+    other: what may be set instead.
 
   Raises:
-    ConfigError: naming the first rewards outside 0..1, and the settings at ``path`` to change.
+    ConfigError: naming the first rewards outside 0..1.
   """
   rewards, valid = np.asarray(rewards), np.asarray(valid)
   bad = np.flatnonzero(valid & ((rewards < 0) | (rewards > 1)))
   if bad.size:
     raise ConfigError(
-      f"{path}.value_loss.kind='bernoulli' with rewards {rewards[bad[:5]].tolist()} ({bad.size} of "
-      f"{int(valid.sum())}); allowed: rewards in 0..1. Map them with config.reward, or set "
-      f"--{path}.value_loss.kind=squared."
+      f"{setting} with rewards {rewards[bad[:5]].tolist()} ({bad.size} of {int(valid.sum())}); "
+      f"allowed: rewards in 0..1. Map them with config.reward, or {other}."
     )
 
 

@@ -28,7 +28,7 @@ from agentjax.sharding import (
   shardings,
 )
 from agentjax.training.experiment import Experiment
-from agentjax.training.learner import update_settings
+from agentjax.training.learner import process_optimizer, update_settings
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.state import abstract_state, network_specs, state_shardings
 from agentjax.training.teacher import TeacherHead, TeacherTargets
@@ -88,7 +88,8 @@ def plan_training(
   """The update of the RL stage on one micro-batch of ``rows`` rows.
 
   A teacher's output projection is taken to be of the student's size; the rest of the teacher, which
-  the update does not see, is not counted.
+  the update does not see, is not counted. Of a reward model that learns beside the policy the state
+  is; its own update, much like this one, is not compiled.
 
   Args:
     experiment: validated; its mesh is laid over ``devices``.
@@ -101,14 +102,22 @@ def plan_training(
   """
   stage, model = experiment.rl, experiment.model
   mesh = make_mesh(experiment.mesh, devices)
-  critic, reference = stage.objective.needs_values, stage.objective.needs_reference
+  critic, process = stage.objective.needs_values, stage.process
+  reference = stage.objective.needs_reference or (process is not None and process.reference is None)
   optimizer = build_optimizer(
     stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
   )
+  of_rewards = process_optimizer(stage, model)
   placed = state_shardings(
-    model, optimizer, mesh, critic=critic, reference=reference, lora=experiment.lora
+    model,
+    optimizer,
+    mesh,
+    critic=critic,
+    reference=reference,
+    lora=experiment.lora,
+    process=of_rewards,
   )
-  state = abstract_state(model, optimizer, placed, experiment.lora)
+  state = abstract_state(model, optimizer, placed, experiment.lora, of_rewards)
   update = make_update(
     model,
     optimizer,
@@ -136,6 +145,7 @@ def plan_training(
         "parameters": state.networks,
         "optimiser": state.opt_state,
         "reference": state.reference,
+        "reward model": state.process,
         "batch": batch,
       },
       rows=rows,
@@ -282,6 +292,8 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     extra["part_rewards"] = jax.ShapeDtypeStruct((rows, len(credit.parts)), jnp.float32)
   if credit.turn_rewards:
     extra["turn_rewards"] = floats
+  if stage.process is not None:
+    extra["token_rewards"] = floats
   if stage.objective.needs_baseline:
     extra["baselines"] = sequences(jnp.float32)
   taught = stage.objective.distillation

@@ -21,6 +21,8 @@ from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
 from agentjax.training.state import full_policy, network_specs
 
+_OPTIONAL = ("reference", "process")  # parts of a TrainState that not every run has
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class CheckpointConfig(Config):
@@ -77,11 +79,10 @@ class CheckpointStore:
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.networks,
-      "rest": state.replace(networks=None, reference=None),
+      "rest": _rest(state),
       "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
     }
-    if state.reference is not None:
-      payload["reference"] = state.reference
+    payload |= {k: getattr(state, k) for k in _OPTIONAL if getattr(state, k) is not None}
     # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
     metadata = {
       "host": json.dumps(host),
@@ -116,20 +117,27 @@ class CheckpointStore:
     compare_identity(metadata["identity"], self.identity, path)
     wanted = {
       "networks": abstract_state.networks,
-      "rest": abstract_state.replace(networks=None, reference=None),
+      "rest": _rest(abstract_state),
       "pending": None,
     }
-    if abstract_state.reference is not None:
-      wanted["reference"] = abstract_state.reference
+    for name in _OPTIONAL:
+      if getattr(abstract_state, name) is not None:
+        wanted[name] = getattr(abstract_state, name)
     loaded = ocp.load_checkpointables(path, wanted)
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
-    state = loaded["rest"].replace(networks=loaded["networks"], reference=loaded.get("reference"))
+    parts = {"networks": loaded["networks"]} | {name: loaded.get(name) for name in _OPTIONAL}
+    state = dataclasses.replace(abstract_state, **(loaded["rest"] | parts))
     return state, metadata["host"], pending
 
   def _drop_old(self) -> None:
     steps = self.steps()
     for step in steps[1 : max(1, len(steps) - self._keep)]:
       ocp.delete(self.directory / str(step))
+
+
+def _rest(state: Any) -> dict[str, Any]:
+  """What every TrainState has beside its networks, with the keys that it has on disk."""
+  return {"step": state.step, "networks": None, "opt_state": state.opt_state, "reference": None}
 
 
 def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:

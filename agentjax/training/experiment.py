@@ -250,6 +250,14 @@ class RLStage(Config):
         phase.context,
         f"'episode' with {path}.process, whose policies read whole episodes",
       )
+    if self.process is not None and self.process.online is not None:
+      check(
+        not self.phases or self.process.reference is not None,
+        f"{path}.process.reference",
+        None,
+        f"a policy with {path}.process.online and {path}.phases: the model learns against one "
+        "reference, and the run's own is another after a phase",
+      )
     for i, phase in enumerate(self.phases):
       where = f"{path}.phases[{i}]"
       check(
@@ -519,6 +527,19 @@ class Experiment(Config):
     names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
     for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
       self._validate_objective(phase, path, name)
+    if self.rl.process is not None and (online := self.rl.process.online) is not None:
+      check(
+        self.lora is None,
+        f"{path}.rl.process.online",
+        online,
+        f"none with {path}.lora: the reward model is a second whole model with an optimiser",
+      )
+      check(
+        online.outcome in ("", *self.reward.parts),
+        f"{path}.rl.process.online.outcome",
+        online.outcome,
+        f"'' or one of {path}.reward.parts = {self.reward.parts}",
+      )
     check(
       self.rl.tasks_per_step % self.rl.minibatches == 0,
       f"{path}.rl.minibatches",

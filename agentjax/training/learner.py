@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from agentjax.config import ConfigError, check
-from agentjax.models import Params, TokenSets, cross_log_probs, sample_depths
+from agentjax.models import ModelConfig, Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantages import check_outcomes, check_rewards
@@ -49,7 +50,7 @@ from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.training.process_rewards import ProcessRewards
+from agentjax.training.process_rewards import OnlineConfig, ProcessRewards, load_start
 from agentjax.training.state import (
   Networks,
   TrainState,
@@ -192,6 +193,11 @@ class Learner:
       ),
       "rl": build_optimizer(experiment.rl.optimizer, updates, specs),
     }
+    # That of the reward model that learns in the stage, where one does.
+    self._process_optimizers: dict[str, optax.GradientTransformation | None] = {
+      "supervised": None,
+      "rl": process_optimizer(experiment.rl, parts.model),
+    }
     self._placed = {
       stage: state_shardings(
         parts.model,
@@ -200,6 +206,7 @@ class Learner:
         critic=self._critic,
         reference=self._reference,
         lora=self._lora,
+        process=self._process_optimizers[stage],
       )
       for stage, optimizer in self._optimizers.items()
     }
@@ -265,6 +272,16 @@ class Learner:
         self._pack_rl,
         experiment.rl.microbatch_rows,
       )
+    optimizer, placed = self._process_optimizers["rl"], self._placed["rl"].process
+    if process is not None and optimizer is not None and placed is not None:
+      self._process_prepare = jax.jit(functools.partial(prepare, config=process.objective))
+      self._process_update = make_update(
+        parts.model,
+        optimizer,
+        policy_objective(process.objective),
+        UpdateSettings(temperature=settings.temperature),
+        placed,
+      )
     self.mistakes: RepeatedMistakes | None = None
     if experiment.rl.meds is not None:
       self.mistakes = RepeatedMistakes(
@@ -300,7 +317,13 @@ class Learner:
       networks = Networks(policy=policy, value=None)
     key = jax.random.key(experiment.seed)
     return init_state(
-      self._parts.model, self._optimizers[stage], key, self._placed[stage], networks, self._lora
+      self._parts.model,
+      self._optimizers[stage],
+      key,
+      self._placed[stage],
+      networks,
+      self._lora,
+      self._process_optimizers[stage],
     )
 
   def first_state(self, stage: str) -> TrainState:
@@ -314,7 +337,11 @@ class Learner:
   def abstract_state(self, stage: str) -> TrainState:
     """What a checkpoint of ``stage`` is restored to: shapes, dtypes and shardings."""
     return abstract_state(
-      self._parts.model, self._optimizers[stage], self._placed[stage], self._lora
+      self._parts.model,
+      self._optimizers[stage],
+      self._placed[stage],
+      self._lora,
+      self._process_optimizers[stage],
     )
 
   def whole_networks(self, state: TrainState) -> Networks:
@@ -332,7 +359,17 @@ class Learner:
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
-    return begin_stage(state, self._optimizers["rl"], self._placed["rl"], self._lora)
+    process, model = self._parts.experiment.rl.process, None
+    if process is not None and process.online is not None and process.model is not None:
+      model = load_start(process.model, self._parts.chat, self._parts.model, self.mesh)
+    return begin_stage(
+      state,
+      self._optimizers["rl"],
+      self._placed["rl"],
+      self._lora,
+      self._process_optimizers["rl"],
+      model,
+    )
 
   # Steps.
 
@@ -449,10 +486,10 @@ class Learner:
     batches = [self._pack_rl(part) for part in parts]
     if not settings.replay_experts:
       batches = [dataclasses.replace(batch, experts=None) for batch in batches]
-    ready = [
-      self._prepare_rl(phase, state, batch, part, rows)
-      for batch, part in zip(batches, parts, strict=True)
-    ]
+    ready: list[_Ready] = []
+    for batch, part in zip(batches, parts, strict=True):
+      state, one = self._prepare_rl(phase, state, batch, part, rows)
+      ready.append(one)
     if factor != 1:
       ready = [one.scaled(factor) for one in ready]
     every: list[dict[str, float]] = []
@@ -493,6 +530,8 @@ class Learner:
       warn_of_mismatch(report, parts, step, settings.mismatch_alarm)
     means |= shaping
     means["bad_steps"] = [*every, *later][-1]["bad_steps"]
+    if "process/bad_steps" in means:
+      means["process/bad_steps"] = every[-1]["process/bad_steps"]
     return state, means
 
   def _prepare_rl(
@@ -502,13 +541,20 @@ class Learner:
     batch: Batch,
     sequences: Sequence[PackedSequence],
     rows: int,
-  ) -> _Ready:
+  ) -> tuple[TrainState, _Ready]:
+    """What the updates on a batch are given; a reward model beside the policy learns from it."""
     check_rewards(*map(np.asarray, (batch.rewards, batch.valid, batch.groups)))
+    number = next(i for i, known in enumerate(self._phases) if known is phase)
+    last = number == len(self._phases) - 1
+    path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
+    outcomes = np.asarray(batch.rewards), np.asarray(batch.valid)
     if phase.config.objective.value_loss.kind == "bernoulli":
-      number = next(i for i, known in enumerate(self._phases) if known is phase)
-      last = number == len(self._phases) - 1
-      path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
-      check_outcomes(np.asarray(batch.rewards), np.asarray(batch.valid), path)
+      field = f"{path}.value_loss.kind"
+      check_outcomes(*outcomes, f"{field}='bernoulli'", f"set --{field}=squared")
+    preference = phase.config.objective.preference
+    if preference is not None and preference.form == "outcome":
+      field = f"{path}.preference.form"
+      check_outcomes(*outcomes, f"{field}='outcome'", f"set --{field}=dpo")
     extra: dict[str, Any] = {}
     stage = self._parts.experiment.rl
     alone = phase.config.context == "response"
@@ -564,9 +610,15 @@ class Learner:
     metrics: dict[str, Any] = {}
     if self.process is not None:
       policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
-      extra["token_rewards"], metrics = self.process.score(
-        credited, sequences, policy_log_probs, reference_log_probs
-      )
+      reference = self.process.log_probs("reference", batch, sequences, reference_log_probs)
+      online = self.process.config.online
+      learnt: dict[str, float] = {}
+      if online is None:
+        model = self.process.log_probs("model", batch, sequences, policy_log_probs)
+      else:
+        state, model, learnt = self._learn_rewards(online, state, batch, sequences, reference, rows)
+      extra["token_rewards"], metrics = self.process.score(credited, sequences, model, reference)
+      metrics |= learnt
     bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
     if staged is not None:
       stages = self._parts.experiment.rollout.max_turns
@@ -577,19 +629,61 @@ class Learner:
     if phase.correction is not None:
       second, of_second = phase.correction[0](bare, extra)
       metrics |= {f"correction/{k}": v for k, v in of_second.items()}
-      return _Ready(prepared, metrics, correction=second)
+      return state, _Ready(prepared, metrics, correction=second)
     if taught is None or not (taught.keep < 1 or phase.config.objective.needs_divergences):
-      return _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
+      return state, _Ready(prepared, self._with_diagnostics(metrics, prepared, answers))
     weights = np.asarray(prepared.weights)
     trained = int(np.count_nonzero(np.asarray(batch.weights)))
     metrics["distillation/kept"] = np.count_nonzero(weights) / max(trained, 1)
     metrics = self._with_diagnostics(metrics, prepared, answers)
     if self._align > 1:
-      return _Ready(prepared, metrics)  # exact log-probs are those of whole rows
+      return state, _Ready(prepared, metrics)  # exact log-probs are those of whole rows
     kept = kept_places(weights, time_multiple(self.mesh))
     if taught.form == "sampled":
-      return _Ready(prepared, metrics, kept)
-    return _Ready(prepared, metrics, kept, targets_at(answers, kept, taught.form))
+      return state, _Ready(prepared, metrics, kept)
+    return state, _Ready(prepared, metrics, kept, targets_at(answers, kept, taught.form))
+
+  def _learn_rewards(
+    self,
+    online: OnlineConfig,
+    state: TrainState,
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    reference_log_probs: np.ndarray,
+    rows: int,
+  ) -> tuple[TrainState, np.ndarray, dict[str, float]]:
+    """One step of the reward model, its log-probs [B, T] for the rewards, and ``process/...``.
+
+    Metrics are of the model before it has learnt from these episodes.
+    """
+    assert state.process is not None
+    # It chooses its own experts.
+    own = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    if online.outcome:
+      values, known = part_rewards(sequences, (online.outcome,), batch.num_sequences)
+      valid = np.asarray(batch.valid) & known
+      outcomes: Any = values[:, 0]
+      own = dataclasses.replace(own, rewards=outcomes, valid=valid)
+    check_outcomes(
+      np.asarray(own.rewards),
+      np.asarray(own.valid),
+      f"config.rl.process.online.outcome={online.outcome!r}",
+      "set --config.rl.process.online.outcome to a part of the reward that has such",
+    )
+    before, _ = self._scores(state.process.networks, own, rows)
+    extra = {"old_log_probs": before, "reference_log_probs": reference_log_probs}
+    prepared, found = self._process_prepare(own, **extra)
+    update, ready = self._process_update, _Ready(prepared, {})
+    process, changed, _ = self._apply(update, state.process, own, ready, rows)
+    metrics = {
+      f"process/{name}": float(found[f"preference/{name}"])
+      for name in ("loss", "accuracy", "margin")
+    }
+    metrics |= {f"process/{name}": changed[name] for name in ("grad_norm", "bad_steps")}
+    state = dataclasses.replace(state, process=process)
+    if online.forward == "single":
+      return state, before, metrics
+    return state, self._scores(process.networks, own, rows)[0], metrics
 
   @staticmethod
   def _with_diagnostics(
@@ -693,6 +787,15 @@ class Learner:
     rows = batch_sharding(self.mesh)
     spec = jax.sharding.NamedSharding(self.mesh, jax.P(None, *rows.spec))
     return jax.tree.map(lambda x: jax.device_put(x, spec), tree)
+
+
+def process_optimizer(stage: RLStage, model: ModelConfig) -> optax.GradientTransformation | None:
+  """Optimiser of the reward model that learns beside the policy; None without one."""
+  online = None if stage.process is None else stage.process.online
+  if online is None or not stage.steps:
+    return None
+  updates = stage.steps * stage.minibatches
+  return build_optimizer(online.optimizer, updates, network_specs(model, critic=False))
 
 
 def update_settings(

@@ -2,9 +2,10 @@ r"""Process rewards by a model, in a run: what two policies think of the steps o
 
     r_k = beta sum_{t in step k} (log pi_model(y_t) - log pi_reference(y_t))
 
-With pi_model a reward model that was trained on outcomes (preset "implicit_prm") and pi_reference
-what it was trained from: implicit process rewards (PRIME, 2502.01456). With pi_model the policy
-after and pi_reference the one before reinforcement learning: progress advantages (2606.26080).
+With pi_model a reward model that is trained on outcomes (preset "implicit_prm"), beforehand or on
+line, and pi_reference what it is trained from: implicit process rewards (PRIME, 2502.01456). With
+pi_model the policy after and pi_reference the one before reinforcement learning: progress
+advantages (2606.26080).
 """
 
 from __future__ import annotations
@@ -16,14 +17,38 @@ from typing import Literal
 import jax
 import numpy as np
 
-from agentjax.config import Config, check
-from agentjax.models import ModelConfig
+from agentjax.config import Config, ConfigError, check, differing_fields
+from agentjax.models import ModelConfig, Params
+from agentjax.models.huggingface import RUNTIME_FIELDS
 from agentjax.objectives.distillation import DistillationConfig
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.presets import preset
 from agentjax.rewards.process import log_ratio_rewards, step_sums
 from agentjax.text.chat import Chat
-from agentjax.training.teacher import TeacherConfig, Teachers
+from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, repack, unpack
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OnlineConfig(Config):
+  """The reward model goes on learning beside the policy, from the policy's own episodes.
+
+  One optimiser step a minibatch, on the loss of the preset "implicit_prm" with the beta of the
+  rewards: the cross-entropy of ``sigmoid(sum_t r_t)`` and the outcome, over the weighted tokens of
+  every valid sequence (PRIME, 2502.01456).
+
+  Attributes:
+    optimizer: of the reward model. PRIME's settings are not in our sources; all are ours.
+    forward: "double" learns from a minibatch and then rewards it, "single" rewards it first and
+      saves a forward pass. The default is ours.
+    outcome: part of the reward that is predicted, in 0..1; "" is the reward itself.
+  """
+
+  optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+  forward: Literal["double", "single"] = "double"
+  outcome: str = ""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -31,13 +56,15 @@ class ProcessConfig(Config):
   """Rewards of steps beside the reward of the episode, for credit "reward_to_go" and "gae".
 
   Attributes:
-    model: pi_model, loaded once and frozen; None is the run's own policy as a step begins.
+    model: pi_model, loaded once; None is the run's own policy as a step begins or, with ``online``,
+      as the stage begins.
     reference: pi_reference; None is the run's reference policy, the one that reinforcement
       learning, or its present phase, started from.
     beta: of the formula. PRIME's value is not in our sources; .05 is ours.
     per: what a step is: a "token", or a "turn", which is paid at its last token.
     centre: what is taken off every step: "none", or the mean step of the other members of its
       group ("leave_one_out", as in PRIME); a sequence without such has nothing taken off.
+    online: pi_model is trained in the run; None leaves it as it is.
   """
 
   model: TeacherConfig | None = None
@@ -45,6 +72,7 @@ class ProcessConfig(Config):
   beta: float = 0.05
   per: Literal["token", "turn"] = "token"
   centre: Literal["none", "leave_one_out"] = "none"
+  online: OnlineConfig | None = None
 
   def validate(self, path: str = "config.rl.process") -> None:
     super().validate(path)
@@ -53,6 +81,14 @@ class ProcessConfig(Config):
       policy = getattr(self, name)
       sources = () if policy is None else policy.sources
       check(not sources, f"{path}.{name}.sources", sources, "(): it is asked about all episodes")
+
+  @property
+  def objective(self) -> ObjectiveConfig:
+    """What the model learns by, with ``online``."""
+    objective = preset("implicit_prm")
+    assert objective.preference is not None
+    objective.preference.beta = self.beta
+    return objective.freeze()
 
 
 class ProcessRewards:
@@ -80,36 +116,49 @@ class ProcessRewards:
         return None
       return Teachers((policy,), chat, student, mesh, temperature, pack, rows)
 
-    self._model, self._reference = loaded(config.model), loaded(config.reference)
+    # A model that is trained belongs to the state of the run.
+    self._policies = {
+      "model": loaded(config.model) if config.online is None else None,
+      "reference": loaded(config.reference),
+    }
+
+  def log_probs(
+    self,
+    name: Literal["model", "reference"],
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    own: np.ndarray | None,
+  ) -> np.ndarray:
+    """[B, T] of the policy that the config names, or ``own``, the run's, where it names none.
+
+    Args:
+      name: which of the two.
+      batch: rows of the sequences, on the host.
+      sequences: what was packed.
+      own: [B, T]; may be None where the config names another.
+    """
+    policy = self._policies[name]
+    if policy is not None:
+      asked = dataclasses.replace(batch, teacher_log_probs=None)
+      return policy.ask(DistillationConfig(), None, asked, sequences)["log_probs"]
+    assert own is not None
+    return own
 
   def score(
     self,
     batch: Batch,
     sequences: Sequence[PackedSequence],
-    policy_log_probs: np.ndarray,
-    reference_log_probs: np.ndarray | None,
+    model_log_probs: np.ndarray,
+    reference_log_probs: np.ndarray,
   ) -> tuple[np.ndarray, dict[str, float]]:
     """float32 [B, T], the reward of each step on its last token, and metrics.
 
     Args:
       batch: rows of the sequences, on the host.
       sequences: what was packed.
-      policy_log_probs, reference_log_probs: [B, T], of the run's own two policies; the second may
-        be None where the config names another.
+      model_log_probs, reference_log_probs: [B, T], of ``log_probs``.
     """
-    asked = dataclasses.replace(batch, teacher_log_probs=None)
-
-    def log_probs(policy: Teachers | None, own: np.ndarray | None) -> np.ndarray:
-      if policy is not None:
-        return policy.ask(DistillationConfig(), None, asked, sequences)["log_probs"]
-      assert own is not None
-      return own
-
-    gains = log_ratio_rewards(
-      log_probs(self._model, policy_log_probs),
-      log_probs(self._reference, reference_log_probs),
-      beta=self.config.beta,
-    )
+    gains = log_ratio_rewards(model_log_probs, reference_log_probs, beta=self.config.beta)
     cut = (gains, batch.weights, batch.turns)
     parts = zip(*(unpack(x, batch.segment_ids, batch.num_sequences) for x in cut), strict=True)
     steps = [_steps(*part, per=self.config.per) for part in parts]
@@ -126,6 +175,31 @@ class ProcessRewards:
     every = np.concatenate([paid for _, paid in steps])
     metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
     return repack(rewards, batch.segment_ids), metrics if every.size else {}
+
+
+def load_start(
+  config: TeacherConfig, chat: Chat, student: ModelConfig, mesh: jax.sharding.Mesh
+) -> Params:
+  """The parameters from which a reward model goes on learning; arguments as ``load_teacher`` has.
+
+  Raises:
+    ConfigError: its model is not that of the policy.
+    CheckpointError: there is nothing to load.
+  """
+  loaded = load_teacher(config, chat, student, mesh)
+  # Its parameters are run as the policy's are.
+  here, there = (
+    {k: v for k, v in m.to_dict().items() if k == "param_dtype" or k not in RUNTIME_FIELDS}
+    for m in (student, loaded.model)
+  )
+  differences = list(differing_fields(there, here, "config.model"))
+  if differences:
+    raise ConfigError(
+      f"config.rl.process.model={config.path!r} is another model than the policy: "
+      f"{'; '.join(differences)}. Allowed with config.rl.process.online: the policy's, or None, "
+      "which starts from the policy."
+    )
+  return loaded.params
 
 
 def _steps(

@@ -571,18 +571,24 @@ class _Session:
     episodes: tuple[keys.Address, ...],
   ) -> None:
     """Notes a step as done, unless its updates kept failing."""
-    limit = getattr(self.experiment, stage).optimizer.max_bad_steps
     culprit = describe_nonfinite(values)
     if culprit:
       logging.warning("step %d: %s", step, culprit)
-    if values["bad_steps"] >= limit:
-      raise TrainingError(
-        f"step {step}: {int(values['bad_steps'])} updates in a row had non-finite gradients and "
-        f"were skipped (config.{stage}.optimizer.max_bad_steps={limit}): "
-        f"{culprit or 'inputs and loss were finite, so it is the gradient itself'}. Lower "
-        f"config.{stage}.optimizer.learning_rate or resume from an earlier checkpoint."
-      )
-    record = StepRecord(step, stage, episodes, fingerprint(state.networks))
+    why = culprit or "inputs and loss were finite, so it is the gradient itself"
+    settings = getattr(self.experiment, stage).optimizer
+    optimizers = {f"config.{stage}.optimizer": (values["bad_steps"], settings, why)}
+    process = self.experiment.rl.process
+    if process is not None and process.online is not None:
+      bad, why = values.get("process/bad_steps", 0.0), "those of the reward model"
+      optimizers["config.rl.process.online.optimizer"] = bad, process.online.optimizer, why
+    for path, (bad, optimizer, why) in optimizers.items():
+      if bad >= optimizer.max_bad_steps:
+        raise TrainingError(
+          f"step {step}: {int(bad)} updates in a row had non-finite gradients and were skipped "
+          f"({path}.max_bad_steps={optimizer.max_bad_steps}): {why}. Lower {path}.learning_rate or "
+          "resume from an earlier checkpoint."
+        )
+    record = StepRecord(step, stage, episodes, fingerprint(state.trained))
     known = self.journal.steps.get(step)
     if known is not None and known.fingerprint != record.fingerprint:
       logging.warning(
@@ -672,7 +678,7 @@ class _Session:
         state, _ = self.learner.supervised_step(state, next(self.demonstrations))
       elif episodes := self._recorded_episodes(current):
         state, _ = self.learner.rl_step(state, episodes, current)
-    return ReplayReport(step, recorded.fingerprint, fingerprint(state.networks))
+    return ReplayReport(step, recorded.fingerprint, fingerprint(state.trained))
 
   # Evaluation and reports.
 

@@ -37,12 +37,20 @@ class TrainState:
     opt_state: optax state of ``networks``.
     reference: frozen policy parameters, of the KL term and what adapters are added to, or None
       where nothing uses them.
+    process: the reward model that learns beside the policy (``rl.process.online``), a state of its
+      own: its parameters are the policy of its ``networks``. None without one.
   """
 
   step: Any
   networks: Networks
   opt_state: Any
   reference: Any
+  process: TrainState | None = None
+
+  @property
+  def trained(self) -> Any:
+    """All trained parameters, for a fingerprint."""
+    return self.networks if self.process is None else (self.networks, self.process.networks)
 
 
 def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = None) -> Networks:
@@ -69,8 +77,18 @@ def state_shardings(
   critic: bool,
   reference: bool,
   lora: LoraConfig | None = None,
+  process: optax.GradientTransformation | None = None,
 ) -> TrainState:
-  """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated."""
+  """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated.
+
+  Args:
+    config: model.
+    optimizer: of the networks.
+    mesh: to place on.
+    critic, reference: whether there is a value head, and a reference policy.
+    lora: adapters are trained.
+    process: optimiser of a reward model beside the policy; None has none.
+  """
   specs = network_specs(config, critic, lora)
   placed = shardings(specs, mesh)
   everywhere = replicated(mesh)
@@ -88,6 +106,9 @@ def state_shardings(
     networks=placed,
     opt_state=opt_shardings,
     reference=shardings(param_specs(config), mesh) if reference or lora is not None else None,
+    process=None
+    if process is None
+    else state_shardings(config, process, mesh, critic=False, reference=False),
   )
 
 
@@ -98,6 +119,7 @@ def init_state(
   placed: TrainState,
   networks: Networks | None = None,
   lora: LoraConfig | None = None,
+  process: optax.GradientTransformation | None = None,
 ) -> TrainState:
   """Parameters and a fresh optimiser, created in place on the mesh.
 
@@ -109,8 +131,9 @@ def init_state(
     networks: parameters to start from, whose buffers are taken over; a value head that they lack
       is random, and so is everything where this is None.
     lora: trains adapters, fresh ones, on the policy that would be trained otherwise.
+    process: optimiser of the reward model, which starts from the policy; as in ``placed``.
   """
-  build = _builder(config, optimizer, placed, lora)
+  build = _builder(config, optimizer, placed, lora, process)
   return jax.jit(build, out_shardings=placed, donate_argnums=1)(key, networks)
 
 
@@ -119,9 +142,11 @@ def abstract_state(
   optimizer: optax.GradientTransformation,
   placed: TrainState,
   lora: LoraConfig | None = None,
+  process: optax.GradientTransformation | None = None,
 ) -> TrainState:
   """Shapes, dtypes and shardings of what ``init_state`` makes, without making it."""
-  shapes = jax.eval_shape(_builder(config, optimizer, placed, lora), jax.random.key(0), None)
+  build = _builder(config, optimizer, placed, lora, process)
+  shapes = jax.eval_shape(build, jax.random.key(0), None)
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
     shapes,
@@ -134,6 +159,7 @@ def _builder(
   optimizer: optax.GradientTransformation,
   placed: TrainState,
   lora: LoraConfig | None,
+  process: optax.GradientTransformation | None,
 ) -> Callable[[Array, Networks | None], TrainState]:
   critic = placed.networks.value is not None
 
@@ -156,6 +182,7 @@ def _builder(
       networks=networks,
       opt_state=optimizer.init(networks),
       reference=reference,
+      process=None if process is None else _fresh(process, policy),
     )
 
   return build
@@ -166,19 +193,31 @@ def begin_stage(
   optimizer: optax.GradientTransformation,
   placed: TrainState,
   lora: LoraConfig | None = None,
+  process: optax.GradientTransformation | None = None,
+  model: Any = None,
 ) -> TrainState:
   """State at the start of a stage: fresh optimiser, reference set to the present policy.
 
-  With ``lora`` the reference stays what the adapters are added to.
+  With ``lora`` the reference stays what the adapters are added to. With ``process`` there is a
+  fresh reward model, which starts from ``model``, or from the present policy where that is None.
   """
 
-  def restart(state: TrainState) -> TrainState:
+  def restart(state: TrainState, model: Any) -> TrainState:
     fresh = dataclasses.replace(state, opt_state=optimizer.init(state.networks))
+    if process is not None:
+      start = state.networks.policy if model is None else model
+      fresh = dataclasses.replace(fresh, process=_fresh(process, start))
     if state.reference is None or lora is not None:
       return fresh
     return dataclasses.replace(fresh, reference=jax.tree.map(jnp.copy, state.networks.policy))
 
-  return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state)
+  return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state, model)
+
+
+def _fresh(optimizer: optax.GradientTransformation, policy: Any) -> TrainState:
+  """State of a reward model that starts as a copy of ``policy``."""
+  networks = Networks(policy=jax.tree.map(jnp.copy, policy), value=None)
+  return TrainState(jnp.zeros((), jnp.int32), networks, optimizer.init(networks), None)
 
 
 def _masked(value: Any) -> bool:

@@ -3,9 +3,11 @@
 import asyncio
 import dataclasses
 import json
+import pathlib
 import sys
 
 import numpy as np
+import pytest
 
 from agentjax.data import TaskSplits
 from agentjax.engine import EngineConfig
@@ -23,6 +25,7 @@ from agentjax.training import (
   Run,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.journal import JournalReader
 from agentjax.trajectory.record import Message, Reward, Task
 from tests.training.smoke import quiet
 
@@ -106,6 +109,30 @@ def run(
     extensions=extensions(world, scorers=scorers or {}),
     console=quiet(),
   )
+
+
+class Crash(Exception):
+  """Stands for a death in the middle of a run."""
+
+
+def train_until_killed(made: Run, step: int) -> None:
+  """Dies before the updates of ``step``, whose episodes are in the journal by then."""
+  with pytest.raises(Crash), made._session() as session:
+    update = session.learner.rl_step
+
+    def dies(state, trajectories, number):
+      if number == step:
+        raise Crash
+      return update(state, trajectories, number)
+
+    session.learner.rl_step = dies
+    session.train()
+
+
+def fingerprints(directory: pathlib.Path) -> list[str]:
+  """Of what was trained, after every step."""
+  steps = JournalReader(directory / "journal.log").steps
+  return [steps[i].fingerprint for i in sorted(steps)]
 
 
 if __name__ == "__main__":

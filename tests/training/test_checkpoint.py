@@ -1,5 +1,6 @@
 """Checkpoints: exact, atomic, and refused where they do not fit."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import ConfigError
 from agentjax.training.checkpoint import (
@@ -44,6 +46,19 @@ def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
   assert fingerprint(state) == fingerprint(_state(1)) != fingerprint(_state(2))
   assert (read, pending) == (host, b"\x00half an episode\x00")
   assert jax.tree.structure(state) == jax.tree.structure(_state(1))
+
+
+def test_a_reward_model_is_kept_and_a_run_without_has_the_tree_that_it_always_had(tmp_path):
+  store = CheckpointStore(tmp_path, keep=1, identity={})
+  both = dataclasses.replace(_state(1), process=_state(2))
+  for step, state in enumerate((_state(1), both)):
+    store.save(step, state, {})
+    restored, *_ = store.restore(step, abstract_like(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert fingerprint(restored) == fingerprint(state)
+    saved = ocp.checkpointables_metadata(tmp_path / str(step)).metadata
+    assert set(saved["rest"]) == {"step", "networks", "opt_state", "reference"}
+    assert ("process" in saved) == (state is both)
 
 
 def test_keeps_the_first_and_the_newest(tmp_path):

@@ -159,9 +159,10 @@ def test_inputs_come_before_what_is_computed_from_them(bad, loss, message):
 
 def test_rewards_outside_0_to_1_are_refused_with_the_flag_to_change():
   valid = np.array([True, True, False, True])
-  check_outcomes(np.array([0.0, 1.0, -7.0, 0.5]), valid, "config.rl.objective")
-  with pytest.raises(ConfigError, match=r"\[-1.0\] \(1 of 3\).*--config\.rl\.objective\.value"):
-    check_outcomes(np.array([-1.0, 1.0, -7.0, 0.5]), valid, "config.rl.objective")
+  words = "config.kind='bernoulli'", "set --config.kind=squared"
+  check_outcomes(np.array([0.0, 1.0, -7.0, 0.5]), valid, *words)
+  with pytest.raises(ConfigError, match=r"\[-1.0\] \(1 of 3\).*set --config\.kind=squared"):
+    check_outcomes(np.array([-1.0, 1.0, -7.0, 0.5]), valid, *words)
 
 
 @pytest.mark.slow

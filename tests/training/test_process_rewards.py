@@ -20,14 +20,16 @@ from agentjax.training.metrics import read_metrics
 from agentjax.training.process_rewards import ProcessConfig, ProcessRewards
 from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.packing import pack, to_sequences, unpack
-from tests.training.stages import run, staged_experiment
+from tests.training.stages import (
+  Crash,
+  fingerprints,
+  run,
+  staged_experiment,
+  train_until_killed,
+)
 from tests.training.teachers import MODEL, episodes, save_policy
 
 _SYNC = ScheduleConfig()
-
-
-class Crash(Exception):
-  """Stands for a death in the middle of a run."""
 
 
 def _scorer(tmp_path, **settings):
@@ -52,8 +54,10 @@ def _score(tmp_path, **settings):
   scorer, packed = _scorer(tmp_path, **settings)
   sequences = to_sequences(episodes())
   batch = packed(sequences)
-  nobody = np.full(batch.token_ids.shape, np.nan, np.float32)  # the run's own policies
-  rewards, metrics = scorer.score(batch, sequences, nobody, nobody)
+  model, reference = (
+    scorer.log_probs(name, batch, sequences, None) for name in ("model", "reference")
+  )
+  rewards, metrics = scorer.score(batch, sequences, model, reference)
   return sequences, unpack(rewards, batch.segment_ids, len(sequences)), metrics
 
 
@@ -119,11 +123,6 @@ def finished(tmp_path_factory):
   return directory, process
 
 
-def _fingerprints(directory):
-  steps = JournalReader(directory / "journal.log").steps
-  return [steps[i].fingerprint for i in sorted(steps)]
-
-
 def test_a_scorer_of_turns_is_recorded_by_turn_and_its_part_is_the_sum(finished):
   directory, _ = finished
   for trajectory in JournalReader(directory / "journal.log").trajectories(lambda _: True).values():
@@ -148,24 +147,15 @@ def test_a_resumed_run_has_the_same_process_rewards(finished, tmp_path):
   directory, process = finished
   settings = _experiment(process=process)
   made = run(tmp_path / "run", _SYNC, **settings)
-  with pytest.raises(Crash), made._session() as session:
-    update = session.learner.rl_step
-
-    def dies(state, trajectories, number):
-      if number == 3:
-        raise Crash
-      return update(state, trajectories, number)
-
-    session.learner.rl_step = dies
-    session.train()
+  train_until_killed(made, 3)
   assert run(tmp_path / "run", _SYNC, **settings).train().finished
-  assert _fingerprints(tmp_path / "run") == _fingerprints(directory)
+  assert fingerprints(tmp_path / "run") == fingerprints(directory)
 
 
 @pytest.mark.slow
 def test_without_it_a_run_takes_another_way(finished, tmp_path):
   run(tmp_path / "plain", _SYNC, **_experiment()).train()
-  assert _fingerprints(tmp_path / "plain")[2] != _fingerprints(finished[0])[2]
+  assert fingerprints(tmp_path / "plain")[2] != fingerprints(finished[0])[2]
 
 
 @pytest.mark.slow
@@ -229,7 +219,7 @@ def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
     session.train()
   assert run(tmp_path / "run", _SYNC, **settings).train().finished
   run(tmp_path / "straight", _SYNC, **settings).train()
-  assert _fingerprints(tmp_path / "run") == _fingerprints(tmp_path / "straight")
+  assert fingerprints(tmp_path / "run") == fingerprints(tmp_path / "straight")
   assert made.replay(3).identical
   episodes = JournalReader(tmp_path / "run" / "journal.log").trajectories(lambda _: True)
   assert len(episodes) == 3 * 8 and all(a[2] >= 0 for a in episodes)

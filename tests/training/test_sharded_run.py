@@ -18,9 +18,14 @@ settings = json.loads(sys.argv[1])
 if settings["processes"] > 1:
   jax.distributed.initialize(settings["address"], settings["processes"], settings["index"])
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.objectives import preset
 from agentjax.training import Run
+from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
 from tests.training.smoke import quiet, smoke_experiment
 experiment = smoke_experiment()
+if settings["reward_model"]:
+  experiment.rl.objective = preset("prime")
+  experiment.rl.process = ProcessConfig(beta=0.5, centre="leave_one_out", online=OnlineConfig())
 for axis, size in settings["mesh"].items():
   setattr(experiment.mesh, axis, size)
 experiment.devices.rollout = tuple(settings["rollout"])
@@ -32,7 +37,16 @@ assert report.finished and report.after
 
 
 def _start(
-  directory, mesh, *, devices, processes=1, index=0, address="", rollout=(), schedule=("sync",)
+  directory,
+  mesh,
+  *,
+  devices,
+  processes=1,
+  index=0,
+  address="",
+  rollout=(),
+  schedule=("sync",),
+  reward_model=False,
 ):
   settings = {
     "directory": str(directory),
@@ -42,6 +56,7 @@ def _start(
     "address": address,
     "rollout": rollout,
     "schedule": schedule,
+    "reward_model": reward_model,
   }
   environment = {
     **os.environ,
@@ -79,15 +94,19 @@ def test_four_devices_that_train_and_four_that_sample_give_the_figures_of_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [("sync",), ("async", 0), ("one_step_off",)])
-def test_two_processes_give_the_figures_of_one(finished_run, tmp_path, schedule):
+@pytest.mark.parametrize(
+  ("schedule", "reward_model"),
+  [(("sync",), False), (("async", 0), False), (("one_step_off",), False), (("sync",), True)],
+)
+def test_two_processes_give_the_figures_of_one(finished_run, tmp_path, schedule, reward_model):
   straight = finished_run[0]
-  if schedule == ("one_step_off",):  # learns from older episodes: its own figures
+  if schedule == ("one_step_off",) or reward_model:  # learns from something else: its own figures
     straight = tmp_path / "straight"
-    alone = _start(straight, {"data": 1}, devices=1, schedule=schedule)
+    alone = _start(straight, {"data": 1}, devices=1, schedule=schedule, reward_model=reward_model)
     output, _ = alone.communicate(timeout=900)
     assert alone.returncode == 0, output[-3000:]
   where = {"devices": 2, "processes": 2, "address": free_address(), "schedule": schedule}
+  where["reward_model"] = reward_model
   mesh = {"data": 2, "fsdp": 2}
   children = [_start(tmp_path / "run", mesh, index=i, **where) for i in range(2)]
   outputs = [child.communicate(timeout=900)[0] for child in children]

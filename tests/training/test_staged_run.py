@@ -13,7 +13,14 @@ from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import PackingError, pack, stage_rewards, to_sequences
 from agentjax.trajectory.record import Reward
-from tests.training.stages import GROUP, PaidDigits, run, staged_experiment
+from tests.training.stages import (
+  GROUP,
+  PaidDigits,
+  fingerprints,
+  run,
+  staged_experiment,
+  train_until_killed,
+)
 
 _SYNC = ScheduleConfig()
 
@@ -125,6 +132,14 @@ def test_two_updates_a_step_are_reported_and_replayed(finished):
   assert row["correction/policy/kl_old"] != row["policy/kl_old"]
   made = run(directory, _SYNC, **_settings())
   assert made.replay(2).identical
+
+
+@pytest.mark.slow
+def test_killed_before_an_update_it_does_both_again_to_the_same_bits(finished, tmp_path):
+  made = run(tmp_path / "run", _SYNC, **_settings())
+  train_until_killed(made, 2)
+  assert made.train().finished
+  assert fingerprints(tmp_path / "run") == fingerprints(finished[0])
 
 
 @pytest.mark.slow

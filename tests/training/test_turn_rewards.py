@@ -17,7 +17,13 @@ from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, paid_by_turn, to_sequences, without_prompt
 from agentjax.trajectory.record import Reward
-from tests.training.stages import PaidDigits, run, staged_experiment
+from tests.training.stages import (
+  PaidDigits,
+  fingerprints,
+  run,
+  staged_experiment,
+  train_until_killed,
+)
 
 _PLAIN = AdvantageConfig(centre="none", scale="none", credit="reward_to_go", index_set="turn")
 _LOSS = PolicyLossConfig(clip="none")
@@ -163,6 +169,20 @@ def test_a_run_pays_each_turn_what_the_environment_paid_it_and_replays(tmp_path)
   rows = read_metrics(tmp_path / "turns" / "metrics.jsonl")
   assert rows[0]["reward/by_turn"] == pytest.approx(rows[0]["reward/mean"], rel=1e-5)
   assert made.replay(2).identical
+
+
+@pytest.mark.slow
+def test_killed_before_an_update_it_pays_turns_again_to_the_same_bits(tmp_path):
+  """What the turns of the second step earned is in the journal alone when it goes on."""
+  changes = _experiment(dataclasses.replace(_PLAIN, turn_rewards=("environment",)))
+  for name in ("straight", "run"):
+    made = run(tmp_path / name, ScheduleConfig(), **changes)
+    if name == "run":
+      train_until_killed(made, 2)
+    assert made.train().finished
+  assert fingerprints(tmp_path / "run") == fingerprints(tmp_path / "straight")
+  rows = [read_metrics(tmp_path / name / "metrics.jsonl")[1] for name in ("straight", "run")]
+  assert rows[0]["reward/by_turn"] == rows[1]["reward/by_turn"] != 0
 
 
 @pytest.mark.slow
