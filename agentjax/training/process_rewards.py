@@ -97,7 +97,7 @@ class ProcessRewards:
       policy_log_probs, reference_log_probs: [B, T], of the run's own two policies; the second may
         be None where the config names another.
     """
-    asked = dataclasses.replace(batch, teacher_log_probs=None)
+    asked = batch.unasked()
 
     def log_probs(policy: Teachers | None, own: np.ndarray | None) -> np.ndarray:
       if policy is not None:

@@ -74,13 +74,13 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
     DistillationConfig(),
   )
   trajectories = episodes(sources=("digits", "sums"))
-  found = learner.score_by_teachers(trajectories)
+  found = learner.score_by_teachers(trajectories, DistillationConfig())
   pairs = prefixes_and_responses(trajectories)
   by_wide = models.score_responses(wide, WIDER, *pairs, row_length=128)
   by_plain = models.score_responses(plain, MODEL, *pairs, row_length=128)
   for trajectory, ours, first, second in zip(trajectories, found, by_wide, by_plain, strict=True):
     theirs = first if trajectory.source == "sums" else second
-    np.testing.assert_allclose(ours[1:], theirs.log_probs, atol=2e-5)
+    np.testing.assert_allclose(ours["log_probs"][1:], theirs.log_probs, atol=2e-5)
   assert len({learner.teachers[i].identity for i in range(2)}) == 2
 
 
@@ -130,7 +130,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path
   save_policy(tmp_path / "teacher", MODEL, seed=1, tokenizer="f" * 64)
   learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
   with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
-    learner.score_by_teachers(episodes())
+    learner.score_by_teachers(episodes(), DistillationConfig())
 
 
 def test_a_folder_is_refused_for_its_tokenizer_and_warned_of_for_its_template(tmp_path, caplog):
