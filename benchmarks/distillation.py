@@ -509,14 +509,14 @@ def lightning(root: pathlib.Path) -> None:
         f"{seconds / whole:.2f} and {(spent + seconds) / whole:.2f} of online",
       )
   online, top = _STEPS.value * _BATCH, _TOP_K_STEPS.value * _BATCH
-  for name, number, before, updated in (
-    ("stored", _STORED.value, online, online),
-    ("stored top k", _TOP_K_STORED.value, _TOP_K_STORED.value, top),
+  all_online = _flops(online, online, online)
+  for name, each, updates, number, passes in (
+    ("stored", 1, online, _STORED.value, 1),
+    ("stored top k", 0, top, _TOP_K_STORED.value, 2),  # playing, and whose candidates they are
   ):
-    alone = _flops(before * (name == "stored"), 0, updated)
-    both = _flops(number + before, number, updated)
-    whole = _flops(online, online, online)
-    print(f"FLOPs of {name}: {alone / whole:.2f}, {both / whole:.2f} of online")
+    alone = _flops(each * updates, 0, updates)
+    both = alone + _flops(passes * number, number, 0)
+    print(f"FLOPs of {name}: {alone / all_online:.2f}, {both / all_online:.2f} of online")
 
 
 def bounded(name: str) -> ObjectiveConfig:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -171,7 +172,7 @@ def with_answers(trajectory: Trajectory, answers: Mapping[str, np.ndarray]) -> T
   pieces = {name: np.split(value, ends) for name, value in answers.items()}
   segments = []
   for i, segment in enumerate(trajectory.segments):
-    said: dict[str, np.ndarray] = {}
+    said: dict[str, Any] = {}
     if "log_probs" in pieces:
       said["teacher_log_probs"] = pieces["log_probs"][i].astype(np.float32)
     if "ids" in pieces and (segment.sampled.any() or segment.weights.any()):

@@ -309,16 +309,16 @@ def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
   indices = path(trajectory, leaf)
   chain = [trajectory.segments[i] for i in indices]
   lengths = [len(segment) for segment in chain]
-  arrays = {name: np.concatenate([getattr(s, name) for s in chain]) for name in _FIELDS}
+  arrays: dict[str, Any] = {
+    name: np.concatenate([getattr(s, name) for s in chain]) for name in _FIELDS
+  }
+  for name, fill in TEACHERS_WORD.items():
+    arrays[name] = join_known([getattr(s, name) for s in chain], lengths, fill)
   return TokenPath(
     segments=indices,
     turns=np.repeat(np.array([s.turn for s in chain], np.int32), lengths),
     segment_of=np.repeat(np.array(indices, np.int32), lengths),
     experts=join([s.experts for s in chain], lengths),
-    **{
-      name: join_known([getattr(s, name) for s in chain], lengths, fill)
-      for name, fill in TEACHERS_WORD.items()
-    },
     **arrays,
   )
 

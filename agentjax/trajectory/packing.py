@@ -70,7 +70,9 @@ class PackedSequence:
 
   def unasked(self) -> PackedSequence:
     """Without what teachers said of it."""
-    return dataclasses.replace(self, **dict.fromkeys(TEACHERS_WORD))
+    return dataclasses.replace(
+      self, teacher_log_probs=None, teacher_top_ids=None, teacher_top_log_probs=None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
