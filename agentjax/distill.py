@@ -5,8 +5,9 @@
       --config.start_from=runs/warm --workdir=runs/distilled
 
 The policy of ``--checkpoint`` plays ``--samples`` episodes of each of the first ``--tasks``
-training tasks; the teachers of ``config.rl.teachers`` say once how likely each token is to them.
-Training on the folder then needs neither a sampler nor a teacher. ``--episodes`` takes the episodes
+training tasks; the teachers of ``config.rl.teachers`` say once how likely each token is to them or,
+with ``--config.rl.objective.distillation.form=top_k``, each of its ``top_k`` candidates. Training
+on the folder then needs neither a sampler nor a teacher. ``--episodes`` takes the episodes
 of a store that is there already. ``--demonstrations_by`` names the model whose answers the policy
 was warmed up on: that should be the teacher, and a warning says where it is not (2604.13010).
 """

@@ -17,10 +17,13 @@ the mean over the students, and each student's.
 "lightning": on line (``preset("opd")``: fresh episodes, scored by the teacher, at every step) or
 from stored ones (``preset("lightning_opd")``) for as many updates, at every ``--rate``, and the
 same with "centred" advantages (``distillation.centre``). Of 1,024 stored episodes each is used 3.75
-times, of ``--stored=4000`` once at most, as online. CPU seconds of this process are without
-compilation: the first step counts as the median of the others, and what is stored is played once
-before. "FLOPs" are 2 a parameter and token of a forward pass and 6 of an update; updates on stored
-episodes ask the student for its log-probs first.
+times, of ``--stored=4000`` once at most, as online. "top k": the divergence on 16 candidates a
+token (``preset("lightning_opd_top_k")``), on line or with the teacher's log-probs of them stored,
+from ``--top_k_stored`` episodes in ``--top_k_steps`` updates. "A third": on line for a third of the
+updates, and so of the cost. CPU seconds of this process are without compilation: the first step
+counts as the median of the others, and what is stored is played once before. "FLOPs" are 2 a
+parameter and token of a forward pass and 6 of an update; updates on sampled log-probs ask
+the student for its own first; for candidates it is asked once.
 
 "tip": the exact divergence on a share of the tokens, the best by soft-OR or any, after as many
 updates. "mopd": a teacher that counts up, one that counts down, and a student of both. "dsrl": GRPO
@@ -73,7 +76,7 @@ from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_scores
+from agentjax.training.precompute import with_answers
 from agentjax.training.state import Networks, TrainState
 from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.builder import token_paths
@@ -85,6 +88,8 @@ _PART = flags.DEFINE_enum(
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Students, each with its own seed.")
 _STEPS = flags.DEFINE_integer("steps", 60, "Updates of distillation.")
 _STORED = flags.DEFINE_integer("stored", 1024, "Stored episodes.")
+_TOP_K_STORED = flags.DEFINE_integer("top_k_stored", 512, "Episodes stored with candidates.")
+_TOP_K_STEPS = flags.DEFINE_integer("top_k_steps", 45, "Updates on these.")
 _RATES = flags.DEFINE_multi_float("rate", [1e-4, 3e-4, 1e-3], "Learning rates of distillation.")
 _CLIP = flags.DEFINE_float("clip", 1.0, "Bound on the sampled advantages, nats.")
 _WARM = flags.DEFINE_integer("warm", 300, "Updates of a student's warm start.")
@@ -222,11 +227,15 @@ def supervised(steps: int) -> SupervisedStage:
 
 
 def distilled(
-  objective: ObjectiveConfig, rate: float, teachers: Sequence[TeacherConfig], **changes
+  objective: ObjectiveConfig,
+  rate: float,
+  teachers: Sequence[TeacherConfig],
+  steps: int | None = None,
+  **changes,
 ) -> RLStage:
   """Adam's betas as in Lightning OPD's configs; their rate is constant."""
   return RLStage(
-    steps=_STEPS.value,
+    steps=steps or _STEPS.value,
     tasks_per_step=_BATCH,
     row_length=128,
     microbatch_rows=4,
@@ -337,14 +346,17 @@ class Workshop:
     whole = sum(seconds[1:]) + statistics.median(seconds[1:])
     return Learnt(state.networks.policy, rows, whole)
 
-  def store(self, policy, seed: int, number: int) -> Stored:
+  def store(self, policy, seed: int, number: int, objective: ObjectiveConfig) -> Stored:
     """What ``precompute`` stores: episodes of the first or of all tasks, scored by the teacher."""
+    assert objective.distillation is not None
+    asked = objective.distillation.stored
     begun = time.process_time()
     samples = max(1, number // _TASKS)
     played = self.play(policy, self.parts.tasks.train[:number], seed=seed, samples=samples)
     between = time.process_time()
-    scores = self.learner.score_by_teachers(played)
-    episodes = [with_scores(t, values) for t, values in zip(played, scores, strict=True)]
+    student = policy if asked.needs_comparison else None
+    scores = self.learner.score_by_teachers(played, asked, student)
+    episodes = [with_answers(t, answers) for t, answers in zip(played, scores, strict=True)]
     return Stored(episodes, between - begun, time.process_time() - between)
 
   def close(self) -> None:
@@ -445,43 +457,66 @@ def lightning(root: pathlib.Path) -> None:
   """Prints a line a method and learning rate, and what both cost."""
   room = Class(root, "+", _WARM.value)
   teacher = TeacherConfig(str(room.paths["+"]))
-  stored: list[Stored] = []
-  for rate in _RATES.value:
-    online = room.workshop(distilled(bounded("opd"), rate, [teacher]))
-    if not stored:
-      online.store(room.students[0], 0, _BATCH)  # compiles
-      stored = [online.store(s, seed, _STORED.value) for seed, s in enumerate(room.students)]
-    found = [online.learn(student, seed) for seed, student in enumerate(room.students)]
-    whole = statistics.mean(f.seconds for f in found)
-    gap = statistics.mean(-f.rows[-1]["distillation/advantage"] for f in found)
-    room.show(f"online {rate:g}", [f.policy for f in found], f"gap {gap:.3f}; {whole:.1f} s")
-    online.close()
+  top_k = preset("lightning_opd_top_k")
 
-    for centre in ("none", "batch_mean"):
-      objective = bounded("lightning_opd")
-      objective.distillation.centre = centre
-      offline = room.workshop(
-        distilled(objective, rate, (), rollouts="stored", old_log_probs="recomputed")
+  def store(objective: ObjectiveConfig, number: int) -> list[Stored]:
+    shop = room.workshop(distilled(objective, 1.0, [teacher]))
+    shop.store(room.students[0], 0, _BATCH, objective)  # compiles
+    stored = [shop.store(s, seed, number, objective) for seed, s in enumerate(room.students)]
+    shop.close()
+    return stored
+
+  sampled, candidates = store(bounded("opd"), _STORED.value), store(top_k, _TOP_K_STORED.value)
+  third = _STEPS.value // 3
+  for rate in _RATES.value:
+    whole = 0.0
+    for name, objective in ("online", bounded("opd")), ("online top k", top_k):
+      for steps in (_STEPS.value, third):
+        shop = room.workshop(distilled(objective, rate, [teacher], steps))
+        found = [shop.learn(student, seed) for seed, student in enumerate(room.students)]
+        shop.close()
+        seconds = statistics.mean(f.seconds for f in found)
+        whole = whole or seconds
+        room.show(
+          f"{name} {rate:g}" + (", a third" if steps == third else ""),
+          [f.policy for f in found],
+          f"{seconds:.1f} s, {seconds / whole:.2f} of online",
+        )
+
+    centred = bounded("lightning_opd")
+    centred.distillation.centre = "batch_mean"
+    for name, objective, stored, steps in (
+      ("stored", bounded("lightning_opd"), sampled, _STEPS.value),
+      ("stored centred", centred, sampled, _STEPS.value),
+      ("stored top k", top_k, candidates, _TOP_K_STEPS.value),
+    ):
+      before = "behaviour" if objective.only_divergences else "recomputed"
+      shop = room.workshop(
+        distilled(objective, rate, (), steps, rollouts="stored", old_log_probs=before)
       )
       found = [
-        offline.learn(student, seed, stored[seed].episodes)
+        shop.learn(student, seed, stored[seed].episodes)
         for seed, student in enumerate(room.students)
       ]
-      before = statistics.mean(s.playing + s.scoring for s in stored)
+      shop.close()
+      spent = statistics.mean(s.playing + s.scoring for s in stored)
       seconds = statistics.mean(f.seconds for f in found)
       moved = statistics.mean(f.rows[-1]["mismatch/kl"] for f in found)
       room.show(
-        f"stored {rate:g}" + (" centred" if centre == "batch_mean" else ""),
+        f"{name} {rate:g}",
         [f.policy for f in found],
-        f"mismatch/kl {moved:.3f}; {before:.1f} s + {seconds:.1f} s, "
-        f"{seconds / whole:.2f} and {(before + seconds) / whole:.2f} of online",
+        f"mismatch/kl {moved:.3f}; {spent:.1f} s + {seconds:.1f} s, "
+        f"{seconds / whole:.2f} and {(spent + seconds) / whole:.2f} of online",
       )
-      offline.close()
-  steps = _STEPS.value * _BATCH
-  online_flops = _flops(played=steps, scored=steps, updated=6 * steps)
-  for name, number in (("without", 0), ("with", _STORED.value)):
-    flops = _flops(played=number, scored=number, updated=(2 + 6) * steps)
-    print(f"FLOPs of stored {name} playing and scoring: {flops / online_flops:.2f} of online")
+  online, top = _STEPS.value * _BATCH, _TOP_K_STEPS.value * _BATCH
+  all_online = _flops(online, online, online)
+  for name, each, updates, number, passes in (
+    ("stored", 1, online, _STORED.value, 1),
+    ("stored top k", 0, top, _TOP_K_STORED.value, 2),  # playing, and whose candidates they are
+  ):
+    alone = _flops(each * updates, 0, updates)
+    both = alone + _flops(passes * number, number, 0)
+    print(f"FLOPs of {name}: {alone / all_online:.2f}, {both / all_online:.2f} of online")
 
 
 def bounded(name: str) -> ObjectiveConfig:
@@ -490,10 +525,10 @@ def bounded(name: str) -> ObjectiveConfig:
   return objective
 
 
-def _flops(played: int, scored: int, updated: int) -> float:
-  """A token of an episode: 2 a parameter of a forward pass, and what an update is given to cost."""
-  student, teacher = (count(param_specs(model(w))) for w in (_STUDENT_WIDTH, _TEACHER_WIDTH))
-  return 2 * played * student + 2 * scored * teacher + updated * student
+def _flops(student: int, teacher: int, updated: int) -> float:
+  """Of forward passes of both and of updates, each of so many episodes of one token."""
+  own, other = (count(param_specs(model(w))) for w in (_STUDENT_WIDTH, _TEACHER_WIDTH))
+  return 2 * student * own + 2 * teacher * other + 6 * updated * own
 
 
 # Fewer tokens, several teachers, learning without the prompt.

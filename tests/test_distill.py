@@ -21,7 +21,7 @@ from agentjax.objectives.presets import preset
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig, load_whole_policy
-from agentjax.training.experiment import resolve
+from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
 from agentjax.training.precompute import precompute
@@ -77,6 +77,31 @@ def stored(tmp_path_factory):
   assert manifest == read_manifest(root / "stored") and manifest.episodes == 4
   shutil.rmtree(root / "teacher")
   return root / "stored", root / "student"
+
+
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory):
+  """Likewise, with the log-probs of 4 candidates a token, of the student's likeliest."""
+  root = tmp_path_factory.mktemp("candidates")
+  save_policy(root / "teacher", WIDER, seed=1)
+  save_policy(root / "student", MODEL, seed=0)
+  with StoreWriter(root / "played") as writer:
+    for trajectory in episodes(step=0, group=1):
+      writer.append_trajectory(trajectory)
+  config = experiment(teachers=(TeacherConfig(str(root / "teacher")),))
+  config.rl.objective = top_k(4)
+  manifest, _ = precompute(
+    config, root / "student", root / "stored", episodes=root / "played", extensions=extensions()
+  )
+  assert (manifest.top_k, manifest.candidates) == (4, "student")
+  shutil.rmtree(root / "teacher")
+  return root / "stored", root / "student"
+
+
+def top_k(k, **changes):
+  objective = preset("lightning_opd_top_k")
+  objective.distillation = dataclasses.replace(objective.distillation, top_k=k, **changes)
+  return objective
 
 
 def lightning(stored, **changes):
@@ -141,6 +166,45 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
   assert metrics[0]["distillation/advantage"] == pytest.approx(
     np.mean(by_teacher - by_student), abs=1e-4
   )
+
+
+def test_candidates_are_learnt_from_without_the_teacher(candidates, tmp_path):
+  config = lightning(candidates)
+  config.rl = dataclasses.replace(config.rl, objective=top_k(4), old_log_probs="behaviour")
+  run = Run(config, tmp_path / "run", extensions=extensions(), console=quiet())
+  assert run.train().finished
+  assert run.replay(3).identical
+  rows = read_metrics(tmp_path / "run/metrics.jsonl")
+  found = [row["policy/divergence"] for row in rows]
+  # Two steps an epoch: every pair of them has seen all episodes.
+  assert sum(found[2:]) < sum(found[:2]) - 0.05
+  assert rows[-1]["mismatch/kl"] != 0
+
+
+@pytest.mark.parametrize(
+  ("has", "objective", "message"),
+  [
+    ("candidates", top_k(8), "student's 4 likeliest tokens and .* for .* student's 8 likeliest"),
+    ("candidates", top_k(4, candidates="teacher"), "asks for .* the teacher's 4 likeliest"),
+    ("candidates", preset("lightning_opd"), "student's 4 likeliest .* log-probs of the sampled"),
+    ("stored", top_k(4), "log-probs of the sampled tokens and .* asks for .* 4 likeliest"),
+  ],
+)
+def test_what_was_not_stored_is_not_learnt_from(request, tmp_path, has, objective, message):
+  config = lightning(request.getfixturevalue(has))
+  config.rl.objective = objective
+  with pytest.raises(ConfigError, match=message):
+    Run(config, tmp_path / "run", extensions=extensions(), console=quiet()).train()
+
+
+def test_what_cannot_be_stored_is_refused_before_anything_is_played(stored, tmp_path):
+  made = experiment(teachers=(TeacherConfig("x"),))
+  made.rl.objective = preset("opd_full")
+  with pytest.raises(ConfigError, match="form='full' needs the teacher in every update; allowed"):
+    precompute(made, stored[1], tmp_path / "new", extensions=extensions())
+  made = experiment(teachers=(TeacherConfig("x"),), phases=(PhaseConfig(2, top_k(4)),))
+  with pytest.raises(ConfigError, match=r"different things \(form sampled, top_k\); allowed"):
+    precompute(made, stored[1], tmp_path / "new", extensions=extensions())
 
 
 def test_a_policy_that_left_the_stored_episodes_behind_is_stopped(stored, tmp_path):

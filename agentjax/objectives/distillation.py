@@ -53,8 +53,8 @@ class DistillationConfig(Config):
       "forward_kl": KL(teacher || student); "jsd": see ``divergence``.
     jsd_beta: weight of the student in the mixture of "jsd", 0 to 1.
     top_k: candidates a token; 16 in 2604.13016.
-    candidates: whose k most likely tokens they are, of the student at the start of the update or of
-      the teacher.
+    candidates: whose k most likely tokens they are, of the student at the start of the update (on
+      stored episodes: of the policy that they were stored with) or of the teacher.
     rest: what becomes of the probability outside the candidates, see ``candidate_divergence``.
     clip: bound on the absolute sampled advantage; None is off. Lightning OPD names one without a
       value.
@@ -92,12 +92,20 @@ class DistillationConfig(Config):
   @property
   def needs_comparison(self) -> bool:
     """Whether both distributions of every token are needed before the update."""
-    return self.keep < 1 or self.overlap_top_k > 0 or self.form == "top_k"
+    of_student = self.form == "top_k" and self.candidates == "student"
+    return self.keep < 1 or self.overlap_top_k > 0 or of_student
 
   @property
   def needs_live_teacher(self) -> bool:
-    """Whether log-probs of the sampled tokens do not suffice."""
-    return self.form != "sampled" or self.needs_comparison
+    """Whether stored log-probs, of the sampled tokens or of candidates, do not suffice."""
+    return self.form == "full" or self.keep < 1 or self.overlap_top_k > 0
+
+  @property
+  def stored(self) -> DistillationConfig:
+    """What is put to a teacher for stored episodes, nothing else that the update makes of it."""
+    if self.form == "sampled":
+      return DistillationConfig()
+    return DistillationConfig(form=self.form, top_k=self.top_k, candidates=self.candidates)
 
   def validate(self, path: str = "distillation") -> None:
     super().validate(path)

@@ -293,7 +293,8 @@ class RLStage(Config):
         f"'sync' with {path}.rollouts: nothing is sampled beside the updates",
       )
       check(
-        self.old_log_probs == "recomputed",
+        self.old_log_probs == "recomputed"
+        or all(phase.objective.only_divergences for phase in self.all_phases),
         f"{path}.old_log_probs",
         self.old_log_probs,
         f"'recomputed' with {path}.rollouts: the policy moves away from the one that sampled them",
@@ -317,8 +318,8 @@ class RLStage(Config):
         bool(self.teachers) or not live,
         f"{path}.teachers",
         self.teachers,
-        "at least one with objective.distillation, but for form 'sampled' on stored "
-        f"{path}.rollouts",
+        "at least one with objective.distillation, but for form 'sampled' or 'top_k', keep=1 and "
+        f"overlap_top_k=0 on stored {path}.rollouts",
       )
 
 

@@ -22,7 +22,7 @@ from agentjax.trajectory.recordlog import RecordReader, RecordWriter
 from agentjax.trajectory.store import from_record, to_record
 
 MAGIC = b"AJXJRNL\0"
-VERSION = 4
+VERSION = 5
 
 Address = tuple[int, int, int]
 

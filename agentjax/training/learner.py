@@ -619,7 +619,7 @@ class Learner:
         state, model, learnt = self._learn_rewards(online, state, batch, sequences, reference, rows)
       extra["token_rewards"], metrics = self.process.score(credited, sequences, model, reference)
       metrics |= learnt
-    bare = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    bare = dataclasses.replace(batch, experts=None).unasked()
     if staged is not None:
       stages = self._parts.experiment.rollout.max_turns
       names = ("rewards", "known", "stages")
@@ -658,7 +658,7 @@ class Learner:
     """
     assert state.process is not None
     # It chooses its own experts.
-    own = dataclasses.replace(batch, experts=None, teacher_log_probs=None)
+    own = dataclasses.replace(batch, experts=None).unasked()
     if online.outcome:
       values, known = part_rewards(sequences, (online.outcome,), batch.num_sequences)
       valid = np.asarray(batch.valid) & known
@@ -708,8 +708,18 @@ class Learner:
         temperature=self._parts.experiment.rl.sampling.temperature or 1.0,
       )
 
-  def score_by_teachers(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-    """The teachers' log-probs of all tokens of episodes, one array each.
+  def score_by_teachers(
+    self,
+    trajectories: Sequence[Trajectory],
+    settings: DistillationConfig,
+    policy: Params | None = None,
+  ) -> list[dict[str, np.ndarray]]:
+    """What the teachers say of all tokens of episodes: arrays [n, ...] each, see ``make_ask``.
+
+    Args:
+      trajectories: what they are asked about; what is stored with them is not looked at.
+      settings: what they are asked.
+      policy: the student, where it is compared with.
 
     Raises:
       ValueError: an episode has several leaves, or no token.
@@ -717,9 +727,10 @@ class Learner:
     sequences = to_sequences(trajectories)
     if len(sequences) != len(trajectories):
       raise ValueError("an episode has several branches, or no token; give episodes of one path.")
-    batch = self._pack_rl([dataclasses.replace(s, teacher_log_probs=None) for s in sequences])
-    answers = self.teachers.ask(DistillationConfig(), None, batch, sequences)
-    return unpack(answers["log_probs"], batch.segment_ids, len(sequences))
+    batch = self._pack_rl([s.unasked() for s in sequences])
+    answers = self.teachers.ask(settings, policy, batch, sequences)
+    each = {k: unpack(v, batch.segment_ids, len(sequences)) for k, v in answers.items()}
+    return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
 
   def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[Any, Any]:
     token_ids, segment_ids, positions, experts = self._place(

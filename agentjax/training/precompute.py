@@ -6,17 +6,19 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from agentjax.config import ConfigError
 from agentjax.models import Params
+from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.loop import collect
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
-from agentjax.training.experiment import Experiment, resolve
+from agentjax.training.experiment import Experiment, RLStage, resolve
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
@@ -50,9 +52,13 @@ def precompute(
 ) -> tuple[Manifest, Timing]:
   """Writes a folder for ``config.rl.rollouts``.
 
+  ``rl.objective.distillation`` says what the teachers are asked: form "sampled" for the log-probs
+  of the tokens, "top_k" for those of ``top_k`` ``candidates`` a token.
+
   Args:
     experiment: validated and frozen here; ``rl.teachers`` are asked.
-    checkpoint: of the policy, with the experiment's model.
+    checkpoint: of the policy, with the experiment's model. It plays, and has the likeliest tokens
+      where those are the candidates.
     output: new or empty directory.
     tasks, samples: how many training tasks are played, and how often each.
     episodes: a store to take them from instead.
@@ -61,21 +67,24 @@ def precompute(
     extensions: as in ``Run``.
 
   Raises:
-    ConfigError: no teacher, or one of another vocabulary.
+    ConfigError: no teacher, or one of another vocabulary; a form that cannot be stored.
     CheckpointError: nothing to load, or the output is in use.
   """
   resolve(experiment)
   stage = experiment.rl
   if not stage.teachers:
     raise ConfigError("config.rl.teachers=(); allowed: at least one teacher to ask.")
+  asked = _asked(stage)
   check_empty(output)
   path = latest_checkpoint(pathlib.Path(checkpoint))
   parts = build_parts(experiment, path.parents[1], extensions or Extensions())
   learner = Learner(parts, policy_objective(stage.objective))
   started = time.monotonic()
-  policy = ""
-  if episodes is None:
+  policy, params = "", None
+  if episodes is None or asked.needs_comparison:
     params = load_policy(parts, path)
+  if episodes is None:
+    assert params is not None
     policy = fingerprint(params)
     played = _play(parts, params, tasks, samples)
   else:
@@ -85,8 +94,8 @@ def precompute(
   scored: list[Trajectory] = []
   for at in range(0, len(kept), _BATCH):
     part = kept[at : at + _BATCH]
-    found = learner.score_by_teachers(part)
-    scored += [with_scores(t, values) for t, values in zip(part, found, strict=True)]
+    found = learner.score_by_teachers(part, asked, params if asked.needs_comparison else None)
+    scored += [with_answers(t, answers) for t, answers in zip(part, found, strict=True)]
   timing = Timing(between - started, time.monotonic() - between)
   author = ""
   if demonstrations_by is not None:
@@ -102,12 +111,32 @@ def precompute(
     },
     demonstrations_by=author,
     temperature=stage.sampling.temperature or 1.0,
+    top_k=asked.top_k if asked.form == "top_k" else 0,
+    candidates=asked.candidates if asked.form == "top_k" else "",
     episodes=len(scored),
     tokens=sum(int(s.sampled.sum()) for t in scored for s in t.segments),
   )
   manifest.warn_of_inconsistency()
   write_episodes(output, scored, manifest)
   return manifest, timing
+
+
+def _asked(stage: RLStage) -> DistillationConfig:
+  """What the teachers are put for all phases."""
+  taught = [p.objective.distillation for p in stage.all_phases if p.objective.distillation]
+  asked = {settings.stored for settings in taught}
+  forms = sorted({settings.form for settings in asked})
+  if "full" in forms:
+    raise ConfigError(
+      "config.rl.objective.distillation.form='full' needs the teacher in every update; allowed for "
+      "stored episodes: 'sampled', or 'top_k' with as many candidates as you like."
+    )
+  if len(asked) > 1:
+    raise ConfigError(
+      "config.rl.objective and config.rl.phases ask teachers for different things (form "
+      f"{', '.join(forms)}); allowed for stored episodes: one form, top_k and candidates."
+    )
+  return asked.pop()
 
 
 def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list[Trajectory]:
@@ -133,12 +162,21 @@ def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list
     runner.close()
 
 
-def with_scores(trajectory: Trajectory, log_probs: np.ndarray) -> Trajectory:
-  """The trajectory with the teacher's log-prob on each of its tokens."""
+def with_answers(trajectory: Trajectory, answers: Mapping[str, np.ndarray]) -> Trajectory:
+  """The trajectory with what a teacher said of its tokens (``make_ask``), of one path.
+
+  Candidates, which take ``8 k`` bytes a token, stay with the segments that are learnt from.
+  """
   lengths: Sequence[int] = [len(segment) for segment in trajectory.segments]
-  pieces = np.split(log_probs.astype(np.float32), np.cumsum(lengths)[:-1])
-  segments = [
-    dataclasses.replace(segment, teacher_log_probs=piece)
-    for segment, piece in zip(trajectory.segments, pieces, strict=True)
-  ]
+  ends = np.cumsum(lengths)[:-1]
+  pieces = {name: np.split(value, ends) for name, value in answers.items()}
+  segments = []
+  for i, segment in enumerate(trajectory.segments):
+    said: dict[str, Any] = {}
+    if "log_probs" in pieces:
+      said["teacher_log_probs"] = pieces["log_probs"][i].astype(np.float32)
+    if "ids" in pieces and (segment.sampled.any() or segment.weights.any()):
+      said["teacher_top_ids"] = pieces["ids"][i].astype(np.int32)
+      said["teacher_top_log_probs"] = pieces["candidates"][i].astype(np.float32)
+    segments.append(dataclasses.replace(segment, **said))
   return dataclasses.replace(trajectory, segments=segments)

@@ -139,8 +139,7 @@ class ProcessRewards:
     """
     policy = self._policies[name]
     if policy is not None:
-      asked = dataclasses.replace(batch, teacher_log_probs=None)
-      return policy.ask(DistillationConfig(), None, asked, sequences)["log_probs"]
+      return policy.ask(DistillationConfig(), None, batch.unasked(), sequences)["log_probs"]
     assert own is not None
     return own
 

@@ -20,6 +20,7 @@ from absl import logging
 from agentjax.config import ConfigError
 from agentjax.data import TaskIterator
 from agentjax.files import CheckpointError
+from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.keys import Address
 from agentjax.training import processes
 from agentjax.training.experiment import RLStage
@@ -28,7 +29,7 @@ from agentjax.training.teacher import template_fingerprint
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreWriter, read_store
 
-_EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 1
+_EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Manifest:
       all that no other teacher names.
     demonstrations_by: identity of the model that wrote the policy's warm start; "" if not known.
     temperature: of sampling and scores.
+    top_k, candidates: how many candidates a token have log-probs, and whose likeliest tokens they
+      are; 0 and "" where the sampled tokens have them.
     episodes, tokens: how many there are, and of how many tokens the policy sampled.
   """
 
@@ -53,6 +56,8 @@ class Manifest:
   temperature: float
   episodes: int
   tokens: int
+  top_k: int = 0
+  candidates: str = ""
 
   def warn_of_inconsistency(self) -> None:
     """Warns where the teacher is not the model whose answers the policy was warmed up on.
@@ -129,7 +134,8 @@ def check_manifest(manifest: Manifest, parts: Parts, path: str = "config.rl.roll
   """Refuses episodes of another vocabulary, template or temperature; warns of another teacher.
 
   Raises:
-    ConfigError: token ids or log-probs would not mean here what they meant there.
+    ConfigError: token ids or log-probs would not mean here what they meant there, or log-probs that
+      the objective asks for were not stored and there is no teacher to ask.
   """
   experiment = parts.experiment
   for name, stored, here, allowed in (
@@ -152,7 +158,36 @@ def check_manifest(manifest: Manifest, parts: Parts, path: str = "config.rl.roll
         f"{path}={experiment.rl.rollouts!r} was made with {name} {str(stored)[:12]} and this run "
         f"has {str(here)[:12]}; allowed: {allowed}. Make it anew with python -m agentjax.distill."
       )
+  for phase in experiment.rl.all_phases:
+    if phase.objective.distillation is not None:
+      _check_answers(manifest, phase.objective.distillation, experiment.rl, path)
   manifest.warn_of_inconsistency()
+
+
+def _check_answers(
+  manifest: Manifest, settings: DistillationConfig, stage: RLStage, path: str
+) -> None:
+  if settings.needs_live_teacher:
+    return  # there is one: the config has been validated
+  if settings.form == "sampled":
+    served = bool(manifest.teachers) and not manifest.top_k
+  else:
+    served = settings.top_k <= manifest.top_k and settings.candidates == manifest.candidates
+  if served or (stage.teachers and not (settings.form == "top_k" and manifest.top_k)):
+    return
+  raise ConfigError(
+    f"{path}={stage.rollouts!r} has {_words(manifest)} and config.rl.objective.distillation "
+    f"(form, top_k, candidates) asks for {_words(settings)}; allowed: what is stored, or fewer "
+    "candidates. Change that, or make the folder anew with python -m agentjax.distill."
+  )
+
+
+def _words(of: Manifest | DistillationConfig) -> str:
+  if isinstance(of, Manifest) and not of.teachers:
+    return "no log-probs of a teacher"
+  sampled = not of.top_k if isinstance(of, Manifest) else of.form == "sampled"
+  which = "the sampled" if sampled else f"the {of.candidates}'s {of.top_k} likeliest"
+  return f"a teacher's log-probs of {which} tokens"
 
 
 def warn_of_other_policy(manifest: Manifest, policy: str) -> None:

@@ -222,6 +222,10 @@ def make_ask(
   """
   student = _plain(student)
 
+  def top_k(whose: Array, log_q: Array) -> dict[str, Array]:
+    ids = jax.lax.top_k(whose, settings.top_k)[1]
+    return {"ids": ids, "candidates": at(log_q, ids)}
+
   def each(log_p: Array, log_q: Array) -> dict[str, Array]:
     found: dict[str, Array] = {}
     if settings.keep < 1:
@@ -230,9 +234,7 @@ def make_ask(
     if settings.overlap_top_k:
       found |= compare(log_p, log_q, settings.overlap_top_k)
     if settings.form == "top_k":
-      whose = log_p if settings.candidates == "student" else log_q
-      found["ids"] = jax.lax.top_k(whose, settings.top_k)[1]
-      found["candidates"] = at(log_q, found["ids"])
+      found |= top_k(log_p if settings.candidates == "student" else log_q, log_q)
     return found
 
   def ask(
@@ -259,6 +261,12 @@ def make_ask(
           readout(student_params, student, own, temperature),
           readout(teacher_params, teacher, hidden, temperature),
         ],
+        size=student.logits_chunk,
+      )
+    elif settings.form == "top_k":
+      states |= over_vocabulary(
+        lambda log_q: top_k(log_q, log_q),
+        [readout(teacher_params, teacher, hidden, temperature)],
         size=student.logits_chunk,
       )
     # What is read off a state is about the token after it.
@@ -319,7 +327,7 @@ class Teachers:
   ) -> dict[str, np.ndarray]:
     """What the teachers say of a batch, on its grid [B, T, ...]; see ``make_ask``.
 
-    Stored log-probs stand for a teacher that would be asked for nothing else.
+    What was stored stands for a teacher that would be asked for nothing else.
 
     Args:
       settings: what to ask.
@@ -328,17 +336,12 @@ class Teachers:
       sequences: what was packed, in the order of the batch.
 
     Raises:
-      ConfigError: no teacher takes a sequence, or none was stored for a weighted token.
+      ConfigError: no teacher takes a sequence; nothing was stored for a weighted token, or fewer
+        candidates than are asked for.
     """
-    known = batch.teacher_log_probs
-    if known is not None and not settings.needs_live_teacher:
-      missing = np.isnan(np.asarray(known)) & (np.asarray(batch.weights) > 0)
-      if missing.any():
-        raise ConfigError(
-          f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; make "
-          "config.rl.rollouts anew with python -m agentjax.distill."
-        )
-      return {"log_probs": np.nan_to_num(np.asarray(known))}
+    stored = _stored_answers(settings, batch)
+    if stored is not None:
+      return stored
     owners = route(self._configs, [s.source for s in sequences])
     found: dict[str, list[np.ndarray]] = {}
     for number in sorted(set(owners)):
@@ -357,7 +360,8 @@ class Teachers:
   ) -> dict[str, np.ndarray]:
     """What one teacher says of all rows, one micro-batch at a time."""
     teacher, student = self[number], self._student
-    if settings.needs_live_teacher and teacher.model.vocab_size != student.vocab_size:
+    logits = settings.form != "sampled" or settings.needs_comparison
+    if logits and teacher.model.vocab_size != student.vocab_size:
       raise ConfigError(
         f"the teacher {self._configs[number].path} has {teacher.model.vocab_size} logits and the "
         f"student {student.vocab_size}; allowed: equally many, or distillation.form='sampled' with "
@@ -379,6 +383,38 @@ class Teachers:
         answers = self._asks[key](policy, teacher.params, *placed)
         parts.append({k: np.asarray(processes.local_copy(v)) for k, v in answers.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
+  """What ``make_ask`` would answer, as it was stored; None where that is not there."""
+  names = {"log_probs": batch.teacher_log_probs}
+  if settings.form == "top_k":
+    names = {"candidates": batch.teacher_top_log_probs, "ids": batch.teacher_top_ids}
+  if settings.needs_live_teacher or any(known is None for known in names.values()):
+    return None
+  found = {name: np.asarray(known) for name, known in names.items()}
+  if settings.form == "top_k":
+    stored = found["ids"].shape[-1]
+    if settings.top_k > stored:
+      raise ConfigError(
+        f"config.rl.objective.distillation.top_k={settings.top_k} and {stored} candidates a token "
+        f"were stored; allowed: up to {stored}, or make config.rl.rollouts anew with python -m "
+        "agentjax.distill."
+      )
+    # The likeliest come first.
+    found = {name: known[..., : settings.top_k] for name, known in found.items()}
+  log_probs = next(iter(found.values())).reshape(*batch.token_ids.shape, -1)
+  missing = np.isnan(log_probs).any(axis=-1) & (np.asarray(batch.weights) > 0)
+  if missing.any():
+    raise ConfigError(
+      f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; make "
+      "config.rl.rollouts anew with python -m agentjax.distill."
+    )
+  # Tokens without weight: any id and number that a gradient of 0 can pass.
+  return {
+    name: np.maximum(np.nan_to_num(known), 0) if name == "ids" else np.nan_to_num(known)
+    for name, known in found.items()
+  }
 
 
 def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:

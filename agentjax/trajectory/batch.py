@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 
@@ -31,6 +33,7 @@ class Batch:
       its copies (see ``Trajectory``), 0 elsewhere; None where no sequence was branched.
     teacher_log_probs: float32 [B, T], as recorded in ``Segment``, NaN where not; None where no
       sequence has any.
+    teacher_top_ids, teacher_top_log_probs: int32 and float32 [B, T, k], likewise, -1 and NaN.
     rewards: float32 [N]; 0 where not valid. valid: bool [N], False for invalid rewards and for
       unused sequence places.
     groups: int32 [N], group id for group statistics; -1 for unused places.
@@ -50,6 +53,14 @@ class Batch:
   experts: Array | None = None
   branches: Array | None = None
   teacher_log_probs: Array | None = None
+  teacher_top_ids: Array | None = None
+  teacher_top_log_probs: Array | None = None
+
+  def unasked(self) -> Batch:
+    """Without what teachers said of it."""
+    return dataclasses.replace(
+      self, teacher_log_probs=None, teacher_top_ids=None, teacher_top_log_probs=None
+    )
 
   @property
   def num_sequences(self) -> int:

@@ -27,6 +27,13 @@ _FIELDS = {
 }
 
 
+# What a teacher said of tokens, and what stands where it was not asked.
+TEACHERS_WORD = {
+  "teacher_log_probs": np.nan,
+  "teacher_top_ids": -1,
+  "teacher_top_log_probs": np.nan,
+}
+
 LAST = -1  # as a parent: the segment appended last, or none where it would be the first
 
 
@@ -45,6 +52,8 @@ class TokenPath:
     segment_of: int32, index in the trajectory of the segment each token stands in.
     experts: [n, routers, choices] as in ``Segment``; None where no segment has any.
     teacher_log_probs: float32, NaN where not known; None where no segment has any.
+    teacher_top_ids, teacher_top_log_probs: int32 and float32 [n, k], -1 and NaN where not known;
+      None where no segment has any.
   """
 
   segments: tuple[int, ...]
@@ -58,6 +67,8 @@ class TokenPath:
   segment_of: np.ndarray
   experts: np.ndarray | None = None
   teacher_log_probs: np.ndarray | None = None
+  teacher_top_ids: np.ndarray | None = None
+  teacher_top_log_probs: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -298,26 +309,32 @@ def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
   indices = path(trajectory, leaf)
   chain = [trajectory.segments[i] for i in indices]
   lengths = [len(segment) for segment in chain]
-  arrays = {name: np.concatenate([getattr(s, name) for s in chain]) for name in _FIELDS}
+  arrays: dict[str, Any] = {
+    name: np.concatenate([getattr(s, name) for s in chain]) for name in _FIELDS
+  }
+  for name, fill in TEACHERS_WORD.items():
+    arrays[name] = join_known([getattr(s, name) for s in chain], lengths, fill)
   return TokenPath(
     segments=indices,
     turns=np.repeat(np.array([s.turn for s in chain], np.int32), lengths),
     segment_of=np.repeat(np.array(indices, np.int32), lengths),
     experts=join([s.experts for s in chain], lengths),
-    teacher_log_probs=_join_known([s.teacher_log_probs for s in chain], lengths),
     **arrays,
   )
 
 
-def _join_known(parts: list[np.ndarray | None], lengths: list[int]) -> np.ndarray | None:
-  """Parts of these lengths in one array, NaN where a part is None; None if all are."""
-  if all(part is None for part in parts):
+def join_known(
+  parts: Sequence[np.ndarray | None], lengths: Sequence[int], fill: float
+) -> np.ndarray | None:
+  """Parts [n, ...] of these lengths in one array, ``fill`` where one is None; None if all are."""
+  known = next((part for part in parts if part is not None), None)
+  if known is None:
     return None
-  known = [
-    np.full(n, np.nan, np.float32) if part is None else part
+  filled = [
+    np.full((n, *known.shape[1:]), fill, known.dtype) if part is None else part
     for part, n in zip(parts, lengths, strict=True)
   ]
-  return np.concatenate(known)
+  return np.concatenate(filled)
 
 
 def token_paths(trajectory: Trajectory) -> list[TokenPath]:
@@ -420,6 +437,7 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
       f"{_where(trajectory, index)}: teacher_log_probs is {teacher.dtype}{list(teacher.shape)}; "
       f"allowed: None, or float32[{n}], as there are {n} token ids."
     )
+  _check_candidates(trajectory, index, segment)
   if _is_sound(segment):
     return
   drawn = segment.sampled
@@ -447,6 +465,20 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
         f"{_where(trajectory, index)}: {name}[{at}]={getattr(segment, name)[at]} "
         f"(sampled={bool(drawn[at])}); allowed: {allowed}."
       )
+
+
+def _check_candidates(trajectory: Trajectory, index: int, segment: Segment) -> None:
+  n, ids, log_probs = len(segment), segment.teacher_top_ids, segment.teacher_top_log_probs
+  if ids is None and log_probs is None:
+    return
+  given = [f"{x.dtype}{list(x.shape)}" if x is not None else "None" for x in (ids, log_probs)]
+  k = ids.shape[-1] if ids is not None and ids.ndim == 2 else "k"
+  if given != [f"int32[{n}, {k}]", f"float32[{n}, {k}]"]:
+    raise TrajectoryError(
+      f"{_where(trajectory, index)}: teacher_top_ids and teacher_top_log_probs are "
+      f"{' and '.join(given)}; allowed: None for both, or int32[{n}, k] and float32[{n}, k], as "
+      f"there are {n} token ids."
+    )
 
 
 def _where(trajectory: Trajectory, index: int) -> str:

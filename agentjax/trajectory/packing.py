@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.builder import TokenPath, token_paths
+from agentjax.trajectory.builder import TEACHERS_WORD, TokenPath, join_known, token_paths
 from agentjax.trajectory.experts import join, unrecorded
 from agentjax.trajectory.record import BRANCHES, Trajectory
 
@@ -39,6 +39,8 @@ class PackedSequence:
     experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
     branches: int32 [n], as in ``Batch``; None where it shares nothing.
     teacher_log_probs: float32 [n], NaN where not known; None where not recorded.
+    teacher_top_ids, teacher_top_log_probs: int32 and float32 [n, k], -1 and NaN where not known;
+      None where not recorded.
     source: name of the data set of its task.
     reward_parts: values of the named parts of its reward, without those that are not valid.
     turn_rewards: by part float32 [n], what a turn was paid, on its last token; NaN elsewhere.
@@ -57,12 +59,20 @@ class PackedSequence:
   experts: np.ndarray | None = None
   branches: np.ndarray | None = None
   teacher_log_probs: np.ndarray | None = None
+  teacher_top_ids: np.ndarray | None = None
+  teacher_top_log_probs: np.ndarray | None = None
   source: str = ""
   reward_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   turn_rewards: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
+
+  def unasked(self) -> PackedSequence:
+    """Without what teachers said of it."""
+    return dataclasses.replace(
+      self, teacher_log_probs=None, teacher_top_ids=None, teacher_top_log_probs=None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +110,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           valid=trajectory.reward.valid and not trajectory.status.masked,
           group=group,
           experts=tokens.experts,
-          teacher_log_probs=tokens.teacher_log_probs,
+          **{name: getattr(tokens, name) for name in TEACHERS_WORD},
           source=trajectory.source,
           reward_parts={
             name: part.value
@@ -210,8 +220,7 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
     turn_rewards={name: paid[kept] for name, paid in sequence.turn_rewards.items()},
     experts=None,
     branches=None,
-    teacher_log_probs=None,
-  )
+  ).unasked()
 
 
 def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
@@ -332,10 +341,10 @@ def pack(
   first = within == 0
 
   # Any: numpy stands in for jax arrays until the caller puts the batch on devices.
-  def grid(values: np.ndarray, fill: int | float, dtype: type) -> Any:
-    flat: Any = np.full(num_rows * row_length, fill, dtype)
+  def grid(values: np.ndarray, fill: int | float, dtype: DTypeLike) -> Any:
+    flat: Any = np.full((num_rows * row_length, *values.shape[1:]), fill, dtype)
     flat[cells] = values
-    return flat.reshape(num_rows, row_length)
+    return flat.reshape(num_rows, row_length, *values.shape[1:])
 
   def gather(name: str) -> np.ndarray:
     parts = [getattr(s, name) for s in sequences]
@@ -356,21 +365,15 @@ def pack(
   numbers = np.repeat(np.arange(1, count + 1), lengths)
   chosen: Any = join([s.experts for s in sequences], lengths.tolist())
   if chosen is not None:
-    shape = (num_rows * row_length, *chosen.shape[1:])
-    everywhere = np.full(shape, unrecorded(chosen.dtype), chosen.dtype)
-    everywhere[cells] = chosen
-    chosen = everywhere.reshape(num_rows, row_length, *chosen.shape[1:])
+    chosen = grid(chosen, unrecorded(chosen.dtype), chosen.dtype)
   shared: Any = None
   if any(s.branches is not None for s in sequences):
     alone = [np.zeros(len(s), np.int32) if s.branches is None else s.branches for s in sequences]
     shared = grid(np.concatenate(alone), 0, np.int32)
-  teacher: Any = None
-  if any(s.teacher_log_probs is not None for s in sequences):
-    unknown = [
-      np.full(len(s), np.nan, np.float32) if s.teacher_log_probs is None else s.teacher_log_probs
-      for s in sequences
-    ]
-    teacher = grid(np.concatenate(unknown), np.nan, np.float32)
+  words: dict[str, Any] = {}
+  for name, missing in TEACHERS_WORD.items():
+    said = join_known([getattr(s, name) for s in sequences], lengths.tolist(), missing)
+    words[name] = None if said is None else grid(said, missing, said.dtype)
   return Batch(
     token_ids=grid(gather("token_ids"), pad_id, np.int32),
     segment_ids=grid(numbers, 0, np.int32),
@@ -385,7 +388,7 @@ def pack(
     groups=groups,
     experts=chosen,
     branches=shared,
-    teacher_log_probs=teacher,
+    **words,
   )
 
 

@@ -124,6 +124,10 @@ class Segment:
       ``trajectory.experts``); None where that was not recorded.
     teacher_log_probs: float32 [n], log-prob of the token under a teacher that was asked once and
       for all, nats; NaN where it was not asked. None where no token was put to one.
+    teacher_top_ids: int32 [n, k], candidates for the place of the token, the likeliest first; -1
+      where the teacher was not asked. None where it was asked for none.
+    teacher_top_log_probs: float32 [n, k], log-probs of the candidates under the teacher, nats; NaN
+      where it was not asked. None with ``teacher_top_ids``.
   """
 
   owner: str
@@ -142,6 +146,8 @@ class Segment:
   flags: frozenset[Flag] = frozenset()
   experts: np.ndarray | None = None
   teacher_log_probs: np.ndarray | None = None
+  teacher_top_ids: np.ndarray | None = None
+  teacher_top_log_probs: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.token_ids)

@@ -1,6 +1,7 @@
 """Learning from teachers: who is asked about what, and what the update makes of the answers."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from agentjax.training import OptimizerConfig
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.training.parts import build_parts
+from agentjax.training.precompute import with_answers
 from agentjax.training.teacher import (
   TeacherConfig,
   TeacherHead,
@@ -31,7 +33,8 @@ from agentjax.training.teacher import (
   teacher_divergences,
 )
 from agentjax.trajectory.builder import token_paths
-from agentjax.trajectory.packing import to_sequences, without_prompt
+from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
+from agentjax.trajectory.store import StoreWriter, read_store
 from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, WIDER, episodes, save_policy
@@ -74,13 +77,13 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
     DistillationConfig(),
   )
   trajectories = episodes(sources=("digits", "sums"))
-  found = learner.score_by_teachers(trajectories)
+  found = learner.score_by_teachers(trajectories, DistillationConfig())
   pairs = prefixes_and_responses(trajectories)
   by_wide = models.score_responses(wide, WIDER, *pairs, row_length=128)
   by_plain = models.score_responses(plain, MODEL, *pairs, row_length=128)
   for trajectory, ours, first, second in zip(trajectories, found, by_wide, by_plain, strict=True):
     theirs = first if trajectory.source == "sums" else second
-    np.testing.assert_allclose(ours[1:], theirs.log_probs, atol=2e-5)
+    np.testing.assert_allclose(ours["log_probs"][1:], theirs.log_probs, atol=2e-5)
   assert len({learner.teachers[i].identity for i in range(2)}) == 2
 
 
@@ -101,6 +104,10 @@ def test_a_source_without_a_teacher_is_named():
       "without x, taken above",
     ),
     ({"teachers": (TeacherConfig(""),)}, r"teachers\[0\].path=''"),
+    (
+      {"rollouts": "stored", "teachers": (), "objective": preset("tip")},
+      "form 'sampled' or 'top_k', keep=1 and overlap_top_k=0 on stored",
+    ),
     ({"rollouts": "stored"}, "old_log_probs='behaviour'; allowed: 'recomputed'"),
     (
       {"teachers": (TeacherConfig("a", ("x",)), TeacherConfig("b")), "form": "full"},
@@ -130,7 +137,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path
   save_policy(tmp_path / "teacher", MODEL, seed=1, tokenizer="f" * 64)
   learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
   with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
-    learner.score_by_teachers(episodes())
+    learner.score_by_teachers(episodes(), DistillationConfig())
 
 
 def test_a_folder_is_refused_for_its_tokenizer_and_warned_of_for_its_template(tmp_path, caplog):
@@ -271,6 +278,45 @@ def test_updates_bring_the_student_nearer_to_its_teacher(tmp_path, distillation)
   if distillation.overlap_top_k:
     assert 0 <= seen[0]["distillation/overlap"] <= 1
     assert seen[0]["distillation/entropy_gap"] > 0
+
+
+@pytest.mark.parametrize(
+  ("candidates", "rest", "steps"),
+  [
+    ("student", "bucket", 1),
+    pytest.param("teacher", "renormalise", 2, marks=pytest.mark.slow),
+  ],
+)
+def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, rest, steps):
+  """The same divergences and updates, from a file; the student's candidates are of its start."""
+  save_policy(tmp_path / "teacher", WIDER, seed=1)
+  settings = DistillationConfig(form="top_k", top_k=4, candidates=candidates, rest=rest)
+  live, state = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], settings)
+  # More are stored than are asked for: the likeliest come first.
+  asked = dataclasses.replace(settings, top_k=6).stored
+  with StoreWriter(tmp_path / "stored") as writer:
+    answers = live.score_by_teachers(episodes(), asked, live.policy(state))
+    for trajectory, said in zip(episodes(), answers, strict=True):
+      scored = with_answers(trajectory, said)
+      assert [s.teacher_top_ids is None for s in scored.segments] == [True, False, True, False]
+      writer.append_trajectory(scored)
+  shutil.rmtree(tmp_path / "teacher")
+  without, other = build(tmp_path, (), settings, rollouts="stored")
+  before = jax.tree.map(np.asarray, state.networks.policy)
+  for step in range(1, steps + 1):
+    again = [dataclasses.replace(t, step=step) for t in read_store(tmp_path / "stored")]
+    other, found = without.rl_step(other, again, step)
+    state, wanted = live.rl_step(state, episodes(step), step)
+    for name in ("policy/divergence", "loss", "grad_norm"):
+      assert found[name] == pytest.approx(wanted[name], rel=1e-5)
+  ours, theirs = other.networks.policy, state.networks.policy
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
+  moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, theirs)
+  assert max(jax.tree.leaves(moved)) > 1e-3
+  more = dataclasses.replace(settings, top_k=7)
+  with pytest.raises(ConfigError, match="top_k=7 and 6 candidates a token were stored"):
+    batch = pack_trajectories(again, row_length=64, pad_id=0)
+    without.teachers.ask(more, None, batch, to_sequences(again))
 
 
 def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.builder import TrajectoryBuilder, TrajectoryError, check_trajectory
 from agentjax.trajectory.packing import (
   PackedSequence,
   PackingError,
@@ -43,6 +43,39 @@ def _sequence(length: int, seed: int = 0, **about) -> PackedSequence:
     turns=np.sort(rng.integers(0, 4, length)).astype(np.int32),
     **about,
   )
+
+
+def test_what_a_teacher_said_goes_with_its_tokens_through_a_tree():
+  """-1 and NaN stand on prompts, on what has no candidates and on padding."""
+  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="x")
+  builder.append("user", [1, 2])
+  for parent in (0, 0):
+    builder.append_sampled([3, 4, 5], [-1.0] * 3, [0.0] * 3, 0, parent=parent)
+  trajectory = builder.build(reward=Reward(1.0))
+  for i in (1, 2):
+    segment = trajectory.segments[i]
+    segment.teacher_top_ids = np.arange(6, dtype=np.int32).reshape(3, 2) + 10 * i
+    segment.teacher_top_log_probs = -segment.teacher_top_ids.astype(np.float32)
+  check_trajectory(trajectory)
+  alone = _sequence(4, 7)
+  batch = pack([*to_sequences([trajectory]), alone], row_length=16, pad_id=PAD)
+  assert batch.teacher_log_probs is None
+  parts = unpack(batch.teacher_top_ids, batch.segment_ids, 3)
+  none = [[-1, -1]]
+  np.testing.assert_array_equal(parts[0], 2 * none + [[10, 11], [12, 13], [14, 15]])
+  np.testing.assert_array_equal(parts[1], 2 * none + [[20, 21], [22, 23], [24, 25]])
+  np.testing.assert_array_equal(parts[2], 4 * none)
+  known = batch.teacher_top_ids >= 0
+  assert not known[batch.segment_ids == 0].any()
+  np.testing.assert_array_equal(np.isnan(batch.teacher_top_log_probs), ~known)
+  np.testing.assert_array_equal(
+    batch.teacher_top_log_probs[known], -batch.teacher_top_ids[known].astype(np.float32)
+  )
+  assert batch.unasked().teacher_top_ids is None
+  assert all(s.unasked().teacher_top_log_probs is None for s in to_sequences([trajectory]))
+  trajectory.segments[1].teacher_top_log_probs = None
+  with pytest.raises(TrajectoryError, match=r"int32\[3, 2\] and None; allowed: None for both, or"):
+    check_trajectory(trajectory)
 
 
 LENGTHS = st.lists(st.integers(0, 16), min_size=1, max_size=24)
