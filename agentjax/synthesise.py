@@ -208,7 +208,7 @@ def _predictor(path: str, spans: str | None, console: Console) -> WordClassifier
     except (OSError, ValueError) as error:
       raise ConfigError(
         f"{path} is no boundary predictor ({error}); train one with --spans."
-      ) from (error)
+      ) from error
   texts, found = read_spans(spans)
   try:
     if len(texts) >= _HELD_OUT:
