@@ -110,6 +110,10 @@ def passed_as_user(cases):
     interpreter = _interpreter("user")
   except NoMachine as reason:
     pytest.skip(str(reason))
+  tag = sysconfig.get_config_var("SOABI")  # it shares this Python's packages
+  asked = [interpreter, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"]
+  if subprocess.check_output(asked, text=True).strip() != tag:
+    pytest.skip(f"no {tag} that an ordinary user can read")
   script = pathlib.Path(__file__).with_name("as_user.py")
   done = subprocess.run(
     [interpreter, "-B", str(script), sysconfig.get_paths()["purelib"]],
