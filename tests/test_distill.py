@@ -61,41 +61,35 @@ def experiment(**stage):
   return made
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-  """(folder of stored episodes, checkpoint of the student); the teacher is gone."""
-  root = tmp_path_factory.mktemp("lightning")
+def _precomputed(root, objective):
+  """(folder of stored episodes, checkpoint of the student), its manifest; the teacher is gone."""
   save_policy(root / "teacher", WIDER, seed=1)
   save_policy(root / "student", MODEL, seed=0)
   with StoreWriter(root / "played") as writer:
     for trajectory in episodes(step=0, group=1):
       writer.append_trajectory(trajectory)
   config = experiment(teachers=(TeacherConfig(str(root / "teacher")),))
+  config.rl.objective = objective
   manifest, _ = precompute(
     config, root / "student", root / "stored", episodes=root / "played", extensions=extensions()
   )
-  assert manifest == read_manifest(root / "stored") and manifest.episodes == 4
   shutil.rmtree(root / "teacher")
-  return root / "stored", root / "student"
+  return (root / "stored", root / "student"), manifest
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+  made, manifest = _precomputed(tmp_path_factory.mktemp("lightning"), preset("lightning_opd"))
+  assert manifest == read_manifest(made[0]) and manifest.episodes == 4
+  return made
 
 
 @pytest.fixture(scope="module")
 def candidates(tmp_path_factory):
-  """Likewise, with the log-probs of 4 candidates a token, of the student's likeliest."""
-  root = tmp_path_factory.mktemp("candidates")
-  save_policy(root / "teacher", WIDER, seed=1)
-  save_policy(root / "student", MODEL, seed=0)
-  with StoreWriter(root / "played") as writer:
-    for trajectory in episodes(step=0, group=1):
-      writer.append_trajectory(trajectory)
-  config = experiment(teachers=(TeacherConfig(str(root / "teacher")),))
-  config.rl.objective = top_k(4)
-  manifest, _ = precompute(
-    config, root / "student", root / "stored", episodes=root / "played", extensions=extensions()
-  )
+  """With the log-probs of 4 candidates a token, of the student's likeliest."""
+  made, manifest = _precomputed(tmp_path_factory.mktemp("candidates"), top_k(4))
   assert (manifest.top_k, manifest.candidates) == (4, "student")
-  shutil.rmtree(root / "teacher")
-  return root / "stored", root / "student"
+  return made
 
 
 def top_k(k, **changes):

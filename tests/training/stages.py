@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +123,7 @@ def train_until_killed(made: Run, step: int) -> None:
 
     def dies(state, trajectories, number):
       if number == step:
+        time.sleep(0.05)  # others go on under way
         raise Crash
       return update(state, trajectories, number)
 

@@ -10,21 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from tests.training.credits import FEATURES, credit_run, prepare
 from tests.training.figures import assert_same_figures, free_address
+from tests.training.stages import fingerprints, train_until_killed
 
 _ROOT = pathlib.Path(__file__).parents[2]
-
-
-class Crash(Exception):
-  """Stands for a death in the middle of a run."""
-
-
-def _fingerprints(directory):
-  steps = JournalReader(directory / "journal.log").steps
-  return [steps[i].fingerprint for i in sorted(steps)]
 
 
 @pytest.mark.slow
@@ -52,18 +43,9 @@ def test_adapters_learn_from_the_same_credit_resume_and_replay(feature, tmp_path
     jax.tree.map(np.testing.assert_array_equal, state.reference, start.reference)
 
   cut = credit_run(tmp_path / "cut", feature, tmp_path, lora=True)
-  with pytest.raises(Crash), cut._session() as session:
-    update = session.learner.rl_step
-
-    def dies(state, trajectories, number):
-      if number == 3:
-        raise Crash
-      return update(state, trajectories, number)
-
-    session.learner.rl_step = dies
-    session.train()
+  train_until_killed(cut, 3)
   assert credit_run(tmp_path / "cut", feature, tmp_path, lora=True).train().finished
-  assert _fingerprints(tmp_path / "cut") == _fingerprints(tmp_path / "lora")
+  assert fingerprints(tmp_path / "cut") == fingerprints(tmp_path / "lora")
 
 
 def _start(directory, feature, folder, *, lora, schedule, index=0, address="", mesh=None):

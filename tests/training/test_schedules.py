@@ -19,7 +19,7 @@ from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics, without_times
 from agentjax.trajectory.store import to_record
 from tests.training import stages
-from tests.training.stages import GROUP, SIZE, STEPS, run
+from tests.training.stages import GROUP, SIZE, STEPS, run, train_until_killed
 
 _ROOT = pathlib.Path(__file__).parents[2]
 SYNC = ScheduleConfig()
@@ -165,23 +165,9 @@ def interrupted(directory, schedule, step, number):
   assert child.wait(timeout=120) == (-number if number == signal.SIGKILL else 0)
 
 
-class Crash(Exception):
-  """Stands for a death in the middle of an update: nothing is saved, the journal stays."""
-
-
 def crashed(directory, schedule, step):
-  made = run(directory, schedule)
-  with pytest.raises(Crash), made._session() as session:
-    update = session.learner.rl_step
-
-    def dies(state, trajectories, number):
-      if number == step:
-        time.sleep(0.05)  # others go on under way
-        raise Crash
-      return update(state, trajectories, number)
-
-    session.learner.rl_step = dies
-    session.train()
+  """Nothing is saved, the journal stays."""
+  train_until_killed(run(directory, schedule), step)
 
 
 @pytest.mark.parametrize("step", [3, 6])

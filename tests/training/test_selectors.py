@@ -20,7 +20,7 @@ from agentjax.training.selectors import (
   select_groups,
 )
 from agentjax.trajectory.record import Reward, Segment, Status, Trajectory
-from tests.training.stages import GROUP, SIZE, STEPS, run, staged_experiment
+from tests.training.stages import GROUP, SIZE, STEPS, run, staged_experiment, train_until_killed
 
 GOLDEN = np.array([0.5, 0, 0.3, 0.45, 0.1, 0.49])
 
@@ -216,23 +216,9 @@ def test_in_sync_the_groups_are_the_first_in_order_that_pass(finished):
   assert order[-1] == passed[-1]  # nothing began that was not needed
 
 
-class Crash(Exception):
-  """Stands for a death in the middle of an update."""
-
-
 @pytest.mark.parametrize("schedule", _EACH[:2])
 def test_a_crash_changes_nothing(finished, tmp_path, schedule):
-  made = run(tmp_path / "run", **with_selection(BAND, schedule))
-  with pytest.raises(Crash), made._session() as session:
-    update = session.learner.rl_step
-
-    def dies(state, trajectories, number):
-      if number == 6:
-        raise Crash
-      return update(state, trajectories, number)
-
-    session.learner.rl_step = dies
-    session.train()
+  train_until_killed(run(tmp_path / "run", **with_selection(BAND, schedule)), 6)
   assert run(tmp_path / "run", **with_selection(BAND, schedule)).train().finished
   assert recorded(tmp_path / "run") == recorded(finished(schedule))
 
