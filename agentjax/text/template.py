@@ -9,7 +9,8 @@ A template renders a whole conversation as text. Here it is asked only for what 
   Nemotron) or write a call's arguments in other words cannot change what was sampled.
 
 A template that would change what others said before, for example one that moves the tools to the
-latest user message, raises PrefixError.
+latest user message, raises PrefixError. One that leaves out a content, a call or a tool raises
+TemplateRefusal: a policy must not be taught by, or answer, a conversation with holes.
 
 Contents never become markup. Before rendering, every place in a content where the spelling of an
 added token could begin or end is marked with a character that Unicode keeps for such internal use;
@@ -18,6 +19,7 @@ the rendered text is cut at the spellings that are left, the template's own, and
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import hashlib
@@ -25,7 +27,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -47,10 +49,11 @@ from agentjax.trajectory.record import Message, ToolCall
 _MARK, _STAND_IN = "\ufdd0", "\ufdd1"  # noncharacters: no text for interchange holds them
 _QUESTION = Message("user", "Question")
 _TURN = Message("assistant", _STAND_IN)
+_WORD = "zqword"  # with a number behind it: a content that no template and no tool spells
 
 
 class TemplateRefusal(ValueError):
-  """The template cannot write this conversation; the message is its own."""
+  """The template cannot write this conversation, or would leave a part of it out."""
 
 
 class TemplateChat(Chat):
@@ -96,6 +99,8 @@ class TemplateChat(Chat):
     borders = ({s[0] for s in spellings}, {s[-1] for s in spellings})
     begins, ends = ("".join(map(re.escape, sorted(side))) for side in borders)
     self._guards = re.compile(f"(?<=[{begins}])|(?=[{ends}])")
+    self._complete: set[tuple[Any, ...]] = set()  # shapes of conversations that lose nothing
+    self._arguments_as_text = self._takes_arguments_as_text()
     asked = self._render([_QUESTION], (), ask=False)
     request = self._render([_QUESTION], (), ask=True).removeprefix(asked)
     self._opens_thinking = request.rfind(THINK) > request.rfind(END_THINK)
@@ -136,6 +141,8 @@ class TemplateChat(Chat):
     Raises:
       ValueError: the template would not write this message after its request for a turn, for
         example one without thinking where the request opens it.
+      TemplateRefusal: it leaves out a part of the message, or writes its calls in a way that
+        ``parse`` does not read, so that the policy would learn not to call.
     """
     if message.role != "assistant":
       raise ValueError(f"an assistant turn needs role 'assistant', got {message.role!r}.")
@@ -146,8 +153,18 @@ class TemplateChat(Chat):
         f"the chat template asks for a turn with {asked[-60:]!r} but writes the demonstration "
         f"{message.content[:60]!r} otherwise; set chat.thinking, or give it <think>...</think>."
       )
+    self._check_complete([message], tools, self._after_question, whole[len(asked) :], own=True)
     turn, end, _ = whole[len(asked) :].rpartition(self._end)
-    return self._encode(turn + end)
+    ids = self._encode(turn + end)
+    read = self.parse(ids, tools).calls
+    if [_call_shape(call) for call in read] != [_call_shape(call) for call in message.tool_calls]:
+      raise TemplateRefusal(
+        f"the chat template of {self.tokenizer.name} writes the calls of the demonstration "
+        f"{[call.name for call in message.tool_calls]} as {_unmarked(turn)[-200:]!r}, which does "
+        f"not read as these calls with chat.tool_call_format={self._format!r}. Use the format "
+        "that the template writes ('hermes' or 'xml'), or another chat template."
+      )
+    return ids
 
   def begun(self, text: str) -> list[int]:
     """As in ``Chat``; ``<think>`` and ``</think>`` are thinking where the vocabulary has them."""
@@ -196,13 +213,18 @@ class TemplateChat(Chat):
         "auto",
         "'hermes' or 'xml' for this chat template, which shows no format of tool calls",
       )
+      # What tools will answer is looked at now, not in the middle of an episode.
+      answer = [Message("tool", "Answer")]
+      self._check_complete(answer, tools, self._behind_turn, self._behind_turn(answer, tools))
     whole = self._render(messages, tools, ask=True)
+    self._check_complete(messages, tools, self._whole, whole)
     return self._spans(whole, messages, lambda n: self._render(messages[:n], tools, ask=False))
 
   def _observation(
     self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool]
   ) -> list[Span]:
-    whole = self._after_turn(messages, tools, ask=True)
+    whole = self._behind_turn(messages, tools)
+    self._check_complete(messages, tools, self._behind_turn, whole)
     spans = self._spans(whole, messages, lambda n: self._after_turn(messages[:n], tools, ask=False))
     owner, ids = spans[0]
     spans[0] = Span(owner, ids[1:])
@@ -228,6 +250,84 @@ class TemplateChat(Chat):
         f"{whole[: len(before)][-80:]!r}. Use a template that only appends."
       )
     return parts[1]
+
+  def _whole(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> str:
+    return self._render(messages, tools, ask=True)
+
+  def _behind_turn(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> str:
+    return self._after_turn(messages, tools, ask=True)
+
+  def _after_question(self, messages: Sequence[Message], tools: Sequence[DescribedTool]) -> str:
+    return self._render([_QUESTION, *messages], tools, ask=False)
+
+  def _check_complete(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[DescribedTool],
+    render: Callable[[Sequence[Message], Sequence[DescribedTool]], str],
+    rendered: str,
+    *,
+    own: bool = False,
+  ) -> None:
+    """Raises TemplateRefusal unless every content, call and tool of a conversation is rendered.
+
+    Each text must stand in ``rendered``, as it is or as JSON spells it, but for blanks around it.
+    A short text may stand there by chance, so that each new shape of a conversation is rendered
+    once more with a word of its own in each place.
+
+    Args:
+      messages: the conversation, or its part behind a turn.
+      tools: what is offered in it.
+      render: how its text is made.
+      rendered: that text.
+      own: whether earlier thinking, which templates may drop, must stand there too.
+    """
+    seen = _unmarked(rendered)
+    for at, message in enumerate(messages):
+      for text in _texts(message, own):
+        if not _stands_in(_unmarked(self._guarded(text)), seen):
+          self._refuse_hole(at, message, text)
+    if render == self._whole:
+      missing = [tool.name for tool in tools if not _stands_in(tool.name, seen)]
+      if missing:
+        raise TemplateRefusal(
+          f"the chat template of {self.tokenizer.name} does not tell the policy of the tools "
+          f"{missing}. Use a template that writes its tools, or describe them in "
+          "config.chat.system_prompt."
+        )
+    shape = (render.__name__, tuple(map(_shape, messages)), tuple(tool.name for tool in tools))
+    if shape in self._complete:
+      return
+    words = itertools.count()
+    marked = [_with_words(message, words) for message in messages]
+    shown = render(marked, tools)
+    for at, (message, twin) in enumerate(zip(messages, marked, strict=True)):
+      for text, word in zip(_texts(message, own), _texts(twin, own), strict=True):
+        if word not in shown:
+          self._refuse_hole(at, message, text)
+    self._complete.add(shape)
+
+  def _refuse_hole(self, at: int, message: Message, text: str) -> None:
+    calls = f" with calls of {[c.name for c in message.tool_calls]}" if message.tool_calls else ""
+    raise TemplateRefusal(
+      f"the chat template of {self.tokenizer.name} leaves out or changes {text[:80]!r} of message "
+      f"{at} (role {message.role!r}{calls}). Allowed: a template that writes every content and "
+      "every call; change the folder's chat_template, or do without such messages."
+    )
+
+  def _takes_arguments_as_text(self) -> bool:
+    """Whether the template fails on arguments that are objects and takes them as JSON text."""
+    self._arguments_as_text = False
+    call = Message("assistant", "Words", (ToolCall("name", {"key": "value"}),))
+    try:
+      self._render([_QUESTION, call], (), ask=False)
+    except TemplateRefusal:
+      self._arguments_as_text = True
+      try:
+        self._render([_QUESTION, call], (), ask=False)
+      except TemplateRefusal:  # it takes neither: such a conversation is refused when it comes
+        return False
+    return self._arguments_as_text
 
   def _spans(
     self, whole: str, messages: Sequence[Message], shorter: Callable[[int], str]
@@ -267,8 +367,11 @@ class TemplateChat(Chat):
         **self.tokenizer.special_tokens,
         **self._settings,
       )
-    except _jinja2().TemplateError as error:
-      raise TemplateRefusal(f"the chat template refuses this conversation: {error}") from error
+    except Exception as error:  # a template is a program: it may fail in any way
+      raise TemplateRefusal(
+        f"the chat template of {self.tokenizer.name} refuses a conversation of "
+        f"{', '.join(m.role for m in messages)}: {type(error).__name__}: {error}"
+      ) from error
 
   def _message(self, message: Message) -> dict[str, Any]:
     if message is _TURN:
@@ -289,10 +392,10 @@ class TemplateChat(Chat):
   def _call(self, call: ToolCall) -> dict[str, Any]:
     if call.error is not None:
       raise ValueError(f"a malformed call ({call.error}) has no text to render.")
-    return {
-      "type": "function",
-      "function": {"name": call.name, "arguments": self._guarded(call.arguments)},
-    }
+    arguments = self._guarded(call.arguments)
+    if self._arguments_as_text:
+      arguments = _to_json(arguments)
+    return {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 
   def _guarded(self, value: Any) -> Any:
     """``value`` with marks in all its text, so that none of it reads as an added token."""
@@ -353,6 +456,76 @@ def _unmarked(value: Any) -> Any:
   if isinstance(value, list):
     return [_unmarked(v) for v in value]
   return value
+
+
+def _texts(message: Message, own: bool) -> list[str]:
+  """What must be seen of a message: its content, and the names and texts of its calls."""
+  content = [message.content]
+  if message.role == "assistant":
+    content = re.split(f"{THINK}|{END_THINK}", message.content)[0 if own else -1 :]
+  found = [text.strip() for text in content if text.strip()]
+  for call in message.tool_calls:
+    found += [call.name, *call.arguments, *_leaves(call.arguments)]
+  return found
+
+
+def _leaves(value: Any) -> list[str]:
+  """The texts in a call's arguments; numbers and the like have more than one spelling."""
+  if isinstance(value, str):
+    return [value.strip()] if value.strip() else []
+  values = value.values() if isinstance(value, Mapping) else value
+  return [text for v in values for text in _leaves(v)] if _is_nested(value) else []
+
+
+def _is_nested(value: Any) -> bool:
+  return isinstance(value, Mapping | list | tuple)
+
+
+def _with_words(message: Message, words: Iterator[int]) -> Message:
+  """``message`` with a word of its own in the place of each text that ``_texts`` names."""
+
+  def word(text: str) -> str:
+    return f"{_WORD}{next(words)}z" if text.strip() else text
+
+  def replaced(value: Any) -> Any:
+    if isinstance(value, str):
+      return word(value)
+    if isinstance(value, Mapping):
+      return {k: replaced(v) for k, v in value.items()}
+    return [replaced(v) for v in value] if _is_nested(value) else value
+
+  parts = [message.content]
+  if message.role == "assistant":
+    parts = re.split(f"({THINK}|{END_THINK})", message.content)
+  parts[::2] = map(word, parts[::2])
+  calls = [dataclasses.replace(c, arguments=replaced(c.arguments)) for c in message.tool_calls]
+  return Message(message.role, "".join(parts), tuple(calls))
+
+
+def _shape(message: Message) -> tuple[Any, ...]:
+  """Equal for messages that a template treats alike, whatever their texts are."""
+  tags = re.findall(f"{THINK}|{END_THINK}", message.content)
+  calls = tuple((c.name, json.dumps(_blank(c.arguments))) for c in message.tool_calls)
+  return message.role, bool(message.content.strip()), tuple(tags), calls
+
+
+def _blank(value: Any) -> Any:
+  """The form of a call's arguments: which of their texts are empty, what nests where."""
+  if isinstance(value, Mapping):
+    return {k: _blank(v) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return [_blank(v) for v in value]
+  return bool(value.strip()) if isinstance(value, str) else None
+
+
+def _stands_in(text: str, rendered: str) -> bool:
+  escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+  return text in rendered or any(spelling in rendered for spelling in escaped)
+
+
+def _call_shape(call: ToolCall) -> tuple[Any, ...]:
+  """What a call that is read back shares with the one that was written."""
+  return call.name, sorted(call.arguments), call.error
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -271,12 +271,98 @@ def test_a_demonstration_the_request_does_not_lead_to_is_refused(xml_chat, folde
 
 def test_the_format_of_calls_follows_the_template_or_the_config(folders):
   call = Message("assistant", "", (ToolCall("python", {"code": "1"}),))
-  chat = TemplateChat.from_folder(folders["json"], tool_call_format="xml")
-  (parsed,) = chat.parse(chat.assistant(call, TOOLS), TOOLS).calls
+  chat = TemplateChat.from_folder(folders["json"])
+  xml = TemplateChat.from_folder(folders["json"], tool_call_format="xml")
+  (parsed,) = xml.parse(chat.assistant(call, TOOLS), TOOLS).calls
   assert parsed.error is not None and "<function=NAME>" in parsed.error
   silent = _with_template(folders, _PLAIN.replace("CHANGE", ""))
   with pytest.raises(ConfigError, match="chat.tool_call_format='auto'; allowed: 'hermes' or 'xml'"):
     silent.prompt([Message("user", "x")], TOOLS)
+
+
+# Each leaves something out: what others say, calls, tools, or the end of a long text.
+_TURN_BY_TURN = """\
+{%- for tool in tools or [] %}{{- tool.function.name }}{% endfor %}
+{%- for message in messages %}
+  {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+  {%- for call in message.tool_calls or [] %}
+    {{- '<tool_call>' + CALL + '</tool_call>' }}
+  {%- endfor %}
+  {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+_OBJECT = """'{"name": "' + call.function.name + '", "arguments": ' + ARGUMENTS + '}'"""
+_WHOLE = _TURN_BY_TURN.replace("CALL", _OBJECT)
+_WITH_OBJECTS = _WHOLE.replace("ARGUMENTS", "(call.function.arguments | tojson)")
+_WITH_TEXT = _WHOLE.replace("ARGUMENTS", "call.function.arguments")
+# Writes what a tool said where the call stands, as it finds it further on: without a call, never.
+_LOOKS_AHEAD = _WITH_OBJECTS.replace(
+  "{%- for message in messages %}\n",
+  "{%- for message in messages if message.role != 'tool' %}\n",
+)
+_NO_CALLS = (
+  _TURN_BY_TURN.replace("CALL", "''").replace("<tool_call>", "").replace("</tool_call>", "")
+)
+_CUTS = _WITH_OBJECTS.replace("(message.content or '')", "(message.content or '')[:40]")
+_NO_TOOLS = _WITH_OBJECTS.replace("tool.function.name", "''")
+_CALLING = Message("assistant", "I compute.", (ToolCall("python", {"code": 'print("3")', "n": 3}),))
+
+
+@pytest.mark.parametrize("template", [_WITH_OBJECTS, _WITH_TEXT])
+def test_arguments_may_be_objects_or_text(folders, template):
+  chat = _with_template(folders, template)
+  (call,) = chat.parse(chat.assistant(_CALLING, TOOLS), TOOLS).calls
+  assert call == _CALLING.tool_calls[0]
+
+
+@pytest.mark.parametrize(
+  ("template", "lost"),
+  [
+    (_LOOKS_AHEAD, ["'Answer'", "'tool'"]),
+    (_NO_TOOLS, ["['python']", "config.chat.system_prompt"]),
+    (_CUTS, ["message 0", "'user'"]),
+  ],
+)
+def test_a_template_that_leaves_out_what_others_say_is_refused_before_an_episode(
+  folders, template, lost
+):
+  chat = _with_template(folders, template, tool_call_format="hermes")
+  with pytest.raises(TemplateRefusal) as caught:
+    chat.prompt([Message("user", "A question of more than forty characters, all of it.")], TOOLS)
+  assert all(part in str(caught.value) for part in lost)
+
+
+@pytest.mark.parametrize(
+  ("template", "call_format", "lost"),
+  [
+    (_NO_CALLS, "hermes", ["python", "'assistant'"]),
+    (_WITH_OBJECTS, "xml", ["'python'", "chat.tool_call_format='xml'"]),
+    (_WITH_OBJECTS.replace('"arguments"', '"parameters"'), "hermes", ["'python'", "'hermes'"]),
+  ],
+)
+def test_a_demonstration_that_would_teach_not_to_call_is_refused(
+  folders, template, call_format, lost
+):
+  chat = _with_template(folders, template, tool_call_format=call_format)
+  with pytest.raises(TemplateRefusal) as caught:
+    chat.assistant(_CALLING, TOOLS)
+  assert all(part in str(caught.value) for part in lost)
+
+
+def test_a_short_content_is_missed_though_its_letters_stand_elsewhere(folders):
+  template = _WITH_OBJECTS.replace(
+    "(message.content or '')", "(message.content if message.role != 'user' else 'a fixed text')"
+  )
+  with pytest.raises(TemplateRefusal, match="message 0"):
+    _with_template(folders, template).prompt([Message("user", "a")])
+
+
+def test_thinking_that_a_template_drops_from_the_history_is_no_loss(json_chat):
+  turn = Message("assistant", "<think>\nwhy\n</think>\n\nseven")
+  history = [Message("user", "3+4?"), turn, Message("user", "And 5?")]
+  texts = "".join(text for _, text in _texts(json_chat, json_chat.prompt(history)))
+  assert "seven" in texts and "why" not in texts
 
 
 def test_a_system_prompt_stands_before_conversations_without_one(folders):
@@ -314,7 +400,7 @@ def test_a_template_that_cannot_be_used_is_refused(folders, template, message):
   ],
 )
 def test_a_template_is_confined_and_may_refuse(folders, attack):
-  with pytest.raises(TemplateRefusal, match="refuses this conversation"):
+  with pytest.raises(TemplateRefusal, match="refuses a conversation of user"):
     _with_template(folders, attack + _PLAIN.replace("CHANGE", ""))
 
 
