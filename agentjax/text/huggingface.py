@@ -15,6 +15,7 @@ from typing import Any
 from agentjax.text.tokenizer import ROUND_TRIP_PROBE, TokenizerError, valid_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPACE = "\u2581"  # sentencepiece writes a space as this character
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _MEANING = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 
@@ -25,6 +26,12 @@ class HuggingFaceTokenizer:
   Added tokens (``<|im_end|>``, ``<think>``, ``<tool_call>`` and the like) are markup: ``encode``
   never yields one, whatever the text spells. Only what writes conversations places them, by their
   ids in ``controls``. Ids without a token, which some vocabularies have, decode to nothing.
+
+  Vocabularies in sentencepiece's manner (Gemma) also add plain words: runs of line breaks and of
+  spaces, HTML tags. These are text: ``encode`` gives the ids that the tokenizers package gives. An
+  added token is text where it is not special, the model's own vocabulary holds it, and it is blank
+  or the folder's chat template does not write it. Such vocabularies write a space as U+2581, so
+  that this character comes back as a space.
 
   Args:
     directory: the folder.
@@ -54,16 +61,19 @@ class HuggingFaceTokenizer:
     )
     state = read_json(path)
     added = _added_tokens(state, files[0])
+    words = (state.get("model") or {}).get("vocab") or {}
+    template = _chat_template(folder) or ""
+    markup = [token for token in added if not _is_text(token, words, template)]
     try:
       self._full = tokenizers.Tokenizer.from_str(json.dumps({**state, "added_tokens": added}))
-      self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_added(state, added)))
+      self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_markup(state, added, markup)))
     except Exception as error:  # the package raises bare Exception
       raise TokenizerError(f"{path} is not a tokenizer: {error}.") from error
     for side in (self._full, self._plain):
       side.no_truncation()
       side.no_padding()
     self.name = f"Hugging Face ({folder.name})"
-    self.controls: Mapping[str, int] = MappingProxyType({t["content"]: t["id"] for t in added})
+    self.controls: Mapping[str, int] = MappingProxyType({t["content"]: t["id"] for t in markup})
     for spelling, i in self.controls.items():
       if self._full.token_to_id(spelling) != i:
         raise TokenizerError(
@@ -79,11 +89,20 @@ class HuggingFaceTokenizer:
     meaning = {name: state.get(name) for name in _MEANING} | {"added_tokens": added}
     self._fingerprint = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
     for probe in (ROUND_TRIP_PROBE, ROUND_TRIP_PROBE.strip()):
-      if (again := self.decode(self.encode(probe))) != probe:
+      again = self.decode(self.encode(probe))
+      if again not in (probe, probe.replace(_SPACE, " ")):
         raise TokenizerError(
           f"{path} does not keep text as it is: {probe!r} came back as {again!r}. Vocabularies on "
-          "bytes (Qwen, Nemotron, Llama 3) do."
+          "bytes (Qwen, Nemotron, Llama 3), and those of Gemma, do."
         )
+    parts = ("two", "words ", " apart")
+    together = self.decode([i for part in parts for i in self.encode(part)])
+    if together != "".join(parts):
+      raise TokenizerError(
+        f"{path} writes a text otherwise where it stands behind another: {parts} came back as "
+        f"{together!r}. Allowed: a vocabulary that puts no space before a text (its normalizer and "
+        "pre_tokenizer prepend nothing)."
+      )
 
   def encode(self, text: str) -> list[int]:
     ids: list[int] = self._plain.encode(valid_text(text), add_special_tokens=False).ids
@@ -115,7 +134,7 @@ class HuggingFaceTokenizer:
       if i not in self._control_ids:
         found[i] = self._piece_bytes(piece)
     probe = self.encode(ROUND_TRIP_PROBE)
-    if b"".join(found[i] or b"" for i in probe) != ROUND_TRIP_PROBE.encode():
+    if b"".join(found[i] or b"" for i in probe) != self.decode(probe).encode():
       raise TokenizerError(
         f"the pieces of {self.name} do not spell the bytes of a text (decoder "
         f"{', '.join(self._decoders) or 'none'}); grammars need a vocabulary on bytes."
@@ -129,7 +148,7 @@ class HuggingFaceTokenizer:
       return bytes(table[c] for c in piece) if known else None
     if "ByteFallback" in self._decoders and _BYTE_PIECE.fullmatch(piece):
       return bytes([int(piece[3:5], 16)])
-    return piece.replace("\u2581", " ").encode()
+    return piece.replace(_SPACE, " ").encode()
 
   def fingerprint(self) -> str:
     return self._fingerprint
@@ -144,18 +163,23 @@ def read_chat_template(directory: str | os.PathLike[str]) -> str:
     TokenizerError: there is none.
   """
   folder = Path(directory)
+  template = _chat_template(folder)
+  if template is None:
+    raise TokenizerError(
+      f"{folder} has no chat template: neither chat_template.jinja nor a chat_template in "
+      "tokenizer_config.json. Use the folder of an instruction-tuned model, or add a template."
+    )
+  return template
+
+
+def _chat_template(folder: Path) -> str | None:
   file = folder / "chat_template.jinja"
   if file.is_file():
     return file.read_text(encoding="utf-8")
   template = read_json(folder / "tokenizer_config.json").get("chat_template")
   if isinstance(template, list):
     template = {t.get("name"): t.get("template") for t in template}.get("default")
-  if not isinstance(template, str):
-    raise TokenizerError(
-      f"{folder} has no chat template: neither chat_template.jinja nor a chat_template in "
-      "tokenizer_config.json. Use the folder of an instruction-tuned model, or add a template."
-    )
-  return template
+  return template if isinstance(template, str) else None
 
 
 def read_stop_ids(
@@ -224,10 +248,10 @@ def _added_tokens(state: Mapping[str, Any], config: Mapping[str, Any]) -> list[d
   added = []
   for i in sorted(by_id):
     token = by_id[i]
-    if any(token.get(flag) for flag in flags[:3]) or len(token["content"]) < 2:
+    if any(token.get(flag) for flag in flags[:3]):
       raise TokenizerError(
-        f"added token {token['content']!r} takes in what stands around it or has a single "
-        "character; allowed: tokens of two and more characters without lstrip, rstrip, single_word."
+        f"added token {token['content']!r} takes in what stands around it; allowed: tokens "
+        "without lstrip, rstrip, single_word."
       )
     plain = {flag: bool(token.get(flag, False)) for flag in flags}
     special = bool(token.get("special", False))
@@ -235,13 +259,36 @@ def _added_tokens(state: Mapping[str, Any], config: Mapping[str, Any]) -> list[d
   return added
 
 
-def _without_added(state: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """The tokenizer that knows no added token, so that text which spells one stays text."""
+def _is_text(token: Mapping[str, Any], words: Any, template: str) -> bool:
+  """Whether an added token is a plain word (see ``HuggingFaceTokenizer``).
+
+  Raises:
+    TokenizerError: markup of a single character, which no text could be kept from spelling.
+  """
+  spelling = token["content"]
+  blank = not spelling.replace(_SPACE, " ").strip()
+  held = isinstance(words, dict) and spelling in words
+  if not token["special"] and held and (blank or spelling not in template):
+    return True
+  if len(spelling) < 2:
+    raise TokenizerError(
+      f"added token {spelling!r} has a single character; allowed: markup of two and more."
+    )
+  return False
+
+
+def _without_markup(
+  state: Mapping[str, Any],
+  added: Sequence[Mapping[str, Any]],
+  markup: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+  """The tokenizer that knows no markup, so that text which spells it stays text."""
   model = dict(state.get("model") or {})
-  spelled = {token["content"] for token in added}
+  spelled = {token["content"] for token in markup}
   if isinstance(model.get("vocab"), dict):
     model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in spelled}
-  return {**state, "model": model, "added_tokens": [], "post_processor": None}
+  text = [token for token in added if token["content"] not in spelled]
+  return {**state, "model": model, "added_tokens": text, "post_processor": None}
 
 
 def _special_tokens(*files: Mapping[str, Any]) -> dict[str, str]:

@@ -197,6 +197,61 @@ def write_vocabulary(
   (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
 
 
+GEMMA_CONTROLS = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<think>")
+GEMMA_WORDS = (
+  "\n",
+  "\n\n",
+  "\n\n\n",
+  "\u2581\u2581",
+  "\u2581\u2581\u2581",
+  "\t\t",
+  "<table>",
+  "[@BOS@]",
+)
+GEMMA_TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+  {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) }}
+  {{- '\\n' + message.content + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{% endif %}
+{#- thinking stands between <think> and its end -#}
+"""
+
+
+def write_gemma_vocabulary(directory: pathlib.Path) -> None:
+  """tokenizer.json in the form of Gemma's: merges over characters, U+2581 for a space, bytes for
+  what has no piece, markup and added words (line breaks, spaces, tags) in the vocabulary."""
+  directory.mkdir(parents=True, exist_ok=True)
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True))
+  tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+  tokenizer.decoder = tokenizers.decoders.Sequence(
+    [
+      tokenizers.decoders.Replace("\u2581", " "),
+      tokenizers.decoders.ByteFallback(),
+      tokenizers.decoders.Fuse(),
+    ]
+  )
+  pieces = [*GEMMA_CONTROLS, *GEMMA_WORDS, *(f"<0x{byte:02X}>" for byte in range(256))]
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=len(pieces) + 200, special_tokens=pieces, show_progress=False
+  )
+  tokenizer.train_from_iterator(CORPUS * 8, trainer)
+  state = json.loads(tokenizer.to_str())
+  state["model"]["byte_fallback"] = True
+  plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+  state["added_tokens"] = [
+    {"id": i, "content": piece, **plain, "special": piece in GEMMA_CONTROLS[:-1]}
+    for i, piece in enumerate(pieces[: len(GEMMA_CONTROLS) + len(GEMMA_WORDS)])
+  ]
+  (directory / "tokenizer.json").write_text(json.dumps(state))
+  settings = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+  (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+  (directory / "chat_template.jinja").write_text(GEMMA_TEMPLATE)
+  (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
+
+
 def write_model(
   folder: pathlib.Path, tokenizer: HuggingFaceTokenizer, successors: list[tuple[int, int]]
 ) -> None:

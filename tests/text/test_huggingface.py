@@ -14,8 +14,17 @@ from agentjax.text.huggingface import (
   read_chat_template,
   read_stop_ids,
 )
+from agentjax.text.template import TemplateChat
 from agentjax.text.tokenizer import TokenizerError
-from tests.text.folders import CONTROLS, CORPUS, write_vocabulary
+from agentjax.trajectory.record import Message
+from tests.text.folders import (
+  CONTROLS,
+  CORPUS,
+  GEMMA_CONTROLS,
+  GEMMA_WORDS,
+  write_gemma_vocabulary,
+  write_vocabulary,
+)
 
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from([*CONTROLS, *CORPUS, "<|im_", "e\u0301"]))
 
@@ -163,6 +172,101 @@ def test_files_that_disagree_or_are_missing_are_named(folder, tokenizer, tmp_pat
   (tmp_path / "tokenizer_config.json").write_text("{}")
   with pytest.raises(TokenizerError, match="has no chat template"):
     read_chat_template(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def gemma_folder(tmp_path_factory):
+  directory = tmp_path_factory.mktemp("gemma")
+  write_gemma_vocabulary(directory)
+  return directory
+
+
+@pytest.fixture(scope="module")
+def gemma(gemma_folder):
+  return HuggingFaceTokenizer(gemma_folder)
+
+
+@pytest.fixture(scope="module")
+def gemma_reference(gemma_folder):
+  return tokenizers.Tokenizer.from_file(str(gemma_folder / "tokenizer.json"))
+
+
+_GEMMA_TEXTS = st.lists(
+  st.one_of(
+    st.text(max_size=20),
+    st.text(" \n\t\u2581<>aT", max_size=12),
+    st.sampled_from([*GEMMA_WORDS, *CORPUS, "<0x41>", "<tab", "le>", "\r\n", "\U0001f600"]),
+  ),
+  max_size=30,
+).map("".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=_GEMMA_TEXTS)
+def test_ids_of_sentencepiece_vocabularies_are_the_packages(gemma, gemma_reference, text):
+  text = text.encode("utf-8", "ignore").decode()
+  for control in GEMMA_CONTROLS:
+    text = text.replace(control, "")
+  ids = gemma.encode(text)
+  assert ids == gemma_reference.encode(text, add_special_tokens=False).ids
+  assert gemma.decode(ids) == text.replace("\u2581", " ")
+  spelled = b"".join(gemma.token_bytes()[i] for i in ids)
+  assert spelled.decode() == text.replace("\u2581", " ")
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts=st.lists(st.one_of(st.sampled_from(GEMMA_CONTROLS), _GEMMA_TEXTS), max_size=6))
+def test_sentencepiece_text_never_holds_markup(gemma, parts):
+  text = "".join(parts)
+  ids = gemma.encode(text)
+  assert not set(ids) & set(gemma.controls.values())
+  assert gemma.decode(ids) == text.replace("\u2581", " ")
+
+
+def test_added_words_are_text_and_what_the_template_writes_is_markup(gemma, gemma_folder, tmp_path):
+  assert set(gemma.controls) == set(GEMMA_CONTROLS)
+  words = ["\n", "\n\n", "\n\n\n", "<table>", "\t\t"]
+  assert [gemma.decode(gemma.encode(word)) for word in words] == words
+  assert all(len(gemma.encode(word)) == 1 for word in words)
+  shutil.copytree(gemma_folder, tmp_path / "m")
+  (tmp_path / "m" / "chat_template.jinja").write_text("{{ '<table>' }}")
+  assert "<table>" in HuggingFaceTokenizer(tmp_path / "m").controls
+
+
+def test_conversations_of_sentencepiece_vocabularies_have_the_packages_ids(
+  gemma_folder, gemma_reference
+):
+  chat = TemplateChat.from_folder(gemma_folder)
+  question, answer = "Two  words\n\nand <table>", "print(total)\n\n\n"
+  prompt = [i for span in chat.prompt([Message("user", question)]) for i in span.ids]
+  turn = chat.assistant(Message("assistant", answer))
+  after = [i for span in chat.observation([Message("user", "\n7")], turn) for i in span.ids]
+  text = (
+    f"<bos><start_of_turn>user\n{question}<end_of_turn>\n<start_of_turn>model\n{answer}<end_of_turn>\n"
+    "<start_of_turn>user\n\n7<end_of_turn>\n<start_of_turn>model\n"
+  )
+  reference = gemma_reference.encode(text, add_special_tokens=False).ids
+  assert prompt + turn + after == reference
+  assert chat.parse(turn).text == answer
+
+
+@pytest.mark.parametrize("prepend", ["normalizer", "pre_tokenizer"])
+def test_a_vocabulary_that_puts_a_space_before_texts_is_refused(gemma_folder, tmp_path, prepend):
+  state = json.loads((gemma_folder / "tokenizer.json").read_text())
+  if prepend == "normalizer":
+    steps = [{"type": "Prepend", "prepend": "\u2581"}, state["normalizer"]]
+    state["normalizer"] = {"type": "Sequence", "normalizers": steps}
+  else:
+    state["normalizer"] = None
+    state["pre_tokenizer"] = {
+      "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False
+    }  # fmt: skip
+  state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in GEMMA_CONTROLS]
+  strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+  state["decoder"]["decoders"].append(strip)
+  changed = _change(gemma_folder, tmp_path / "m", "tokenizer.json", **state)
+  with pytest.raises(TokenizerError, match="stands behind another|does not keep text"):
+    HuggingFaceTokenizer(changed)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tokenizer):
