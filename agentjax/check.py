@@ -16,8 +16,9 @@ import sys
 from absl import flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.training.flags import define_config_flag, main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _TASKS = flags.DEFINE_integer("tasks", 8, "Training tasks to check, from the start.", lower_bound=1)

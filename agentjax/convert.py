@@ -19,15 +19,14 @@ import math
 import os
 import pathlib
 import shutil
-import sys
 from typing import Any
 
 from absl import flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
-from agentjax.training.flags import main
 
 _INPUT = flags.DEFINE_string(
   "input", None, "Hugging Face folder, run directory or RUN/checkpoints/STEP.", required=True
@@ -270,22 +269,18 @@ def run(argv: list[str]) -> None:
   del argv
   from agentjax.training.progress import print_table
 
-  try:
-    if _is_folder(pathlib.Path(_INPUT.value)):
-      summary = to_checkpoint(
-        _INPUT.value, _OUTPUT.value, overrides=_overrides(), tokenizer=_TOKENIZER.value
-      )
-    else:
-      summary = to_folder(
-        _INPUT.value,
-        _OUTPUT.value,
-        dtype=_DTYPE.value,
-        max_shard_bytes=int(_SHARD_GB.value * 1e9),
-        tokenizer_from=_TOKENIZER_FROM.value,
-      )
-  except CheckpointError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  if _is_folder(pathlib.Path(_INPUT.value)):
+    summary = to_checkpoint(
+      _INPUT.value, _OUTPUT.value, overrides=_overrides(), tokenizer=_TOKENIZER.value
+    )
+  else:
+    summary = to_folder(
+      _INPUT.value,
+      _OUTPUT.value,
+      dtype=_DTYPE.value,
+      max_shard_bytes=int(_SHARD_GB.value * 1e9),
+      tokenizer_from=_TOKENIZER_FROM.value,
+    )
   rows = [
     ("family", summary.family),
     ("parameters", f"{summary.parameters:,}"),

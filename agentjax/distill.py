@@ -14,13 +14,11 @@ was warmed up on: that should be the teacher, and a warning says where it is not
 
 from __future__ import annotations
 
-import sys
-
 from absl import flags
 from rich.console import Console
 
-from agentjax.files import CheckpointError
-from agentjax.training.flags import define_config_flag, main
+from agentjax.command import main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -44,19 +42,15 @@ def run(argv: list[str]) -> None:
   del argv
   from agentjax.training.precompute import precompute
 
-  try:
-    manifest, timing = precompute(
-      _CONFIG.value,
-      _CHECKPOINT.value,
-      _OUTPUT.value,
-      tasks=_TASKS.value,
-      samples=_SAMPLES.value,
-      episodes=_EPISODES.value,
-      demonstrations_by=_DEMONSTRATIONS_BY.value,
-    )
-  except CheckpointError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  manifest, timing = precompute(
+    _CONFIG.value,
+    _CHECKPOINT.value,
+    _OUTPUT.value,
+    tasks=_TASKS.value,
+    samples=_SAMPLES.value,
+    episodes=_EPISODES.value,
+    demonstrations_by=_DEMONSTRATIONS_BY.value,
+  )
   Console().print(
     f"{_OUTPUT.value}: {manifest.episodes:,} episodes, {manifest.tokens:,} sampled tokens; "
     f"{timing.playing:.1f} s playing, {timing.scoring:.1f} s scoring",

@@ -14,8 +14,9 @@ import json
 from absl import flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.files import write_atomically
-from agentjax.training.flags import define_config_flag, main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(

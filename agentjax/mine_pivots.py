@@ -26,9 +26,9 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.data.agent_trajectories import TrajectoryForm, read_trajectories
-from agentjax.data.errors import DataError
 from agentjax.data.pivots import (
   PivotRow,
   candidates,
@@ -38,7 +38,7 @@ from agentjax.data.pivots import (
 )
 from agentjax.files import write_atomically
 from agentjax.tools.declared import DeclaredTool, read_tools
-from agentjax.training.flags import define_config_flag, main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
@@ -112,10 +112,7 @@ def run(argv: list[str]) -> None:
     )
     if not verdict.stale:
       return
-  try:
-    rows = _rows()
-  except DataError as error:
-    raise ConfigError(str(error)) from error
+  rows = _rows()
   if _TURNS.value is not None and _TURNS.value < len(rows):
     chosen = np.random.default_rng(_CONFIG.value.seed).permutation(len(rows))[: _TURNS.value]
     rows = [rows[i] for i in sorted(chosen)]

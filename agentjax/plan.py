@@ -21,6 +21,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
+from agentjax.command import main
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
   Plan,
@@ -31,7 +32,7 @@ from agentjax.planning.compile import (
 )
 from agentjax.sharding import MESH_AXES, MeshConfig, make_mesh, row_multiple
 from agentjax.training.experiment import Experiment
-from agentjax.training.flags import define_config_flag, main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(

@@ -17,8 +17,9 @@ import pathlib
 from absl import flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.training.flags import define_config_flag, main
+from agentjax.training.flags import define_config_flag
 from agentjax.trajectory.record import Trajectory
 
 _CONFIG = define_config_flag()

@@ -40,14 +40,11 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.data.errors import DataError
 from agentjax.data.synthesis_folder import Report
 from agentjax.data.tessy import TessyConfig, WordClassifier, read_spans
-from agentjax.files import CheckpointError
 from agentjax.rewards.c2 import C2Config
-from agentjax.rewards.endpoint import JudgeRefusedError
-from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.training.c2_synthesis import (
   JudgeModelConfig,
   generator_config,
@@ -55,9 +52,8 @@ from agentjax.training.c2_synthesis import (
   read_pairs,
   synthesise_rubrics,
 )
-from agentjax.training.flags import define_config_flag, main, register_types
+from agentjax.training.flags import define_config_flag, register_types
 from agentjax.training.progress import ProgressDisplay
-from agentjax.training.reward_models import TooLongError
 from agentjax.training.synthesis import WriterConfig, synthesise_traces
 
 _CONFIG = define_config_flag()
@@ -106,13 +102,7 @@ def run(argv: list[str]) -> None:
   method = _METHOD.value
   _check_flags(method, sys.argv[1:])
   console = Console()
-  try:
-    _tessy(console) if method == "tessy" else _rubrics(console)
-  except (
-    DataError, CheckpointError, JudgeUnavailableError, JudgeRefusedError, TooLongError
-  ) as error:  # fmt: skip
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+  _tessy(console) if method == "tessy" else _rubrics(console)
 
 
 def _check_flags(method: str, arguments: list[str]) -> None:
@@ -229,4 +219,4 @@ def _say(console: Console, text: str) -> None:
 
 
 if __name__ == "__main__":
-  main(run)
+  main(run, needs_config=False)

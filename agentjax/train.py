@@ -15,7 +15,8 @@ import sys
 from absl import flags
 from rich.console import Console
 
-from agentjax.training.flags import define_config_flag, main
+from agentjax.command import main
+from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
 _WORKDIR = flags.DEFINE_string(

@@ -142,7 +142,7 @@ class SentencePieceTokenizer:
     except (OSError, RuntimeError) as error:
       raise TokenizerError(
         f"{path} is not a readable sentencepiece model ({error}); train one with "
-        "python -m agentjax.text.train_tokenizer."
+        "python -m agentjax.train_tokenizer."
       ) from error
     self.name = "sentencepiece"
     self.special = SpecialTokens()
@@ -155,7 +155,7 @@ class SentencePieceTokenizer:
       raise TokenizerError(
         f"{path} starts with the pieces {names[: len(SPECIAL_SPELLINGS)]}; ids 0..7 must be the "
         f"control pieces {list(SPECIAL_SPELLINGS)}. Train the model with "
-        "python -m agentjax.text.train_tokenizer."
+        "python -m agentjax.train_tokenizer."
       )
     ids = {name: i for i, name in enumerate(names)}
     byte_ids = [ids.get(f"<0x{byte:02X}>", -1) for byte in range(NUM_BYTES)]

@@ -812,17 +812,22 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
     )
   if file.suffix == ".json":
     try:
-      values = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+      values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
       raise ConfigError(f"--config={str(path)!r} is not JSON: {error}.") from error
     return Experiment.from_dict(values)
   spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ConfigError(f"--config={str(path)!r} defines no get_config().")
-  experiment = module.get_config()
+  try:
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+      raise ConfigError(f"--config={str(path)!r} defines no get_config().")
+    experiment = module.get_config()
+  except ConfigError:
+    raise
+  except Exception as error:  # the file is a program: it may fail in any way
+    raise ConfigError(f"--config={str(path)!r} fails: {type(error).__name__}: {error}") from error
   if not isinstance(experiment, Experiment):
     raise ConfigError(
       f"--config={str(path)!r}: get_config() returned {type(experiment).__name__}; "

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import sys
 import types
 import typing
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from agentjax.config import Config, ConfigError
@@ -65,31 +64,10 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
           + f" Allowed: {', '.join(sorted(hints))}."
         )
       where = f"{where}.{part}"
-      nested = _config_type(hints[part])
+      nested = config_type(hints[part])
       if nested is None and i + 1 < len(parts):
         raise ConfigError(f"{where} is a single value and has no field {parts[i + 1]!r}.")
       cls = nested or cls
-
-
-def main(run: typing.Callable[[list[str]], Any]) -> None:
-  """``app.run`` with settings errors shown as one line instead of a traceback."""
-  from absl import app
-
-  def guarded(argv: list[str]) -> Any:
-    if not flags.FLAGS["verbosity"].present:
-      logging.set_verbosity(logging.WARNING)  # libraries tell every file they write
-    try:
-      return run(argv)
-    except ConfigError as error:
-      print(f"error: {error}", file=sys.stderr)
-      sys.exit(2)
-
-  try:
-    check_overrides(sys.argv)
-  except ConfigError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
-  app.run(guarded)
 
 
 def _parse_root(path: Any) -> Experiment:
@@ -159,7 +137,8 @@ def _parse_text(text: str, option: Any) -> Any:
   return option(text)
 
 
-def _config_type(hint: Any) -> type[Config] | None:
+def config_type(hint: Any) -> type[Config] | None:
+  """The Config among the alternatives of a type hint."""
   for option in _alternatives(hint):
     if isinstance(option, type) and issubclass(option, Config):
       return option
@@ -175,7 +154,7 @@ def register_types(cls: type[Config]) -> None:
   hints = typing.get_type_hints(cls)
   for field in dataclasses.fields(cls):
     hint = hints[field.name]
-    nested = _config_type(hint)
+    nested = config_type(hint)
     if nested is not None:
       field.type = hint
       register_types(nested)

@@ -13,7 +13,7 @@ DATA = os.environ.get("AGENTJAX_DATA")
 
 def _run(*flags: str) -> subprocess.CompletedProcess[str]:
   return subprocess.run(
-    [sys.executable, "-m", "agentjax.text.train_tokenizer", *flags],
+    [sys.executable, "-m", "agentjax.train_tokenizer", *flags],
     capture_output=True,
     text=True,
     check=False,

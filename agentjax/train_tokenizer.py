@@ -1,6 +1,6 @@
 r"""Trains a sentencepiece vocabulary from text files.
 
-  python -m agentjax.text.train_tokenizer --input=corpus.txt --output=tokenizer.model \
+  python -m agentjax.train_tokenizer --input=corpus.txt --output=tokenizer.model \
       --vocab_size=4096
 
 The same files in the same order give the same model, byte for byte.
@@ -9,14 +9,14 @@ The same files in the same order give the same model, byte for byte.
 from __future__ import annotations
 
 import gzip
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from absl import app, flags
+from absl import flags
 
+from agentjax.command import main
 from agentjax.text.tokenizer import SentencePieceTokenizer, TokenizerError, train_sentencepiece
 
 _INPUT = flags.DEFINE_multi_string(
@@ -57,22 +57,19 @@ def read_lines(paths: Sequence[str]) -> Iterator[str]:
       ) from error
 
 
-def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected arguments {argv[1:]}; files are named with --input.")
-  try:
-    size = train_sentencepiece(
-      read_lines(_INPUT.value),
-      _OUTPUT.value,
-      _VOCAB_SIZE.value,
-      model_type=cast(Literal["bpe", "unigram"], _MODEL_TYPE.value),
-      character_coverage=_CHARACTER_COVERAGE.value,
-    )
-  except TokenizerError as error:
-    sys.exit(f"train_tokenizer: {error}")
+def run(argv: list[str]) -> None:
+  """Entry point; see the module's docstring."""
+  del argv
+  size = train_sentencepiece(
+    read_lines(_INPUT.value),
+    _OUTPUT.value,
+    _VOCAB_SIZE.value,
+    model_type=cast(Literal["bpe", "unigram"], _MODEL_TYPE.value),
+    character_coverage=_CHARACTER_COVERAGE.value,
+  )
   fingerprint = SentencePieceTokenizer(_OUTPUT.value).fingerprint()
   print(f"{Path(_OUTPUT.value)}: {size} ids, fingerprint {fingerprint[:16]}")
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main(run)

@@ -1,0 +1,43 @@
+"""``python -m agentjax COMMAND``: the same as ``python -m agentjax.COMMAND``, and ``fields``."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+COMMANDS = {
+  "train": "trains an experiment, resumes it, replays a step",
+  "evaluate": "measures a checkpoint on held-out tasks",
+  "fields": "lists the fields of a config: agentjax fields rl.optimizer",
+  "check": "tries to cheat a config's rewards",
+  "rescore": "computes the rewards of stored episodes again",
+  "distill": "stores episodes with what teachers say of them",
+  "synthesise": "makes training data with models that are there already",
+  "mine_pivots": "finds the turns of trajectories that are worth training on",
+  "plan": "compiles a run for TPUs that are not there",
+  "train_tokenizer": "makes a vocabulary from text",
+  "convert": "Hugging Face folder to checkpoint and back",
+}
+
+
+def main() -> None:
+  """Runs the command that the first word names."""
+  words = sys.argv[1:]
+  if not words or words[0] in ("-h", "--help"):
+    width = max(map(len, COMMANDS))
+    print("agentjax COMMAND [--flag=value ...]; each command has --help.\n")
+    print("\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items()))
+    sys.exit(0 if words else 2)
+  if words[0] not in COMMANDS:
+    print(f"error: no command {words[0]!r}; allowed: {', '.join(COMMANDS)}.", file=sys.stderr)
+    sys.exit(2)
+  if words[0] == "fields":
+    from agentjax.fields import main as fields
+
+    sys.exit(fields(words[1:]))
+  sys.argv = [f"agentjax {words[0]}", *words[1:]]
+  runpy.run_module(f"agentjax.{words[0]}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+  main()

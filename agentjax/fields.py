@@ -1,0 +1,98 @@
+"""Lists the fields of a config: name, type, default, meaning.
+
+  python -m agentjax fields rl.optimizer
+  python -m agentjax fields learning_rate
+
+The word is the beginning of fields' names, or a part of one. Without a word all fields are listed.
+Each is set by ``--config.FIELD=VALUE``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator, Sequence
+
+from agentjax.config import Config
+from agentjax.training.experiment import Experiment
+from agentjax.training.flags import config_type, describe_hint
+
+_ATTRIBUTE = re.compile(r"^  (\w[\w, ]*):[ \n]")
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldInfo:
+  """One value that ``--config.NAME=VALUE`` sets."""
+
+  name: str
+  allowed: str
+  default: str
+  meaning: str
+
+
+def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[FieldInfo]:
+  """The single values of a tree of settings, in order; also those of parts that may be None."""
+  hints, meanings = typing.get_type_hints(cls), _meanings(cls)
+  for field in dataclasses.fields(cls):
+    name, hint = f"{path}{field.name}", hints[field.name]
+    inner = config_type(hint)
+    if inner is not None:
+      yield from list_fields(inner, f"{name}.")
+      continue
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+      default = field.default_factory()
+    shown = "required" if default is dataclasses.MISSING else repr(default)
+    yield FieldInfo(name, describe_hint(hint), shown, meanings.get(field.name, ""))
+
+
+def find_fields(word: str) -> list[FieldInfo]:
+  """Fields whose name begins with ``word``; if there are none, those that contain it."""
+  fields = list(list_fields())
+  word = word.removeprefix("--").removeprefix("config.").rstrip(".")
+  begins = [f for f in fields if f.name == word or f.name.startswith(f"{word}.") or not word]
+  return begins or [f for f in fields if word in f.name]
+
+
+def describe_field(field: FieldInfo) -> str:
+  """Lines for a terminal."""
+  head = f"--config.{field.name}=  ({field.allowed}; default {field.default})"
+  return "\n".join([head, *textwrap.wrap(field.meaning, 92, initial_indent="    ",
+                                         subsequent_indent="    ")])  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Prints the fields; the exit status is 2 where no field has the word."""
+  if len(arguments) > 1 or any(a in ("-h", "--help") for a in arguments):
+    print(__doc__)
+    return 0 if len(arguments) == 1 else 2
+  found = find_fields(arguments[0] if arguments else "")
+  if not found:
+    print(f"error: no field has {arguments[0]!r} in its name.", file=sys.stderr)
+    return 2
+  print("\n".join(map(describe_field, found)))
+  return 0
+
+
+def _meanings(cls: type[Config]) -> dict[str, str]:
+  """What the "Attributes:" of a class's docstring say, by the name of the field."""
+  found: dict[str, str] = {}
+  for base in reversed(cls.__mro__):
+    if not (isinstance(base, type) and issubclass(base, Config)):
+      continue
+    _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+    names: list[str] = []
+    for line in section.splitlines():
+      if match := _ATTRIBUTE.match(f"{line} "):
+        names = [name.strip() for name in match[1].split(",")]
+        line = line[match.end() - 1 :]
+        found |= dict.fromkeys(names, "")
+      elif line and not line.startswith("  "):
+        break
+      for name in names:
+        found[name] = f"{found[name]} {line.strip()}".strip()
+  return found
