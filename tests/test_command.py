@@ -62,7 +62,7 @@ def test_a_command_line_that_cannot_be_used_ends_with_one_line_and_2(tmp_path, w
     ("raise OSError(28, 'No space left on device', 'weights')", "No space left on device: weights"),
     ("open('/proc/nosuch/file', 'w')", "No such file or directory: /proc/nosuch/file"),
     (
-      "from agentjax.config import ConfigError; raise ConfigError('line 3\\\\nis no object')",
+      "from agentjax.config import ConfigError as E; raise E('line 3' + chr(10) + 'is no object')",
       "line 3 is no object",
     ),
   ],

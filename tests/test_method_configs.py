@@ -17,10 +17,10 @@ def test_a_config_is_valid(name):
   load_experiment(_CONFIGS / f"{name}_word_problems.py").validate()
 
 
-@pytest.mark.parametrize("name", ["c2_generator", "c2_verifier", "rubric_judged"])
+@pytest.mark.parametrize("name", ["c2_generator", "c2_verifier", "rubric_judged", "supervised"])
 def test_a_config_of_a_pretrained_model_lacks_its_folder_alone(name):
   experiment = load_experiment(_CONFIGS / f"{name}.py")
-  if name == "rubric_judged":
+  if name in ("rubric_judged", "supervised"):
     with pytest.raises(ConfigError, match="set --config.data.path=DIR"):
       experiment.validate()
     experiment.data.path = "rubrics"

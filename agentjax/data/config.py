@@ -27,11 +27,14 @@ _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
 
 @dataclasses.dataclass(unsafe_hash=True)
 class JsonlConfig(Config):
-  """JSONL files in the folder ``config.data.path``, a task a row (``data.jsonl_tasks``).
+  """Files of rows in the folder ``config.data.path``, a task a row (``data.jsonl_tasks``).
 
   Attributes:
     name: kept in the tasks as their source.
-    train_file, test_file: the files; test_file "" is none.
+    train_file, test_file: each a JSONL file (.gz too), a Parquet file, a folder of either Parquet
+      or Arrow files (``datasets`` writes them with ``save_to_disk``), or the name of a split,
+      whose files are ``SPLIT-*.parquet``, here or in ``data/`` (as in a copy of a Hugging Face
+      data set). Parquet and Arrow need the extra ``agentjax[parquet]``. test_file "" is none.
     question_field, answer_field: texts; answer_field "" where rows have no final answer.
     response_field: field with what the assistant answers, for supervised learning; "" reads none.
     messages_field: field with a whole conversation, in the place of question and response; what

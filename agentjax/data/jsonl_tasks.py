@@ -1,4 +1,4 @@
-"""Tasks of JSONL files: questions with answers, worked solutions, whole conversations."""
+"""Tasks of rows in files: questions with answers, worked solutions, whole conversations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from agentjax.data.agent_trajectories import check_turns, openai_messages
 from agentjax.data.errors import DataError
-from agentjax.data.jsonl import read_jsonl, require_text
+from agentjax.data.jsonl import require_text
+from agentjax.data.tables import read_rows
 from agentjax.tools.declared import DECLARED_TOOLS, read_tools
 from agentjax.trajectory.record import Message, Task
 
@@ -26,13 +27,13 @@ def load_jsonl(
   first_id: int = 0,
   limit: int | None = None,
 ) -> list[Task]:
-  """Tasks of a JSONL file.
+  """Tasks of a JSONL file, a Parquet file, or a folder of Parquet or Arrow files.
 
   A row's ``metadata``, an object, becomes the task's, and its ``tools`` what the task declares;
   further fields are ignored.
 
   Args:
-    path: the file.
+    path: the file or folder (``tables.read_rows``).
     source: name of the data set, kept in every task.
     question_field: text that a user says.
     answer_field: final answer; "" where rows have none, and every task's is then "".
@@ -41,15 +42,15 @@ def load_jsonl(
       none. What stands before the first assistant's message is the prompt, and the rest, if there
       is any, up to an assistant's, the demonstration. ``reasoning_content`` is kept within
       ``<think>`` tags.
-    first_id: id of the task in line 1; ids follow the lines.
+    first_id: id of the task in row 1; ids follow the rows.
     limit: at most so many rows, from the start; None reads all.
 
   Raises:
-    DataError: as ``read_jsonl``, or a row without one of the fields or with a value that does not
-      fit, with line and field.
+    DataError: as ``read_rows``, or a row without one of the fields or with a value that does not
+      fit, with row and field.
   """
   tasks: list[Task] = []
-  for line, row in read_jsonl(path):
+  for line, row in read_rows(path):
     if limit is not None and len(tasks) >= limit:
       break
     demonstration: tuple[Message, ...] = ()
