@@ -2,8 +2,9 @@
 
 A task's ``answer`` is the gold query; ``metadata["database"]`` is the path of its SQLite file. The
 policy's last turn holds its query in a fence marked ``sql``, or after ``####``. It is judged by
-what it returns, next to what the gold query returns, on the database and on perturbed copies of it:
-a query that is right by accident, or that states the rows it has seen, fails on those.
+what it returns, next to what the gold query returns, on the database and on perturbed copies of it
+on which the gold query returns something else: a query that is right by accident, or that states
+the rows it has seen, fails on those. A question that no such copy is found for has no verdict.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-import functools
 import pathlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from agentjax.config import Config, check
 from agentjax.envs.environment import Environment, Observation
 from agentjax.envs.question import QuestionEnvironment
-from agentjax.envs.sql_copies import perturbed_copy
+from agentjax.envs.sql_copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
 from agentjax.envs.world import Places, World
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
@@ -31,8 +32,11 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.sql import SqlTool
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
+T = TypeVar("T")
+
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _MOST_CHARACTERS = 20_000  # of a query; no question needs more
+_CELL_BYTES = 64  # that a value takes in memory besides its text
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -41,9 +45,14 @@ class SqlEnvironmentConfig(Config):
 
   Attributes:
     query_seconds: longest time of a query on one database.
-    copies: perturbed copies a query is judged on, besides the database itself; 0 for none.
-    drop: share of the rows that a copy drops from each table.
-    max_rows: longest result that is compared; a longer one matches nothing.
+    copies: perturbed copies a query is judged on, besides the database itself; 0 for none. On each
+      of them the gold query gives another result than on the database.
+    candidates: copies that are looked at to find these.
+    drop: share of the rows that a copy drops from each table; some drop more, some less.
+    no_copies: a question whose gold query gives the same result on every candidate. "refuse": no
+      verdict, the reward is invalid; "tables": a query must read every table that the gold query
+      reads, which one that states the rows can do.
+    max_rows, max_bytes: longest result that is compared; a longer one matches nothing.
     tolerance: relative, between numbers of two results.
     any_column_order: whether a query may give its columns in another order than the gold one.
     concurrency: queries judged at once; no more than the sandbox runs.
@@ -51,9 +60,12 @@ class SqlEnvironmentConfig(Config):
   """
 
   query_seconds: float = 5.0
-  copies: int = 2
+  copies: int = 3
+  candidates: int = 32
   drop: float = 0.3
+  no_copies: Literal["refuse", "tables"] = "refuse"
   max_rows: int = 10_000
+  max_bytes: int = 4 * 2**20
   tolerance: float = 1e-6
   any_column_order: bool = False
   concurrency: int = 4
@@ -64,7 +76,14 @@ class SqlEnvironmentConfig(Config):
     check(self.query_seconds > 0, f"{path}.query_seconds", self.query_seconds, "seconds > 0")
     check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
     check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
+    check(self.max_bytes >= 1, f"{path}.max_bytes", self.max_bytes, ">= 1")
     check(self.copies >= 0, f"{path}.copies", self.copies, ">= 0")
+    check(
+      self.candidates >= self.copies,
+      f"{path}.candidates",
+      self.candidates,
+      f">= copies ({self.copies})",
+    )
     check(0 <= self.drop < 1, f"{path}.drop", self.drop, "0 <= drop < 1")
     check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, ">= 0")
 
@@ -80,7 +99,7 @@ class SqlEnvironment(QuestionEnvironment):
 
   async def reset(self, task: Task, key: int) -> Observation:
     observation = await super().reset(task, key)
-    database = await asyncio.to_thread(_read_database, task.metadata["database"])
+    database = await asyncio.to_thread(read_database, task.metadata["database"])
     for tool in self._tools:
       tool.assign(self._episode, database)
     return observation
@@ -111,10 +130,40 @@ class SqlVerdict:
   reason: str = ""
 
 
+class _Kept:
+  """Values by key, as many as fit into ``max_bytes``: those used last. Safe in threads."""
+
+  def __init__(self, max_bytes: int):
+    self._max_bytes = max_bytes
+    self._values: collections.OrderedDict[Any, tuple[Any, int]] = collections.OrderedDict()
+    self._bytes = 0
+    self._lock = threading.Lock()
+
+  def get(self, key: Any) -> Any | None:
+    """The value, or None where it is not kept."""
+    with self._lock:
+      if key not in self._values:
+        return None
+      self._values.move_to_end(key)
+      return self._values[key][0]
+
+  def put(self, key: Any, value: T, size: int) -> T:
+    """Keeps a value of ``size`` bytes, unless it is too large by itself; returns it."""
+    with self._lock:
+      if key not in self._values and size <= self._max_bytes:
+        self._values[key] = value, size
+        self._bytes += size
+      while self._bytes > self._max_bytes:
+        _, (_, freed) = self._values.popitem(last=False)
+        self._bytes -= freed
+    return value
+
+
 class SqlJudge:
   """Compares queries with gold ones; verdicts and gold results are kept.
 
-  May be used from many threads and event loops at once.
+  May be used from many threads and event loops at once. A gold query is trusted: the copies are
+  chosen by running it in this process. What a policy wrote runs in the sandbox.
 
   Args:
     sandbox: where queries run; not the one that episodes hold, if they can hurt it.
@@ -125,29 +174,70 @@ class SqlJudge:
     self._sandbox = sandbox
     self._config = config
     self._places = Places(config.concurrency)
-    self._kept: collections.OrderedDict[tuple[str, str], list[SqlResult]] = (
-      collections.OrderedDict()
-    )
-    self._lock = threading.Lock()
+    self._kept = _Kept(64 * 2**20)
+    self._choosing = threading.Lock()
 
   async def judge(self, database: str, gold: str, query: str) -> SqlVerdict:
     """The verdict on ``query``.
 
     Raises:
       SandboxError: the sandbox failed.
-      ValueError: the gold query does not run on the database, or gives too many rows.
+      ValueError: the gold query does not run on the database or gives too long a result; or no copy
+        changes its result and ``config.no_copies`` is "refuse".
     """
-    copies = database_copies(database, self._config.copies, self._config.drop)
-    wanted = await self._results(database, copies, gold)
+    key = ("verdict", database, gold, query)
+    if (verdict := self._kept.get(key)) is not None:
+      return verdict
+    databases = await asyncio.to_thread(self._databases, database, gold)
+    right = ("gold", database, gold)
+    if (wanted := self._kept.get(right)) is None:
+      wanted = await self._run(databases, gold)
+      self._kept.put(right, wanted, _size(wanted))
     if wanted[0].error or not wanted[0].complete:
-      problem = wanted[0].error or f"more than max_rows={self._config.max_rows} rows"
+      limits = f"max_rows={self._config.max_rows} or max_bytes={self._config.max_bytes}"
+      problem = wanted[0].error or f"a longer result than {limits}"
       raise ValueError(f"the gold query {gold!r} on {database}: {problem}")
-    got = await self._results(database, copies, query)
+    checked = len(databases) > 1 or self._config.copies == 0
+    if not checked and self._config.no_copies == "refuse":
+      raise ValueError(
+        f"the gold query {gold!r} gives the same result on {database} and on all "
+        f"{self._config.candidates} copies, so stating it would pay; leave the question out, or "
+        'raise config.environment.sql.candidates, or set config.environment.sql.no_copies="tables"'
+      )
+    got = await self._run(databases, query)
+    verdict = self._compare(wanted, got, gold, all_tables=not checked)
+    size = 2 * (len(gold) + len(query) + len(database) + len(verdict.reason))
+    return self._kept.put(key, verdict, size)
+
+  def _databases(self, database: str, gold: str) -> list[bytes]:
+    """The database, and its copies on which the gold query gives something else."""
+    config, key = self._config, ("copies", database, gold)
+    with self._choosing:  # one at a time: members of a group ask for the same
+      if (chosen := self._kept.get(key)) is None:
+        chosen = choose_copies(
+          read_database(database),
+          gold,
+          copies=config.copies,
+          candidates=config.candidates if config.copies else 0,
+          drop=config.drop,
+          seconds=config.query_seconds,
+          max_rows=config.max_rows,
+          tolerance=config.tolerance,
+          make=lambda how: database_copy(database, how),
+        )
+        self._kept.put(key, chosen, 2 * (len(database) + len(gold)) + 1000)
+    return [read_database(database), *(database_copy(database, how) for how in chosen)]
+
+  def _compare(
+    self, wanted: Sequence[SqlResult], got: Sequence[SqlResult], gold: str, *, all_tables: bool
+  ) -> SqlVerdict:
     if got[0].error:
       return SqlVerdict(False, 0.0, False, got[0].error)
     shared = max(0.0, overlap(wanted[0].rows, got[0].rows))
     if wanted[0].tables and not got[0].tables & wanted[0].tables:
       return SqlVerdict(False, 0.0, True, "it reads none of the tables that the answer is in")
+    if all_tables and (unread := wanted[0].tables - got[0].tables):
+      return SqlVerdict(False, shared, True, f"it does not read {', '.join(sorted(unread))}")
     for index, (right, answer) in enumerate(zip(wanted, got, strict=True)):
       if right.error or not right.complete:  # a copy that the gold query cannot judge on
         continue
@@ -172,24 +262,16 @@ class SqlJudge:
     )
     return "" if same else "other rows"
 
-  async def _results(self, database: str, copies: Sequence[bytes], query: str) -> list[SqlResult]:
-    with self._lock:
-      if (kept := self._kept.get((database, query))) is not None:
-        self._kept.move_to_end((database, query))
-        return kept
+  async def _run(self, databases: Sequence[bytes], query: str) -> list[SqlResult]:
     async with self._places.place():
-      results = await run_sql(
+      return await run_sql(
         self._sandbox,
-        copies,
-        [(index, query) for index in range(len(copies))],
+        databases,
+        [(index, query) for index in range(len(databases))],
         seconds=self._config.query_seconds,
         max_rows=self._config.max_rows,
+        max_bytes=self._config.max_bytes,
       )
-    with self._lock:
-      self._kept[database, query] = results
-      while len(self._kept) > 2048:
-        self._kept.popitem(last=False)
-    return results
 
   async def verdict(self, trajectory: Trajectory, task: Task) -> SqlVerdict:
     """The verdict on a trajectory's answer; one without an answer does not match."""
@@ -210,16 +292,32 @@ class SqlJudge:
     return Reward(float((await self.verdict(trajectory, task)).runs))
 
 
-@functools.lru_cache(maxsize=64)
-def database_copies(path: str, copies: int, drop: float) -> tuple[bytes, ...]:
-  """The contents of a SQLite file, then of its perturbed copies 1..copies."""
-  database = pathlib.Path(path).read_bytes()
-  return (database, *(perturbed_copy(database, k, drop=drop) for k in range(1, copies + 1)))
+_DATABASES = _Kept(256 * 2**20)
 
 
-@functools.lru_cache(maxsize=64)
-def _read_database(path: str) -> bytes:
-  return pathlib.Path(path).read_bytes()
+def read_database(path: str) -> bytes:
+  """The contents of a SQLite file; the same ones for the whole run."""
+  return _kept_file((path, None), lambda: pathlib.Path(path).read_bytes())
+
+
+def database_copy(path: str, how: Perturbation) -> bytes:
+  """A perturbed copy of a SQLite file."""
+  return _kept_file((path, how), lambda: perturbed_copy(read_database(path), how))
+
+
+def _kept_file(key: tuple[str, Perturbation | None], make: Callable[[], bytes]) -> bytes:
+  if (content := _DATABASES.get(key)) is None:
+    content = make()
+    _DATABASES.put(key, content, len(content))
+  return content
+
+
+def _size(results: Sequence[SqlResult]) -> int:
+  """About the bytes that results take in memory."""
+  cells = (cell for result in results for row in result.rows for cell in row)
+  return sum(
+    _CELL_BYTES + (4 * len(cell) if isinstance(cell, str | bytes) else 0) for cell in cells
+  )
 
 
 def sql_world(

@@ -59,7 +59,13 @@ def run(database, query):
   try:
     cursor = connection.execute(query)
     columns = [column[0] for column in cursor.description or ()]
-    rows = cursor.fetchmany(most + 1)
+    rows, size, complete = [], 0, True
+    for row in cursor:
+      size += sum(len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row)
+      if len(rows) == most or size > REQUEST["max_bytes"]:
+        complete = False
+        break
+      rows.append(row)
   except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
     if str(error) == "interrupted":
       return {"error": f"stopped after {REQUEST['seconds']:g} s"}
@@ -67,8 +73,7 @@ def run(database, query):
   finally:
     connection.close()
   rows = [[{"hex": c.hex()} if isinstance(c, bytes) else c for c in row] for row in rows]
-  return {"columns": columns, "rows": rows[:most], "complete": len(rows) <= most,
-          "tables": sorted(tables)}
+  return {"columns": columns, "rows": rows, "complete": complete, "tables": sorted(tables)}
 
 for database, query in REQUEST["statements"]:
   print(json.dumps(run(database, query)), flush=True)
@@ -83,7 +88,7 @@ class SqlResult:
     error: why it gave nothing, "" where it gave a result.
     columns: names of the columns; known also where there are no rows.
     rows: the rows in the order SQLite gave them.
-    complete: False where there were more rows than were asked for.
+    complete: False where there were more rows, or longer ones, than were asked for.
     tables: lower-case names of the tables it read from.
   """
 
@@ -101,6 +106,7 @@ async def run_sql(
   *,
   seconds: float = 5.0,
   max_rows: int = 10_000,
+  max_bytes: int = 4 * 2**20,
   limits: SandboxLimits | None = None,
 ) -> list[SqlResult]:
   """Runs statements one after another in one fresh process, and gives one result each.
@@ -114,6 +120,7 @@ async def run_sql(
     statements: (index of a database, SQL) pairs; one statement each.
     seconds: longest time of one statement.
     max_rows: rows kept of one.
+    max_bytes: characters and bytes of the rows kept of one; a number counts for 8.
     limits: other bounds of the process; its clocks follow from ``seconds``.
 
   Raises:
@@ -133,6 +140,7 @@ async def run_sql(
     "statements": [(f"{index}.sqlite", query) for index, query in statements],
     "seconds": seconds,
     "max_rows": max_rows,
+    "max_bytes": max_bytes,
   }
   outcome = await run_once(
     sandbox,

@@ -15,7 +15,7 @@ from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
 from agentjax.data.spider import SpiderConfig, load_spider, read_recorded_sql
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.envs.sql import SqlEnvironmentConfig, SqlJudge, database_copies, read_query
+from agentjax.envs.sql import SqlEnvironmentConfig, SqlJudge, read_database, read_query
 from agentjax.envs.sql_results import overlap
 from agentjax.sandbox.process import ProcessSandbox
 from agentjax.sandbox.sqlite import run_sql
@@ -144,10 +144,10 @@ def test_gold_passes_and_recorded_rewards_are_ours_on_a_sample_of_spider():
 
 @needs_data
 @pytest.mark.slow
-def test_all_gold_queries_of_spider_pass_and_copies_tell_most_results_apart():
-  tasks = load_spider(SpiderConfig(drop_empty=False, test_databases=()), FOLDER).train
-  assert len(tasks) == 1034
-  asyncio.run(_check(tasks, []))
+def test_all_gold_queries_of_spider_pass():
+  # 18 questions to the empty tables of wta_1 are refused, and 8 others.
+  tasks = load_spider(SpiderConfig(test_databases=("wta_1",)), FOLDER).train
+  assert asyncio.run(_check(tasks, [])) == (8, 0)
 
 
 @needs_data
@@ -167,19 +167,27 @@ def test_the_recorded_rewards_of_spider_are_ours_but_for_differences_of_mysql():
 
 
 async def _check(golds, pairs):
-  """Asserts that gold queries pass; counts the recorded rewards that are ours to 0.011."""
+  """Asserts that gold queries pass; counts the recorded rewards that are ours to 0.011, and all.
+
+  Without pairs it counts the questions that no copy can check.
+  """
   config = SqlEnvironmentConfig()
   sandbox = ProcessSandbox()
   try:
     judge = SqlJudge(sandbox, config)
-    for task in golds:
-      verdict = await judge.judge(task.metadata["database"], task.answer, task.answer)
-      assert verdict.match and verdict.overlap == 1.0, task
     agree = turns = 0
+    for task in golds:
+      try:
+        verdict = await judge.judge(task.metadata["database"], task.answer, task.answer)
+      except ValueError as error:
+        assert "no_copies" in str(error)
+        agree += 1
+        continue
+      assert verdict.match and verdict.overlap == 1.0, task
     for task, episode in pairs:
       if not episode.queries:
         continue
-      (database,) = database_copies(task.metadata["database"], 0, 0.3)
+      database = read_database(task.metadata["database"])
       queries = [task.answer, *episode.queries]
       gold, *results = await run_sql(sandbox, [database], [(0, q) for q in queries], seconds=2.0)
       scored = list(zip(results, episode.rewards, strict=True))

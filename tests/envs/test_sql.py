@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 
@@ -10,14 +11,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.envs.environment import Action
-from agentjax.envs.sql import (
-  SqlEnvironmentConfig,
-  SqlJudge,
-  database_copies,
-  read_query,
-  sql_world,
-)
-from agentjax.envs.sql_copies import perturbed_copy
+from agentjax.envs.sql import SqlEnvironmentConfig, SqlJudge, _Kept, read_query, sql_world
+from agentjax.envs.sql_copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
 from agentjax.sandbox.process import ProcessSandbox
 from agentjax.sandbox.sqlite import run_sql
@@ -39,9 +34,22 @@ def _database(path):
     "INSERT INTO pet VALUES (?, ?, ?, ?)",
     [(i, i % 10 + 1, ("cat", "dog", "owl")[i % 3], 10.5 - 0.25 * i) for i in range(1, 31)],
   )
+  connection.execute("CREATE TABLE hut (pet INT REFERENCES pet (id), colour TEXT)")
   connection.commit()
   connection.close()
   return str(path)
+
+
+def _query(raw, *queries):
+  """The rows of each query on the contents of a database."""
+  with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+    connection.deserialize(raw)
+    return [connection.execute(query).fetchall() for query in queries]
+
+
+def _read(path):
+  with open(path, "rb") as file:
+    return file.read()
 
 
 @pytest.fixture(scope="module")
@@ -130,23 +138,141 @@ def test_overlap_is_intersection_over_union_times_kendalls_tau():
 
 
 def test_a_copy_keeps_the_schema_and_its_references_but_not_the_contents(database):
-  original, first, second = database_copies(database, 2, 0.3)
-  again = perturbed_copy(original, 1)
-  assert first == again and first != second
+  original = _read(database)
+  first, second = (perturbed_copy(original, Perturbation(seed)) for seed in (1, 2))
+  assert first == perturbed_copy(original, Perturbation(1)) and first != second
+  lost = "SELECT * FROM pet WHERE owner NOT IN (SELECT id FROM owner)"
+  pets, schema = "SELECT id, owner, kind, weight FROM pet", "SELECT sql FROM sqlite_master"
   rows = {}
   for name, raw in (("original", original), ("copy", first)):
-    connection = sqlite3.connect(":memory:")
-    connection.deserialize(raw)
-    rows[name] = connection.execute("SELECT id, owner, kind, weight FROM pet").fetchall()
-    lost = connection.execute("SELECT * FROM pet WHERE owner NOT IN (SELECT id FROM owner)")
-    assert lost.fetchall() == []
-    assert connection.execute("SELECT sql FROM sqlite_master").fetchall()[0][0].startswith("CREATE")
-    connection.close()
+    rows[name], orphans, described = _query(raw, pets, lost, schema)
+    assert orphans == [] and described[0][0].startswith("CREATE")
   assert 0 < len(rows["copy"]) < len(rows["original"])
   keys = {(i, owner) for i, owner, _, _ in rows["original"]}
   assert {(i, owner) for i, owner, _, _ in rows["copy"]} <= keys  # keys stay together
   assert not {r[:4] for r in rows["copy"]} <= {r[:4] for r in rows["original"]}  # values do not
   assert {w for *_, w in rows["copy"]} <= {w for *_, w in rows["original"]}  # and none is new
+
+
+def test_no_table_loses_all_rows_and_what_dangled_before_stays():
+  connection = sqlite3.connect(":memory:")
+  connection.executescript(SCHEMA)
+  connection.execute("INSERT INTO owner VALUES (1, 'a'), (2, 'b')")
+  connection.execute("INSERT INTO pet VALUES (1, 2, 'cat', 1.0), (2, 77, 'dog', 2.0)")
+  raw = connection.serialize()
+  connection.close()
+  for seed in range(20):
+    copy = perturbed_copy(raw, Perturbation(seed, drop=0.9))
+    (pets,), (owners,) = _query(copy, "SELECT count(*) FROM pet", "SELECT count(*) FROM owner")
+    assert pets[0] >= 1 and owners[0] >= 1
+  whole = perturbed_copy(raw, Perturbation(1, drop=0.0))
+  assert _query(whole, "SELECT owner FROM pet ORDER BY id") == [[(2,), (77,)]]
+
+
+STATED = (
+  GOLD,
+  "SELECT count(*) FROM pet",
+  "SELECT DISTINCT kind FROM pet",  # which no share of dropped rows changes
+  "SELECT count(*) FROM pet WHERE kind = 'emu'",  # 0, and so on every plain copy
+  "SELECT max(weight) FROM pet",
+  "SELECT kind FROM pet GROUP BY kind HAVING count(*) > 3",
+  "SELECT name FROM owner WHERE id NOT IN (SELECT owner FROM pet WHERE kind = 'cat')",
+)
+
+
+@pytest.mark.parametrize("gold", STATED)
+def test_stated_rows_never_match_and_the_gold_query_always_does(database, gold):
+  (rows,) = _query(_read(database), gold)
+  values = ", ".join(f"({', '.join(map(repr, row))})" for row in rows)
+  stated = f"SELECT column1 FROM (VALUES {values}), (SELECT 1 FROM owner), (SELECT 1 FROM pet)"
+  queries = [gold, f"{stated} LIMIT {len(rows)}", f"VALUES {values}"]
+
+  async def work(judge):
+    return [(await judge.judge(database, gold, query)).match for query in queries]
+
+  assert _judge(work) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+  ("gold", "same"),
+  [
+    (
+      "SELECT count(*) FROM pet WHERE kind = 'cat'",
+      "SELECT sum(CASE WHEN kind = 'cat' THEN 1 ELSE 0 END) FROM pet",  # NULL on no rows
+    ),
+    (
+      "SELECT owner FROM pet GROUP BY owner ORDER BY sum(weight) DESC LIMIT 1",
+      "SELECT owner FROM (SELECT owner, sum(weight) AS w FROM pet GROUP BY owner) "
+      "ORDER BY w DESC LIMIT 1",
+    ),
+    (
+      "SELECT kind FROM pet GROUP BY kind ORDER BY count(*) DESC, max(weight) DESC LIMIT 1",
+      "SELECT kind FROM (SELECT kind, count(*) AS n, max(weight) AS w FROM pet GROUP BY kind) "
+      "ORDER BY n DESC, w DESC LIMIT 1",
+    ),
+    (
+      "SELECT count(*) FROM pet JOIN owner ON pet.owner = owner.id WHERE name = 'o3'",
+      "SELECT count(*) FROM pet WHERE owner = (SELECT id FROM owner WHERE name = 'o3')",
+    ),
+    (
+      "SELECT count(*) FROM pet JOIN owner ON pet.owner = owner.id WHERE name = 'Bo'",
+      "SELECT count(*) FROM pet WHERE owner = (SELECT id FROM owner WHERE name = 'Bo')",
+    ),
+  ],
+)
+def test_a_query_that_means_the_same_matches(database, gold, same):
+  async def work(judge):
+    return await judge.judge(database, gold, same)
+
+  assert _judge(work).match
+
+
+def test_copies_on_which_equals_decide_are_left_out(database):
+  # Kinds have ten pets each: on most copies some two of them tie.
+  gold = "SELECT kind FROM pet GROUP BY kind ORDER BY count(*) DESC LIMIT 1"
+  raw = _read(database)
+  chosen = choose_copies(raw, gold, copies=3, candidates=32)
+  assert chosen
+  for how in chosen:
+    (counts,) = _query(
+      perturbed_copy(raw, how), "SELECT count(*) FROM pet GROUP BY kind ORDER BY 1 DESC"
+    )
+    assert counts[0] != counts[1]
+
+
+def test_a_question_that_no_copy_changes_has_no_verdict_unless_reading_is_enough(database):
+  gold = "SELECT count(*) FROM hut JOIN pet ON hut.pet = pet.id"  # there are no huts
+
+  async def refuse(judge):
+    with pytest.raises(ValueError, match=r"no_copies=\"tables\""):
+      await judge.judge(database, gold, gold)
+
+  async def judged(judge):
+    some = "SELECT 0 FROM pet LIMIT 1"
+    return [(await judge.judge(database, gold, query)).match for query in (gold, some)]
+
+  _judge(refuse)
+  assert _judge(judged, no_copies="tables") == [True, False]
+
+
+def test_what_is_kept_is_bounded_by_its_bytes():
+  kept = _Kept(100)
+  for key, size in (("a", 40), ("b", 40), ("huge", 1000)):
+    assert kept.put(key, key.upper(), size) == key.upper()
+  assert kept.get("huge") is None and kept.get("a") == "A"
+  kept.put("c", "C", 40)  # b was used longest ago
+  assert (kept.get("a"), kept.get("b"), kept.get("c")) == ("A", None, "C")
+
+
+def test_a_long_result_matches_nothing(database):
+  gold, long = "SELECT count(*) FROM pet", "SELECT hex(zeroblob(1000)) FROM pet"
+
+  async def work(judge):
+    with pytest.raises(ValueError, match="max_bytes=10000"):
+      await judge.judge(database, long, gold)
+    return await judge.judge(database, gold, long)
+
+  assert not _judge(work, max_bytes=10_000).match
 
 
 def test_what_is_right_by_accident_fails_on_a_copy(database):
@@ -240,6 +366,7 @@ def test_settings_that_cannot_be_are_refused():
   for settings, field in (
     ({"drop": 1.0}, "config.environment.sql.drop=1.0"),
     ({"copies": -1}, "config.environment.sql.copies=-1"),
+    ({"candidates": 2}, "config.environment.sql.candidates=2"),
     ({"query_seconds": 0.0}, "config.environment.sql.query_seconds=0.0"),
   ):
     with pytest.raises(ConfigError, match=field.replace(".", r"\.")):
