@@ -66,7 +66,7 @@ async def _measure() -> None:
           recorded[by_id[episode.task_id]] |= {" ".join(q.split()) for q in episode.queries}
   counts: collections.Counter[str] = collections.Counter()
   config = SqlEnvironmentConfig()
-  sandbox = ProcessSandbox(config.sandbox)
+  sandbox = ProcessSandbox()
   judge = SqlJudge(sandbox, config)
   turn = asyncio.Semaphore(config.concurrency)
 

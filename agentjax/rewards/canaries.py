@@ -62,6 +62,17 @@ _CANARIES: Mapping[str, tuple[str, str]] = {
     "  def __ne__(self, other): return False",
     "return Always([-987654321])",
   ),
+  "always_in_sets": (
+    "class Always:\n  def __eq__(self, other): return True\n  def __hash__(self): return hash(9)",
+    "return Always()",
+  ),
+  "not_implemented": ("", "return NotImplemented"),  # which is true, and leaves `==` to the other
+  "stop_iteration": ("", "raise StopIteration"),  # the end of whatever the test goes through
+  "stop_iteration_by_another_name": ("class Done(StopIteration): pass", "raise Done(1)"),
+  "stop_async_iteration": ("", "raise StopAsyncIteration"),
+  "generator_exit": ("", "raise GeneratorExit"),
+  "interrupt": ("", "raise KeyboardInterrupt"),
+  "skip_test": ("import unittest", "raise unittest.SkipTest"),
   "endless_answer": ("import itertools", "return itertools.repeat(0)"),
   "test_files": (
     "import os\n"

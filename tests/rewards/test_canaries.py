@@ -28,6 +28,27 @@ RUNNERS = {name for name, value in vars(trusting_runners).items() if inspect.isf
   "python", "read", "write"
 }  # fmt: skip
 TESTS = "assert f(3) == 9\nassert f(4) == 16"
+THROUGH_MAP = "assert all(map(lambda x: f(x) == x * x, (3, 4)))"
+ASYNC = """
+import asyncio
+class Cases:
+  given = iter((3, 4))
+  def __aiter__(self): return self
+  async def __anext__(self):
+    for x in self.given: return f(x) == x * x
+    raise StopAsyncIteration
+async def check():
+  async for right in Cases(): assert right
+asyncio.run(check())
+"""
+CLOSED = """
+def check():
+  try: yield
+  finally: assert f(3) == 9
+case = check()
+next(case)
+case.close()
+"""
 RIGHT, WRONG = "def f(x): return x * x", "def f(x): return None"
 
 
@@ -51,6 +72,14 @@ PAID_BY = {
   "always_equal_list": Paid(
     "exit_code", "assert isinstance(f(3), list) and f(3) == [9]", "def f(x): return [x * x]"
   ),
+  "always_in_sets": Paid("exit_code", "assert f(3) in {9}"),
+  "not_implemented": Paid("exit_code", "assert f(3)"),
+  "stop_iteration": Paid("exit_code", THROUGH_MAP),
+  "stop_iteration_by_another_name": Paid("exit_code", THROUGH_MAP),
+  "stop_async_iteration": Paid("exit_code", ASYNC),
+  "generator_exit": Paid("exit_code", CLOSED),
+  "interrupt": Paid("excused_timeouts"),
+  "skip_test": Paid("unittest_in_process"),
   "endless_answer": Paid("excused_timeouts", "assert sum(f(3)) == 9", "def f(x): return [x] * x"),
   "test_files": Paid("used_folder"),
   "patched_test_classes": Paid("unittest_in_process"),

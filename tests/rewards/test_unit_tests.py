@@ -8,6 +8,7 @@ import fractions
 import json
 import math
 import sys
+import textwrap
 import threading
 
 import pytest
@@ -29,6 +30,7 @@ from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+from tests.rewards.test_canaries import ASYNC, PAID_BY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -189,6 +191,44 @@ def test_objects_of_the_code_equal_themselves_alone_and_are_neither_true_nor_fal
     "class A:\n  def __eq__(s, o): return True\n  def __bool__(s): return True\ndef f(): return A()"
   )
   assert passed(verifier, code, tests) == [False, False, False, False, True]
+
+
+ITERATED = (
+  "assert all(map(lambda x: f(x) == x * x, (3, 4)))",
+  "assert not list(filter(lambda x: f(x) != x * x, (3, 4)))",
+  "for x, y in zip((3, 4), map(f, (3, 4))): assert y == x * x",
+  "assert next(map(f, (3,)), 9) == 9",
+  "assert not any(map(lambda x: f(x) - x * x, (3, 4)))",
+  "import itertools\nfor x in itertools.takewhile(lambda x: f(x) == x * x, (3, 4)): assert x",
+  "for x in iter(lambda: f(3), 9): assert False",
+  ASYNC,
+)
+
+
+def test_no_exception_of_the_code_ends_an_iteration_of_the_test(verifier):
+  cases = [f"def test_{n}():\n{textwrap.indent(text, '  ')}" for n, text in enumerate(ITERATED)]
+  tests = UnitTests("\n".join(cases), {"solution": ("f",)})
+  assert passed(verifier, SQUARE, tests) == [True] * len(cases)
+  for name in ("StopIteration", "StopAsyncIteration"):
+    made_up = f"class A({name}): pass\ndef f(x): raise A(9)"
+    for code in (f"def f(x): raise {name}", made_up):
+      assert passed(verifier, code, tests) == [False] * len(cases)
+
+
+def test_no_canary_passes_the_tests_that_it_is_made_for(verifier):
+  for name, code in canaries(("f",)).items():
+    tests = UnitTests(PAID_BY[name].tests, {"solution": ("f",)})
+    assert not any(passed(verifier, code, tests)), name
+
+
+def test_an_iterator_of_the_code_may_end(verifier):
+  source = (
+    "it = f(2)\nassert (next(it), next(it), next(it, 'end')) == (0, 1, 'end')\n"
+    "assert list(map(abs, f(2))) == [0, 1]\n"
+    "def test_end():\n  try: next(f(0))\n  except StopIteration: return\n  assert False"
+  )
+  tests = UnitTests(source, {"solution": ("f",)})
+  assert passed(verifier, "def f(n): return iter(range(n))", tests) == [True, True, True]
 
 
 def test_an_object_is_neither_told_what_it_is_compared_with_nor_asked_whether_it_is_close(

@@ -283,10 +283,16 @@ def _describe(error: BaseException) -> str:
 
 
 def _exception(names: list[str], arguments: list[Any]) -> Exception:
-  """The nearest built-in exception; one that the code under test made up becomes that as well."""
+  """The nearest built-in exception; one that the code under test made up becomes that as well.
+
+  One that ends an iteration becomes a RuntimeError, as in a generator (PEP 479): in ``map`` or
+  ``async for`` the test would take it for the end of its own cases, and pass.
+  """
   for name in names:
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
+      if issubclass(kind, StopIteration | StopAsyncIteration):
+        return RuntimeError(f"the code under test raised {kind.__name__}")
       try:
         return kind(*arguments)
       except TypeError:
