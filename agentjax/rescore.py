@@ -5,7 +5,8 @@
       --config.reward.unit_tests.credit=fraction --output=new.store
 
 ``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
-and never changed; the new store is whole or not there. Neither model nor tokenizer is needed.
+and never changed; the new store is whole or not there. Neither model nor tokenizer is needed:
+tasks, tools, world and scorers are made as a run of the config makes them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 from rich.console import Console
@@ -21,6 +24,9 @@ from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.training.flags import define_config_flag
 from agentjax.trajectory.record import Trajectory
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
 
 _CONFIG = define_config_flag()
 _TRAJECTORIES = flags.DEFINE_string(
@@ -32,9 +38,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Trajectory store to write.", requ
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.data import load_tasks
-  from agentjax.rewards import build_rewards
-  from agentjax.rollout.rescoring import compare, rescore, write_store
+  from agentjax.rollout.rescoring import compare, write_store
   from agentjax.training.experiment import resolve
   from agentjax.training.progress import print_table
 
@@ -43,20 +47,7 @@ def run(argv: list[str]) -> None:
   before = read_trajectories(source)
   if output.exists() and output.samefile(source):
     raise ConfigError(f"--output={output} is --trajectories; name another file.")
-  splits = load_tasks(experiment.data)
-  tasks = {task.id: task for task in itertools.chain(splits.train, splits.test)}
-  rewards = build_rewards(experiment.reward)
-
-  async def work() -> list[Trajectory]:
-    try:
-      return await rescore(before, tasks, rewards, timeout=experiment.rollout.reward_timeout)
-    finally:
-      await rewards.close()
-
-  try:
-    after = asyncio.run(work())
-  except ValueError as error:
-    raise ConfigError(str(error)) from error
+  after = rescore_trajectories(experiment, before)
   write_store(output, after)
   print_table(
     Console(),
@@ -64,6 +55,39 @@ def run(argv: list[str]) -> None:
     ("part", "before", "now", "changed"),
     compare(before, after),
   )
+
+
+def rescore_trajectories(
+  experiment: Experiment, trajectories: Sequence[Trajectory]
+) -> list[Trajectory]:
+  """Copies of ``trajectories`` with the rewards that ``experiment`` gives them.
+
+  Args:
+    experiment: validated.
+    trajectories: of its tasks.
+
+  Raises:
+    ConfigError: parts that do not fit each other, or an episode of a task that is not in the data.
+    DataError: tasks that cannot be read.
+  """
+  from agentjax.rollout.rescoring import rescore
+  from agentjax.training.parts import Extensions, build_scoring
+
+  scoring = build_scoring(experiment, Extensions())
+  tasks = {task.id: task for task in itertools.chain(scoring.tasks.train, scoring.tasks.test)}
+
+  async def work() -> list[Trajectory]:
+    try:
+      return await rescore(
+        trajectories, tasks, scoring.rewards, timeout=experiment.rollout.reward_timeout
+      )
+    finally:
+      await scoring.close()
+
+  try:
+    return asyncio.run(work())
+  except ValueError as error:
+    raise ConfigError(str(error)) from error
 
 
 def read_trajectories(path: pathlib.Path) -> list[Trajectory]:

@@ -12,12 +12,19 @@ import pytest
 
 from agentjax.data import DataConfig, load_tasks
 from agentjax.data.word_problems import WordProblemConfig
+from agentjax.rescore import read_trajectories, rescore_trajectories
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rollout.cheats import Setting, cheats, solution
+from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.rescoring import compare, rescore, write_store
+from agentjax.rollout.scoring import score
+from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal
+from agentjax.training.parts import Extensions, build_scoring
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
+from tests.envs.test_gates import GATED, experiment
 
 ROOT = pathlib.Path(__file__).parents[1]
 TASKS = {n: Task(n, (), str(n), "made") for n in range(3)}
@@ -148,6 +155,41 @@ def test_the_command_reads_a_journal_and_writes_a_store(tmp_path):
   (first, _) = read_store(output)
   same = dataclasses.replace(first, reward=right.reward, reward_parts={})
   assert str(to_record(same)) == str(to_record(right))
+
+
+WORLDS = ("word_problems", "code", "sql", "repair", "mle", "pivot_arguments", "bandit", "frozen_lake",
+          "sokoban", "countdown")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tmp_path):
+  gated = GATED[name]
+  if gated.needs is not None:
+    pytest.importorskip(gated.needs)
+  config = resolve(experiment(gated, tmp_path))
+  setting = Setting(config.environment, config.reward.pivot, gated.tools, config.rollout.answer)
+
+  async def play():
+    scoring = build_scoring(config, Extensions())
+    played = []
+    try:
+      for task in scoring.tasks.train[:1]:
+        attempts = (solution(task, setting), next(iter(cheats(task, setting).values())))
+        for sample, turns in enumerate(attempts):
+          episode = await play_turns(task, turns, scoring.world.make)
+          episode.sample = sample
+          await score(scoring.rewards, [episode], task, timeout=60.0)
+          played.append(episode)
+    finally:
+      await scoring.close()
+    return played
+
+  before = asyncio.run(play())
+  assert len({t.reward.value for t in before if t.reward.valid}) == 2
+  write_store(tmp_path / "episodes.store", before)
+  after = rescore_trajectories(config, read_trajectories(tmp_path / "episodes.store"))
+  assert [t.reward for t in after] == [t.reward for t in before]
+  assert [t.reward_parts for t in after] == [t.reward_parts for t in before]
 
 
 _READ = """

@@ -60,17 +60,30 @@ class Extensions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-  """Everything on the host side of a run."""
+class Scoring:
+  """What judges the episodes of a run; it needs neither model nor vocabulary."""
 
-  experiment: Experiment
-  model: ModelConfig  # with the vocabulary of the tokenizer, or as the pretrained folder says
-  chat: Chat
   tasks: TaskSplits
   registry: ToolRegistry
   world: World
   hidden_tests: VerifiedTests
   rewards: RewardGraph
+
+  async def close(self) -> None:
+    """Frees what tools, environments and verifiers hold."""
+    await self.world.close()
+    await self.registry.close()
+    await self.rewards.close()
+    await self.hidden_tests.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts(Scoring):
+  """Everything on the host side of a run."""
+
+  experiment: Experiment
+  model: ModelConfig  # with the vocabulary of the tokenizer, or as the pretrained folder says
+  chat: Chat
   make_environment: MakeEnvironment
   program: EpisodeProgram
   sampler: Sampler | None  # of training; evaluations are independent
@@ -101,13 +114,6 @@ class Parts:
       return identity
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
 
-  async def close(self) -> None:
-    """Frees what tools, environments and verifiers hold."""
-    await self.world.close()
-    await self.registry.close()
-    await self.rewards.close()
-    await self.hidden_tests.close()
-
   def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
     """What plays an episode with these parts."""
     return Player(
@@ -119,14 +125,11 @@ class Parts:
     )
 
 
-def build_parts(
-  experiment: Experiment, directory: pathlib.Path | None, extensions: Extensions
-) -> Parts:
-  """Loads tasks, trains or loads the tokenizer, builds tools, rewards and environments.
+def build_scoring(experiment: Experiment, extensions: Extensions) -> Scoring:
+  """Loads tasks and builds tools, world and rewards, the world's scorers among them.
 
   Args:
     experiment: validated.
-    directory: where a tokenizer trained on the tasks is kept.
     extensions: what the caller brings.
 
   Raises:
@@ -146,6 +149,28 @@ def build_parts(
   )
   if extensions.make_environment is not None:
     world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)
+  own = {MONTE_CARLO: monte_carlo_part}
+  scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
+  rewards = build_rewards(experiment.reward, scorers)
+  return Scoring(tasks, registry, world, hidden_tests, rewards)
+
+
+def build_parts(
+  experiment: Experiment, directory: pathlib.Path | None, extensions: Extensions
+) -> Parts:
+  """Loads tasks, trains or loads the tokenizer, builds tools, rewards and environments.
+
+  Args:
+    experiment: validated.
+    directory: where a tokenizer trained on the tasks is kept.
+    extensions: what the caller brings.
+
+  Raises:
+    ConfigError: parts that do not fit each other.
+    DataError: tasks that cannot be read.
+  """
+  scoring = build_scoring(experiment, extensions)
+  tasks, registry, world = scoring.tasks, scoring.registry, scoring.world
   lines = itertools.chain.from_iterable(
     conversation_texts(
       (*task.prompt, *task.demonstration),
@@ -168,23 +193,16 @@ def build_parts(
     for task in itertools.chain(tasks.train, tasks.test):
       if (reason := refusal(task)) is not None:
         raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
-  own = {MONTE_CARLO: monte_carlo_part}
-  scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
-  rewards = build_rewards(experiment.reward, scorers)
   return Parts(
+    **vars(scoring),
     experiment=experiment,
     model=_model(experiment, chat.tokenizer),
     chat=chat,
-    tasks=tasks,
-    registry=registry,
-    world=world,
-    hidden_tests=hidden_tests,
-    rewards=rewards,
     make_environment=guard_environments(
       world.make, experiment.guards, registry, offered=world.tools
     ),
     program=extensions.program,
-    sampler=extensions.sampler or build_sampler(experiment.rollout, rewards),
+    sampler=extensions.sampler or build_sampler(experiment.rollout, scoring.rewards),
   )
 
 
