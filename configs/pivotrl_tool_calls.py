@@ -52,7 +52,9 @@ def get_config() -> Experiment:
     reward=RewardConfig(
       parts=("pivot",),
       pivot=PivotVerifierConfig(
-        kind="arguments", arguments=ArgumentMatchConfig(string_threshold=0.1)
+        kind="arguments",
+        # As released: it pays for the same words in any order, which the default does not.
+        arguments=ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1),
       ),
     ),
     engine=EngineConfig(

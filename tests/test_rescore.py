@@ -157,8 +157,8 @@ def test_the_command_reads_a_journal_and_writes_a_store(tmp_path):
   assert str(to_record(same)) == str(to_record(right))
 
 
-WORLDS = ("word_problems", "code", "sql", "repair", "mle", "pivot_arguments", "bandit", "frozen_lake",
-          "sokoban", "countdown")  # fmt: skip
+WORLDS = ("word_problems", "code", "sql", "repair", "mle", "pivot_arguments", "bandit",
+          "frozen_lake", "sokoban", "countdown")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORLDS)

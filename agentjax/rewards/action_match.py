@@ -8,6 +8,8 @@ with 0 by every policy, and a turn that looks impossible is dropped without a wo
 from __future__ import annotations
 
 import dataclasses
+import posixpath
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Protocol
@@ -15,7 +17,21 @@ from typing import Protocol
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message, ToolCall
 
-_MOST_CHARACTERS = 2000  # that SequenceMatcher compares; it takes quadratic time
+PATHS = ("path", "file", "file_path", "filename", "file_name")  # names of arguments
+COMMANDS = ("command", "cmd")
+MOST_CHARACTERS = 2000  # that SequenceMatcher compares; it takes quadratic time
+_SHELL = re.compile(
+  r"""(?P<blank>[ \t]+|\\\n)
+    | (?P<operator>\n|\d*(?:<<<|<<-|<<|>>|<>|>\||[<>]&|[<>])|&>>|&>|&&|\|\||\|&|;;|[;&|()])
+    | '(?P<single>[^']*)'
+    | "(?P<double>(?:[^"\\]|\\.)*)"
+    | \\(?P<escaped>.)
+    | (?P<plain>[^\s'"\\;&|()<>]+)
+    | (?P<other>.)""",
+  re.VERBOSE | re.DOTALL,
+)
+_ACTIVE = re.compile(r"([$`*?\[\]{}~!#])")  # what a shell reads as more than the character
+_ACTIVE_IN_QUOTES = re.compile(r"\\([$`\"\\\n])|([$`])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +97,7 @@ def match_one_call(
 
 def similarity(left: str, right: str) -> float:
   """``SequenceMatcher.ratio`` of the first 2,000 characters: 2 * matching / total, 0..1."""
-  return SequenceMatcher(None, left[:_MOST_CHARACTERS], right[:_MOST_CHARACTERS]).ratio()
+  return SequenceMatcher(None, left[:MOST_CHARACTERS], right[:MOST_CHARACTERS]).ratio()
 
 
 def largest_matching(candidates: Sequence[Sequence[int]]) -> Mapping[int, int]:
@@ -105,3 +121,55 @@ def largest_matching(candidates: Sequence[Sequence[int]]) -> Mapping[int, int]:
   for left in range(len(candidates)):
     augment(left, set())
   return partner
+
+
+def same_command(expected: str, actual: str) -> bool:
+  """Whether a shell would run the same: equal operators and words, in order, quotes removed.
+
+  Blanks between words, empty lines, and a separator at the end do not count. Nothing is expanded:
+  ``$A``, ``"$A"`` and ``'$A'`` are three words. Texts that are no shell commands must be equal.
+  """
+  wanted, given = shell_words(expected), shell_words(actual)
+  if wanted is None or given is None:
+    return expected == actual
+  return wanted == given
+
+
+def shell_words(text: str) -> list[tuple[str, str]] | None:
+  """("word" or "operator", text) of a command; None where a quote stays open.
+
+  What the shell expands stands behind a NUL, in quotes behind two: ``'*'`` and ``*`` differ.
+  """
+  words: list[tuple[str, str]] = []
+  word: str | None = None
+  for token in _SHELL.finditer(text):
+    kind, part = token.lastgroup, token[token.lastgroup or 0]
+    if kind == "other":
+      return None
+    if kind in ("blank", "operator"):
+      if word is not None:
+        words.append(("word", word))
+      word = None
+      if kind == "operator":
+        words.append(("operator", ";" if part == "\n" else part))
+    elif kind == "plain":
+      word = (word or "") + _ACTIVE.sub("\0\\1", part)
+    elif kind == "double":
+      word = (word or "") + _ACTIVE_IN_QUOTES.sub(_in_quotes, part)
+    else:
+      word = (word or "") + part
+  if word is not None:
+    words.append(("word", word))
+  separator = ("operator", ";")
+  kept = [w for i, w in enumerate(words) if w != separator or (i and words[i - 1] != separator)]
+  return kept[:-1] if kept and kept[-1] == separator else kept
+
+
+def _in_quotes(found: re.Match[str]) -> str:
+  escaped, active = found.groups()
+  return f"\0\0{active}" if active else "" if escaped == "\n" else escaped
+
+
+def same_path(expected: str, actual: str) -> bool:
+  """Whether two paths are one after ``.``, ``..`` and doubled slashes are resolved."""
+  return posixpath.normpath(expected) == posixpath.normpath(actual)

