@@ -30,6 +30,8 @@ import numpy as np
 from agentjax.envs.sql_results import Row, is_ordered, results_match
 from agentjax.sandbox.sqlite import Cell
 
+Constant = str | int | float  # of a query
+
 _DROPS = (1.0, 0.5, 1.5, 2.0, 0.25, 0.0, 1.0, 2.5)  # times the drop asked for; figures are ours
 _MOST_DROPPED = 0.9
 _PLANTED_SHARE = 0.3  # of the rows that a constant is put into, where it stands more than once
@@ -52,7 +54,7 @@ class Perturbation:
 
   seed: int
   drop: float = 0.3
-  planted: tuple[Cell, ...] | None = None
+  planted: tuple[Constant, ...] | None = None
   order: int = 0
 
 
@@ -228,7 +230,7 @@ def _permute(
   keys: frozenset[str],
   random: np.random.Generator,
   how: Perturbation,
-  places: Mapping[tuple[str, str], Sequence[Cell]],
+  places: Mapping[tuple[str, str], Sequence[Constant]],
 ) -> None:
   columns = _columns(connection, table)
   rows = connection.execute(f"SELECT {_names(columns)} FROM {_quoted(table)}").fetchall()
@@ -329,9 +331,9 @@ def _places(
   tables: Sequence[str],
   links: Sequence[_Link],
   how: Perturbation,
-) -> dict[tuple[str, str], list[Cell]]:
+) -> dict[tuple[str, str], list[Constant]]:
   """(table, column) -> constants that may stand there, so that references stay whole."""
-  found: dict[tuple[str, str], list[Cell]] = collections.defaultdict(list)
+  found: dict[tuple[str, str], list[Constant]] = collections.defaultdict(list)
   if not how.planted:
     return found
   everywhere = how.seed % 2 == 1  # a column may hold none of a constant that it is compared with
@@ -359,11 +361,11 @@ def _places(
   return found
 
 
-def _is_of_kind(constant: Cell, values: Set[Cell]) -> bool:
+def _is_of_kind(constant: Constant, values: Set[Cell]) -> bool:
   return any(isinstance(value, str) == isinstance(constant, str) for value in values if value)
 
 
-def _holds(constant: Cell, values: Set[Cell]) -> bool:
+def _holds(constant: Constant, values: Set[Cell]) -> bool:
   """Whether a text is one of the values, or a number lies between two of them."""
   if isinstance(constant, str):
     return constant in values
@@ -371,10 +373,10 @@ def _holds(constant: Cell, values: Set[Cell]) -> bool:
   return bool(numbers) and min(numbers) <= constant <= max(numbers)
 
 
-def _constants(query: str) -> tuple[Cell, ...]:
+def _constants(query: str) -> tuple[Constant, ...]:
   """The texts of a query, without wildcards, and its numbers with their neighbours."""
   texts = [(a or b).replace("''", "'").strip("%_") for a, b in _STRING.findall(query)]
-  numbers: list[Cell] = []
+  numbers: list[Constant] = []
   for written in _NUMBER.findall(_STRING.sub(" ", query)):
     number = float(written) if "." in written else int(written)
     numbers += [number - 1, number, number + 1]
