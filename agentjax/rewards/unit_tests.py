@@ -38,6 +38,7 @@ from agentjax.sandbox.interface import (
   run_once,
 )
 from agentjax.sandbox.process import ProcessSandboxConfig
+from agentjax.sandbox.reports import bounded_json
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed
 UNIT_TESTS = "unit_tests"  # in the metadata of a task: the tests, as a mapping of UnitTests' fields
 SOLUTION = "solution"  # the module that a final answer becomes
 _REMEMBERED = 4096  # tasks whose first operations are known without a run of their tests
-_ANSWER_BYTES = 32 * 2**20
+_ANSWER_BYTES = 16 * 2**20
+_ANSWER_VALUES = 500_000
 _PACKAGES = ("agentjax", "agentjax.rewards", "agentjax.rewards.boxed")
 _DRIVER_MODULES = ("plain", "forks")
 
@@ -251,7 +253,7 @@ class UnitTestVerifier:
       self._plans.move_to_end(key)
       return plan
     result = await self._run("tests", self._request(tests, None), {})
-    report = _read_report(result)
+    report = await asyncio.to_thread(_read_report, result)
     if report is None:
       raise VerifierFault(f"the tests cannot be run: {result.detail} {result.stderr[-500:]}")
     plan = {}
@@ -288,7 +290,7 @@ class UnitTestVerifier:
     }
     files = {path: text.encode() for path, text in (*code.items(), *tests.files.items())}
     result = await self._run("candidate", request, files)
-    report = _read_report(result) or {}
+    report = await asyncio.to_thread(_read_report, result) or {}
     reason = result.detail or ("it was not asked" if report else "its report is damaged")
     silent: dict[str, Any] = {"lines": [], "ended": reason}
     return {case: report.get(case, silent) for case in cases}
@@ -298,7 +300,7 @@ class UnitTestVerifier:
   ) -> dict[str, dict[str, Any] | None]:
     """What each test makes of the answers. None where answers kept it from ending."""
     result = await self._run("tests", self._request(tests, answers), {})
-    report = _read_report(result) or {}
+    report = await asyncio.to_thread(_read_report, result) or {}
     return {case: _outcome(report[case]) if case in report else None for case in answers}
 
   def _request(self, tests: UnitTests, cases: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -378,8 +380,13 @@ def _read_report(result: SandboxResult) -> Report | None:
   if result.status is not RunStatus.OK:
     return None
   try:
-    report = json.loads(result.stdout)
-  except (ValueError, RecursionError):
+    report = bounded_json(
+      result.stdout,
+      max_characters=_ANSWER_BYTES,
+      max_values=_ANSWER_VALUES,
+      max_depth=4,
+    )
+  except ValueError:
     return None
   if not isinstance(report, dict):
     return None

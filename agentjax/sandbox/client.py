@@ -388,8 +388,9 @@ class ServiceClient:
       again = status >= 500 or status in _TRY_AGAIN
       raise InfraError(f"{url}: HTTP status {status}: {said}", again=again)
     try:
-      return read(json.loads(data))
-    except (LookupError, TypeError, ValueError) as error:
+      # In a thread: an answer may hold all that a program wrote.
+      return await asyncio.to_thread(lambda: read(json.loads(data)))
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
       said = bytes(data[:300]).decode(errors="replace")
       raise InfraError(f"{url}: not the answer expected ({error!r}): {said}") from error
 

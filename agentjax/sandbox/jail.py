@@ -57,7 +57,9 @@ READABLE = (
   "/etc/ld.so.cache",
   "/etc/localtime",
 )
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+# To be read only: what is written to a shared mapping of it is memory that no process shows.
+ZEROS = "/dev/zero"
 BOX = "/box"  # the work directory in a view, see build_view
 
 
@@ -220,8 +222,8 @@ def freeze_files(writable: str) -> None:
 def build_view(root: str, readable: Iterable[str], devices: Iterable[str]) -> None:
   """Covers the directory ``root`` by a tree in which only these paths appear, read-only.
 
-  For kernels without Landlock: ``enter_view`` makes it all that a program can name. Below it is no
-  /proc, and one empty directory, ``BOX``. Needs a mount namespace of one's own.
+  ``enter_view`` makes it all that a program can name. Below it is no /proc, and one empty
+  directory, ``BOX``. Needs a mount namespace of one's own.
   """
   _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=64k")
   os.mkdir(root + BOX)
@@ -246,9 +248,9 @@ def build_view(root: str, readable: Iterable[str], devices: Iterable[str]) -> No
 def enter_view(root: str, directory: str) -> None:
   """Makes ``root`` this process's file system, with ``directory`` at ``BOX``, and goes there.
 
-  For good once capabilities are dropped. No descriptor of a directory may be open.
+  For good once capabilities are dropped. Needs a mount namespace of this process's own. No
+  descriptor of a directory may be open.
   """
-  unshare(CLONE_NEWNS)
   _mount(directory, root + BOX, None, _MS_BIND)
   os.chroot(root)
   os.chdir(BOX)
@@ -301,9 +303,10 @@ def limit(
     (resource.RLIMIT_FSIZE, int(limits["file_bytes"]), int(limits["file_bytes"])),
     (resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"])),
     (resource.RLIMIT_NPROC, processes, processes),
-    (resource.RLIMIT_CORE, 0, 0),
+    (resource.RLIMIT_CORE, 1, 1),  # less than a file needs; 0 would still start the core's helper
     (resource.RLIMIT_MEMLOCK, 0, 0),
     (resource.RLIMIT_MSGQUEUE, 0, 0),
+    (resource.RLIMIT_SIGPENDING, 1024, 1024),  # counted with those of the trainer's user
   ):
     ceiling = resource.getrlimit(kind)[1]
     if ceiling != resource.RLIM_INFINITY:
@@ -330,8 +333,8 @@ def landlock_version() -> int:
 
 
 def file_rules(readable: Iterable[str], devices: Iterable[str]) -> int:
-  """A file descriptor for ``restrict_files``: ``readable`` read and execute, ``devices`` read and
-  write. Also refuses TCP (ABI 4) and signals and abstract sockets to processes outside (ABI 6).
+  """A file descriptor for ``restrict_files``: ``readable`` and ``ZEROS`` read and execute,
+  ``devices`` read and write. Also refuses TCP (ABI 4) and signals and abstract sockets to processes outside (ABI 6).
   """
   handled, version = _handled_rights(), landlock_version()
   attributes = struct.pack("=Q", handled)
@@ -340,7 +343,7 @@ def file_rules(readable: Iterable[str], devices: Iterable[str]) -> int:
   if version >= 6:
     attributes += struct.pack("=Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNAL)
   ruleset = _syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
-  for path in readable:
+  for path in (*readable, ZEROS):
     _add_file_rule(ruleset, path, _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR)
   for path in devices:
     _add_file_rule(ruleset, path, (_FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE) & handled)
@@ -382,6 +385,18 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where there is none
   "socket": (41, 198),
   "socketpair": (53, 199),
+  "connect": (42, 203),
+  "bind": (49, 200),
+  "sendto": (44, 206),
+  "sendmsg": (46, 211),
+  "sendmmsg": (307, 269),
+  "mmap": (9, 222),
+  "sendfile": (40, 71),
+  "splice": (275, 76),
+  "tee": (276, 77),
+  "vmsplice": (278, 75),
+  "inotify_init": (253, -1),
+  "inotify_init1": (294, 26),
   "prctl": (157, 167),
   "memfd_create": (319, 279),
   "memfd_secret": (447, 447),
@@ -488,11 +503,12 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
 }
 _BY_ARGUMENT = frozenset(
   "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl socketpair "
-  "prctl".split()
+  "prctl mmap sendto".split()
 )
+_COPIES_BY_REFERENCE = frozenset("sendfile splice tee vmsplice".split())
 _CHANGES_OF_FILES = frozenset(
-  "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat setxattr lsetxattr "
-  "fsetxattr removexattr lremovexattr fremovexattr setxattrat removexattrat file_setattr".split()
+  "truncate chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat removexattr "
+  "lremovexattr fremovexattr removexattrat file_setattr".split()
 )
 _CHANGES_OF_TIMES = frozenset("utime utimes futimesat utimensat".split())
 _SIGNALS = frozenset(("tkill", "pidfd_send_signal"))  # others are bound by their argument
@@ -512,8 +528,11 @@ _NAMESPACE_FLAGS = (
   | CLONE_NEWPID
   | CLONE_NEWNET
 )
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
-_AF_UNIX = 1
+_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
+_AF_UNIX, _SOCK_STREAM, _SOCK_FLAGS = 1, 1, 0x80800  # close-on-exec, non-blocking
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
 
 def seccomp_known() -> bool:
@@ -551,14 +570,20 @@ def system_call_filter(
 ) -> list[tuple[int, int, int, int]]:
   """The seccomp filter of a run on a machine: (code, jump if true, if false, value).
 
-  Refused: sockets (a unix socketpair stays; a path to a unix socket would reach services of the
-  machine), new namespaces, tracing, other processes' memory and limits, mounts, keys, bpf,
-  io_uring, clocks, modules; also memory that no process's size shows (memfd) or that outlives all
-  of them (System V, message queues), and becoming unreadable to the watcher. Without a user of its
-  own also every scheduling call that could reach a process other than the caller. Without a pid
-  namespace, and unless Landlock scopes them, every such signal. Unless files outside are guarded
-  otherwise (another user, read-only mounts), also changes of a file's mode, owner, attributes and
-  length by path, which Landlock lets pass; a change of its times then has no effect.
+  Refused:
+    - Sockets, but a pair of connected unix streams; addresses in any call, which would reach
+      services of the machine by their paths; messages that carry descriptors (``sendmsg``).
+    - Memory and disk space that no process's size and no open file shows: memfd, System V, message
+      queues, shared anonymous mappings, huge pages, pages put into pipes and sockets (``splice``),
+      larger pipes, attributes of files, descriptors in flight or of one thread alone.
+    - Watching the files of others (inotify, dnotify), leases on them.
+    - New namespaces, tracing, other processes' memory and limits, mounts, keys, bpf, io_uring,
+      clocks, modules; becoming unreadable to the watcher.
+    - Without a user of its own: every scheduling call that could reach another process.
+    - Without a pid namespace, unless Landlock scopes signals: every signal to another process.
+    - Unless files outside are guarded otherwise (another user; a view of read-only mounts): changes
+      of a file's mode, owner and length by path, which Landlock lets pass; a change of its times
+      then has no effect.
   """
   column = list(_ARCHITECTURES).index(machine)
   program: list[tuple[int, int, int, int]] = []
@@ -569,8 +594,8 @@ def system_call_filter(
   def refuse(error: int) -> None:
     step(_RETURN, _ERRNO | error)
 
-  def load_argument(index: int) -> None:
-    step(_LOAD, 16 + 8 * index)  # low word; both architectures are little endian
+  def load_argument(index: int, *, high: bool = False) -> None:
+    step(_LOAD, 16 + 8 * index + 4 * high)  # a word; both architectures are little endian
 
   step(_LOAD, 4)
   step(_EQUAL, _ARCHITECTURES[machine], 1, 0)
@@ -588,7 +613,8 @@ def system_call_filter(
     if name in skipped or numbers[column] < 0:
       continue
     step(_EQUAL, numbers[column], 0, 1)
-    refuse(_EPERM)
+    # Programs that copy by reference to be fast copy by reading where the kernel has no such call.
+    refuse(_ENOSYS if name in _COPIES_BY_REFERENCE else _EPERM)
   for name in frozenset() if files_guarded else _CHANGES_OF_TIMES:
     if _NUMBERS[name][column] >= 0:
       step(_EQUAL, _NUMBERS[name][column], 0, 1)
@@ -596,9 +622,32 @@ def system_call_filter(
   # libc falls back from clone3, whose flags a filter cannot read, to clone.
   step(_EQUAL, _NUMBERS["clone3"][column], 0, 1)
   refuse(_ENOSYS)
-  step(_EQUAL, _NUMBERS["clone"][column], 0, 4)
+  step(_EQUAL, _NUMBERS["clone"][column], 0, 6)
   load_argument(0)
-  step(_ANY_BIT, _NAMESPACE_FLAGS, 0, 1)
+  step(_ANY_BIT, _NAMESPACE_FLAGS, 2, 0)
+  step(_ANY_BIT, _CLONE_THREAD, 0, 2)
+  step(_ANY_BIT, _CLONE_FILES, 1, 0)
+  refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  step(_EQUAL, _NUMBERS["mmap"][column], 0, 6)
+  load_argument(3)
+  step(_ANY_BIT, _MAP_HUGETLB, 2, 0)
+  step(_ANY_BIT, _MAP_ANONYMOUS, 0, 2)
+  step(_ANY_BIT, _MAP_SHARED, 0, 1)
+  refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  step(_EQUAL, _NUMBERS["socketpair"][column], 0, 6)
+  load_argument(0)
+  step(_EQUAL, _AF_UNIX, 0, 2)
+  load_argument(1)
+  step(_ANY_BIT, 0xFFFFFFFF & ~(_SOCK_STREAM | _SOCK_FLAGS), 0, 1)
+  refuse(_EPERM)
+  step(_RETURN, _ALLOW)
+  step(_EQUAL, _NUMBERS["sendto"][column], 0, 6)
+  load_argument(4)
+  step(_EQUAL, 0, 0, 2)
+  load_argument(4, high=True)
+  step(_EQUAL, 0, 1, 0)
   refuse(_EPERM)
   step(_RETURN, _ALLOW)
   for name, allowed in _rules_by_first_argument(own_pid, guard_signals).items():
@@ -613,20 +662,21 @@ def system_call_filter(
   step(_EQUAL, _PR_SET_DUMPABLE, 0, 1)
   refuse(_EPERM)
   step(_RETURN, _ALLOW)
-  if guard_signals:
-    step(_EQUAL, _NUMBERS["fcntl"][column], 0, 6)
-    load_argument(1)
-    for at, command in enumerate((_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)):
-      step(_EQUAL, command, 3 - at, 0)
-    step(_RETURN, _ALLOW)
-    refuse(_EPERM)
+  commands = [_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ]
+  commands += [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX] if guard_signals else []
+  step(_EQUAL, _NUMBERS["fcntl"][column], 0, len(commands) + 3)
+  load_argument(1)
+  for at, command in enumerate(commands):
+    step(_EQUAL, command, len(commands) - at, 0)
+  step(_RETURN, _ALLOW)
+  refuse(_EPERM)
   step(_RETURN, _ALLOW)
   return program
 
 
 def _rules_by_first_argument(pid: int, guard_signals: bool) -> dict[str, tuple[int, ...]]:
   """System calls that pass only with one of these values as their first argument."""
-  rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid), "socketpair": (_AF_UNIX,)}
+  rules: dict[str, tuple[int, ...]] = {"prlimit64": (0, pid)}
   if guard_signals:
     rules["kill"] = (pid, 0, -pid)
     rules |= {name: (pid,) for name in ("tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")}

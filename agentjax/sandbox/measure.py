@@ -13,6 +13,7 @@ import resource
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _TICK = 0.1  # seconds between looks at a run's files, at least
@@ -65,11 +66,15 @@ class Output:
 
 
 class Disk:
-  """Measures what a run's files take, deleted but open ones too; at most a tenth of the time."""
+  """Measures what a run's files take, at most a tenth of the time.
+
+  Deleted ones count while they are open or mapped.
+  """
 
   def __init__(self, directory: str, limits: dict[str, Any]):
     self._directory, self._limits = directory, limits
     self._next = time.monotonic() + _TICK
+    self._inherited: set[int] | None = None  # deleted files that this process itself has mapped
     self.looked = False
 
   def too_much(self, family: list[int]) -> str | None:
@@ -79,8 +84,10 @@ class Disk:
     self.looked = True
     start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
     most_files, most_bytes = self._limits["files"], self._limits["disk_bytes"]
+    if self._inherited is None:
+      self._inherited = set(_mapped_deleted("self"))
     count, held = self._below(most_files)
-    held += sum(unlinked_bytes(family).values())
+    held += unlinked_bytes(family, self._limits["file_bytes"], self._inherited)
     self._next = time.monotonic() + max(_TICK, 10 * (time.thread_time() - start))
     if count > most_files:
       return f"made more than {most_files} files and directories"
@@ -165,11 +172,47 @@ def kill(pid: int) -> None:
 
 
 def resident_bytes(pid: int) -> int:
+  return next(filter(None, (_resident(shown) for shown in _threads(pid))), 0)
+
+
+def _resident(shown: str) -> int:
   try:
-    with open(f"/proc/{pid}/statm") as file:
+    with open(f"{shown}/statm") as file:
       return int(file.read().split()[1]) * resource.getpagesize()
   except (OSError, IndexError):
     return 0
+
+
+def _threads(pid: int | str) -> Iterator[str]:
+  """Where /proc shows what a process's threads share; the first shows nothing once it has ended."""
+  yield f"/proc/{pid}"
+  with contextlib.suppress(OSError):
+    for task in os.listdir(f"/proc/{pid}/task"):
+      if task != str(pid):
+        yield f"/proc/{pid}/task/{task}"
+
+
+def resident_beyond(family: list[int], baseline: int, most: int) -> int:
+  """Resident bytes of processes, less ``baseline`` for each that is a mere fork of this one.
+
+  Above ``most`` only the comparison with it counts. A program that was started by exec holds
+  nothing of this process.
+  """
+  sizes = {pid: resident_bytes(pid) for pid in family}
+  held = sum(max(0, size - baseline) for size in sizes.values())
+  if held <= most < sum(sizes.values()):
+    image = _image("self")
+    held += sum(min(size, baseline) for pid, size in sizes.items() if _image(pid) != image)
+  return held
+
+
+def _image(pid: int | str) -> str:
+  """Where in memory a process's stack begins; another place after each exec."""
+  for shown in _threads(pid):
+    with contextlib.suppress(OSError, IndexError), open(f"{shown}/stat") as file:
+      if (start := file.read().rpartition(")")[2].split()[25]) != "0":
+        return start
+  return "0"
 
 
 def task_count(pid: int) -> int:
@@ -199,17 +242,49 @@ def cpu_seconds(family: list[int]) -> float:
   return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def unlinked_bytes(family: list[int]) -> dict[tuple[int, int], int]:
-  """Bytes of the files that these processes hold open though no name is left, by device and inode.
+def unlinked_bytes(family: list[int], file_bytes: int, inherited: set[int]) -> int:
+  """Bytes of the files that these processes hold open or mapped though no name is left.
 
-  Some kernels let nobody look into a process that made itself unreadable; seccomp forbids that.
+  One that is mapped only counts as ``file_bytes``, the most that a file may have, where its size is
+  for root alone to see. ``inherited`` inodes do not count. Some kernels let nobody look into a
+  process that made itself unreadable; seccomp forbids that, as it does tables of descriptors that
+  one thread has for itself.
   """
-  found = {}
+  found: dict[int, int] = {}  # by inode; programs write to one file system
   for pid in family:
+    for shown in _threads(pid):
+      descriptors = _open_deleted(shown)
+      if descriptors is not None:  # else this thread has ended, and another one shows them
+        found |= descriptors
+        break
+  for pid in family:
+    for inode, place in _mapped_deleted(pid).items():
+      if inode not in found and inode not in inherited:
+        try:
+          found[inode] = os.stat(place).st_blocks * 512
+        except OSError:
+          found[inode] = file_bytes
+  return sum(found.values())
+
+
+def _open_deleted(shown: str) -> dict[int, int] | None:
+  """Bytes by inode; None where no descriptors are shown."""
+  names, found = [], {}
+  with contextlib.suppress(OSError):
+    names = os.listdir(f"{shown}/fd")
+  for fd in names:
     with contextlib.suppress(OSError):
-      for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-          status = os.stat(f"/proc/{pid}/fd/{fd}")
-          if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
-            found[status.st_dev, status.st_ino] = status.st_blocks * 512
-  return found
+      status = os.stat(f"{shown}/fd/{fd}")
+      if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
+        found[status.st_ino] = status.st_blocks * 512
+  return found if names else None
+
+
+def _mapped_deleted(pid: int | str) -> dict[int, str]:
+  """Deleted files that a process has mapped: inode -> where /proc shows the file itself."""
+  for shown in _threads(pid):
+    with contextlib.suppress(OSError), open(f"{shown}/maps", errors="replace") as file:
+      if text := file.read():
+        lines = [line.split(maxsplit=5) for line in text.splitlines() if "(deleted)" in line]
+        return {int(line[4]): f"/proc/{pid}/map_files/{line[0]}" for line in lines}
+  return {}

@@ -204,7 +204,7 @@ class ProcessBox:
       if (full := await self._wait_for_turn(held)) is not None:
         return full
       for path, content in (files or {}).items():
-        await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
+        await asyncio.to_thread(sandbox_files.write_file, self._root(), path, content, self.uid)
       watcher = await self._new_run(as_request(program), limits, stdin)
       if watcher is None:
         return infra_error("the sandbox's interpreter is gone")
@@ -221,19 +221,19 @@ class ProcessBox:
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
       self._check_open()
-      await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
+      await asyncio.to_thread(sandbox_files.write_file, self._root(), path, content, self.uid)
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     async with self._busy:
       self._check_open()
-      return await asyncio.to_thread(sandbox_files.read_file, self.directory, path, max_bytes)
+      return await asyncio.to_thread(sandbox_files.read_file, self._root(), path, max_bytes)
 
   async def snapshot(self) -> bytes:
     async with self._busy:
       self._check_open()
       if self._session is not None:
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
-      return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
+      return await asyncio.to_thread(sandbox_files.pack, self._root(), _SNAPSHOT_BYTES)
 
   async def close(self) -> None:
     if self._closed:
@@ -252,6 +252,11 @@ class ProcessBox:
   def _check_open(self) -> None:
     if self._closed:
       raise SandboxError("this box is closed; open another with Sandbox.create()")
+
+  def _root(self) -> str:
+    """The directory, open to us again whatever mode a program of our own user gave it."""
+    os.chmod(self.directory, 0o700)
+    return self.directory
 
   def _stop(self) -> None:
     """Ends what runs now, without waiting for its end."""
@@ -285,7 +290,7 @@ class ProcessBox:
       "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
     }
     order = {"session": program["kind"] == "session", "limits": bounds}
-    return zygote.new_run(order, self.directory, json.dumps(request).encode(), stdin)
+    return zygote.new_run(order, self._root(), json.dumps(request).encode(), stdin)
 
   async def _converse(
     self, connection: socket.socket, cell: bytes, limits: SandboxLimits
@@ -476,7 +481,7 @@ class _Zygote:
       hello = json.loads(message) if message else {"error": "it ended at once"}
     except OSError as error:
       hello = {"error": str(error)}
-    self._control.settimeout(None)
+    self._control.setblocking(False)  # one that takes no runs must not hold up the event loop
     if "error" in hello:
       self._process.kill()
       self.end()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-import json
 import logging
 import secrets
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from agentjax.sandbox.interface import (
   Session,
 )
 from agentjax.sandbox.measure import Output
+from agentjax.sandbox.reports import bounded_json
 from agentjax.sandbox.result import Ended, Kept, as_result, infra_error, no_sessions
 
 _log = logging.getLogger(__name__)
@@ -208,17 +208,25 @@ def _read(answer: Any, limits: SandboxLimits) -> tuple[SandboxResult, bytes | No
   run, files = answer["run_result"], answer["files"]
   if _RESULT not in files:
     return _without_supervisor(run, limits), None
-  report = json.loads(base64.b64decode(files[_RESULT]))
-  parts = [base64.b64decode(part) for part in report["parts"]]
-  ended = Ended(
-    str(report["reason"]),
-    str(report["detail"]),
-    int(report["exit_code"]),
-    float(report["seconds"]),
-    Kept(parts[0], parts[1], int(report["totals"][0])),
-    Kept(parts[2], parts[3], int(report["totals"][1])),
-    cpu_seconds=float(report["cpu_seconds"]),
-  )
+  try:
+    report = bounded_json(
+      base64.b64decode(files[_RESULT]).decode(),
+      max_characters=4 * limits.output_bytes + 2**16,
+      max_values=64,
+      max_depth=2,
+    )
+    parts = [base64.b64decode(part) for part in report["parts"]]
+    ended = Ended(
+      str(report["reason"]),
+      str(report["detail"]),
+      int(report["exit_code"]),
+      float(report["seconds"]),
+      Kept(parts[0], parts[1], int(report["totals"][0])),
+      Kept(parts[2], parts[3], int(report["totals"][1])),
+      cpu_seconds=float(report["cpu_seconds"]),
+    )
+  except (LookupError, TypeError, ValueError):  # the program wrote it in the supervisor's place
+    return _without_supervisor(run, limits), None
   held = base64.b64decode(files[_FILES]) if _FILES in files else None
   return as_result(ended, limits), None if held is None else archive.normalised(held)
 

@@ -47,7 +47,8 @@ _COMMON = (
 _TICK = 0.02  # seconds between looks at memory and process counts of a run
 _IDLE_TICK = 0.5  # seconds between looks at a session that waits
 _REST_SECONDS = 2.0  # for a session to come to rest after a cell
-_LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone
+_LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone, then for what is killed
+_HOST_SECONDS = 600.0  # for a host that is there to send what it began or to take an answer
 _RUNS_OF_WATCHER = 256  # that one may serve, so that nothing piles up in it
 _PROGRAM_PID = 2  # in a namespace of its own, whose pid 1 is the watcher
 
@@ -77,10 +78,10 @@ class Walls:
     self.pid_namespace = False
     self.pid_namespace = (self.privileged or self.user_namespace) and jail.holds(self._try_pids)
     self.landlock = jail.landlock_version() if jail.holds(self._try_landlock) else 0
-    # Where Landlock is missing, a file system of its own keeps a program from files.
+    # A file system of its own keeps a program from all other files, and from the boxes' parent.
     self.view = os.path.join(settings["directory"], "view")
     has_mounts = self.privileged or self.user_namespace
-    if not self.landlock and has_mounts and jail.holds(functools.partial(self._try_view, settings)):
+    if has_mounts and jail.holds(functools.partial(self._try_view, settings)):
       self._build_view()
     else:
       self.view = ""
@@ -118,12 +119,14 @@ class Walls:
 
   def _build_view(self) -> None:
     os.makedirs(self.view, mode=0o755, exist_ok=True)
-    jail.build_view(self.view, self.readable, jail.DEVICES)
+    devices = (*jail.DEVICES, jail.ZEROS) if self.landlock else jail.DEVICES
+    jail.build_view(self.view, self.readable, devices)
 
   def _try_view(self, settings: dict[str, Any]) -> None:
     """In a child that has mounts of its own, so that none of them stays."""
     jail.unshare(jail.CLONE_NEWNS)
     self._build_view()
+    jail.unshare(jail.CLONE_NEWNS)
     jail.enter_view(self.view, settings["directory"])
     if self.uids:
       jail.become(self.first_uid)
@@ -152,7 +155,7 @@ class Walls:
       "own_pid_namespace": self.pid_namespace,
       "own_user": bool(self.uids),
       "signals_scoped": self.landlock >= 6,
-      "files_guarded": bool(self.frozen or self.uids),
+      "files_guarded": bool((self.frozen and self.view) or self.uids),
     }
 
   def protections(self) -> list[str]:
@@ -164,7 +167,7 @@ class Walls:
     if signals and (apart or self.uids or self.landlock or self.view):
       names.append("processes")
     # Landlock before version 3 lets a file be truncated; a change of its mode it always lets pass.
-    guarded = self.frozen or self.uids or (self.landlock >= 3 and self.seccomp)
+    guarded = (self.frozen and self.view) or self.uids or (self.landlock >= 3 and self.seccomp)
     if (self.landlock and guarded) or self.view:
       names.append("filesystem")
     if self.seccomp:
@@ -300,6 +303,7 @@ class _Run:
   def serve(self, order: _Order) -> bool:
     """Sees it through to the answer; whether this process may serve another."""
     self._limits, self._connection = order.limits, order.connection
+    self._connection.settimeout(_HOST_SECONDS)
     self._disk = measure.Disk(f"/proc/self/fd/{order.directory}", order.limits)
     self._began = time.monotonic()
     with contextlib.suppress(OSError):
@@ -336,12 +340,14 @@ class _Run:
     Between cells the interpreter is stopped and nothing else of the run lives.
     """
     interpreter = measure.children("self")[0]  # nothing ran yet, so it has no sisters
+    self._channel.setblocking(False)  # its other end is in the hands of what the policy wrote
     while (cell := self._next_cell(interpreter)) is not None:
       self._began = time.monotonic()
       outputs = self._new_outputs()
+      self._unsent = memoryview(struct.pack("<Q", len(cell)) + cell)
       try:
         os.kill(self._pid, signal.SIGCONT)
-        self._channel.sendall(struct.pack("<Q", len(cell)) + cell)
+        self._send()
       except OSError:  # it died between cells, or could not be set up
         self._answer(_Ending("gone"), outputs, *_end_all(self._pid))
         return
@@ -361,6 +367,31 @@ class _Run:
       return programs.receive(self._connection)
     except (EOFError, OSError):
       return None
+
+  def _send(self) -> None:
+    """Sends what the interpreter takes of the cell now. Raises OSError where it is gone."""
+    with contextlib.suppress(BlockingIOError):
+      while self._unsent:
+        self._unsent = self._unsent[self._channel.send(self._unsent) :]
+
+  def _hear(self, events: int) -> _Ending | None:
+    """Goes on with the interpreter: sends what is left of the cell, or learns that it is over."""
+    said = b""
+    if events & (select.POLLIN | select.POLLHUP):
+      with contextlib.suppress(OSError):
+        said = self._channel.recv(4096)
+      if said and self._unsent:
+        return _Ending("broken", "its program spoke in the name of the interpreter")
+      if said:
+        return _Ending("cell", exit_code=said[0])
+      # Closed: the interpreter is about to end, or has a program that closed it.
+      self._poll.unregister(self._channel)
+      return None
+    with contextlib.suppress(OSError):  # closed: then there is something to read next
+      self._send()
+    if not self._unsent:
+      self._poll.modify(self._channel, select.POLLIN)
+    return None
 
   def _rest(self, interpreter: int) -> bool:
     """Stops the interpreter and kills all it started; False when it is dead or cannot be had so."""
@@ -435,7 +466,7 @@ class _Run:
   ) -> _Ending:
     """Waits for the first reason to end the run, or the cell where there is a ``cpu_start``."""
     if cpu_start is not None:
-      self._poll.register(self._channel, select.POLLIN)
+      self._poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._unsent else 0))
     deadline = self._began + wall_seconds
     look = self._began + _TICK
     most = self._limits["output_kill_bytes"]
@@ -447,8 +478,8 @@ class _Run:
         look = now + _TICK
         if too_much := self._too_much(cpu_start):
           return too_much
-      ready = {fd for fd, _ in self._poll.poll(1000 * (min(deadline, look) - now) + 1)}
-      for fd in ready & outputs.keys():
+      ready = dict(self._poll.poll(1000 * (min(deadline, look) - now) + 1))
+      for fd in ready.keys() & outputs.keys():
         # A daemon may hold the pipe open after the program ended: the process decides, not EOF.
         if not _read_some(fd, outputs[fd]):
           self._poll.unregister(fd)
@@ -458,11 +489,9 @@ class _Run:
         return _Ending("exit")
       if self._connection.fileno() in ready:
         return _Ending("cancelled", "the caller cancelled the run")
-      if self._channel.fileno() in ready:
-        self._poll.unregister(self._channel)
-        if code := self._channel.recv(4096):
-          return _Ending("cell", exit_code=code[0])
-        # Closed: the interpreter is about to end, or has a program that closed it.
+      events = ready.get(self._channel.fileno())
+      if events is not None and (ending := self._hear(events)):
+        return ending
 
   def _ended(self) -> bool:
     return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -471,7 +500,7 @@ class _Run:
     limits = self._limits
     family = measure.descendants("self")
     # Every process still holds pages of this interpreter.
-    resident = sum(max(0, measure.resident_bytes(p) - self._resident) for p in family)
+    resident = measure.resident_beyond(family, self._resident, limits["memory_bytes"])
     if resident > limits["memory_bytes"]:
       return _Ending(
         "memory", f"its processes hold more than {limits['memory_bytes']} bytes together"
@@ -499,6 +528,8 @@ class _Program:
     """Becomes the program, with ``namespace`` for that of its ``__main__``. Never returns."""
     try:
       jail.die_with_parent(signal.SIGKILL)
+      if self._walls.view:
+        jail.unshare(jail.CLONE_NEWNS)  # takes longer than all the walls that wait for the request
       jail.be_readable(value=True)
       os.setsid()
       os.dup2(out, 1)
@@ -517,7 +548,6 @@ class _Program:
     self._request = request
     os.dup2(stdin, 0)
     os.close(stdin)
-    os.chdir(request["directory"])
     self._raise_walls()
 
   def _raise_walls(self) -> None:
@@ -542,6 +572,8 @@ class _Program:
     if walls.view:
       jail.enter_view(walls.view, request["directory"])
       request["directory"] = jail.BOX
+    else:
+      os.chdir(request["directory"])
     if request["uid"] is not None:
       jail.become(request["uid"])
       jail.die_with_parent(signal.SIGKILL)  # a change of user forgets it
@@ -736,8 +768,11 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
     spare &= every.keys()
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
   deadline = time.monotonic() + _LEAVE_SECONDS
-  while measure.children("self") and time.monotonic() < deadline:
+  while measure.children("self") and time.monotonic() < deadline + _LEAVE_SECONDS:
     _reap_watchers()
+    if time.monotonic() >= deadline:
+      for victim in measure.descendants("self"):
+        measure.kill(victim)
     time.sleep(0.002)
 
 
@@ -763,6 +798,8 @@ def _fork_watcher(control: socket.socket, watcher: Watcher, news: int, number: i
   code = 1
   try:
     os.setsid()
+    if os.getpid() == 1:  # all that it watches dies with it, so it may die with the zygote
+      jail.die_with_parent(signal.SIGKILL)
     watcher.serve(control, news, number)
     code = 0
   finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -260,3 +261,56 @@ def _state(pid: int) -> str:
       return file.read().rpartition(")")[2].split()[0]
   except OSError:
     return "X"
+
+
+_FORGE = """
+import os, socket, stat
+def is_socket(fd):
+  try: return stat.S_ISSOCK(os.fstat(fd).st_mode)
+  except OSError: return False
+channel = next(fd for fd in range(3, 64) if is_socket(fd))
+{before}
+os.write(channel, b"\\0")
+{after}
+while True: signal.pause()
+"""
+_UNREAD = "'unread'" + " " * 500_000  # more than a socket holds
+
+
+def _forge(before: str = "", after: str = "import signal") -> str:
+  """A cell that says it is over, and is not."""
+  return _FORGE.format(before=before, after=after)
+
+
+def test_cell_that_says_it_is_over_cannot_make_its_watcher_wait() -> None:
+  async def body(sandbox: ProcessSandbox, box: Any, session: Session) -> None:
+    forged = await session.run(_forge())
+    assert (forged.status, session.alive) == (RunStatus.OK, True), forged  # as if it were over
+    unread = await session.run(_UNREAD, wall_seconds=0.5)
+    assert unread.status is RunStatus.TIMEOUT, unread
+    assert unread.seconds < 3.0
+    assert (await session.run("1 + 1")).stdout == "2\n"
+    # Now it also speaks while the next cell is still being sent.
+    await session.run(_forge(after="import signal, time\ntime.sleep(0.5)\nos.write(channel, b'0')"))
+    early = await session.run(_UNREAD)
+    assert early.status is RunStatus.KILLED, early
+    assert (await session.run("1 + 1")).stdout == "2\n"
+
+  use(body)
+
+
+@pytest.mark.parametrize("name", ["native", "container"])
+def test_session_with_an_unread_cell_ends_with_its_trainer(start_machine: Any, name: str) -> None:
+  machine = start_machine(name)
+  limits = {"wall_seconds": 90.0}
+  machine.ask({"runs": [{"code": _forge(), "cell": True, "limits": limits}]})
+  machine.send({"runs": [{"code": _UNREAD, "cell": True, "limits": limits}]})
+  time.sleep(1.0)
+  family = descendants(machine.process.pid)
+  assert family
+  machine.process.kill()
+  deadline = time.monotonic() + 10.0
+  while any(os.path.exists(f"/proc/{pid}") for pid in family):
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+  machine.close()

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # TRAINER: pid of the process that uses the sandbox. SECRET, FOLDER: a file and a directory of the
-# trainer's user. PROJECT: this source tree. TCP, UDP: ports, STREAM, DATAGRAM: unix sockets (by
-# path, abstract), all listened on by the test. MARKER: unique, in the name of whatever is made.
+# trainer's user. PROJECT: this source tree. TCP, UDP: ports, STREAM, POST, DATAGRAM: unix sockets
+# (two by path, one abstract), all listened on by the test. MARKER: unique, in the name of whatever is made.
 PREAMBLE = """
 import ctypes, errno, os, platform, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -234,6 +234,282 @@ attempt("mq_open", lambda: call(240 if X86 else 180, b"MARKER", 0o102, 0o600, No
     "kernel memory and machine-wide counts: asynchronous I/O, quotas",
     "attempt('io_setup', lambda: call(206 if X86 else 0, 60000, ctypes.byref(ctypes.c_long(0))))",
     prints="io_setup refused",
+  ),
+  # -- the directory of all boxes, and other runs seen through it
+  Attack(
+    "changes the parent",
+    "the directory of all boxes: its mode, times, attributes and names, at which every run starts",
+    """
+before = os.stat("..").st_mtime
+for name in ("..", "../.", "../../" + os.path.basename(os.path.dirname(os.getcwd()))):
+  for mode in (0, 0o777):
+    attempt("mode " + name, lambda: os.chmod(name, mode))
+  try: os.utime(name, (1, 1))
+  except OSError: pass
+  if os.stat("..").st_mtime != before: print("times REACHED")
+  attempt("attribute " + name, lambda: os.setxattr(name, "user.a", b"x"))
+  attempt("owner " + name, lambda: os.chown(name, os.getuid(), os.getgid()))
+  attempt("make " + name, lambda: os.mkdir(name + "/" + MARKER))
+attempt("rename", lambda: os.rename("../" + os.path.basename(os.getcwd()), "../" + MARKER))
+attempt("replace", lambda: os.rmdir("../" + os.path.basename(os.getcwd())))
+fd = os.open("..", os.O_PATH)
+attempt("mode by /proc", lambda: os.chmod(f"/proc/self/fd/{fd}", 0))
+attempt("mode by descriptor", lambda: os.chmod(".", 0, dir_fd=fd))
+attempt("mode by cwd", lambda: os.chmod("/proc/self/cwd/..", 0))
+""",
+    after=_CLEAN,
+    prints="clean",
+    needs="filesystem",
+  ),
+  Attack(
+    "watches others",
+    "names and times of other runs, by inotify and dnotify",
+    """
+import fcntl
+def watch(folder):
+  fd = call(253 if X86 else 26) if not hasattr(libc, "inotify_init1") else libc.inotify_init1(0)
+  if fd < 0: raise OSError(errno.EPERM, "refused")
+  got = libc.inotify_add_watch(fd, folder.encode(), 0xfff)
+  if got < 0: raise OSError(ctypes.get_errno(), "refused")
+  return got
+for folder in ("..", "/", "/tmp", "/dev/shm", "../..", "/usr", FOLDER, SECRET):
+  attempt("inotify " + folder, lambda: watch(folder))
+attempt("fanotify", lambda: call(300 if X86 else 262, 0x200, 0))
+def notify():
+  fd = os.open(".", os.O_RDONLY)
+  fcntl.fcntl(fd, 1026, 0x4)
+attempt("dnotify", notify)
+time.sleep(0.1)
+""",
+    beside="open('mine', 'w').write(MARKER)\ntime.sleep(0.2)\n"
+    "print(os.listdir('.'), open('mine').read() == MARKER)",
+    prints="dnotify refused",
+    needs="filesystem",
+  ),
+  Attack(
+    "keeps others waiting",
+    "whoever opens a file of the interpreter, by a lease on it",
+    """
+import fcntl
+fd = os.open(os.__file__, os.O_RDONLY)
+for kind in (0, 1):
+  attempt("lease", lambda: fcntl.fcntl(fd, 1024, kind))
+""",
+    prints="lease refused",
+  ),
+  Attack(
+    "closes its own directory",
+    "a fault of the machine, by a work directory that nobody may enter",
+    "os.chmod('.', 0) if os.access('.', os.W_OK) else None",
+    expected=("ok", "error"),
+  ),
+  # -- memory and disk space that no process shows
+  Attack(
+    "shared memory of nobody",
+    "memory shared and then let go of: anonymous pages, the zero device, huge pages",
+    """
+import mmap
+attempt("anonymous", lambda: mmap.mmap(-1, 2**20))
+def raw(flags, fd):
+  libc.mmap.restype = ctypes.c_void_p
+  libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+                        ctypes.c_long]
+  got = libc.mmap(None, 2**21, 3, flags, fd, 0)
+  if got in (None, ctypes.c_void_p(-1).value): raise OSError(ctypes.get_errno(), "refused")
+  return got
+for flags in (0x21, 0x21 | 0x8000, 0x40022, 0x40021, 0x23):
+  attempt(f"flags {flags:x}", lambda: raw(flags, -1))
+attempt("zero device", lambda: raw(1, os.open("/dev/zero", os.O_RDWR)))
+""",
+    prints="zero device refused",
+  ),
+  Attack(
+    "memory let go of",
+    "memory of many processes, each of which shared pages and let go of them",
+    """
+import mmap
+for _ in range(8):
+  if os.fork() == 0:
+    held = mmap.mmap(-1, 40 * 2**20)
+    for at in range(0, len(held), 2**20):
+      held[at : at + 2**20] = bytes(2**20)
+      held.madvise(mmap.MADV_DONTNEED, at, 2**20)
+    time.sleep(2)
+    os._exit(0)
+codes = [os.wait()[1] for _ in range(8)]
+if not any(codes): print("REACHED", codes)
+""",
+    expected=("ok", "memory_limit"),
+    limits={"memory_bytes": 2**26},
+  ),
+  Attack(
+    "memory behind a dead first thread",
+    "memory of processes whose first thread has ended, so that /proc shows none",
+    """
+import threading
+def hold():
+  time.sleep(0.2)
+  block = b"x" * (40 * 2**20)
+  time.sleep(1.5)
+  os.write(1, b"REACHED\\n")
+  os._exit(0)
+for _ in range(6):
+  if os.fork() == 0:
+    threading.Thread(target=hold).start()
+    libc.syscall(60 if X86 else 93, 0)
+time.sleep(3)
+""",
+    expected=("memory_limit",),
+    limits={"memory_bytes": 2**26},
+  ),
+  Attack(
+    "memory of other programs",
+    "memory of many programs, each with no more than an interpreter has",
+    """
+import subprocess
+code = "import time; x = b'x' * (6 * 2**20); time.sleep(1.5)"
+held = [subprocess.Popen([sys.executable or "python3", "-S", "-c", code]) for _ in range(14)]
+if not any([p.wait() for p in held]): print("REACHED")
+""",
+    expected=("memory_limit",),
+    limits={"memory_bytes": 2**26},
+  ),
+  Attack(
+    "spliced pages",
+    "memory and space held by pipes and sockets, by pages that were spliced into them",
+    """
+r, w = os.pipe()
+open("f", "wb").write(bytes(4096))
+f = os.open("f", os.O_RDONLY)
+class Vec(ctypes.Structure):
+  _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+block = ctypes.create_string_buffer(4096)
+vec = Vec(ctypes.addressof(block), 4096)
+attempt("vmsplice", lambda: call(278 if X86 else 75, w, ctypes.byref(vec), 1, 0))
+attempt("splice", lambda: call(275 if X86 else 76, f, None, w, None, 4096, 0))
+r2, w2 = os.pipe()
+os.write(w2, b"x")
+attempt("tee", lambda: call(276 if X86 else 77, r2, w, 1, 0))
+attempt("sendfile", lambda: os.sendfile(w, f, 0, 4096))
+import fcntl
+attempt("pipe size", lambda: fcntl.fcntl(w, 1031, 2**20))
+""",
+    prints="pipe size refused",
+  ),
+  Attack(
+    "mapped deleted files",
+    "disk space by files without a name or a descriptor, of which a page is mapped",
+    """
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+                      ctypes.c_long]
+for i in range(64):
+  fd = os.open("f", os.O_RDWR | os.O_CREAT)
+  os.write(fd, bytes(2**20))
+  libc.mmap(None, 4096, 1, 2 - i % 2, fd, 0)
+  os.close(fd)
+  os.unlink("f")
+time.sleep(1.5)
+print("REACHED")
+""",
+    expected=("killed",),
+    limits={"disk_bytes": 2**24, "file_bytes": 2**21},
+  ),
+  Attack(
+    "descriptors in flight",
+    "disk space by files that only a message nobody reads holds open",
+    """
+import array, socket
+a, b = socket.socketpair()
+def fly(fd): a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+sent = 0
+for i in range(64):
+  fd = os.open("f", os.O_RDWR | os.O_CREAT)
+  os.write(fd, bytes(2**20))
+  try:
+    fly(fd)
+    sent += 1
+  except OSError: pass
+  os.close(fd)
+  os.unlink("f")
+time.sleep(1.0)
+if sent: print("REACHED", sent)
+print("done")
+""",
+    prints="done",
+    limits={"disk_bytes": 2**24},
+  ),
+  Attack(
+    "files behind a dead first thread",
+    "disk space by deleted files of processes whose first thread has ended",
+    """
+import threading
+child = os.fork()
+if child == 0:
+  def hold():
+    time.sleep(0.1)
+    held = []
+    for i in range(48):
+      held.append(os.open("f", os.O_RDWR | os.O_CREAT))
+      os.unlink("f")
+      os.write(held[-1], bytes(2**20))
+    time.sleep(1.5)
+    os.write(1, b"REACHED\\n")
+    os._exit(0)
+  threading.Thread(target=hold).start()
+  libc.syscall(60 if X86 else 93, 0)
+time.sleep(3)
+""",
+    expected=("killed",),
+    limits={"disk_bytes": 2**24},
+  ),
+  Attack(
+    "files without a name",
+    "disk space by files that never had a name",
+    """
+held = []
+for i in range(64):
+  held.append(os.open(".", os.O_TMPFILE | os.O_RDWR))
+  os.write(held[-1], bytes(2**20))
+time.sleep(1.5)
+print("REACHED")
+""",
+    expected=("killed", "error"),
+    limits={"disk_bytes": 2**24},
+  ),
+  Attack(
+    "space in attributes",
+    "disk space or memory by extended attributes",
+    "open('f', 'w').close()\nattempt('attribute', lambda: os.setxattr('f', 'user.a', bytes(3000)))",
+    prints="attribute refused",
+  ),
+  # -- services by their paths
+  Attack(
+    "sockets by path",
+    "services by the paths and names of their unix sockets, from one of a pair",
+    """
+import socket
+def each(kind):
+  a, b = socket.socketpair(socket.AF_UNIX, kind)
+  a.settimeout(1.0)
+  return a
+class Header(ctypes.Structure):
+  _fields_ = [("name", ctypes.c_void_p), ("length", ctypes.c_uint32), ("vec", ctypes.c_void_p),
+              ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("size", ctypes.c_size_t),
+              ("flags", ctypes.c_int)]
+for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_RAW,
+             socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK):
+  for address in (POST, STREAM, DATAGRAM):
+    attempt("sendto", lambda: each(kind).sendto(b"x", address))
+    attempt("connect", lambda: each(kind).connect(address))
+    attempt("sendmsg", lambda: each(kind).sendmsg([b"x"], [], 0, address))
+  attempt("bind", lambda: each(kind).bind("\\0" + MARKER))
+  attempt("bind path", lambda: each(kind).bind("bound"))
+a, b = socket.socketpair()
+a.sendall(b"still")
+print(b.recv(9))
+""",
+    prints="b'still'",
   ),
   # -- not ending
   Attack(

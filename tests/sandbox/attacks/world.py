@@ -45,7 +45,7 @@ class World:
   def close(self) -> None:
     for listener in self._listeners:
       listener.close()
-    for path in (self._folder / "stream", self._secret):
+    for path in (self._folder / "post", self._folder / "stream", self._secret):
       path.unlink(missing_ok=True)
     self._folder.rmdir()
 
@@ -104,7 +104,7 @@ class World:
         problems.append("the secret file was changed")
       if status.st_mtime != _TIME or os.listxattr(self._secret):
         problems.append("the secret file's times or attributes were changed")
-      if sorted(os.listdir(self._folder)) != ["secret", "stream"]:
+      if sorted(os.listdir(self._folder)) != ["post", "secret", "stream"]:
         problems.append(f"the trainer's folder holds {os.listdir(self._folder)}")
       for folder in ("/", "/tmp", "/etc", "/usr", "/usr/bin", "/dev", "/dev/shm", "/var/tmp"):
         problems += [f"left {path}" for path in glob.glob(f"{folder}/*{self.marker}*")]
@@ -163,6 +163,7 @@ class World:
       ("TCP", socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
       ("UDP", socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
       ("STREAM", socket.AF_UNIX, socket.SOCK_STREAM, str(self._folder / "stream")),
+      ("POST", socket.AF_UNIX, socket.SOCK_DGRAM, str(self._folder / "post")),
       ("DATAGRAM", socket.AF_UNIX, socket.SOCK_DGRAM, "\0" + self.marker),
     )
     listeners, names = [], {}
@@ -174,7 +175,8 @@ class World:
       listener.setblocking(False)
       listeners.append(listener)
       names[name] = listener.getsockname()[1] if family == socket.AF_INET else address
-    os.chmod(self._folder / "stream", 0o777)
+    for name in ("post", "stream"):
+      os.chmod(self._folder / name, 0o777)
     names |= {
       "TRAINER": self.machine.process.pid, "SECRET": str(self._secret), "MARKER": self.marker,
       "FOLDER": str(self._folder), "PROJECT": str(_PROJECT),
