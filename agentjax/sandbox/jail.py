@@ -334,7 +334,8 @@ def landlock_version() -> int:
 
 def file_rules(readable: Iterable[str], devices: Iterable[str]) -> int:
   """A file descriptor for ``restrict_files``: ``readable`` and ``ZEROS`` read and execute,
-  ``devices`` read and write. Also refuses TCP (ABI 4) and signals and abstract sockets to processes outside (ABI 6).
+  ``devices`` read and write. Also refuses TCP (ABI 4), and signals and abstract sockets to
+  processes outside (ABI 6).
   """
   handled, version = _handled_rights(), landlock_version()
   attributes = struct.pack("=Q", handled)

@@ -10,8 +10,8 @@ from typing import Any
 def bounded_json(text: str, *, max_characters: int, max_values: int, max_depth: int) -> Any:
   """``json.loads(text)``, which is refused before it costs more than its text.
 
-  A parsed value takes up to 25 times the memory of its text (``{},`` becomes a dict), so what stands
-  outside of strings is counted first.
+  A parsed value takes up to 25 times the memory of its text (``{},`` becomes a dict), so what
+  stands outside of strings is counted first.
 
   Args:
     text: what to parse.

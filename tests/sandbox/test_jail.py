@@ -24,7 +24,8 @@ def outcome(
   column = ("x86_64", "aarch64").index(machine)
   number = name if isinstance(name, int) else jail._NUMBERS[name][column]
   data = {0: number, 4: jail._ARCHITECTURES[arch or machine]}
-  data |= {16 + 8 * i: value & 0xFFFFFFFF for i, value in enumerate((*arguments, *[0] * 6)[:6])}
+  for i, value in enumerate((*arguments, *[0] * 6)[:6]):
+    data |= {16 + 8 * i: value & 0xFFFFFFFF, 20 + 8 * i: value >> 32 & 0xFFFFFFFF}
   at = accumulator = 0
   while True:
     code, if_true, if_false, value = program[at]
@@ -53,7 +54,6 @@ def test_filter_on_both_architectures(machine: str) -> None:
   other = "aarch64" if machine == "x86_64" else "x86_64"
   assert outcome(machine, "socket", arch=other) == "killed"
   assert of("socket", 2, 1) == _EPERM
-  assert (of("socketpair", 1, 1), of("socketpair", 30, 1)) == (_ALLOWED, _EPERM)
   assert of("clone3") == _ENOSYS
   assert (of("clone", 17), of("clone", jail.CLONE_NEWUSER | 17)) == (_ALLOWED, _EPERM)
   assert of("clone", jail.CLONE_NEWNET) == _EPERM
@@ -67,6 +67,54 @@ def test_filter_on_both_architectures(machine: str) -> None:
     _EPERM,
   )
   assert of(5000) == _ALLOWED
+
+
+_THREAD = 0x3D0F00  # the flags with which libc makes one
+_PRIVATE, _SHARED, _ANONYMOUS, _HUGE = 2, 1, 0x20, 0x40000
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(
+  ("call", "allowed", "refused"),
+  [
+    # (family, type)
+    ("socketpair", [(1, 1), (1, 0x80801)], [(1, 2), (1, 3), (1, 5), (1, 0x80802), (30, 1), (2, 1)]),
+    # (descriptor, buffer, length, flags, address, its length)
+    ("sendto", [(3, 9, 1, 0, 0, 0)], [(3, 9, 1, 0, 9, 5), (3, 9, 1, 0, 1 << 32, 5)]),
+    ("sendmsg", [], [(3,)]),
+    ("sendmmsg", [], [(3,)]),
+    ("connect", [], [(3,)]),
+    ("bind", [], [(3,)]),
+    # (address, length, protection, flags, descriptor)
+    (
+      "mmap",
+      [(0, 9, 3, _PRIVATE | _ANONYMOUS, -1), (0, 9, 3, _PRIVATE, 3), (0, 9, 3, _SHARED, 3)],
+      [
+        (0, 9, 3, _SHARED | _ANONYMOUS, -1),
+        (0, 9, 3, _SHARED | _ANONYMOUS | 0x8000, -1),
+        (0, 9, 3, _PRIVATE | _ANONYMOUS | _HUGE, -1),
+        (0, 9, 3, _SHARED | _HUGE, 3),
+      ],
+    ),
+    ("clone", [(17,), (_THREAD,), (0x4111,)], [(_THREAD & ~0x400,)]),
+    # (descriptor, command)
+    ("fcntl", [(3, 1), (3, 4), (3, 6), (3, 1030)], [(3, 1024), (3, 1026), (3, 1031)]),
+    ("setxattr", [], [()]),
+    ("inotify_init1", [], [()]),
+  ],
+)
+def test_calls_that_hide_memory_or_files_or_reach_a_path_are_refused_on_all_machines(
+  machine: str, call: str, allowed: list[tuple[int, ...]], refused: list[tuple[int, ...]]
+) -> None:
+  for granted in (False, True):
+    names = ("own_pid_namespace", "own_user", "signals_scoped", "files_guarded")
+    walls = dict.fromkeys(names, granted)
+    for arguments in allowed:
+      assert outcome(machine, call, *arguments, **walls) == _ALLOWED, arguments
+    for arguments in refused:
+      assert outcome(machine, call, *arguments, **walls) == _EPERM, arguments
+    for copy in ("sendfile", "splice", "tee", "vmsplice"):
+      assert outcome(machine, copy, **walls) == _ENOSYS
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -169,6 +169,52 @@ def test_commands_run_without_a_shell_and_a_missing_one_is_an_error(run: Run) ->
   assert nested.stdout == "45\n"
 
 
+_ORDINARY = {
+  "copies": "import shutil\nopen('a', 'wb').write(b'x' * 10**6)\n"
+  "print(shutil.copyfile('a', 'b'), len(open('b', 'rb').read()))",
+  "a database": "import sqlite3\nd = sqlite3.connect('d')\nd.execute('pragma journal_mode=wal')\n"
+  "d.execute('create table t as select 3 as x')\nprint(*d.execute('select x from t'))",
+  "a mapped file": "import mmap\nf = open('a', 'w+b')\nf.truncate(99)\n"
+  "m = mmap.mmap(f.fileno(), 0)\nm[:2] = b'ab'\nprint(f.read(2))",
+  "a process and a pipe": "import multiprocessing as m\na, b = m.Pipe()\n"
+  "p = m.Process(target=b.send, args=([1] * 9,))\np.start()\nprint(len(a.recv()), p.join())",
+  "a loop with a process": "import asyncio\nasync def f():\n"
+  "  p = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)\n"
+  "  return await p.communicate(b'fed')\nprint(asyncio.run(f()))",
+  "threads": "from concurrent.futures import ThreadPoolExecutor as T\n"
+  "print(*T(4).map(abs, range(-3, 0)))",
+  "a shell": "import subprocess\nprint(subprocess.run('head -c 9 /dev/zero > z; cp z y; cat y z |"
+  " wc -c', shell=True, capture_output=True).stdout)",
+}
+_ORDINARY_OUTPUT = "b 1000000|(3,)|b'ab'|9 None|(b'fed', None)|3 2 1|b'18\\n'".split("|")
+
+
+@pytest.mark.parametrize("machine", ["native", "user", "container"])
+def test_ordinary_programs_do_not_meet_the_walls(start_machine: Any, machine: str) -> None:
+  granted = start_machine(machine)
+  for (name, code), output in zip(_ORDINARY.items(), _ORDINARY_OUTPUT, strict=True):
+    result = granted.run(code)
+    assert (result["status"], result["stdout"].strip()) == ("ok", output), (name, result)
+  granted.close()
+
+
+def test_a_program_cannot_shut_its_box_to_later_runs_and_to_us() -> None:
+  async def body(sandbox: ProcessSandbox) -> None:
+    box = await sandbox.create()
+    shut = PythonCell("import os\nopen('f', 'w').write('kept')\nos.chmod('.', 0)")
+    for read in (
+      lambda: box.exec(PythonCell("print(open('f').read())"), limits=QUICK),
+      lambda: box.download("f"),
+      lambda: box.upload("g", b""),
+      lambda: box.snapshot(),
+    ):
+      assert (await box.exec(shut, limits=QUICK)).status in (RunStatus.OK, RunStatus.ERROR)
+      seen = await read()
+      assert not isinstance(seen, SandboxResult) or seen.stdout == "kept\n", seen
+
+  use(body)
+
+
 def test_box_keeps_files_between_runs_and_is_wiped_at_its_end() -> None:
   async def body(sandbox: ProcessSandbox) -> None:
     box = await sandbox.create()

@@ -13,7 +13,8 @@ from typing import Any
 
 # TRAINER: pid of the process that uses the sandbox. SECRET, FOLDER: a file and a directory of the
 # trainer's user. PROJECT: this source tree. TCP, UDP: ports, STREAM, POST, DATAGRAM: unix sockets
-# (two by path, one abstract), all listened on by the test. MARKER: unique, in the name of whatever is made.
+# (two by path, one abstract), all listened on by the test. MARKER: unique, in the name of whatever
+# is made.
 PREAMBLE = """
 import ctypes, errno, os, platform, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -306,7 +307,7 @@ for kind in (0, 1):
   # -- memory and disk space that no process shows
   Attack(
     "shared memory of nobody",
-    "memory shared and then let go of: anonymous pages, the zero device, huge pages",
+    "memory shared and then let go of: anonymous pages, huge pages",
     """
 import mmap
 attempt("anonymous", lambda: mmap.mmap(-1, 2**20))
@@ -319,9 +320,19 @@ def raw(flags, fd):
   return got
 for flags in (0x21, 0x21 | 0x8000, 0x40022, 0x40021, 0x23):
   attempt(f"flags {flags:x}", lambda: raw(flags, -1))
-attempt("zero device", lambda: raw(1, os.open("/dev/zero", os.O_RDWR)))
 """,
-    prints="zero device refused",
+    prints="flags 23 refused",
+  ),
+  Attack(
+    "shared zeros",
+    "memory shared through a device",
+    """
+import mmap
+for device in ("zero", "null", "full", "random"):
+  attempt(device, lambda: mmap.mmap(os.open("/dev/" + device, os.O_RDWR), 2**20))
+""",
+    prints="random refused",
+    needs="filesystem",
   ),
   Attack(
     "memory let go of",
@@ -889,7 +900,8 @@ import mmap
 if not X86: os.abort()
 attempt("x32 getpid", lambda: call(0x40000000 | 39))
 sys.stdout.flush()
-page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                 mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 page.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # mov eax, getpid; int 0x80; ret
 run = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 print("REACHED", run())
