@@ -66,28 +66,34 @@ class Output:
 
 
 class Disk:
-  """Measures what a run's files take, at most a tenth of the time.
+  """Measures what a run's files take; deleted ones count while they are open or mapped.
 
-  Deleted ones count while they are open or mapped.
+  A look may be long, so looks take a tenth of the time; one more is taken at once where the file
+  system lost as much room as the run may have. None goes on past ``deadline``, the monotonic time
+  at which the run is ended anyway.
   """
 
   def __init__(self, directory: str, limits: dict[str, Any]):
     self._directory, self._limits = directory, limits
+    self.deadline = time.monotonic() + limits["wall_seconds"]
     self._next = time.monotonic() + _TICK
+    self._free = _free_bytes(directory)  # at the last look
     self._inherited: set[int] | None = None  # deleted files that this process itself has mapped
     self.looked = False
 
   def too_much(self, family: list[int]) -> str | None:
     """Which bound is passed, or None; mostly None without a look."""
-    if time.monotonic() < self._next:
-      return None
-    self.looked = True
-    start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
     most_files, most_bytes = self._limits["files"], self._limits["disk_bytes"]
+    free = _free_bytes(self._directory)
+    if time.monotonic() < self._next and self._free - free <= most_bytes:
+      return None
+    self.looked, self._free = True, free
+    start = time.thread_time()  # not wall time: a busy machine would make the looks rarer
     if self._inherited is None:
       self._inherited = set(_mapped_deleted("self"))
     count, held = self._below(most_files)
-    held += unlinked_bytes(family, self._limits["file_bytes"], self._inherited)
+    if count <= most_files and held <= most_bytes:
+      held += unlinked_bytes(family, self._limits["file_bytes"], self._inherited)
     self._next = time.monotonic() + max(_TICK, 10 * (time.thread_time() - start))
     if count > most_files:
       return f"made more than {most_files} files and directories"
@@ -98,20 +104,32 @@ class Disk:
   def _below(self, most_files: int) -> tuple[int, int]:
     """Entries below the directory, counted up to ``most_files``, and the bytes they occupy."""
     count, held, waiting = 0, 0, [self._directory]
-    while waiting and count <= most_files:
+    while waiting and count <= most_files and time.monotonic() < self.deadline:
+      path = waiting.pop()
       try:
-        with os.scandir(waiting.pop()) as listing:
+        # By descriptor: with its path each entry would cost as much as the path is long.
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+      except OSError as error:  # it is being changed meanwhile
+        if error.errno == errno.ENAMETOOLONG:
+          count = most_files + 1  # nested deeper than can be measured
+        continue
+      try:
+        with contextlib.suppress(OSError), os.scandir(folder) as listing:
           for entry in listing:
             count += 1
             held += entry.stat(follow_symlinks=False).st_blocks * 512
             if entry.is_dir(follow_symlinks=False):
-              waiting.append(entry.path)
+              waiting.append(f"{path}/{entry.name}")
             if count > most_files:
               break
-      except OSError as error:  # it is being changed meanwhile
-        if error.errno == errno.ENAMETOOLONG:
-          count = most_files + 1  # nested deeper than can be measured
+      finally:
+        os.close(folder)
     return count, held
+
+
+def _free_bytes(directory: str) -> int:
+  status = os.statvfs(directory)
+  return status.f_bfree * status.f_frsize
 
 
 def children(pid: int | str) -> list[int]:

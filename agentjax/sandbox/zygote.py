@@ -467,7 +467,7 @@ class _Run:
     """Waits for the first reason to end the run, or the cell where there is a ``cpu_start``."""
     if cpu_start is not None:
       self._poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-    deadline = self._began + wall_seconds
+    deadline = self._disk.deadline = self._began + wall_seconds
     look = self._began + _TICK
     most = self._limits["output_kill_bytes"]
     while True:
