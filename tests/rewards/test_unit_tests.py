@@ -10,6 +10,7 @@ import math
 import sys
 import textwrap
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -25,6 +26,7 @@ from agentjax.rewards.unit_tests import (
   UnitTestScorer,
   UnitTestVerifier,
   VerifierFault,
+  _read_report,
 )
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
@@ -467,3 +469,14 @@ def test_subclasses_arrive_as_their_base():
   assert math.isnan(decode(json.loads(json.dumps(encode(math.nan)))))
   with pytest.raises(NotPlain):
     encode(dataclasses)
+
+
+@pytest.mark.parametrize("text", ["{},", '"",', '{"a":[],"b":{}},'])
+def test_a_flood_of_values_is_no_report_and_costs_little_more_than_its_text(text: str) -> None:
+  flood = '{"test": [' + text * (2**22 // len(text)) + "1]}"
+  tracemalloc.start()
+  try:
+    assert _read_report(SandboxResult(RunStatus.OK, flood, "", 0, 0.1)) is None
+    assert tracemalloc.get_traced_memory()[1] < 5 * len(flood)
+  finally:
+    tracemalloc.stop()

@@ -33,7 +33,7 @@ from agentjax.sandbox.provider import (
   ProviderSandbox,
   SandboxSpec,
 )
-from agentjax.sandbox.remote import FusionConfig, FusionSandbox
+from agentjax.sandbox.remote import _RESULT, FusionConfig, FusionSandbox, _read
 from tests.sandbox.service import Service
 
 QUICK: dict[str, Any] = {"retry_seconds": 0.01, "hedge_seconds": None, "overhead_seconds": 10.0}
@@ -415,3 +415,14 @@ def test_provider_gets_the_spec_and_a_lost_sandbox_is_its_fault(service: Service
     await sandbox.close()
 
   asyncio.run(main())
+
+
+@pytest.mark.parametrize("forged", [b"{}", b"[" + b"{}," * 10**5 + b"1]", b"\xff", b'{"parts": 3}'])
+def test_a_forged_report_is_the_programs_doing_and_not_the_services(forged: bytes) -> None:
+  answer = {
+    "status": "Success",
+    "run_result": {"status": "Finished", "stdout": "seen"},
+    "files": {_RESULT: base64.b64encode(forged).decode()},
+  }
+  result, files = _read(answer, SandboxLimits())
+  assert (result.status, result.stdout, files) == (RunStatus.KILLED, "seen", None)
