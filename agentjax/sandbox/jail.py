@@ -44,6 +44,7 @@ _SECCOMP_MODE_FILTER = 2
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 # What a run may read or open anywhere; not every system has every path.
@@ -248,12 +249,17 @@ def build_view(root: str, readable: Iterable[str], devices: Iterable[str]) -> No
 def enter_view(root: str, directory: str) -> None:
   """Makes ``root`` this process's file system, with ``directory`` at ``BOX``, and goes there.
 
-  For good once capabilities are dropped. Needs a mount namespace of this process's own. No
-  descriptor of a directory may be open.
+  For good once capabilities are dropped. Needs a mount namespace in which no other program's
+  directory is there, see ``empty_view``. No descriptor of a directory may be open.
   """
   _mount(directory, root + BOX, None, _MS_BIND)
   os.chroot(root)
   os.chdir(BOX)
+
+
+def empty_view(root: str) -> None:
+  """Takes the directory at ``BOX`` away again, where ``enter_view`` got as far as that."""
+  _libc.umount2(os.fsencode(root + BOX), _MNT_DETACH)
 
 
 def _set_read_only(path: str, flags: int, *, value: bool) -> None:

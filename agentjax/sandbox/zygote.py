@@ -244,6 +244,8 @@ class Watcher:
     jail.adopt_orphans()
     jail.be_readable(value=False)  # a program of the same user may be able to name it
     jail.bound_capabilities()
+    if self._walls.view:
+      jail.unshare(jail.CLONE_NEWNS)  # in which one box after another is mounted
     for served in range(_RUNS_OF_WATCHER):
       run = self._standing()
       if served:
@@ -254,6 +256,8 @@ class Watcher:
       os.write(news, struct.pack("=i?", number, False))
       if not run.serve(order):
         return
+      if self._walls.view:
+        jail.empty_view(self._walls.view)
       if self._walls.pid_namespace:
         jail.number_processes_from(_PROGRAM_PID)
 
@@ -528,8 +532,6 @@ class _Program:
     """Becomes the program, with ``namespace`` for that of its ``__main__``. Never returns."""
     try:
       jail.die_with_parent(signal.SIGKILL)
-      if self._walls.view:
-        jail.unshare(jail.CLONE_NEWNS)  # takes longer than all the walls that wait for the request
       jail.be_readable(value=True)
       os.setsid()
       os.dup2(out, 1)
