@@ -205,11 +205,13 @@ class Prepared:
     advantages: credit times importance weight; 0 where the weight is 0.
     coefficients: the loss is ``sum(coefficients * per_token)`` over all rows of the batch.
     shares: weight over the batch's total weight; a metric is ``sum(shares * per_token)``.
-    weights: loss weights left after invalid sequences and the mismatch filter.
+    weights: loss weights, 0 for invalid sequences and for tokens that the mismatch filter excludes.
     segment_ids, turns: as in ``Batch``.
     old_log_probs: policy at the start of the update; behaviour_log_probs: policy that sampled.
     reference_log_probs: frozen reference policy.
     clip_high_bonus: added to the upper clip bound.
+    dropped: bool, tokens whose surrogate the mismatch filter makes 0 while they keep their weight
+      (``MismatchConfig.dropped`` "count"); None where there are none.
     covariance_selected: bool, tokens that Clip-Cov and KL-Cov act on.
     rewarded: bool, tokens of sequences whose reward is above 0.
     old_values, returns, value_coefficients: outputs of the value head at the start, their targets
@@ -226,6 +228,7 @@ class Prepared:
   behaviour_log_probs: Float[Array, "batch time"]
   reference_log_probs: Float[Array, "batch time"] | None = None
   clip_high_bonus: Float[Array, "batch time"] | None = None
+  dropped: Bool[Array, "batch time"] | None = None
   covariance_selected: Bool[Array, "batch time"] | None = None
   rewarded: Bool[Array, "batch time"] | None = None
   old_values: Float[Array, "batch time"] | None = None
@@ -312,8 +315,9 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
     )
     per_token, metrics = per_token_result(own(clean))
     wrong = jnp.sum(inside & ~jnp.isfinite(per_token)).astype(jnp.float32)
+    counted = inside if inputs.dropped is None else inside & ~inputs.dropped
     surrogate = _Surrogate(
-      jnp.where(inside, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
+      jnp.where(counted, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
     )
     result, sums = _with_terms(inputs, config, surrogate)
     return result, sums | {"nonfinite/per_token": wrong}
@@ -368,7 +372,12 @@ def _with_terms(
     total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
   if settings.kl_coefficient > 0:
     reference = jnp.where(inside, _need(inputs.reference_log_probs, "reference_log_probs"), 0)
-    metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator)
+    weight = None
+    if settings.kl_weight == "current":
+      weight = log_probs - jax.lax.stop_gradient(log_probs)
+    elif settings.kl_weight == "behaviour":
+      weight = log_probs - jnp.where(inside, inputs.behaviour_log_probs, 0)
+    metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator, weight)
     total += settings.kl_coefficient * metrics["kl_reference"]
   if settings.entropy_coefficient != 0:
     total -= settings.entropy_coefficient * entropies
@@ -401,11 +410,13 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
   def array(dtype: Any, present: bool = True) -> Any:
     return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
 
-  flags = dict.fromkeys(("covariance_selected", "rewarded"), jnp.bool_)
+  flags = dict.fromkeys(("covariance_selected", "dropped", "rewarded"), jnp.bool_)
+  mismatch = config.policy_loss.mismatch
   kinds = {"segment_ids": jnp.int32, "turns": jnp.int32} | flags
   absent = {
     "clip_high_bonus": True,
     "reference_log_probs": not config.needs_reference,
+    "dropped": not (mismatch.drops and mismatch.dropped == "count"),
     "covariance_selected": config.policy_loss.covariance == "none",
     "divergences": not config.needs_divergences,
   }
@@ -474,12 +485,17 @@ def prepare(
         "or set weight_level='none', filter_level='none', veto_below=None."
       )
     old_log_probs = batch.log_probs
-  kept, importance = weights, jnp.ones_like(weights)
+  kept, importance, dropped = weights, jnp.ones_like(weights), None
   if loss.mismatch.active:
     importance, keep = mismatch_correction(
       old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
     )
-    kept = jnp.where(keep, weights, 0)
+    left = jnp.sum(jnp.where(keep, weights, 0)) / jnp.maximum(jnp.sum(weights), 1e-9)
+    metrics["mismatch/kept"] = left
+    if loss.mismatch.dropped == "exclude":
+      kept = jnp.where(keep, weights, 0)
+    elif loss.mismatch.drops:
+      importance, dropped = jnp.where(keep, importance, 0), ~keep
 
   starts = None
   if settings.centre == "prompt_value":
@@ -581,6 +597,7 @@ def prepare(
     behaviour_log_probs=batch.log_probs,
     reference_log_probs=reference_log_probs,
     clip_high_bonus=bonus,
+    dropped=dropped,
     covariance_selected=selected,
     rewarded=broadcast_to_tokens(jnp.where(batch.valid, batch.rewards > 0, False), segment_ids),
     old_values=values,
@@ -594,10 +611,7 @@ def prepare(
     "tokens/weighted": jnp.sum(kept > 0).astype(kept.dtype),
   }
   if loss.mismatch.active:
-    metrics |= {
-      "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
-      "mismatch/importance": jnp.sum(shares * importance),
-    }
+    metrics["mismatch/importance"] = jnp.sum(shares * importance)
   return jax.lax.stop_gradient((prepared, metrics))
 
 

@@ -173,7 +173,7 @@ LONGCAT = ObjectiveConfig(
 # Agent0, 2511.16043: prepare() also takes advantages.ambiguity_terms of the self-consistency.
 ADPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01))
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
-# are not published; these are ours.
+# are not published; these are ours. Means are over the chunks that the filter keeps.
 IPA = ObjectiveConfig(
   AdvantageConfig(centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.95),
   PolicyLossConfig(
@@ -182,10 +182,11 @@ IPA = ObjectiveConfig(
     clip="truncate",
     clip_high=0.0,
     positive_weight_one=True,
-    mismatch=MismatchConfig(filter_level="turn", filter_high=1.2),
+    mismatch=MismatchConfig(filter_level="turn", filter_high=1.2, dropped="exclude"),
   ),
 )
-# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped.
+# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped. Here and below dropped tokens
+# stay in the denominators, as in NeMo-RL and verl.
 ICEPOP = ObjectiveConfig(
   AdvantageConfig(),
   PolicyLossConfig(
@@ -262,6 +263,15 @@ LIGHTNING_OPD_TOP_K = ObjectiveConfig(
 # 2604.13016: KL on the student's 16 most likely tokens.
 OPD_TOP_K = ObjectiveConfig(
   _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="top_k")
+)
+# NeMo-RL's distillation: half forward, half reverse KL on the teacher's 64 most likely tokens, the
+# rest of its vocabulary at a log-prob of -100.
+OPD_MIXED = ObjectiveConfig(
+  _UNREWARDED,
+  PolicyLossConfig(),
+  distillation=DistillationConfig(
+    form="top_k", divergence="mixed", top_k=64, candidates="teacher", rest="floor"
+  ),
 )
 # 2306.13649 (on-policy GKD): exact KL(student || teacher).
 OPD_FULL = ObjectiveConfig(

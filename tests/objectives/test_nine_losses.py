@@ -149,7 +149,7 @@ CASES = {
       clip="truncate",
       clip_high=0.0,
       positive_weight_one=True,
-      mismatch=MismatchConfig(filter_level="turn", filter_high=1.05),
+      mismatch=MismatchConfig(filter_level="turn", filter_high=1.05, dropped="exclude"),
     ),
   ),
 }
