@@ -240,7 +240,7 @@ class _Checker:
   """Runs one objective and compares results."""
 
   def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
-    self.config, self.tolerance = config, tolerance
+    self.config, self.tolerance = config.with_parts_of({"one": 1.0, "other": 0.5}), tolerance
     objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
@@ -259,6 +259,10 @@ class _Checker:
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
+      consistency=jnp.full_like(batch.rewards, 0.5),
+      part_rewards=jnp.stack([batch.rewards] * len(self.config.advantage.parts), axis=1)
+      if self.config.advantage.parts
+      else None,
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:

@@ -34,6 +34,8 @@ Centre = Literal[
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
 
+EVERY_PART = "*"
+
 _GROUP_CENTRES = (
   "group_mean",
   "group_median",
@@ -65,7 +67,8 @@ class AdvantageConfig(Config):
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
     parts: named parts of the reward that are centred and scaled one by one, in the place of the
       reward itself, and then summed with ``part_weights``, so that no part drowns another (GDPO,
-      which whitens the sum over the batch). () takes the reward.
+      which whitens the sum over the batch). () takes the reward; ("*",) all parts that have a
+      weight in ``config.reward``, with that weight.
     part_weights: one a part; () weighs all alike.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
@@ -184,6 +187,8 @@ class AdvantageConfig(Config):
       self.part_weights,
       f"one number for each of {path}.parts, or ()",
     )
+    alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
+    check(alone, f"{path}.parts", self.parts, f"{EVERY_PART!r} alone, without part_weights")
     names = self.turn_rewards
     check(len(set(names)) == len(names), f"{path}.turn_rewards", names, "distinct names")
     for name in ("centre", "scale") if names else ():
@@ -377,6 +382,23 @@ def merge_branches(
   return jnp.where(branches > 0, mean[branches], advantages)
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class AmbiguityConfig(Config):
+  """ADPO's trust in a task by how far the answers to it agree (``ambiguity_terms``).
+
+  Attributes:
+    minimum_scale: s_min, factor on the advantages where the answers agree least; .6 in the script
+      of Agent0.
+  """
+
+  minimum_scale: float = 0.6
+
+  def validate(self, path: str = "ambiguity") -> None:
+    super().validate(path)
+    scale = self.minimum_scale
+    check(0 <= scale <= 1, f"{path}.minimum_scale", scale, "0 to 1")
+
+
 def ambiguity_terms(
   scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
 ) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
@@ -384,6 +406,10 @@ def ambiguity_terms(
 
   ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` trusts sure labels more;
   ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` lets unsure tasks move further. Agent0, 2511.16043.
+
+  Args:
+    scores: s, the share of the answers to the sequence's task that are its most frequent one.
+    minimum_scale: s_min.
   """
   sure = jnp.clip((scores - 0.3) / 0.5, 0, 1)
   return minimum_scale + (1 - minimum_scale) * sure, 0.1 * jnp.clip((0.8 - scores) / 0.5, 0, 1)

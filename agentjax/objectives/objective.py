@@ -17,7 +17,7 @@ It may also return the loss of every token, [B, T], and leave the sum to ``polic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.struct
@@ -27,7 +27,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.advantages import (
+  EVERY_PART,
   AdvantageConfig,
+  AmbiguityConfig,
+  ambiguity_terms,
   merge_branches,
   multi_reward_advantages,
   sequence_advantages,
@@ -76,6 +79,8 @@ class ObjectiveConfig(Config):
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
     staged: two updates of every turn of an episode (Agentic GRPO); None is one of all of it.
+    ambiguity: advantages and the upper clip bound follow how far the answers to a task agree
+      (ADPO); None does not.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -88,6 +93,7 @@ class ObjectiveConfig(Config):
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
   staged: StagedConfig | None = None
+  ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
@@ -103,6 +109,17 @@ class ObjectiveConfig(Config):
       )
     if self.staged is not None:
       self._validate_staged(self.staged, path)
+    if self.ambiguity is not None:
+      for part, name, allowed in (
+        (self.policy_loss, "clip", ("ppo", "mask", "truncate", "gmpo")),
+        (self.advantage, "credit", ("broadcast", "reward_to_go")),
+      ):
+        where = "policy_loss" if name == "clip" else "advantage"
+        said = f"{' or '.join(map(repr, allowed))} with {path}.ambiguity"
+        check(getattr(part, name) in allowed, f"{path}.{where}.{name}", getattr(part, name), said)
+      for name in ("preference", "function"):
+        value = getattr(self, name)
+        check(value is None, f"{path}.{name}", value, f"None with {path}.ambiguity")
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -136,7 +153,7 @@ class ObjectiveConfig(Config):
       value = getattr(getattr(self, part), name)
       allowed = " or ".join(repr(v) for v in allowed_values) + f" with {path}.staged"
       check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
-    for name in ("distillation", "preference", "function"):
+    for name in ("distillation", "preference", "ambiguity", "function"):
       value = getattr(self, name)
       check(value is None, f"{path}.{name}", value, f"None with {path}.staged")
     mismatch = self.policy_loss.mismatch
@@ -150,6 +167,20 @@ class ObjectiveConfig(Config):
       first, second = getattr(self.policy_loss, name), getattr(staged, f"correction_{name}")
       said = f"0 to {path}.policy_loss.{name}={first}"
       check(0 <= second <= first, f"{path}.staged.correction_{name}", second, said)
+
+  def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
+    """A copy that names the parts of the reward where ``advantage.parts`` says "*".
+
+    Args:
+      shares: name and weight of each part of the reward.
+    """
+    if EVERY_PART not in self.advantage.parts:
+      return self
+    weighted = {name: weight for name, weight in shares.items() if weight}
+    credit = dataclasses.replace(
+      self.advantage, parts=tuple(weighted), part_weights=tuple(weighted.values())
+    )
+    return dataclasses.replace(self, advantage=credit)
 
   @property
   def correction(self) -> ObjectiveConfig:
@@ -414,7 +445,7 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
   mismatch = config.policy_loss.mismatch
   kinds = {"segment_ids": jnp.int32, "turns": jnp.int32} | flags
   absent = {
-    "clip_high_bonus": True,
+    "clip_high_bonus": config.ambiguity is None,
     "reference_log_probs": not config.needs_reference,
     "dropped": not (mismatch.drops and mismatch.dropped == "count"),
     "covariance_selected": config.policy_loss.covariance == "none",
@@ -443,8 +474,7 @@ def prepare(
   baselines: Float[Array, "sequences"] | None = None,
   counts: Float[Array, "sequences"] | None = None,
   part_rewards: Float[Array, "sequences parts"] | None = None,
-  advantage_scale: Float[Array, "sequences"] | None = None,
-  clip_high_bonus: Float[Array, "sequences"] | None = None,
+  consistency: Float[Array, "sequences"] | None = None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
 
@@ -462,8 +492,8 @@ def prepare(
       taken off the reward that stands at the end (``packing.paid_by_turn``).
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
-    advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
-      of each sequence (``advantages.ambiguity_terms``).
+    consistency: share of the answers to each sequence's task that are its most frequent one, for
+      ``ambiguity``.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
@@ -508,6 +538,8 @@ def prepare(
     "counts": counts,
   }
   if settings.parts:
+    if EVERY_PART in settings.parts:
+      raise ValueError("advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of().")
     outcome = multi_reward_advantages(
       _need(part_rewards, "part_rewards"),
       jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
@@ -537,8 +569,13 @@ def prepare(
       config.preference,
     )
     metrics |= found
-  if advantage_scale is not None:
-    outcome *= advantage_scale
+  bonus = None
+  if config.ambiguity is not None:
+    consistency = _need(consistency, "consistency")
+    minimum = config.ambiguity.minimum_scale
+    scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
+    outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
+    metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
   if settings.learn_from != "all":
     wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
     wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
@@ -579,7 +616,6 @@ def prepare(
   selected = None
   if loss.covariance != "none":
     selected = covariance_selection(old_log_probs, advantages, kept, loss.covariance_fraction)
-  bonus = None if clip_high_bonus is None else broadcast_to_tokens(clip_high_bonus, segment_ids)
   prepared = Prepared(
     advantages=advantages * importance,
     coefficients=token_coefficients(

@@ -9,7 +9,7 @@ says so.
 from __future__ import annotations
 
 from agentjax.config import ConfigError
-from agentjax.objectives.advantages import AdvantageConfig
+from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig, AmbiguityConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
@@ -61,8 +61,8 @@ SAPO = ObjectiveConfig(
   AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
 )
 # GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
-# over the batch; name the parts in advantage.parts.
-GDPO = ObjectiveConfig(AdvantageConfig(whiten=True), PolicyLossConfig())
+# over the batch.
+GDPO = ObjectiveConfig(AdvantageConfig(parts=(EVERY_PART,), whiten=True), PolicyLossConfig())
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),
@@ -170,8 +170,11 @@ LONGCAT = ObjectiveConfig(
     aggregation_constant=4096.0,
   ),
 )
-# Agent0, 2511.16043: prepare() also takes advantages.ambiguity_terms of the self-consistency.
-ADPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01))
+# Agent0, 2511.16043: advantages and upper clip bound by how far the answers to a task agree. Its
+# agreement is that of an earlier round's answers; a run's is that of the group itself.
+ADPO = ObjectiveConfig(
+  AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01), ambiguity=AmbiguityConfig()
+)
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
 # are not published; these are ours. Means are over the chunks that the filter keeps.
 IPA = ObjectiveConfig(
@@ -185,8 +188,8 @@ IPA = ObjectiveConfig(
     mismatch=MismatchConfig(filter_level="turn", filter_high=1.2, dropped="exclude"),
   ),
 )
-# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped. Here and below dropped tokens
-# stay in the denominators, as in NeMo-RL and verl.
+# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped. Here and below they stay in
+# the denominators, as in NeMo-RL and verl.
 ICEPOP = ObjectiveConfig(
   AdvantageConfig(),
   PolicyLossConfig(

@@ -17,7 +17,7 @@ from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
-from agentjax.objectives.advantages import check_group_size
+from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
@@ -574,7 +574,34 @@ class Experiment(Config):
         f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
         f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
       )
-    parts = settings.advantage.parts
+    weighted = [name for name, weight in self.reward.shares.items() if weight]
+    check(
+      settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
+      f"{path}.reward.parts",
+      self.reward.parts,
+      f"two parts with a weight, or more, with {objective}.advantage.parts={(EVERY_PART,)!r}: they "
+      "are standardised one by one, as in preset('gdpo')",
+    )
+    credit = settings.advantage
+    check(
+      credit.credit != "reward_to_go"
+      or credit.gamma < 1
+      or bool(credit.turn_rewards)
+      or credit.kl_in_reward > 0
+      or self.rl.process is not None,
+      f"{path}.rl.process",
+      None,
+      f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
+      "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
+      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
+    )
+    check(
+      settings.ambiguity is None or self.rollout.group_size > 1,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
+    )
+    parts = settings.with_parts_of(self.reward.shares).advantage.parts
     check(
       set(parts) <= set(self.reward.parts),
       f"{objective}.advantage.parts",
@@ -600,7 +627,17 @@ class Experiment(Config):
         f"'episode' with {objective}.staged",
       )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
-    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
+    on_policy = recomputed or self.rl.schedule.mode == "sync"
+    check(
+      loss.covariance != "kl" or updates > 1 or not on_policy,
+      f"{path}.rl.minibatches",
+      self.rl.minibatches,
+      f"rl.minibatches x rl.epochs >= 2 with {objective}.policy_loss.covariance='kl', as in "
+      "preset('kl_cov'): its term |log r| has no gradient before the policy has moved",
+    )
+    # KL-Cov holds the ratio by its own term.
+    plain = loss.covariance != "kl" and not settings.function
+    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and plain
     if updates > 1 and unbounded:
       raise ConfigError(
         f"{objective}.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "

@@ -35,6 +35,7 @@ from agentjax.rollout.statistics import apart
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.checkpoint import load_networks
+from agentjax.training.consistency import CONSISTENCY_PART, with_consistency
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import (
   PhaseConfig,
@@ -178,7 +179,11 @@ class Learner:
       f"0 on a mesh of {self.mesh.size} devices: sampling runs on one, and training only there "
       "computes the same bits",
     )
-    phases = experiment.rl.all_phases if experiment.rl.steps else ()
+    shares = experiment.reward.shares
+    phases = [
+      dataclasses.replace(phase, objective=phase.objective.with_parts_of(shares))
+      for phase in (experiment.rl.all_phases if experiment.rl.steps else ())
+    ]
     self._critic = any(phase.objective.needs_values for phase in phases)
     self._compares = any(phase.objective.needs_reference for phase in phases)
     process = experiment.rl.process
@@ -472,6 +477,8 @@ class Learner:
       )
     if phase.config.objective.needs_baseline:
       started = [_with_baseline(t, baselines.get(t.address[:2])) for t in started]
+    if phase.config.objective.ambiguity is not None:
+      started = with_consistency(started)
     staged = phase.config.objective.staged
     of_turns = phase.config.objective.advantage.turn_rewards
     check_turn_rewards(started, of_turns if staged is None else (staged.part,))
@@ -584,6 +591,9 @@ class Learner:
     if phase.config.objective.needs_baseline:
       extra["baselines"], _ = part_rewards(sequences, (BASELINE_PART,), batch.num_sequences)
       extra["baselines"] = extra["baselines"][:, 0]
+    if phase.config.objective.ambiguity is not None:
+      consistency, _ = part_rewards(sequences, (CONSISTENCY_PART,), batch.num_sequences)
+      extra["consistency"] = consistency[:, 0]
     if credit.turn_rewards:
       _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)
