@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -67,10 +68,10 @@ def load(name: str, path: str, allowed: str) -> Any:
     for part in attribute.split("."):
       found = getattr(found, part)
   except AttributeError as error:
-    known = sorted(k for k, v in vars(module).items() if _own(v, module_name) and k[0] != "_")
+    known = sorted(k for k, v in vars(module).items() if k[0] != "_" and not inspect.ismodule(v))
     raise ConfigError(
-      f"{where}: {module_name} has no {attribute!r}; allowed: {allowed}. It defines: "
-      f"{', '.join(known) or 'nothing'}."
+      f"{where}: {module_name} has no {attribute!r}, but {', '.join(known) or 'nothing'}; allowed: "
+      f"{allowed}."
     ) from error
   return found
 
@@ -79,7 +80,3 @@ def wrong(name: str, path: str, found: Any, allowed: str) -> ConfigError:
   """The error for an object that is not what the setting takes."""
   kind = found.__name__ if isinstance(found, type) else type(found).__name__
   return ConfigError(f"{path}={name!r} is {kind}; allowed: {allowed}.")
-
-
-def _own(value: Any, module: str) -> bool:
-  return getattr(value, "__module__", module) == module

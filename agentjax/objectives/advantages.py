@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from agentjax import names
 from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.kl import KlEstimator
 
@@ -95,6 +96,9 @@ class AdvantageConfig(Config):
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
+    function: your own advantages, "module:function" (``advantage_function``), in the place of
+      centre, scale and credit, which are then not read; merge, whitening, clip and multiplier
+      follow it. None is those settings.
     learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
       "negative" or "positive". Means are then over their tokens alone.
   """
@@ -120,11 +124,12 @@ class AdvantageConfig(Config):
   clip: float | None = None
   multiplier: float = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
+  function: str | None = None
 
   @property
   def needs_group(self) -> bool:
     """Whether a group of one sequence would give zero advantage."""
-    return self.centre in _GROUP_CENTRES
+    return self.function is None and self.centre in _GROUP_CENTRES
 
   @property
   def needs_reference(self) -> bool:
@@ -138,6 +143,9 @@ class AdvantageConfig(Config):
 
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
+    if self.function is not None:
+      names.check_name(self.function, f"{path}.function")
+      self.check_own_function(path)
     check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
     check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
     check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
@@ -189,15 +197,15 @@ class AdvantageConfig(Config):
     )
     alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
     check(alone, f"{path}.parts", self.parts, f"{EVERY_PART!r} alone, without part_weights")
-    names = self.turn_rewards
-    check(len(set(names)) == len(names), f"{path}.turn_rewards", names, "distinct names")
-    for name in ("centre", "scale") if names else ():
+    paid = self.turn_rewards
+    check(len(set(paid)) == len(paid), f"{path}.turn_rewards", paid, "distinct names")
+    for name in ("centre", "scale") if paid and self.function is None else ():
       value = getattr(self, name)
-      check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={names}")
-    check(not (names and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
+      check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={paid}")
+    check(not (paid and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
-    if self.credit == "broadcast":
+    if self.credit == "broadcast" and self.function is None:
       self._only_with(
         "reward_to_go' | 'gae",
         path,
@@ -206,13 +214,27 @@ class AdvantageConfig(Config):
         turn_rewards=(),
         kl_in_reward=0.0,
       )
-    else:
+    elif self.credit != "broadcast":
       self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
         f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
         "set gae_lambda=1.0 or length_adaptive_lambda=None."
       )
+
+  def check_own_function(self, path: str) -> None:
+    """Raises ConfigError for settings that ask a run for what no advantage function is given."""
+    for name, unused in (
+      ("centre", ("baseline", "prompt_value")),
+      ("credit", ("gae",)),
+      ("learn_from", ("negative", "positive")),
+    ):
+      value = getattr(self, name)
+      said = f"another than {' or '.join(map(repr, unused))} with an advantage function"
+      check(value not in unused, f"{path}.{name}", value, said)
+    for name, off in (("parts", ()), ("kl_in_reward", 0)):
+      value = getattr(self, name)
+      check(value == off, f"{path}.{name}", value, f"{off!r} with an advantage function")
 
   def _only_with(self, credit: str, path: str, **defaults: object) -> None:
     for name, default in defaults.items():

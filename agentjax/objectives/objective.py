@@ -25,7 +25,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from agentjax import names
 from agentjax.config import Config, ConfigError, check
+from agentjax.objectives.advantage_function import (
+  AdvantageFunction,
+  AdvantageInputs,
+  own_advantages,
+)
 from agentjax.objectives.advantages import (
   EVERY_PART,
   AdvantageConfig,
@@ -99,9 +105,10 @@ class ObjectiveConfig(Config):
 
   def validate(self, path: str = "objective") -> None:
     super().validate(path)
-    parts = (self.function or "a:b").split(":")
-    named = len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
-    check(named, f"{path}.function", self.function, "'module:function' or None")
+    if self.function is not None:
+      names.check_name(self.function, f"{path}.function")
+    if self.advantage.function is not None:
+      self.check_own_advantage(path)
     if self.value_loss.kind == "bernoulli" and self.advantage.centre != "prompt_value":
       raise ConfigError(
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
@@ -136,6 +143,13 @@ class ObjectiveConfig(Config):
       value = getattr(room, name)
       said = f"{allowed!r} with {path}.preference, as in the presets 'dpo' and 'implicit_prm'"
       check(value == allowed, f"{path}.{where}.{name}", value, said)
+
+  def check_own_advantage(self, path: str) -> None:
+    """Raises ConfigError where an advantage function does not go with the rest."""
+    self.advantage.check_own_function(f"{path}.advantage")
+    for name in ("preference", "staged", "ambiguity"):
+      value = getattr(self, name)
+      check(value is None, f"{path}.{name}", value, "None with an advantage function")
 
   def _validate_staged(self, staged: StagedConfig, path: str) -> None:
     centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
@@ -454,9 +468,9 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
   absent |= dict.fromkeys(
     ("values", "old_values", "returns", "value_coefficients"), not config.needs_values
   )
-  names = [field.name for field in dataclasses.fields(LossInputs)]
+  fields = [field.name for field in dataclasses.fields(LossInputs)]
   return LossInputs(
-    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in names}
+    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in fields}
   )
 
 
@@ -475,6 +489,7 @@ def prepare(
   counts: Float[Array, "sequences"] | None = None,
   part_rewards: Float[Array, "sequences parts"] | None = None,
   consistency: Float[Array, "sequences"] | None = None,
+  advantage: AdvantageFunction | None = None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
 
@@ -494,6 +509,7 @@ def prepare(
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
     consistency: share of the answers to each sequence's task that are its most frequent one, for
       ``ambiguity``.
+    advantage: in the place of ``advantage.centre``, ``scale`` and ``credit``.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
@@ -527,70 +543,91 @@ def prepare(
     elif loss.mismatch.drops:
       importance, dropped = jnp.where(keep, importance, 0), ~keep
 
-  starts = None
-  if settings.centre == "prompt_value":
-    starts = _episode_starts(batch, weights)
-    at_start = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
-    baselines = sequence_sum(at_start, segment_ids, batch.num_sequences)
-  options = {
-    "lengths": sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
-    "baselines": baselines,
-    "counts": counts,
-  }
-  if settings.parts:
-    if EVERY_PART in settings.parts:
-      raise ValueError("advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of().")
-    outcome = multi_reward_advantages(
-      _need(part_rewards, "part_rewards"),
-      jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
-      batch.valid,
-      batch.groups,
-      settings,
-      **options,
+  starts, bonus = None, None
+  if advantage is not None:
+    inputs = AdvantageInputs(
+      rewards=batch.rewards,
+      valid=batch.valid,
+      groups=batch.groups,
+      weights=weights,
+      segment_ids=segment_ids,
+      turns=batch.turns,
+      old_log_probs=old_log_probs,
+      behaviour_log_probs=batch.log_probs,
+      entropies=batch.entropies,
+      turn_rewards=turn_rewards,
+      token_rewards=token_rewards,
+      reference_log_probs=reference_log_probs,
     )
+    credit = _Credit(own_advantages(advantage, inputs))
+    outcome = sequence_sum(jnp.abs(credit.advantages), segment_ids, batch.num_sequences)
   else:
-    at_end = batch.rewards
-    if settings.turn_rewards:
-      turn_rewards = _need(turn_rewards, "turn_rewards")
-      by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
-      at_end = at_end - by_turn
-      metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
-      token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
-    outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
-  if config.preference is not None:
-    reference = _need(reference_log_probs, "reference_log_probs")
-    gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
-    outcome, found = preference_advantages(
-      sequence_sum(gained, segment_ids, batch.num_sequences),
-      batch.rewards,
-      # A sequence without weight has no likelihood to compare.
-      batch.valid & (sequence_sum(weights, segment_ids, batch.num_sequences) > 0),
-      batch.groups,
-      config.preference,
-    )
-    metrics |= found
-  bonus = None
-  if config.ambiguity is not None:
-    consistency = _need(consistency, "consistency")
-    minimum = config.ambiguity.minimum_scale
-    scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
-    outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
-    metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
-  if settings.learn_from != "all":
-    wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
-    wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
-    weights, kept = jnp.where(wanted, weights, 0), jnp.where(wanted, kept, 0)
-  credit = _credit(
-    outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
-  )
-  if starts is not None:
-    credit = dataclasses.replace(
-      credit,
-      returns=jnp.where(starts, broadcast_to_tokens(batch.rewards, segment_ids), 0),
-      value_coefficients=token_coefficients(
-        starts.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+    if settings.centre == "prompt_value":
+      starts = _episode_starts(batch, weights)
+      at_start = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
+      baselines = sequence_sum(at_start, segment_ids, batch.num_sequences)
+    options = {
+      "lengths": sequence_sum(
+        (weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences
       ),
+      "baselines": baselines,
+      "counts": counts,
+    }
+    if settings.parts:
+      if EVERY_PART in settings.parts:
+        raise ValueError(
+          "advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of()."
+        )
+      outcome = multi_reward_advantages(
+        _need(part_rewards, "part_rewards"),
+        jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
+        batch.valid,
+        batch.groups,
+        settings,
+        **options,
+      )
+    else:
+      at_end = batch.rewards
+      if settings.turn_rewards:
+        turn_rewards = _need(turn_rewards, "turn_rewards")
+        by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
+        at_end = at_end - by_turn
+        metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
+        token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
+      outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
+    if config.preference is not None:
+      reference = _need(reference_log_probs, "reference_log_probs")
+      gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
+      outcome, found = preference_advantages(
+        sequence_sum(gained, segment_ids, batch.num_sequences),
+        batch.rewards,
+        # A sequence without weight has no likelihood to compare.
+        batch.valid & (sequence_sum(weights, segment_ids, batch.num_sequences) > 0),
+        batch.groups,
+        config.preference,
+      )
+      metrics |= found
+    if config.ambiguity is not None:
+      consistency = _need(consistency, "consistency")
+      minimum = config.ambiguity.minimum_scale
+      scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
+      outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
+      metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
+    if settings.learn_from != "all":
+      wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
+      wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
+      weights, kept = jnp.where(wanted, weights, 0), jnp.where(wanted, kept, 0)
+    credit = _credit(
+      outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
     )
+    if starts is not None:
+      credit = dataclasses.replace(
+        credit,
+        returns=jnp.where(starts, broadcast_to_tokens(batch.rewards, segment_ids), 0),
+        value_coefficients=token_coefficients(
+          starts.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+        ),
+      )
   advantages = credit.advantages
   if settings.branches == "hard" and batch.branches is not None:
     advantages = merge_branches(advantages, weights, batch.branches)

@@ -17,6 +17,7 @@ from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
+from agentjax.names import is_own
 from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
@@ -239,7 +240,9 @@ class RLStage(Config):
     for phase, where in zip(self.all_phases, (*names, path), strict=True):
       credit = phase.objective.advantage.credit
       check(
-        self.process is None or credit != "broadcast",
+        self.process is None
+        or credit != "broadcast"
+        or phase.objective.advantage.function is not None,
         f"{where}.objective.advantage.credit",
         credit,
         f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
@@ -585,6 +588,7 @@ class Experiment(Config):
     credit = settings.advantage
     check(
       credit.credit != "reward_to_go"
+      or credit.function is not None
       or credit.gamma < 1
       or bool(credit.turn_rewards)
       or credit.kl_in_reward > 0
@@ -830,6 +834,21 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
     f"0 with {path}.lora: sampling is given the sum of policy and adapters, which training "
     "computes again and may round otherwise",
   )
+
+
+def own_names(experiment: Experiment) -> tuple[str, ...]:
+  """All that an experiment names by ``module:attribute``, each once."""
+  phases = [phase.objective for phase in experiment.rl.all_phases]
+  every = (
+    *(objective.function for objective in phases),
+    *(objective.advantage.function for objective in phases),
+    *experiment.reward.parts,
+    *experiment.tools.names,
+    experiment.environment.kind,
+    experiment.data.source,
+    experiment.rollout.sampler,
+  )
+  return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:
