@@ -117,13 +117,13 @@ class ObjectiveConfig(Config):
     if self.staged is not None:
       self._validate_staged(self.staged, path)
     if self.ambiguity is not None:
-      for part, name, allowed in (
-        (self.policy_loss, "clip", ("ppo", "mask", "truncate", "gmpo")),
-        (self.advantage, "credit", ("broadcast", "reward_to_go")),
+      for where, name, permitted in (
+        ("policy_loss", "clip", ("ppo", "mask", "truncate", "gmpo")),
+        ("advantage", "credit", ("broadcast", "reward_to_go")),
       ):
-        where = "policy_loss" if name == "clip" else "advantage"
-        said = f"{' or '.join(map(repr, allowed))} with {path}.ambiguity"
-        check(getattr(part, name) in allowed, f"{path}.{where}.{name}", getattr(part, name), said)
+        value = getattr(getattr(self, where), name)
+        said = f"{' or '.join(map(repr, permitted))} with {path}.ambiguity"
+        check(value in permitted, f"{path}.{where}.{name}", value, said)
       for name in ("preference", "function"):
         value = getattr(self, name)
         check(value is None, f"{path}.{name}", value, f"None with {path}.ambiguity")
@@ -695,7 +695,7 @@ def prepare_staged(
   stages: Int[Array, "batch time"],
   config: ObjectiveConfig,
   update: Literal["immediate", "correction"],
-  **extra: Float[Array, "batch time"] | None,
+  **extra: Any,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """``prepare`` for one of the two updates of staged rollouts (``staged``), config.staged set.
 

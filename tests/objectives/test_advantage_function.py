@@ -1,6 +1,7 @@
 """Advantages of one's own: in the place of the named ones, checked, and refused by name."""
 
 import dataclasses
+import pathlib
 import sys
 import types
 
@@ -188,3 +189,16 @@ def test_settings_that_need_more_than_an_advantage_are_refused(objective, named)
   own = dataclasses.replace(objective.advantage, function="a:b")
   with pytest.raises(ConfigError, match=rf"\.{named}="):
     dataclasses.replace(objective, advantage=own).validate()
+
+
+def test_the_example_of_the_documentation_passes():
+  page = (pathlib.Path(__file__).parents[2] / "docs" / "custom_loss.md").read_text()
+  code = page.split("# my_advantages.py\n")[1].split("```")[0]
+  scope: dict = {}
+  exec(code, scope)
+  check_advantage(scope["early"], seed=0)
+  packed = abstract_advantage_inputs(
+    1, 4, 2, turn_rewards=False, token_rewards=False, reference=False
+  )
+  check_advantages(scope["early"], packed)
+  assert sum(bool(line) for line in code.splitlines()) <= 5
