@@ -85,7 +85,7 @@ def own_advantages(
   clean = {
     field.name: jnp.where(inside, value, 0)
     for field in dataclasses.fields(inputs)
-    if isinstance(value := getattr(inputs, field.name), jax.Array)
+    if (value := getattr(inputs, field.name)) is not None
     and value.ndim == 2
     and jnp.issubdtype(value.dtype, jnp.inexact)
   }

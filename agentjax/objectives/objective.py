@@ -30,6 +30,7 @@ from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
   AdvantageInputs,
+  advantage_function,
   own_advantages,
 )
 from agentjax.objectives.advantages import (
@@ -509,7 +510,7 @@ def prepare(
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
     consistency: share of the answers to each sequence's task that are its most frequent one, for
       ``ambiguity``.
-    advantage: in the place of ``advantage.centre``, ``scale`` and ``credit``.
+    advantage: your own, in the place of ``config.advantage.function``.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
@@ -544,6 +545,7 @@ def prepare(
       importance, dropped = jnp.where(keep, importance, 0), ~keep
 
   starts, bonus = None, None
+  advantage = advantage_function(settings.function, advantage)
   if advantage is not None:
     inputs = AdvantageInputs(
       rewards=batch.rewards,

@@ -158,7 +158,7 @@ def test_masked_sequences_and_tokens_without_weight_are_zero_to_it_and_from_it(p
   assert float(metrics["advantage/learning_share"]) == 1.0
 
 
-def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch):
+def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   module = types.ModuleType("my_advantages")
   module.centred, module.number = centred, 3
   monkeypatch.setitem(sys.modules, "my_advantages", module)
@@ -166,6 +166,10 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch):
   config.validate("config.rl.objective.advantage")
   assert not config.needs_group
   assert advantage_function(config.function) is centred
+  batch, _ = example(packer(4, 3, per_row=2, gap=1))
+  named, _ = prepare(batch, ObjectiveConfig(config))
+  passed, _ = prepare(batch, ObjectiveConfig(), advantage=centred)
+  np.testing.assert_array_equal(named.advantages, passed.advantages)
   for name, said in (("number", "is int"), ("missing", "has no 'missing'")):
     with pytest.raises(ConfigError, match=f"advantage.function='my_advantages:{name}'.*{said}"):
       advantage_function(f"my_advantages:{name}")
