@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
@@ -24,7 +24,21 @@ from agentjax.names import check_name, is_own, load, wrong
 
 _GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair", "environment")
 _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
-SOURCES = (*_GENERATED, *_FROM_PATH, "mle", "mixture")
+Source = Literal[
+  "word_problems",
+  "gsm8k",
+  "jsonl",
+  "reasoning_gym",
+  "tfds",
+  "spider",
+  "code_tasks",
+  "function_tasks",
+  "repair",
+  "mle",
+  "pivots",
+  "environment",
+  "mixture",
+]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -138,7 +152,7 @@ class DataConfig(Config):
     seed: of generated tasks.
   """
 
-  source: str = "word_problems"
+  source: Source | str = "word_problems"
   path: str | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
@@ -156,7 +170,7 @@ class DataConfig(Config):
 
   def validate(self, path: str = "config.data") -> None:
     super().validate(path)
-    check_name(self.source, f"{path}.source", SOURCES)
+    check_name(self.source, f"{path}.source", get_args(Source))
     sources = self.mixture.sources if self.source == "mixture" else (self.source,)
     if any(s in _FROM_PATH for s in sources):
       check(
@@ -282,10 +296,8 @@ def _load_code_tasks(config: DataConfig, path: str) -> TaskSplits:
 
 def _named(config: DataConfig) -> TaskSplits:
   """The tasks that ``module:attribute`` names."""
-  path, allowed = (
-    "config.data.source",
-    "a TaskSplits, or a function of a DataConfig that returns one",
-  )
+  path = "config.data.source"
+  allowed = "a TaskSplits, or a function of a DataConfig that returns one"
   found = load(config.source, path, allowed)
   if callable(found):
     found = found(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
 from agentjax.envs.bandit import Bandit, BanditConfig, bandit_tasks
@@ -23,6 +24,19 @@ from agentjax.text.answers import read_marked_answer
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
 
+Kind = Literal[
+  "question",
+  "code",
+  "sql",
+  "repair",
+  "mle",
+  "pivot",
+  "bandit",
+  "frozen_lake",
+  "sokoban",
+  "countdown",
+]
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class EnvironmentConfig(Config):
@@ -41,7 +55,7 @@ class EnvironmentConfig(Config):
       each.
   """
 
-  kind: str = "question"
+  kind: Kind | str = "question"
   code: CodeEnvironmentConfig = dataclasses.field(default_factory=CodeEnvironmentConfig)
   sql: SqlEnvironmentConfig = dataclasses.field(default_factory=SqlEnvironmentConfig)
   repair: RepairEnvironmentConfig = dataclasses.field(default_factory=RepairEnvironmentConfig)
@@ -53,7 +67,7 @@ class EnvironmentConfig(Config):
 
   def validate(self, path: str = "config.environment") -> None:
     super().validate(path)
-    check_name(self.kind, f"{path}.kind", KINDS)
+    check_name(self.kind, f"{path}.kind", get_args(Kind))
 
 
 GAMES: Mapping[str, tuple[Callable[..., Environment], Callable[..., list[Task]]]] = {
@@ -62,9 +76,6 @@ GAMES: Mapping[str, tuple[Callable[..., Environment], Callable[..., list[Task]]]
   "sokoban": (Sokoban, sokoban_tasks),
   "countdown": (Countdown, countdown_tasks),
 }
-
-
-KINDS = ("question", "code", "sql", "repair", "mle", "pivot", *GAMES)
 
 
 def without_chance(config: EnvironmentConfig) -> EnvironmentConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
 from agentjax.names import check_name
@@ -114,6 +114,9 @@ class MonteCarloConfig(Config):
     check(self.completions >= 1, f"{path}.completions", self.completions, ">= 1")
 
 
+SamplerName = Literal["independent", "branch", "oversample", "monte_carlo"]
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class RolloutConfig(Config):
   """How episodes run. All defaults are ours; no paper fixes them.
@@ -159,7 +162,7 @@ class RolloutConfig(Config):
   concurrency: int = 64
   answer: Literal["marked", "text"] = "marked"
   grammar: Literal["none", "tool_calls"] = "none"
-  sampler: str = "independent"
+  sampler: SamplerName | str = "independent"
   branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)
   oversample: OversampleConfig = dataclasses.field(default_factory=OversampleConfig)
   monte_carlo: MonteCarloConfig = dataclasses.field(default_factory=MonteCarloConfig)
@@ -171,8 +174,7 @@ class RolloutConfig(Config):
     check(self.max_total_tokens >= 2, f"{path}.max_total_tokens", self.max_total_tokens, ">= 2")
     for name in ("episode_timeout", "environment_timeout", "reward_timeout", "cancel_grace"):
       check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "seconds > 0")
-    samplers = ("independent", "branch", "oversample", "monte_carlo")
-    check_name(self.sampler, f"{path}.sampler", samplers)
+    check_name(self.sampler, f"{path}.sampler", get_args(SamplerName))
     if self.sampler == "branch" and self.branch.budget == "fixed":
       check(
         self.branch.roots <= self.group_size,
