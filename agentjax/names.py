@@ -76,6 +76,27 @@ def load(name: str, path: str, allowed: str) -> Any:
   return found
 
 
+def check_callable(function: Any, shown: str, allowed: str, arguments: int = 1) -> None:
+  """Raises ConfigError where ``function`` cannot be called with so many arguments.
+
+  Args:
+    function: what was found.
+    shown: what the message calls it.
+    allowed: what it has to be, for the message.
+    arguments: their number.
+  """
+  if not callable(function):
+    raise ConfigError(f"{shown} is {type(function).__name__}; allowed: {allowed}.")
+  try:
+    signature = inspect.signature(function)
+  except ValueError:  # some built-in functions have none
+    return
+  try:
+    signature.bind(*[None] * arguments)
+  except TypeError as error:
+    raise ConfigError(f"{shown} takes {signature}; allowed: {allowed}.") from error
+
+
 def wrong(name: str, path: str, found: Any, allowed: str) -> ConfigError:
   """The error for an object that is not what the setting takes."""
   kind = found.__name__ if isinstance(found, type) else type(found).__name__

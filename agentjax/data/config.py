@@ -20,7 +20,7 @@ from agentjax.data.spider import SpiderConfig, load_spider
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
-from agentjax.names import check_name, is_own, load, wrong
+from agentjax.names import check_callable, check_name, is_own, load, wrong
 
 _GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair", "environment")
 _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
@@ -299,7 +299,8 @@ def _named(config: DataConfig) -> TaskSplits:
   path = "config.data.source"
   allowed = "a TaskSplits, or a function of a DataConfig that returns one"
   found = load(config.source, path, allowed)
-  if callable(found):
+  if not isinstance(found, TaskSplits):
+    check_callable(found, f"{path}={config.source!r}", allowed)
     found = found(config)
   if not isinstance(found, TaskSplits):
     raise wrong(config.source, path, found, allowed)

@@ -19,7 +19,7 @@ from agentjax.envs.repair import HiddenTests, RepairEnvironmentConfig, repair_wo
 from agentjax.envs.sokoban import Sokoban, SokobanConfig, sokoban_tasks
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
 from agentjax.envs.world import World
-from agentjax.names import check_name, is_own, load, wrong
+from agentjax.names import check_callable, check_name, is_own, load
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
@@ -163,6 +163,5 @@ def _named_world(name: str, registry: ToolRegistry) -> World:
   found = load(name, path, allowed)
   if isinstance(found, World):
     return found
-  if not callable(found) or isinstance(found, type) and not issubclass(found, Environment):
-    raise wrong(name, path, found, allowed)
+  check_callable(found, f"{path}={name!r}", allowed)
   return World(make=found, tools=registry.tools)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
-from agentjax.objectives.function import check_callable, describe, load_function
+from agentjax.names import check_callable
+from agentjax.objectives.function import describe, load_function
 
 _PATH = "objective.advantage.function"
 
@@ -68,7 +69,8 @@ def advantage_function(
     ConfigError: the name leads nowhere, or to what cannot be called with one argument.
   """
   if function is not None:
-    check_callable(function, f"the advantage {_own_name(function)}", "AdvantageInputs")
+    allowed = "a function of one argument, AdvantageInputs"
+    check_callable(function, f"the advantage {_own_name(function)}", allowed)
     return function
   return None if name is None else load_function(name, _PATH, "AdvantageInputs")
 

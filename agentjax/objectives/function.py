@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,26 +39,10 @@ def load_function(
     ConfigError: no such module, an error while importing it, no such function in it, or one that
       takes other arguments than one.
   """
-  function = names.load(name, path, f"a function of one argument, {argument}")
-  check_callable(function, f"{path}={name!r}", argument)
+  allowed = f"a function of one argument, {argument}"
+  function = names.load(name, path, allowed)
+  names.check_callable(function, f"{path}={name!r}", allowed)
   return function
-
-
-def check_callable(function: Any, shown: str, argument: str) -> None:
-  """Raises ConfigError where ``function`` cannot be called with one argument."""
-  if not callable(function):
-    kind = type(function).__name__
-    raise ConfigError(f"{shown} is {kind}; allowed: a function of one argument, {argument}.")
-  try:
-    signature = inspect.signature(function)
-  except ValueError:  # some built-in functions have none
-    return
-  try:
-    signature.bind(None)
-  except TypeError as error:
-    raise ConfigError(
-      f"{shown} takes {signature}; allowed: a function of one argument, {argument}."
-    ) from error
 
 
 def function_name(function: LossFunction, name: str | None = None) -> str:
@@ -69,7 +52,7 @@ def function_name(function: LossFunction, name: str | None = None) -> str:
     ConfigError: it cannot be called with one argument.
   """
   shown = f"objective.function={name!r}" if name else f"the objective {_own_name(function)}"
-  check_callable(function, shown, "LossInputs")
+  names.check_callable(function, shown, "a function of one argument, LossInputs")
   return shown
 
 

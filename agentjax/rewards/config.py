@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from agentjax.config import Config, check
-from agentjax.names import check_name, is_own, load, wrong
+from agentjax.names import check_callable, check_name, is_own, load
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
 from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
 from agentjax.rewards.monitor import (
@@ -146,6 +146,5 @@ def _named(name: str) -> Scorer:
   """The scorer that ``module:attribute`` names."""
   path, allowed = "config.reward.parts", "a function of an episode and its task"
   found = load(name, path, allowed)
-  if not callable(found) or isinstance(found, type):
-    raise wrong(name, path, found, allowed)
+  check_callable(found, f"{path}={name!r}", allowed, arguments=2)
   return found

@@ -94,6 +94,7 @@ def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
   ("change", "field"),
   [
     ({"world": f"{HERE}:NOT_ONE"}, "config.environment.kind"),
+    ({"world": f"{HERE}:PaidDigits"}, "config.environment.kind"),  # takes no task
     ({"world": "chess"}, "config.environment.kind"),
     ({"tasks": f"{HERE}:NOT_ONE"}, "config.data.source"),
     ({"tasks": f"{HERE}:world_of"}, "config.data.source"),
@@ -101,6 +102,7 @@ def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
     ({"sampler": f"{HERE}:NOT_ONE"}, "config.rollout.sampler"),
     ({"sampler": "tree"}, "config.rollout.sampler"),
     ({"scorer": f"{HERE}:NOT_ONE"}, "config.reward.parts"),
+    ({"scorer": f"{HERE}:world_of"}, "config.reward.parts"),
     ({"scorer": f"{HERE}:missing"}, "config.reward.parts"),
     ({"scorer": "no.colon"}, "config.reward.parts"),
   ],
