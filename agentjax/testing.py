@@ -1,7 +1,7 @@
 """Checks for your own parts, the same that agentjax runs on its own.
 
-``check_objective(my_loss, seed=0)`` raises AssertionError that begins with the name of the property
-that does not hold.
+``check_objective(my_loss, seed=0)`` and ``check_advantage(my_advantage, seed=0)`` raise
+AssertionError that begins with the name of the property that does not hold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.function import LossFunction
 from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective, prepare
 from agentjax.trajectory.batch import Batch
@@ -74,6 +75,51 @@ def check_objective(
   check.no_gradient("mask linearity", plain, example.on_masked())
   check.linear(example, plain, random)
   check.microbatches(example, plain)
+
+
+def check_advantage(function: AdvantageFunction, *, seed: int, tolerance: float = 1e-5) -> None:
+  """Checks what training, packing and masking rely on, on a random packed batch.
+
+  * finite: no NaN or inf on tokens with weight;
+  * padding: more padding, whatever stands on it, and unused places change nothing;
+  * permutation: the order of sequences, their places in rows and the numbers of groups change
+    nothing;
+  * sibling exclusion: neither the content of a masked sequence, nor its reward, nor its presence
+    changes anything for its group or its row;
+  * mask: what stands on tokens of weight 0 does not matter.
+
+  Args:
+    function: ``AdvantageInputs -> advantages [B, T]``. It is given rewards of turns and steps and a
+      reference.
+    seed: of the random batch.
+    tolerance: absolute and relative, for fp32 sums taken in another order.
+
+  Raises:
+    AssertionError: the name of the property, then what differed.
+    ConfigError: it cannot be traced, or returns something else than a float array [B, T].
+  """
+  check = _AdvantageChecker(function, tolerance)
+  random = np.random.default_rng(seed)
+  example = _Example.random(random)
+  plain = check.run(example, _rows(example.order()))
+  for number, values in plain.items():
+    if not np.isfinite(values).all():
+      raise AssertionError(f"finite: advantages of sequence {number} are {values}")
+
+  filled = dataclasses.replace(example, garbage=3.0)
+  wider = check.run(filled, _rows(example.order(), time=_TIME + 5, empty=2))
+  check.same("padding", plain, wider)
+  check.same("padding", plain, check.run(example.with_places(3), _rows(example.order())))
+
+  order = random.permutation(len(example.rewards)).tolist()
+  moved = example.renumbered(order)
+  found = check.run(moved, _rows(random.permutation(moved.order()).tolist()))
+  check.same("permutation", plain, {order[i]: values for i, values in found.items()})
+
+  for other in (example.with_changed_invalid(random), example.without_invalid()):
+    check.same("sibling exclusion", plain, check.run(other, _rows(other.order())))
+  masked = check.run(example.with_changed_masked(random), _rows(example.order()))
+  check.same("mask", plain, masked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +192,16 @@ class _Example:
     kept = [s if ok else None for s, ok in zip(self.sequences, self.valid, strict=True)]
     return dataclasses.replace(
       self, sequences=tuple(kept), groups=np.where(self.valid, self.groups, -1)
+    )
+
+  def with_places(self, more: int) -> _Example:
+    """With further places that hold no sequence."""
+    return dataclasses.replace(
+      self,
+      sequences=(*self.sequences, *[None] * more),
+      rewards=np.append(self.rewards, np.full(more, 5.0)),
+      valid=np.append(self.valid, np.zeros(more, bool)),
+      groups=np.append(self.groups, np.full(more, -1)),
     )
 
   def with_changed_masked(self, random: np.random.Generator) -> _Example:
@@ -240,7 +296,7 @@ class _Checker:
   """Runs one objective and compares results."""
 
   def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
-    self.config, self.tolerance = config, tolerance
+    self.config, self.tolerance = config.with_parts_of({"one": 1.0, "other": 0.5}), tolerance
     objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
@@ -259,6 +315,10 @@ class _Checker:
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
+      consistency=jnp.full_like(batch.rewards, 0.5),
+      part_rewards=jnp.stack([batch.rewards] * len(self.config.advantage.parts), axis=1)
+      if self.config.advantage.parts
+      else None,
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:
@@ -341,3 +401,46 @@ class _Checker:
       np.testing.assert_allclose(got, expected, rtol=self.tolerance, atol=self.tolerance)
     except AssertionError as error:
       raise AssertionError(f"{name}: {what} differs.{error}") from None
+
+
+class _AdvantageChecker:
+  """Runs one advantage function and compares what it says of each sequence."""
+
+  def __init__(self, function: AdvantageFunction, tolerance: float):
+    self._tolerance = tolerance
+
+    def advantages(batch: Batch, scores: dict[str, jax.Array]) -> jax.Array:
+      return prepare(
+        batch,
+        ObjectiveConfig(),
+        old_log_probs=scores["old"],
+        reference_log_probs=scores["reference"],
+        turn_rewards=scores["values"],
+        token_rewards=scores["entropies"],
+        advantage=function,
+      )[0].advantages
+
+    self._advantages = jax.jit(advantages)
+
+  def run(self, example: _Example, rows: _Rows) -> dict[int, np.ndarray]:
+    """Advantages of every valid sequence, by its number."""
+    packed = _Packed.create(example, rows)
+    found = np.asarray(self._advantages(packed.batch, packed.scores))
+    by_sequence = {}
+    for number, row, start in rows.places:
+      sequence = example.sequences[number]
+      if sequence is not None and example.valid[number]:
+        by_sequence[number] = found[row, start : start + len(sequence.weights)]
+    return by_sequence
+
+  def same(self, name: str, one: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> None:
+    for number, expected in one.items():
+      try:
+        np.testing.assert_allclose(
+          other[number], expected, rtol=self._tolerance, atol=self._tolerance
+        )
+      except AssertionError as error:
+        raise AssertionError(
+          f"{name}: advantages of sequence {number} differ; use valid, weights, segment_ids and "
+          f"groups in every sum.{error}"
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
@@ -20,9 +20,25 @@ from agentjax.data.spider import SpiderConfig, load_spider
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
 from agentjax.data.word_problems import WordProblemConfig, word_problems
+from agentjax.names import check_callable, check_name, is_own, load, wrong
 
 _GENERATED = ("word_problems", "reasoning_gym", "function_tasks", "repair", "environment")
 _FROM_PATH = ("gsm8k", "jsonl", "tfds", "spider", "code_tasks", "pivots")
+Source = Literal[
+  "word_problems",
+  "gsm8k",
+  "jsonl",
+  "reasoning_gym",
+  "tfds",
+  "spider",
+  "code_tasks",
+  "function_tasks",
+  "repair",
+  "mle",
+  "pivots",
+  "environment",
+  "mixture",
+]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -127,7 +143,8 @@ class DataConfig(Config):
 
   Attributes:
     source: what makes them; its own settings stand in the field of that name. "environment" is the
-      game of ``config.environment``.
+      game of ``config.environment``; "module:attribute" a ``TaskSplits`` of your own, or a function
+      of this config that returns one.
     path: folder of the sources that read files (gsm8k, jsonl, tfds, spider, code_tasks; pivots:
       pivots.jsonl, and perhaps test.jsonl; mle where it is set, and generated where not).
     train_size: tasks generated, or at most read; None reads all (files only).
@@ -135,21 +152,7 @@ class DataConfig(Config):
     seed: of generated tasks.
   """
 
-  source: Literal[
-    "word_problems",
-    "gsm8k",
-    "jsonl",
-    "reasoning_gym",
-    "tfds",
-    "spider",
-    "code_tasks",
-    "function_tasks",
-    "repair",
-    "mle",
-    "pivots",
-    "environment",
-    "mixture",
-  ] = "word_problems"
+  source: Source | str = "word_problems"
   path: str | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
@@ -167,6 +170,7 @@ class DataConfig(Config):
 
   def validate(self, path: str = "config.data") -> None:
     super().validate(path)
+    check_name(self.source, f"{path}.source", get_args(Source))
     sources = self.mixture.sources if self.source == "mixture" else (self.source,)
     if any(s in _FROM_PATH for s in sources):
       check(
@@ -197,6 +201,8 @@ def load_tasks(config: DataConfig) -> TaskSplits:
   """
   config.validate()
   check(config.source != "environment", "config.data.source", config.source, "a source of data")
+  if is_own(config.source):
+    return _named(config)
   if config.source != "mixture":
     return _load(config, config.source)
   parts = [_load(config, source) for source in config.mixture.sources]
@@ -286,3 +292,16 @@ def _load_code_tasks(config: DataConfig, path: str) -> TaskSplits:
     limit=config.test_size,
   )
   return TaskSplits(mbpp.train, quixbugs.test)
+
+
+def _named(config: DataConfig) -> TaskSplits:
+  """The tasks that ``module:attribute`` names."""
+  path = "config.data.source"
+  allowed = "a TaskSplits, or a function of a DataConfig that returns one"
+  found = load(config.source, path, allowed)
+  if not isinstance(found, TaskSplits):
+    check_callable(found, f"{path}={config.source!r}", allowed)
+    found = found(config)
+  if not isinstance(found, TaskSplits):
+    raise wrong(config.source, path, found, allowed)
+  return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
 from agentjax.envs.bandit import Bandit, BanditConfig, bandit_tasks
@@ -19,9 +19,23 @@ from agentjax.envs.repair import HiddenTests, RepairEnvironmentConfig, repair_wo
 from agentjax.envs.sokoban import Sokoban, SokobanConfig, sokoban_tasks
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
 from agentjax.envs.world import World
+from agentjax.names import check_callable, check_name, is_own, load
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
+
+Kind = Literal[
+  "question",
+  "code",
+  "sql",
+  "repair",
+  "mle",
+  "pivot",
+  "bandit",
+  "frozen_lake",
+  "sokoban",
+  "countdown",
+]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -35,22 +49,13 @@ class EnvironmentConfig(Config):
       learnt from. "pivot": one turn of a recorded conversation, whose tools are not run (no
       settings). "bandit", "frozen_lake", "sokoban", "countdown": games, which make their own tasks
       (``config.data.source="environment"``) and give their own reward (part "environment").
+      "module:attribute": a ``World`` of your own, or a function that makes the ``Environment`` of a
+      task.
     code, sql, repair, mle, bandit, frozen_lake, sokoban, countdown: see the class of
       each.
   """
 
-  kind: Literal[
-    "question",
-    "code",
-    "sql",
-    "repair",
-    "mle",
-    "pivot",
-    "bandit",
-    "frozen_lake",
-    "sokoban",
-    "countdown",
-  ] = "question"
+  kind: Kind | str = "question"
   code: CodeEnvironmentConfig = dataclasses.field(default_factory=CodeEnvironmentConfig)
   sql: SqlEnvironmentConfig = dataclasses.field(default_factory=SqlEnvironmentConfig)
   repair: RepairEnvironmentConfig = dataclasses.field(default_factory=RepairEnvironmentConfig)
@@ -59,6 +64,10 @@ class EnvironmentConfig(Config):
   frozen_lake: FrozenLakeConfig = dataclasses.field(default_factory=FrozenLakeConfig)
   sokoban: SokobanConfig = dataclasses.field(default_factory=SokobanConfig)
   countdown: CountdownConfig = dataclasses.field(default_factory=CountdownConfig)
+
+  def validate(self, path: str = "config.environment") -> None:
+    super().validate(path)
+    check_name(self.kind, f"{path}.kind", get_args(Kind))
 
 
 GAMES: Mapping[str, tuple[Callable[..., Environment], Callable[..., list[Task]]]] = {
@@ -119,6 +128,8 @@ def build_environment(
   Raises:
     ConfigError: tools that the kind cannot do without, or cannot have.
   """
+  if is_own(config.kind):
+    return _named_world(config.kind, registry)
   if config.kind in GAMES:
     game, _ = GAMES[config.kind]
     return World(make=lambda task: game(getattr(config, config.kind)), tools=())
@@ -144,3 +155,13 @@ def build_environment(
     )
 
   return World(make=make, tools=registry.tools)
+
+
+def _named_world(name: str, registry: ToolRegistry) -> World:
+  """What ``module:attribute`` names; environments alone have the run's tools."""
+  path, allowed = "config.environment.kind", "a World, or a function of a task"
+  found = load(name, path, allowed)
+  if isinstance(found, World):
+    return found
+  check_callable(found, f"{path}={name!r}", allowed)
+  return World(make=found, tools=registry.tools)

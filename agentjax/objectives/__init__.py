@@ -6,6 +6,7 @@ Read in this order: ``objective`` (what a loss is), ``advantages`` and ``returns
 
 from agentjax.objectives.advantages import (
   AdvantageConfig,
+  AmbiguityConfig,
   ambiguity_terms,
   check_group_size,
   check_outcomes,
@@ -69,6 +70,7 @@ from agentjax.objectives.value_loss import (
 __all__ = [
   "PRESETS",
   "AdvantageConfig",
+  "AmbiguityConfig",
   "DistillationConfig",
   "LossFunction",
   "LossInputs",

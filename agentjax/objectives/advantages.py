@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from agentjax import names
 from agentjax.config import Config, ConfigError, check
 from agentjax.objectives.kl import KlEstimator
 
@@ -33,6 +34,8 @@ Centre = Literal[
   "win_rate",
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
+
+EVERY_PART = "*"
 
 _GROUP_CENTRES = (
   "group_mean",
@@ -65,7 +68,8 @@ class AdvantageConfig(Config):
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
     parts: named parts of the reward that are centred and scaled one by one, in the place of the
       reward itself, and then summed with ``part_weights``, so that no part drowns another (GDPO,
-      which whitens the sum over the batch). () takes the reward.
+      which whitens the sum over the batch). () takes the reward; ("*",) all parts that have a
+      weight in ``config.reward``, with that weight.
     part_weights: one a part; () weighs all alike.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
@@ -92,6 +96,9 @@ class AdvantageConfig(Config):
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
+    function: your own advantages, "module:function" (``advantage_function``), in the place of
+      centre, scale and credit, which are then not read; merge, whitening, clip and multiplier
+      follow it. None is those settings.
     learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
       "negative" or "positive". Means are then over their tokens alone.
   """
@@ -117,11 +124,12 @@ class AdvantageConfig(Config):
   clip: float | None = None
   multiplier: float = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
+  function: str | None = None
 
   @property
   def needs_group(self) -> bool:
     """Whether a group of one sequence would give zero advantage."""
-    return self.centre in _GROUP_CENTRES
+    return self.function is None and self.centre in _GROUP_CENTRES
 
   @property
   def needs_reference(self) -> bool:
@@ -135,6 +143,9 @@ class AdvantageConfig(Config):
 
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
+    if self.function is not None:
+      names.check_name(self.function, f"{path}.function")
+      self.check_own_function(path)
     check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
     check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
     check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
@@ -184,15 +195,17 @@ class AdvantageConfig(Config):
       self.part_weights,
       f"one number for each of {path}.parts, or ()",
     )
-    names = self.turn_rewards
-    check(len(set(names)) == len(names), f"{path}.turn_rewards", names, "distinct names")
-    for name in ("centre", "scale") if names else ():
+    alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
+    check(alone, f"{path}.parts", self.parts, f"{EVERY_PART!r} alone, without part_weights")
+    paid = self.turn_rewards
+    check(len(set(paid)) == len(paid), f"{path}.turn_rewards", paid, "distinct names")
+    for name in ("centre", "scale") if paid and self.function is None else ():
       value = getattr(self, name)
-      check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={names}")
-    check(not (names and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
+      check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={paid}")
+    check(not (paid and self.parts), f"{path}.parts", self.parts, f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
-    if self.credit == "broadcast":
+    if self.credit == "broadcast" and self.function is None:
       self._only_with(
         "reward_to_go' | 'gae",
         path,
@@ -201,13 +214,27 @@ class AdvantageConfig(Config):
         turn_rewards=(),
         kl_in_reward=0.0,
       )
-    else:
+    elif self.credit != "broadcast":
       self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
         f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
         "set gae_lambda=1.0 or length_adaptive_lambda=None."
       )
+
+  def check_own_function(self, path: str) -> None:
+    """Raises ConfigError for settings that ask a run for what no advantage function is given."""
+    for name, unused in (
+      ("centre", ("baseline", "prompt_value")),
+      ("credit", ("gae",)),
+      ("learn_from", ("negative", "positive")),
+    ):
+      value = getattr(self, name)
+      said = f"another than {' or '.join(map(repr, unused))} with an advantage function"
+      check(value not in unused, f"{path}.{name}", value, said)
+    for name, off in (("parts", ()), ("kl_in_reward", 0)):
+      value = getattr(self, name)
+      check(value == off, f"{path}.{name}", value, f"{off!r} with an advantage function")
 
   def _only_with(self, credit: str, path: str, **defaults: object) -> None:
     for name, default in defaults.items():
@@ -377,6 +404,23 @@ def merge_branches(
   return jnp.where(branches > 0, mean[branches], advantages)
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class AmbiguityConfig(Config):
+  """ADPO's trust in a task by how far the answers to it agree (``ambiguity_terms``).
+
+  Attributes:
+    minimum_scale: s_min, factor on the advantages where the answers agree least; .6 in the script
+      of Agent0.
+  """
+
+  minimum_scale: float = 0.6
+
+  def validate(self, path: str = "ambiguity") -> None:
+    super().validate(path)
+    scale = self.minimum_scale
+    check(0 <= scale <= 1, f"{path}.minimum_scale", scale, "0 to 1")
+
+
 def ambiguity_terms(
   scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
 ) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
@@ -384,6 +428,10 @@ def ambiguity_terms(
 
   ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` trusts sure labels more;
   ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` lets unsure tasks move further. Agent0, 2511.16043.
+
+  Args:
+    scores: s, the share of the answers to the sequence's task that are its most frequent one.
+    minimum_scale: s_min.
   """
   sure = jnp.clip((scores - 0.3) / 0.5, 0, 1)
   return minimum_scale + (1 - minimum_scale) * sure, 0.1 * jnp.clip((0.8 - scores) / 0.5, 0, 1)

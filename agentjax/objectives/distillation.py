@@ -36,11 +36,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, check
 
-DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd"]
-Rest = Literal["renormalise", "bucket", "drop"]
+DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd", "mixed"]
+Rest = Literal["renormalise", "bucket", "drop", "floor"]
 Selection = Literal["soft_or", "entropy", "divergence"]
 
 _LEAST_REST = 1e-7  # of probability outside the candidates: fp32 sums may reach 1
+FLOOR = -100.0  # log-prob of every token outside the candidates with rest "floor"; NeMo-RL's
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -50,8 +51,9 @@ class DistillationConfig(Config):
   Attributes:
     form: "sampled", "top_k" or "full", see the module.
     divergence: of "top_k", "full" and the selection. "reverse_kl": KL(student || teacher);
-      "forward_kl": KL(teacher || student); "jsd": see ``divergence``.
+      "forward_kl": KL(teacher || student); "jsd" and "mixed": see ``divergence``.
     jsd_beta: weight of the student in the mixture of "jsd", 0 to 1.
+    forward_weight: weight of "forward_kl" in "mixed", 0 to 1; .5 in NeMo-RL.
     top_k: candidates a token; 16 in 2604.13016.
     candidates: whose k most likely tokens they are, of the student at the start of the update (on
       stored episodes: of the policy that they were stored with) or of the teacher.
@@ -77,6 +79,7 @@ class DistillationConfig(Config):
   form: Literal["sampled", "top_k", "full"] = "sampled"
   divergence: DivergenceKind = "reverse_kl"
   jsd_beta: float = 0.5
+  forward_weight: float = 0.5
   top_k: int = 16
   candidates: Literal["student", "teacher"] = "student"
   rest: Rest = "renormalise"
@@ -88,6 +91,11 @@ class DistillationConfig(Config):
   select_by: Selection = "soft_or"
   entropy_quantile: float = 0.98
   overlap_top_k: int = 0
+
+  @property
+  def beta(self) -> float:
+    """The number that ``divergence`` takes."""
+    return self.forward_weight if self.divergence == "mixed" else self.jsd_beta
 
   @property
   def needs_comparison(self) -> bool:
@@ -112,6 +120,14 @@ class DistillationConfig(Config):
     for name in ("jsd_beta", "entropy_quantile"):
       check(0 < getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "above 0, up to 1")
     check(self.jsd_beta < 1, f"{path}.jsd_beta", self.jsd_beta, "below 1")
+    mixed = self.forward_weight
+    check(0 <= mixed <= 1, f"{path}.forward_weight", mixed, "0 to 1")
+    check(
+      self.rest != "floor" or self.divergence != "jsd",
+      f"{path}.rest",
+      self.rest,
+      f"'renormalise', 'bucket' or 'drop' with {path}.divergence='jsd'",
+    )
     check(0 < self.keep <= 1, f"{path}.keep", self.keep, "a share above 0, up to 1")
     check(self.top_k >= 1, f"{path}.top_k", self.top_k, ">= 1")
     check(self.overlap_top_k >= 0, f"{path}.overlap_top_k", self.overlap_top_k, ">= 0")
@@ -155,13 +171,14 @@ def divergence(
 ) -> Float[Array, "*lead"]:
   """Divergence of student p and teacher q over the last axis, nats >= 0, differentiable.
 
-  ``reverse_kl`` is KL(p || q), ``forward_kl`` KL(q || p), and ``jsd``
-  ``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q``, at most ln 2.
+  ``reverse_kl`` is KL(p || q), ``forward_kl`` KL(q || p), ``jsd``
+  ``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q``, at most ln 2, and
+  ``mixed`` ``beta KL(q || p) + (1 - beta) KL(p || q)`` (NeMo-RL).
 
   Args:
     log_p, log_q: log-probs that sum to 1 over the last axis.
     kind: which.
-    beta: of "jsd".
+    beta: of "jsd" and "mixed".
   """
   if kind == "reverse_kl":
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
@@ -172,7 +189,10 @@ def divergence(
     of_p = jnp.sum(jnp.exp(log_p) * (log_p - log_m), axis=-1)
     of_q = jnp.sum(jnp.exp(log_q) * (log_q - log_m), axis=-1)
     return beta * of_p + (1 - beta) * of_q
-  raise ValueError(f'kind={kind!r}; allowed: "reverse_kl", "forward_kl", "jsd".')
+  if kind == "mixed":
+    forward = divergence(log_p, log_q, "forward_kl")
+    return beta * forward + (1 - beta) * divergence(log_p, log_q, "reverse_kl")
+  raise ValueError(f'kind={kind!r}; allowed: "reverse_kl", "forward_kl", "jsd", "mixed".')
 
 
 def candidate_divergence(
@@ -181,6 +201,7 @@ def candidate_divergence(
   kind: DivergenceKind,
   rest: Rest,
   beta: float = 0.5,
+  entropies: Float[Array, "*lead"] | None = None,
 ) -> Float[Array, "*lead"]:
   """``divergence`` where only k candidates of the vocabulary are known.
 
@@ -190,14 +211,30 @@ def candidate_divergence(
     rest: "renormalise": both are made to sum to 1 on the candidates, and what the student has
       outside has no gradient (2604.13016). "bucket": all else is one more outcome; a lower bound of
       the divergence over the vocabulary (ours). "drop": terms are summed as they are, which is no
-      divergence: it may be negative.
+      divergence: it may be negative. "floor": the teacher is renormalised on the candidates and has
+      the log-prob -100 on every other token, the student is as it is; what the student has outside
+      costs ``sum_rest p (log p + 100)`` in the reverse direction and nothing in the forward one
+      (NeMo-RL's ``zero_outside_topk``). Not for "jsd".
+    entropies: of the student over the whole vocabulary, nats, differentiable; for rest "floor".
   """
+  if rest == "floor":
+    if entropies is None or kind == "jsd":
+      raise ValueError(
+        f"rest='floor' with kind={kind!r} needs entropies, and another kind than jsd."
+      )
+    log_q = jax.nn.log_softmax(log_q)
+    p = jnp.exp(log_p)
+    # sum over the others of p log p, and of p.
+    others = -entropies - jnp.sum(p * log_p, axis=-1), 1 - jnp.sum(p, axis=-1)
+    reverse_share = {"reverse_kl": 1.0, "forward_kl": 0.0, "mixed": 1 - beta}[kind]
+    outside = others[0] - FLOOR * others[1]
+    return divergence(log_p, log_q, kind, beta) + reverse_share * outside
   if rest == "renormalise":
     log_p, log_q = jax.nn.log_softmax(log_p), jax.nn.log_softmax(log_q)
   elif rest == "bucket":
     log_p, log_q = _with_rest(log_p), _with_rest(log_q)
   elif rest != "drop":
-    raise ValueError(f'rest={rest!r}; allowed: "renormalise", "bucket", "drop".')
+    raise ValueError(f'rest={rest!r}; allowed: "renormalise", "bucket", "drop", "floor".')
   return divergence(log_p, log_q, kind, beta)
 
 

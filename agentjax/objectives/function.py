@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from agentjax import names
 from agentjax.config import ConfigError
 
 if TYPE_CHECKING:
@@ -27,38 +25,23 @@ _ALLOWED = (
 )
 
 
-def load_function(name: str) -> LossFunction:
-  """The function that ``module:function`` names; the module is one that ``import`` would find.
+def load_function(
+  name: str, path: str = "objective.function", argument: str = "LossInputs"
+) -> Callable[..., Any]:
+  """The function of one argument that ``module:function`` names (``agentjax.names.load``).
+
+  Args:
+    name: of a config.
+    path: the setting's dotted name, for messages.
+    argument: what the function takes, for messages.
 
   Raises:
     ConfigError: no such module, an error while importing it, no such function in it, or one that
-      takes other arguments than one ``LossInputs``.
+      takes other arguments than one.
   """
-  module_name, _, attribute = name.partition(":")
-  where = f"objective.function={name!r}"
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-      raise ConfigError(f"{where}: importing {module_name} failed: {error}.") from error
-    raise ConfigError(
-      f"{where}: there is no module {error.name!r} on the import path (working directory "
-      f"{os.getcwd()}); allowed: 'module:function' of a module that is importable. Add its folder "
-      "to PYTHONPATH."
-    ) from error
-  except Exception as error:
-    kind = type(error).__name__
-    raise ConfigError(f"{where}: importing {module_name} raised {kind}: {error}.") from error
-  function: Any = module
-  try:
-    for part in attribute.split("."):
-      function = getattr(function, part)
-  except AttributeError as error:
-    known = sorted(k for k, v in vars(module).items() if inspect.isfunction(v) and k[0] != "_")
-    raise ConfigError(
-      f"{where}: {module_name} has no {attribute!r}; its functions: {', '.join(known) or 'none'}."
-    ) from error
-  function_name(function, name)
+  allowed = f"a function of one argument, {argument}"
+  function = names.load(name, path, allowed)
+  names.check_callable(function, f"{path}={name!r}", allowed)
   return function
 
 
@@ -69,19 +52,7 @@ def function_name(function: LossFunction, name: str | None = None) -> str:
     ConfigError: it cannot be called with one argument.
   """
   shown = f"objective.function={name!r}" if name else f"the objective {_own_name(function)}"
-  if not callable(function):
-    kind = type(function).__name__
-    raise ConfigError(f"{shown} is {kind}; allowed: a function of one argument, LossInputs.")
-  try:
-    signature = inspect.signature(function)
-  except ValueError:  # some built-in functions have none
-    return shown
-  try:
-    signature.bind(None)
-  except TypeError as error:
-    raise ConfigError(
-      f"{shown} takes {signature}; allowed: a function of one argument, LossInputs."
-    ) from error
+  names.check_callable(function, shown, "a function of one argument, LossInputs")
   return shown
 
 
@@ -106,16 +77,16 @@ def returns_per_token(function: LossFunction, inputs: LossInputs, name: str) -> 
   pair = isinstance(result, tuple) and len(result) == 2
   value, metrics = result if pair else (result, {})
   if not isinstance(value, jax.ShapeDtypeStruct) or not isinstance(metrics, dict):
-    raise ConfigError(f"{name} returned {_describe(result)}; allowed: {_ALLOWED}.")
+    raise ConfigError(f"{name} returned {describe(result)}; allowed: {_ALLOWED}.")
   scalar = value.shape == () and isinstance(result, tuple)
   if not jnp.issubdtype(value.dtype, jnp.floating) or not (scalar or value.shape == shape):
     raise ConfigError(
-      f"{name} returned {_describe(result)} for inputs {list(shape)}; allowed: {_ALLOWED}."
+      f"{name} returned {describe(result)} for inputs {list(shape)}; allowed: {_ALLOWED}."
     )
   for key, metric in metrics.items():
     if not isinstance(metric, jax.ShapeDtypeStruct) or metric.shape != value.shape:
       raise ConfigError(
-        f"{name} returned the metric {key!r} as {_describe(metric)}; allowed: an array "
+        f"{name} returned the metric {key!r} as {describe(metric)}; allowed: an array "
         f"{list(value.shape)}, like the loss."
       )
   return not scalar
@@ -130,11 +101,12 @@ def _own_name(function: LossFunction) -> str:
   return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+  """A traced result in words."""
   if isinstance(value, jax.ShapeDtypeStruct):
     return f"{value.dtype.name}{list(value.shape)}"
   if isinstance(value, tuple):
-    return f"({', '.join(map(_describe, value))})"
+    return f"({', '.join(map(describe, value))})"
   if isinstance(value, dict):
     return f"a dict of {', '.join(map(repr, value)) or 'nothing'}"
   return type(value).__name__

@@ -12,6 +12,11 @@ k3_plus    k3, gradient of k2     none, low variance  that of KL(pi || pi_ref): 
 absolute   \|d\|                  biased              sign only
 =========  =====================  ==================  ==========================================
 
+The table holds without a weight. With the weight ``r = pi / sg(pi_sampled)`` that
+``importance_log_ratios`` gives, r times the estimate has the value of the estimate and, as r is
+differentiated, the score function in its gradient: k1 and k3 then have the expected gradient of
+KL(pi || pi_ref) (2506.09477; NeMo-RL).
+
 References: Schulman, "Approximating KL divergence" (2020); GRPO, 2402.03300 (k3).
 """
 
@@ -33,12 +38,32 @@ def kl_estimate(
   log_probs: Float[Array, "*shape"],
   reference_log_probs: Float[Array, "*shape"],
   estimator: KlEstimator,
+  importance_log_ratios: Float[Array, "*shape"] | None = None,
 ) -> Float[Array, "*shape"]:
   """Per-token estimate in nats, differentiable in ``log_probs``; see the table of this module.
 
-  d is clamped to +-20 and k3 to +-10, where gradients are 0.
+  d is clamped to +-20 and k3 to +-10, where gradients are 0. With a weight the clamp of 10 is that
+  of the weighted estimate, of any estimator.
+
+  Args:
+    log_probs: of the sampled tokens under the present policy.
+    reference_log_probs: under the reference.
+    estimator: which.
+    importance_log_ratios: log of the weight, differentiable; None is no weight.
   """
   difference = reference_log_probs - log_probs
+  if importance_log_ratios is not None:
+    limited = jnp.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = jnp.exp(jnp.clip(importance_log_ratios, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    ratio = jnp.where(limited == difference, ratio, jax.lax.stop_gradient(ratio))
+    value = {
+      "k1": lambda: -limited,
+      "k2": lambda: 0.5 * jnp.square(limited),
+      "k3": lambda: jnp.expm1(limited) - limited,
+    }
+    if estimator not in value:
+      raise ValueError(f'estimator={estimator!r} has no weighted form; allowed: "k1", "k2", "k3".')
+    return jnp.clip(ratio * value[estimator](), -KL_LIMIT, KL_LIMIT)
   if estimator == "k1":
     return -difference
   if estimator == "absolute":

@@ -39,6 +39,10 @@ class MismatchConfig(Config):
     filter_low, filter_high: bounds, inclusive; None = open.
     filter_statistic: "geometric", "product", or "k3": mean of ``rho - log rho - 1``.
     veto_below: drop a whole sequence with any token ratio below this (1e-4); None = off.
+    dropped: what becomes of the tokens that filter and veto drop. "count": their surrogate is 0,
+      and they stay in every denominator and in all other terms (KL, entropy, likelihood), as in
+      NeMo-RL and verl; the fewer are kept, the smaller is the step. "exclude": they lose their
+      loss weight, so that means are over the kept tokens.
     self_normalise: divide the weights by their mean over the kept tokens.
 
   Named rules: token-TIS weight_level="token", weight_cap=2. IcePop: weight_level="token",
@@ -56,12 +60,18 @@ class MismatchConfig(Config):
   filter_high: float | None = None
   filter_statistic: Literal["geometric", "product", "k3"] = "geometric"
   veto_below: float | None = None
+  dropped: Literal["count", "exclude"] = "count"
   self_normalise: bool = False
 
   @property
   def active(self) -> bool:
     """Whether old log-probs must be known apart from the behaviour's."""
-    return self.weight_level != "none" or self.filter_level != "none" or self.veto_below is not None
+    return self.weight_level != "none" or self.drops
+
+  @property
+  def drops(self) -> bool:
+    """Whether a token may be dropped."""
+    return self.filter_level != "none" or self.veto_below is not None
 
   def validate(self, path: str = "mismatch") -> None:
     super().validate(path)
@@ -83,6 +93,12 @@ class MismatchConfig(Config):
       raise ConfigError(
         f"{path}.filter_low={self.filter_low} must be below {path}.filter_high={self.filter_high}."
       )
+    check(
+      self.drops or self.dropped == "count",
+      f"{path}.dropped",
+      self.dropped,
+      f"'count' without {path}.filter_level or {path}.veto_below: nothing is dropped",
+    )
     if self.self_normalise and self.weight_level == "none":
       raise ConfigError(
         f"{path}.self_normalise=True has no effect with {path}.weight_level='none'; set "
@@ -94,7 +110,7 @@ class Mismatch(NamedTuple):
   """What the correction says of every token; stop-gradient."""
 
   importance: Float[Array, "batch time"]  # factor on the loss; 1 where off
-  keep: Bool[Array, "batch time"]  # False: out of the loss and of its denominators
+  keep: Bool[Array, "batch time"]  # False: dropped, see MismatchConfig.dropped
 
 
 def mismatch_correction(

@@ -17,7 +17,7 @@ It may also return the loss of every token, [B, T], and leave the sum to ``polic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.struct
@@ -25,9 +25,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from agentjax import names
 from agentjax.config import Config, ConfigError, check
+from agentjax.objectives.advantage_function import (
+  AdvantageFunction,
+  AdvantageInputs,
+  advantage_function,
+  own_advantages,
+)
 from agentjax.objectives.advantages import (
+  EVERY_PART,
   AdvantageConfig,
+  AmbiguityConfig,
+  ambiguity_terms,
   merge_branches,
   multi_reward_advantages,
   sequence_advantages,
@@ -76,6 +86,8 @@ class ObjectiveConfig(Config):
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
     staged: two updates of every turn of an episode (Agentic GRPO); None is one of all of it.
+    ambiguity: advantages and the upper clip bound follow how far the answers to a task agree
+      (ADPO); None does not.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -88,14 +100,16 @@ class ObjectiveConfig(Config):
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
   staged: StagedConfig | None = None
+  ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
   def validate(self, path: str = "objective") -> None:
     super().validate(path)
-    parts = (self.function or "a:b").split(":")
-    named = len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
-    check(named, f"{path}.function", self.function, "'module:function' or None")
+    if self.function is not None:
+      names.check_name(self.function, f"{path}.function")
+    if self.advantage.function is not None:
+      self.check_own_advantage(path)
     if self.value_loss.kind == "bernoulli" and self.advantage.centre != "prompt_value":
       raise ConfigError(
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
@@ -103,6 +117,17 @@ class ObjectiveConfig(Config):
       )
     if self.staged is not None:
       self._validate_staged(self.staged, path)
+    if self.ambiguity is not None:
+      for where, name, permitted in (
+        ("policy_loss", "clip", ("ppo", "mask", "truncate", "gmpo")),
+        ("advantage", "credit", ("broadcast", "reward_to_go")),
+      ):
+        value = getattr(getattr(self, where), name)
+        said = f"{' or '.join(map(repr, permitted))} with {path}.ambiguity"
+        check(value in permitted, f"{path}.{where}.{name}", value, said)
+      for name in ("preference", "function"):
+        value = getattr(self, name)
+        check(value is None, f"{path}.{name}", value, f"None with {path}.ambiguity")
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -120,6 +145,13 @@ class ObjectiveConfig(Config):
       said = f"{allowed!r} with {path}.preference, as in the presets 'dpo' and 'implicit_prm'"
       check(value == allowed, f"{path}.{where}.{name}", value, said)
 
+  def check_own_advantage(self, path: str) -> None:
+    """Raises ConfigError where an advantage function does not go with the rest."""
+    self.advantage.check_own_function(f"{path}.advantage")
+    for name in ("preference", "staged", "ambiguity"):
+      value = getattr(self, name)
+      check(value is None, f"{path}.{name}", value, "None with an advantage function")
+
   def _validate_staged(self, staged: StagedConfig, path: str) -> None:
     centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
     for part, name, allowed_values in (
@@ -136,7 +168,7 @@ class ObjectiveConfig(Config):
       value = getattr(getattr(self, part), name)
       allowed = " or ".join(repr(v) for v in allowed_values) + f" with {path}.staged"
       check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
-    for name in ("distillation", "preference", "function"):
+    for name in ("distillation", "preference", "ambiguity", "function"):
       value = getattr(self, name)
       check(value is None, f"{path}.{name}", value, f"None with {path}.staged")
     mismatch = self.policy_loss.mismatch
@@ -150,6 +182,20 @@ class ObjectiveConfig(Config):
       first, second = getattr(self.policy_loss, name), getattr(staged, f"correction_{name}")
       said = f"0 to {path}.policy_loss.{name}={first}"
       check(0 <= second <= first, f"{path}.staged.correction_{name}", second, said)
+
+  def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
+    """A copy that names the parts of the reward where ``advantage.parts`` says "*".
+
+    Args:
+      shares: name and weight of each part of the reward.
+    """
+    if EVERY_PART not in self.advantage.parts:
+      return self
+    weighted = {name: weight for name, weight in shares.items() if weight}
+    credit = dataclasses.replace(
+      self.advantage, parts=tuple(weighted), part_weights=tuple(weighted.values())
+    )
+    return dataclasses.replace(self, advantage=credit)
 
   @property
   def correction(self) -> ObjectiveConfig:
@@ -205,11 +251,13 @@ class Prepared:
     advantages: credit times importance weight; 0 where the weight is 0.
     coefficients: the loss is ``sum(coefficients * per_token)`` over all rows of the batch.
     shares: weight over the batch's total weight; a metric is ``sum(shares * per_token)``.
-    weights: loss weights left after invalid sequences and the mismatch filter.
+    weights: loss weights, 0 for invalid sequences and for tokens that the mismatch filter excludes.
     segment_ids, turns: as in ``Batch``.
     old_log_probs: policy at the start of the update; behaviour_log_probs: policy that sampled.
     reference_log_probs: frozen reference policy.
     clip_high_bonus: added to the upper clip bound.
+    dropped: bool, tokens whose surrogate the mismatch filter makes 0 while they keep their weight
+      (``MismatchConfig.dropped`` "count"); None where there are none.
     covariance_selected: bool, tokens that Clip-Cov and KL-Cov act on.
     rewarded: bool, tokens of sequences whose reward is above 0.
     old_values, returns, value_coefficients: outputs of the value head at the start, their targets
@@ -226,6 +274,7 @@ class Prepared:
   behaviour_log_probs: Float[Array, "batch time"]
   reference_log_probs: Float[Array, "batch time"] | None = None
   clip_high_bonus: Float[Array, "batch time"] | None = None
+  dropped: Bool[Array, "batch time"] | None = None
   covariance_selected: Bool[Array, "batch time"] | None = None
   rewarded: Bool[Array, "batch time"] | None = None
   old_values: Float[Array, "batch time"] | None = None
@@ -312,8 +361,9 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
     )
     per_token, metrics = per_token_result(own(clean))
     wrong = jnp.sum(inside & ~jnp.isfinite(per_token)).astype(jnp.float32)
+    counted = inside if inputs.dropped is None else inside & ~inputs.dropped
     surrogate = _Surrogate(
-      jnp.where(inside, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
+      jnp.where(counted, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
     )
     result, sums = _with_terms(inputs, config, surrogate)
     return result, sums | {"nonfinite/per_token": wrong}
@@ -368,7 +418,12 @@ def _with_terms(
     total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
   if settings.kl_coefficient > 0:
     reference = jnp.where(inside, _need(inputs.reference_log_probs, "reference_log_probs"), 0)
-    metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator)
+    weight = None
+    if settings.kl_weight == "current":
+      weight = log_probs - jax.lax.stop_gradient(log_probs)
+    elif settings.kl_weight == "behaviour":
+      weight = log_probs - jnp.where(inside, inputs.behaviour_log_probs, 0)
+    metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator, weight)
     total += settings.kl_coefficient * metrics["kl_reference"]
   if settings.entropy_coefficient != 0:
     total -= settings.entropy_coefficient * entropies
@@ -401,20 +456,22 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
   def array(dtype: Any, present: bool = True) -> Any:
     return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
 
-  flags = dict.fromkeys(("covariance_selected", "rewarded"), jnp.bool_)
+  flags = dict.fromkeys(("covariance_selected", "dropped", "rewarded"), jnp.bool_)
+  mismatch = config.policy_loss.mismatch
   kinds = {"segment_ids": jnp.int32, "turns": jnp.int32} | flags
   absent = {
-    "clip_high_bonus": True,
+    "clip_high_bonus": config.ambiguity is None,
     "reference_log_probs": not config.needs_reference,
+    "dropped": not (mismatch.drops and mismatch.dropped == "count"),
     "covariance_selected": config.policy_loss.covariance == "none",
     "divergences": not config.needs_divergences,
   }
   absent |= dict.fromkeys(
     ("values", "old_values", "returns", "value_coefficients"), not config.needs_values
   )
-  names = [field.name for field in dataclasses.fields(LossInputs)]
+  fields = [field.name for field in dataclasses.fields(LossInputs)]
   return LossInputs(
-    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in names}
+    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in fields}
   )
 
 
@@ -432,8 +489,8 @@ def prepare(
   baselines: Float[Array, "sequences"] | None = None,
   counts: Float[Array, "sequences"] | None = None,
   part_rewards: Float[Array, "sequences parts"] | None = None,
-  advantage_scale: Float[Array, "sequences"] | None = None,
-  clip_high_bonus: Float[Array, "sequences"] | None = None,
+  consistency: Float[Array, "sequences"] | None = None,
+  advantage: AdvantageFunction | None = None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
 
@@ -451,8 +508,9 @@ def prepare(
       taken off the reward that stands at the end (``packing.paid_by_turn``).
     baselines: for centre "baseline". counts: see ``sequence_advantages``.
     part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
-    advantage_scale, clip_high_bonus: factor on the advantage and addition to the upper clip bound
-      of each sequence (``advantages.ambiguity_terms``).
+    consistency: share of the answers to each sequence's task that are its most frequent one, for
+      ``ambiguity``.
+    advantage: your own, in the place of ``config.advantage.function``.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
@@ -474,70 +532,104 @@ def prepare(
         "or set weight_level='none', filter_level='none', veto_below=None."
       )
     old_log_probs = batch.log_probs
-  kept, importance = weights, jnp.ones_like(weights)
+  kept, importance, dropped = weights, jnp.ones_like(weights), None
   if loss.mismatch.active:
     importance, keep = mismatch_correction(
       old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
     )
-    kept = jnp.where(keep, weights, 0)
+    left = jnp.sum(jnp.where(keep, weights, 0)) / jnp.maximum(jnp.sum(weights), 1e-9)
+    metrics["mismatch/kept"] = left
+    if loss.mismatch.dropped == "exclude":
+      kept = jnp.where(keep, weights, 0)
+    elif loss.mismatch.drops:
+      importance, dropped = jnp.where(keep, importance, 0), ~keep
 
-  starts = None
-  if settings.centre == "prompt_value":
-    starts = _episode_starts(batch, weights)
-    at_start = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
-    baselines = sequence_sum(at_start, segment_ids, batch.num_sequences)
-  options = {
-    "lengths": sequence_sum((weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences),
-    "baselines": baselines,
-    "counts": counts,
-  }
-  if settings.parts:
-    outcome = multi_reward_advantages(
-      _need(part_rewards, "part_rewards"),
-      jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
-      batch.valid,
-      batch.groups,
-      settings,
-      **options,
+  starts, bonus = None, None
+  advantage = advantage_function(settings.function, advantage)
+  if advantage is not None:
+    inputs = AdvantageInputs(
+      rewards=batch.rewards,
+      valid=batch.valid,
+      groups=batch.groups,
+      weights=weights,
+      segment_ids=segment_ids,
+      turns=batch.turns,
+      old_log_probs=old_log_probs,
+      behaviour_log_probs=batch.log_probs,
+      entropies=batch.entropies,
+      turn_rewards=turn_rewards,
+      token_rewards=token_rewards,
+      reference_log_probs=reference_log_probs,
     )
+    credit = _Credit(own_advantages(advantage, inputs))
+    outcome = sequence_sum(jnp.abs(credit.advantages), segment_ids, batch.num_sequences)
   else:
-    at_end = batch.rewards
-    if settings.turn_rewards:
-      turn_rewards = _need(turn_rewards, "turn_rewards")
-      by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
-      at_end = at_end - by_turn
-      metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
-      token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
-    outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
-  if config.preference is not None:
-    reference = _need(reference_log_probs, "reference_log_probs")
-    gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
-    outcome, found = preference_advantages(
-      sequence_sum(gained, segment_ids, batch.num_sequences),
-      batch.rewards,
-      # A sequence without weight has no likelihood to compare.
-      batch.valid & (sequence_sum(weights, segment_ids, batch.num_sequences) > 0),
-      batch.groups,
-      config.preference,
-    )
-    metrics |= found
-  if advantage_scale is not None:
-    outcome *= advantage_scale
-  if settings.learn_from != "all":
-    wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
-    wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
-    weights, kept = jnp.where(wanted, weights, 0), jnp.where(wanted, kept, 0)
-  credit = _credit(
-    outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
-  )
-  if starts is not None:
-    credit = dataclasses.replace(
-      credit,
-      returns=jnp.where(starts, broadcast_to_tokens(batch.rewards, segment_ids), 0),
-      value_coefficients=token_coefficients(
-        starts.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+    if settings.centre == "prompt_value":
+      starts = _episode_starts(batch, weights)
+      at_start = jnp.where(starts, config.value_loss.value(_need(values, "values")), 0)
+      baselines = sequence_sum(at_start, segment_ids, batch.num_sequences)
+    options = {
+      "lengths": sequence_sum(
+        (weights > 0).astype(weights.dtype), segment_ids, batch.num_sequences
       ),
+      "baselines": baselines,
+      "counts": counts,
+    }
+    if settings.parts:
+      if EVERY_PART in settings.parts:
+        raise ValueError(
+          "advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of()."
+        )
+      outcome = multi_reward_advantages(
+        _need(part_rewards, "part_rewards"),
+        jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
+        batch.valid,
+        batch.groups,
+        settings,
+        **options,
+      )
+    else:
+      at_end = batch.rewards
+      if settings.turn_rewards:
+        turn_rewards = _need(turn_rewards, "turn_rewards")
+        by_turn = sequence_sum(turn_rewards, segment_ids, batch.num_sequences)
+        at_end = at_end - by_turn
+        metrics["reward/by_turn"] = _mean(by_turn, batch.valid.astype(weights.dtype))
+        token_rewards = turn_rewards if token_rewards is None else token_rewards + turn_rewards
+      outcome = sequence_advantages(at_end, batch.valid, batch.groups, settings, **options)
+    if config.preference is not None:
+      reference = _need(reference_log_probs, "reference_log_probs")
+      gained = jnp.where(weights > 0, weights * (old_log_probs - reference), 0)
+      outcome, found = preference_advantages(
+        sequence_sum(gained, segment_ids, batch.num_sequences),
+        batch.rewards,
+        # A sequence without weight has no likelihood to compare.
+        batch.valid & (sequence_sum(weights, segment_ids, batch.num_sequences) > 0),
+        batch.groups,
+        config.preference,
+      )
+      metrics |= found
+    if config.ambiguity is not None:
+      consistency = _need(consistency, "consistency")
+      minimum = config.ambiguity.minimum_scale
+      scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
+      outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
+      metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
+    if settings.learn_from != "all":
+      wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
+      wanted = broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0
+      weights, kept = jnp.where(wanted, weights, 0), jnp.where(wanted, kept, 0)
+    credit = _credit(
+      outcome, weights, batch, settings, old_log_probs, reference_log_probs, values, token_rewards
     )
+    if starts is not None:
+      credit = dataclasses.replace(
+        credit,
+        returns=jnp.where(starts, broadcast_to_tokens(batch.rewards, segment_ids), 0),
+        value_coefficients=token_coefficients(
+          starts.astype(weights.dtype), segment_ids, batch.num_sequences, mode="token_mean"
+        ),
+      )
   advantages = credit.advantages
   if settings.branches == "hard" and batch.branches is not None:
     advantages = merge_branches(advantages, weights, batch.branches)
@@ -563,7 +655,6 @@ def prepare(
   selected = None
   if loss.covariance != "none":
     selected = covariance_selection(old_log_probs, advantages, kept, loss.covariance_fraction)
-  bonus = None if clip_high_bonus is None else broadcast_to_tokens(clip_high_bonus, segment_ids)
   prepared = Prepared(
     advantages=advantages * importance,
     coefficients=token_coefficients(
@@ -581,6 +672,7 @@ def prepare(
     behaviour_log_probs=batch.log_probs,
     reference_log_probs=reference_log_probs,
     clip_high_bonus=bonus,
+    dropped=dropped,
     covariance_selected=selected,
     rewarded=broadcast_to_tokens(jnp.where(batch.valid, batch.rewards > 0, False), segment_ids),
     old_values=values,
@@ -594,10 +686,7 @@ def prepare(
     "tokens/weighted": jnp.sum(kept > 0).astype(kept.dtype),
   }
   if loss.mismatch.active:
-    metrics |= {
-      "mismatch/kept": jnp.sum(kept) / jnp.maximum(jnp.sum(weights), 1e-9),
-      "mismatch/importance": jnp.sum(shares * importance),
-    }
+    metrics["mismatch/importance"] = jnp.sum(shares * importance)
   return jax.lax.stop_gradient((prepared, metrics))
 
 
@@ -608,7 +697,7 @@ def prepare_staged(
   stages: Int[Array, "batch time"],
   config: ObjectiveConfig,
   update: Literal["immediate", "correction"],
-  **extra: Float[Array, "batch time"] | None,
+  **extra: Any,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """``prepare`` for one of the two updates of staged rollouts (``staged``), config.staged set.
 

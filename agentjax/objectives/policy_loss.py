@@ -40,6 +40,10 @@ class PolicyLossConfig(Config):
     sapo_temperature_positive, sapo_temperature_negative: gate sharpness for A > 0 and A <= 0.
     mismatch: correction for the sampler not being the trainer.
     kl_coefficient, kl_estimator: KL to the reference policy as an added loss; 0 = off.
+    kl_weight: differentiable weight of that estimate (``kl.kl_estimate``). "none"; "current":
+      pi / sg(pi), which is 1 and adds the score function to the gradient (NeMo-RL);
+      "behaviour": pi / pi_behaviour, an importance weight for tokens of another policy (NeMo-RL's
+      on-policy approximation). With the estimators "k1", "k2" and "k3".
     entropy_coefficient: bonus, subtracted.
     positive_nll_coefficient: added negative log-likelihood of the tokens of sequences whose reward
       is above 0 (VAPO), in the loss's own aggregation.
@@ -61,6 +65,7 @@ class PolicyLossConfig(Config):
   mismatch: MismatchConfig = dataclasses.field(default_factory=MismatchConfig)
   kl_coefficient: float = 0.0
   kl_estimator: KlEstimator = "k3"
+  kl_weight: Literal["none", "current", "behaviour"] = "none"
   entropy_coefficient: float = 0.0
   positive_nll_coefficient: float = 0.0
   covariance: Literal["none", "clip", "kl"] = "none"
@@ -107,11 +112,24 @@ class PolicyLossConfig(Config):
         self._conflict(path, "dual_clip", "clip", "it needs clip='ppo', gradient_form='ratio'")
       floor = f"above 1 + {path}.clip_high"
       check(self.dual_clip > 1 + self.clip_high, f"{path}.dual_clip", self.dual_clip, floor)
-    if self.kl_coefficient > 0 and self.kl_estimator == "k1":
+    if self.kl_weight != "none":
+      check(
+        self.kl_coefficient > 0,
+        f"{path}.kl_weight",
+        self.kl_weight,
+        f"'none' with {path}.kl_coefficient={self.kl_coefficient}",
+      )
+      check(
+        self.kl_estimator in ("k1", "k2", "k3"),
+        f"{path}.kl_estimator",
+        self.kl_estimator,
+        f"'k1', 'k2' or 'k3' with {path}.kl_weight={self.kl_weight!r}",
+      )
+    elif self.kl_coefficient > 0 and self.kl_estimator == "k1":
       raise ConfigError(
         f"{path}.kl_estimator='k1' as a loss has zero expected gradient ({path}.kl_coefficient="
-        f"{self.kl_coefficient}); use 'k2' or 'k3_plus', or put k1 into the reward "
-        "(advantage.kl_in_reward)."
+        f"{self.kl_coefficient}); use 'k2' or 'k3_plus', kl_weight='current', or put k1 into the "
+        "reward (advantage.kl_in_reward)."
       )
     if (self.aggregation == "constant") != (self.aggregation_constant is not None):
       self._conflict(

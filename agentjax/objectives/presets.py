@@ -9,7 +9,7 @@ says so.
 from __future__ import annotations
 
 from agentjax.config import ConfigError
-from agentjax.objectives.advantages import AdvantageConfig
+from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig, AmbiguityConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
@@ -61,8 +61,8 @@ SAPO = ObjectiveConfig(
   AdvantageConfig(), PolicyLossConfig(clip="sapo", aggregation="sequence_mean_token_mean")
 )
 # GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
-# over the batch; name the parts in advantage.parts.
-GDPO = ObjectiveConfig(AdvantageConfig(whiten=True), PolicyLossConfig())
+# over the batch.
+GDPO = ObjectiveConfig(AdvantageConfig(parts=(EVERY_PART,), whiten=True), PolicyLossConfig())
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),
@@ -170,10 +170,13 @@ LONGCAT = ObjectiveConfig(
     aggregation_constant=4096.0,
   ),
 )
-# Agent0, 2511.16043: prepare() also takes advantages.ambiguity_terms of the self-consistency.
-ADPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01))
+# Agent0, 2511.16043: advantages and upper clip bound by how far the answers to a task agree. Its
+# agreement is that of an earlier round's answers; a run's is that of the group itself.
+ADPO = ObjectiveConfig(
+  AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01), ambiguity=AmbiguityConfig()
+)
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
-# are not published; these are ours.
+# are not published; these are ours. Means are over the chunks that the filter keeps.
 IPA = ObjectiveConfig(
   AdvantageConfig(centre="none", scale="none", credit="reward_to_go", index_set="turn", gamma=0.95),
   PolicyLossConfig(
@@ -182,10 +185,11 @@ IPA = ObjectiveConfig(
     clip="truncate",
     clip_high=0.0,
     positive_weight_one=True,
-    mismatch=MismatchConfig(filter_level="turn", filter_high=1.2),
+    mismatch=MismatchConfig(filter_level="turn", filter_high=1.2, dropped="exclude"),
   ),
 )
-# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped.
+# Ling Team 2025: token weights inside [.5, 5], tokens outside dropped. Here and below they stay in
+# the denominators, as in NeMo-RL and verl.
 ICEPOP = ObjectiveConfig(
   AdvantageConfig(),
   PolicyLossConfig(
@@ -262,6 +266,15 @@ LIGHTNING_OPD_TOP_K = ObjectiveConfig(
 # 2604.13016: KL on the student's 16 most likely tokens.
 OPD_TOP_K = ObjectiveConfig(
   _UNREWARDED, PolicyLossConfig(), distillation=DistillationConfig(form="top_k")
+)
+# NeMo-RL's distillation: half forward, half reverse KL on the teacher's 64 most likely tokens, the
+# rest of its vocabulary at a log-prob of -100.
+OPD_MIXED = ObjectiveConfig(
+  _UNREWARDED,
+  PolicyLossConfig(),
+  distillation=DistillationConfig(
+    form="top_k", divergence="mixed", top_k=64, candidates="teacher", rest="floor"
+  ),
 )
 # 2306.13649 (on-policy GKD): exact KL(student || teacher).
 OPD_FULL = ObjectiveConfig(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from agentjax.config import Config, check
+from agentjax.names import check_callable, check_name, is_own, load
 from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
 from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
 from agentjax.rewards.monitor import (
@@ -28,7 +29,8 @@ class RewardConfig(Config):
   """``reward = sum_i weight_i * part_i``, where gated parts count only if the gate is open.
 
   Attributes:
-    parts: names of scorers; all are logged. "unit_tests" has settings of its own below.
+    parts: names of scorers; all are logged. "unit_tests" has settings of its own below. A scorer of
+      your own is "module:attribute", a function of an episode and its task (``graph.Scorer``).
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
@@ -64,6 +66,8 @@ class RewardConfig(Config):
     super().validate(path)
     check(len(self.parts) > 0, f"{path}.parts", self.parts, "at least one scorer")
     check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
+    for name in filter(is_own, self.parts):
+      check_name(name, f"{path}.parts")
     check(
       len(self.weights) == len(self.parts),
       f"{path}.weights",
@@ -112,10 +116,11 @@ def build_rewards(
     "overlong": overlong(config.overlong),
     "pivot": PivotScorer(config.pivot),
   }
+  own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
   scorers = {**own, **scorers}
   known = sorted({*scorers, *JUDGED_PARTS, UNIT_TESTS})
   for name in config.parts:
-    check(name in known, "config.reward.parts", name, ", ".join(known))
+    check(name in known, "config.reward.parts", name, f"{', '.join(known)}, 'module:attribute'")
   for name in config.monitor.names:
     allowed = ", ".join(sorted(monitors))
     check(name in monitors, "config.reward.monitor.names", name, allowed)
@@ -135,3 +140,11 @@ def build_rewards(
     chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
     formula = watched(formula, Part(MONITOR_PART), config.monitor)
   return RewardGraph(chosen, formula, compared)
+
+
+def _named(name: str) -> Scorer:
+  """The scorer that ``module:attribute`` names."""
+  path, allowed = "config.reward.parts", "a function of an episode and its task"
+  found = load(name, path, allowed)
+  check_callable(found, f"{path}={name!r}", allowed, arguments=2)
+  return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from agentjax.config import Config, check
+from agentjax.names import check_name
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -113,6 +114,9 @@ class MonteCarloConfig(Config):
     check(self.completions >= 1, f"{path}.completions", self.completions, ">= 1")
 
 
+SamplerName = Literal["independent", "branch", "oversample", "monte_carlo"]
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class RolloutConfig(Config):
   """How episodes run. All defaults are ours; no paper fixes them.
@@ -142,7 +146,8 @@ class RolloutConfig(Config):
       on from where another was unsure (``branch``; ARPO, AEPO); "oversample": the first of more
       (``oversample``); "monte_carlo": independent, and every turn is rewarded by completions from
       before and after it (``monte_carlo``, the part "monte_carlo" of the reward). Evaluations are
-      always independent, and have no completions.
+      always independent, and have no completions. "module:attribute": a ``group.Sampler`` of your
+      own, or a class or function that makes one.
     branch, oversample, monte_carlo: settings of those samplers.
   """
 
@@ -157,7 +162,7 @@ class RolloutConfig(Config):
   concurrency: int = 64
   answer: Literal["marked", "text"] = "marked"
   grammar: Literal["none", "tool_calls"] = "none"
-  sampler: Literal["independent", "branch", "oversample", "monte_carlo"] = "independent"
+  sampler: SamplerName | str = "independent"
   branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)
   oversample: OversampleConfig = dataclasses.field(default_factory=OversampleConfig)
   monte_carlo: MonteCarloConfig = dataclasses.field(default_factory=MonteCarloConfig)
@@ -169,6 +174,7 @@ class RolloutConfig(Config):
     check(self.max_total_tokens >= 2, f"{path}.max_total_tokens", self.max_total_tokens, ">= 2")
     for name in ("episode_timeout", "environment_timeout", "reward_timeout", "cancel_grace"):
       check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "seconds > 0")
+    check_name(self.sampler, f"{path}.sampler", get_args(SamplerName))
     if self.sampler == "branch" and self.branch.budget == "fixed":
       check(
         self.branch.roots <= self.group_size,

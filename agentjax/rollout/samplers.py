@@ -8,6 +8,7 @@ import math
 
 from agentjax.config import check
 from agentjax.engine.request import Sample
+from agentjax.names import is_own, load, wrong
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.branching import BranchSampler
 from agentjax.rollout.config import OversampleConfig, RolloutConfig
@@ -25,7 +26,8 @@ def build_sampler(config: RolloutConfig, rewards: RewardGraph) -> Sampler | None
     rewards: what completions earn.
 
   Raises:
-    ConfigError: completions of rewards that compare the members of a group.
+    ConfigError: completions of rewards that compare the members of a group; a name that leads
+      nowhere.
   """
   match config.sampler:
     case "branch":
@@ -40,6 +42,13 @@ def build_sampler(config: RolloutConfig, rewards: RewardGraph) -> Sampler | None
         "another with parts of the reward that compare the members of a group",
       )
       return MonteCarlo(config.monte_carlo, rewards)
+    case name if is_own(name):
+      path, allowed = "config.rollout.sampler", "a Sampler, or what makes one without arguments"
+      found = load(name, path, allowed)
+      made = found() if callable(found) else found
+      if not hasattr(made, "sample"):
+        raise wrong(name, path, made, allowed)
+      return made
     case _:
       return None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 
-from agentjax.config import Config, ConfigError, check
+from agentjax import names
+from agentjax.config import Config, check
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import Sandbox
 from agentjax.tools.calculator import CalculatorConfig, CalculatorTool
@@ -141,16 +141,10 @@ def _build(
     if name == "shell":
       return ShellTool(shared, config.shell)
     return FilesTool(shared, config.files)
-  module, _, attribute = name.partition(":")
-  try:
-    found = getattr(importlib.import_module(module), attribute)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise ConfigError(f"tools.names: {name!r} cannot be imported ({error}).") from error
+  allowed = "a typed function, or an object with name, description, parameters and an async call"
+  found = names.load(name, "config.tools.names", allowed)
   if all(hasattr(found, a) for a in ("name", "description", "parameters")) and callable(found):
     return found
   if callable(found) and not isinstance(found, type):
     return FunctionTool(found)
-  raise ConfigError(
-    f"tools.names: {name!r} is a {type(found).__name__}; allowed: a typed function, or an object "
-    "with name, description, parameters and an async call."
-  )
+  raise names.wrong(name, "config.tools.names", found, allowed)

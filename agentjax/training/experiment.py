@@ -17,7 +17,8 @@ from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
-from agentjax.objectives.advantages import check_group_size
+from agentjax.names import is_own
+from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
@@ -239,7 +240,9 @@ class RLStage(Config):
     for phase, where in zip(self.all_phases, (*names, path), strict=True):
       credit = phase.objective.advantage.credit
       check(
-        self.process is None or credit != "broadcast",
+        self.process is None
+        or credit != "broadcast"
+        or phase.objective.advantage.function is not None,
         f"{where}.objective.advantage.credit",
         credit,
         f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
@@ -574,7 +577,35 @@ class Experiment(Config):
         f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
         f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
       )
-    parts = settings.advantage.parts
+    weighted = [name for name, weight in self.reward.shares.items() if weight]
+    check(
+      settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
+      f"{path}.reward.parts",
+      self.reward.parts,
+      f"two parts with a weight, or more, with {objective}.advantage.parts={(EVERY_PART,)!r}: they "
+      "are standardised one by one, as in preset('gdpo')",
+    )
+    credit = settings.advantage
+    check(
+      credit.credit != "reward_to_go"
+      or credit.function is not None
+      or credit.gamma < 1
+      or bool(credit.turn_rewards)
+      or credit.kl_in_reward > 0
+      or self.rl.process is not None,
+      f"{path}.rl.process",
+      None,
+      f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
+      "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
+      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
+    )
+    check(
+      settings.ambiguity is None or self.rollout.group_size > 1,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
+    )
+    parts = settings.with_parts_of(self.reward.shares).advantage.parts
     check(
       set(parts) <= set(self.reward.parts),
       f"{objective}.advantage.parts",
@@ -600,7 +631,17 @@ class Experiment(Config):
         f"'episode' with {objective}.staged",
       )
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
-    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and not settings.function
+    on_policy = recomputed or self.rl.schedule.mode == "sync"
+    check(
+      loss.covariance != "kl" or updates > 1 or not on_policy,
+      f"{path}.rl.minibatches",
+      self.rl.minibatches,
+      f"rl.minibatches x rl.epochs >= 2 with {objective}.policy_loss.covariance='kl', as in "
+      "preset('kl_cov'): its term |log r| has no gradient before the policy has moved",
+    )
+    # KL-Cov holds the ratio by its own term.
+    plain = loss.covariance != "kl" and not settings.function
+    unbounded = loss.clip == "none" and loss.gradient_form == "ratio" and plain
     if updates > 1 and unbounded:
       raise ConfigError(
         f"{objective}.policy_loss.clip='none' with {self.rl.minibatches} minibatches x "
@@ -793,6 +834,21 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
     f"0 with {path}.lora: sampling is given the sum of policy and adapters, which training "
     "computes again and may round otherwise",
   )
+
+
+def own_names(experiment: Experiment) -> tuple[str, ...]:
+  """All that an experiment names by ``module:attribute``, each once."""
+  phases = [phase.objective for phase in experiment.rl.all_phases]
+  every = (
+    *(objective.function for objective in phases),
+    *(objective.advantage.function for objective in phases),
+    *experiment.reward.parts,
+    *experiment.tools.names,
+    experiment.environment.kind,
+    experiment.data.source,
+    experiment.rollout.sampler,
+  )
+  return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:

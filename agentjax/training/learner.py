@@ -17,6 +17,12 @@ from agentjax.config import ConfigError, check
 from agentjax.models import ModelConfig, Params, TokenSets, cross_log_probs, sample_depths
 from agentjax.models.huggingface import load_pretrained
 from agentjax.models.lora import LoraConfig
+from agentjax.objectives.advantage_function import (
+  AdvantageFunction,
+  abstract_advantage_inputs,
+  advantage_function,
+  check_advantages,
+)
 from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.distillation import DistillationConfig, select_tokens
 from agentjax.objectives.objective import (
@@ -35,6 +41,7 @@ from agentjax.rollout.statistics import apart
 from agentjax.sharding import batch_sharding, make_mesh, row_multiple, time_multiple
 from agentjax.training import processes
 from agentjax.training.checkpoint import load_networks
+from agentjax.training.consistency import CONSISTENCY_PART, with_consistency
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import (
   PhaseConfig,
@@ -148,12 +155,15 @@ class Learner:
   Args:
     parts: host-side parts of the run.
     objective: loss of the reinforcement-learning stage, or of its last phase.
+    advantage: in the place of the advantages that its config names.
 
   Raises:
     ConfigError: settings that model or devices cannot do, or a loss function that cannot be traced.
   """
 
-  def __init__(self, parts: Parts, objective: Objective):
+  def __init__(
+    self, parts: Parts, objective: Objective, advantage: AdvantageFunction | None = None
+  ):
     self._parts, experiment = parts, parts.experiment
     check_model_features(experiment, parts.model)
     self.mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
@@ -178,7 +188,11 @@ class Learner:
       f"0 on a mesh of {self.mesh.size} devices: sampling runs on one, and training only there "
       "computes the same bits",
     )
-    phases = experiment.rl.all_phases if experiment.rl.steps else ()
+    shares = experiment.reward.shares
+    phases = [
+      dataclasses.replace(phase, objective=phase.objective.with_parts_of(shares))
+      for phase in (experiment.rl.all_phases if experiment.rl.steps else ())
+    ]
     self._critic = any(phase.objective.needs_values for phase in phases)
     self._compares = any(phase.objective.needs_reference for phase in phases)
     process = experiment.rl.process
@@ -228,6 +242,18 @@ class Learner:
       # Faults of a loss function show here, before anything is sampled or compiled.
       shape = (experiment.rl.microbatch_rows, experiment.rl.row_length)
       jax.eval_shape(own, abstract_inputs(phase.objective, *shape))
+      credit = phase.objective.advantage
+      given = advantage if number == len(phases) - 1 else None
+      function = advantage_function(credit.function, given)
+      if function is not None:
+        traced = abstract_advantage_inputs(
+          *shape,
+          sequences=experiment.rl.tasks_per_step * experiment.rollout.group_size,
+          turn_rewards=bool(credit.turn_rewards),
+          token_rewards=process is not None,
+          reference=self._compares,
+        )
+        check_advantages(function, traced)
       with_teacher = dataclasses.replace(
         settings,
         distillation=phase.objective.distillation,
@@ -241,7 +267,8 @@ class Learner:
         placed=self._placed["rl"],
       )
       if phase.objective.staged is None:
-        ready = jax.jit(lambda batch, extra: prepare(batch, phase.objective, **extra))
+        settle = functools.partial(prepare, config=phase.objective, advantage=function)
+        ready = jax.jit(lambda batch, extra: settle(batch, **extra))
         return _Phase(phase, ready, update(objective=own))
       first, second = (
         jax.jit(functools.partial(_prepare_stages, config=phase.objective, update=name))
@@ -472,6 +499,8 @@ class Learner:
       )
     if phase.config.objective.needs_baseline:
       started = [_with_baseline(t, baselines.get(t.address[:2])) for t in started]
+    if phase.config.objective.ambiguity is not None:
+      started = with_consistency(started)
     staged = phase.config.objective.staged
     of_turns = phase.config.objective.advantage.turn_rewards
     check_turn_rewards(started, of_turns if staged is None else (staged.part,))
@@ -584,6 +613,9 @@ class Learner:
     if phase.config.objective.needs_baseline:
       extra["baselines"], _ = part_rewards(sequences, (BASELINE_PART,), batch.num_sequences)
       extra["baselines"] = extra["baselines"][:, 0]
+    if phase.config.objective.ambiguity is not None:
+      consistency, _ = part_rewards(sequences, (CONSISTENCY_PART,), batch.num_sequences)
+      extra["consistency"] = consistency[:, 0]
     if credit.turn_rewards:
       _, known = part_rewards(sequences, credit.turn_rewards, batch.num_sequences)
       batch = dataclasses.replace(batch, valid=np.asarray(batch.valid) & known)

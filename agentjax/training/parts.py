@@ -15,6 +15,7 @@ from agentjax.engine import Engine, SamplingConfig
 from agentjax.envs.config import build_environment, environment_tasks
 from agentjax.envs.world import World
 from agentjax.models import ModelConfig
+from agentjax.names import is_own
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.pivot import PivotScorer
@@ -41,6 +42,9 @@ from agentjax.trajectory.record import MONTE_CARLO
 @dataclasses.dataclass(frozen=True)
 class Extensions:
   """What a caller adds to or puts in the place of a config's parts; all optional.
+
+  A config can name the same things by ``module:attribute`` (``tools.names``, ``data.source``,
+  ``environment.kind``, ``reward.parts``, ``rollout.sampler``), and is then the whole run.
 
   Attributes:
     tools: further tools, beside those the config names.
@@ -186,7 +190,7 @@ def build_parts(
     directory=directory,
     pretrained=experiment.pretrained,
   )
-  if extensions.make_environment is None:
+  if extensions.make_environment is None and not is_own(experiment.environment.kind):
     _check_prompts(experiment, chat, world.tools, tasks)
   if "pivot" in experiment.reward.parts:
     refusal = PivotScorer(experiment.reward.pivot).refusal

@@ -20,6 +20,7 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
+from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
 from agentjax.objectives.function import LossFunction
 from agentjax.objectives.objective import Objective, policy_objective
 from agentjax.rewards.samples import write_samples
@@ -46,7 +47,7 @@ from agentjax.training.diagnostics import (
   mutual_information,
 )
 from agentjax.training.evaluation import build_engine, evaluate_policy
-from agentjax.training.experiment import Experiment, resolve
+from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
@@ -128,6 +129,7 @@ class Run:
     workdir: the run's directory.
     objective: your own loss, as ``config.rl.objective.function`` names one (see
       ``objectives.policy_objective``); advantages still come from the config.
+    advantage: your own advantages, as ``config.rl.objective.advantage.function`` names them.
     extensions: tools, tasks, environments, scorers or a program of your own.
     console: where progress is shown; None shows it on standard output.
   """
@@ -138,6 +140,7 @@ class Run:
     workdir: str | os.PathLike[str],
     *,
     objective: LossFunction | None = None,
+    advantage: AdvantageFunction | None = None,
     extensions: Extensions | None = None,
     console: Console | None = None,
   ):
@@ -150,6 +153,10 @@ class Run:
     )
     self.directory = pathlib.Path(workdir).absolute()
     self._objective = policy_objective(experiment.rl.objective, objective)
+    credit = experiment.rl.objective.advantage
+    if advantage is not None:
+      experiment.rl.objective.check_own_advantage("config.rl.objective")
+    self._advantage = advantage_function(credit.function, advantage)
     self._extensions = extensions or Extensions()
     self._console = console or Console()
 
@@ -183,13 +190,13 @@ class Run:
     with contextlib.ExitStack() as stack:
       if processes.is_first():
         stack.enter_context(open_workdir(self.directory, self.experiment))
-        phases = self.experiment.rl.all_phases
-        keep_sources(self.directory, [p.objective.function for p in phases if p.objective.function])
       processes.wait("directory")
       console = self._console if processes.is_first() else Console(quiet=True)
       session = _Session(
-        self.experiment, self.directory, self._objective, self._extensions, console
+        self.experiment, self.directory, self._objective, self._advantage, self._extensions, console
       )
+      if processes.is_first():
+        keep_sources(self.directory, own_names(self.experiment))
       yield stack.enter_context(session)
 
 
@@ -201,6 +208,7 @@ class _Session:
     experiment: Experiment,
     directory: pathlib.Path,
     objective: Objective,
+    advantage: AdvantageFunction | None,
     extensions: Extensions,
     console: Console,
   ):
@@ -217,7 +225,7 @@ class _Session:
       every,
       f"0 with {jax.process_count()} processes, none of which holds the whole policy",
     )
-    self.learner = Learner(self.parts, objective)
+    self.learner = Learner(self.parts, objective, advantage)
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
     )

@@ -230,7 +230,7 @@ def make_ask(
     found: dict[str, Array] = {}
     if settings.keep < 1:
       found["entropies"] = entropy(log_p)
-      found["divergences"] = divergence(log_p, log_q, settings.divergence, settings.jsd_beta)
+      found["divergences"] = divergence(log_p, log_q, settings.divergence, settings.beta)
     if settings.overlap_top_k:
       found |= compare(log_p, log_q, settings.overlap_top_k)
     if settings.form == "top_k":
@@ -474,7 +474,7 @@ def teacher_divergences(
   """
   states = take_tokens(hidden, jnp.maximum(kept - 1, 0))
   own = readout(params, config, states, temperature)
-  kind, beta = settings.divergence, settings.jsd_beta
+  kind, beta = settings.divergence, settings.beta
   if settings.form == "full":
     assert head is not None and targets.hidden is not None
     other = Readout(targets.hidden, head.weight, temperature, head.softcap)
@@ -485,9 +485,10 @@ def teacher_divergences(
     )
   else:
     assert targets.ids is not None and targets.log_probs is not None
+    rest = settings.rest
     values = over_vocabulary(
       lambda log_p, ids, log_q: candidate_divergence(
-        at(log_p, ids), log_q, kind, settings.rest, beta
+        at(log_p, ids), log_q, kind, rest, beta, entropy(log_p) if rest == "floor" else None
       ),
       [own],
       targets.ids,

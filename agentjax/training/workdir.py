@@ -43,16 +43,16 @@ def open_workdir(path: str | pathlib.Path, experiment: Experiment) -> Iterator[p
     yield directory
 
 
-def keep_sources(directory: pathlib.Path, functions: Iterable[str]) -> None:
-  """Copies the modules of loss functions into ``functions/``; warns where one has changed since.
+def keep_sources(directory: pathlib.Path, names: Iterable[str]) -> None:
+  """Copies the modules that a config names into ``functions/``; warns where one has changed since.
 
   The config names a function and says nothing of its code. The copy is that of the run's start.
 
   Args:
     directory: of the run.
-    functions: "module:function"; those of agentjax itself are left out.
+    names: "module:attribute"; those of agentjax itself are left out.
   """
-  for name in functions:
+  for name in names:
     module = sys.modules.get(name.partition(":")[0])
     file = module and inspect.getsourcefile(module)
     if not file or name.startswith("agentjax."):
@@ -63,7 +63,7 @@ def keep_sources(directory: pathlib.Path, functions: Iterable[str]) -> None:
       write_atomically(kept, source)
     elif kept.read_text() != source:
       logging.warning(
-        "%s, which has the loss function %s, has changed since this run began with %s: steps from "
+        "%s, which has %s, has changed since this run began with %s: steps from "
         "here on use the new code, and a replay of earlier ones need not agree",
         file,
         name,

@@ -24,7 +24,7 @@ from agentjax.objectives.presets import preset
 
 STUDENT = jax.nn.log_softmax(jnp.array([2.0, 1.0, 0.0, -1.0]))
 TEACHER = jax.nn.log_softmax(jnp.array([0.5, 2.0, 0.0, -3.0]))
-KINDS = ("reverse_kl", "forward_kl", "jsd")
+KINDS = ("reverse_kl", "forward_kl", "jsd", "mixed")
 
 
 def _random_logits(*shape, seed=0):
@@ -65,6 +65,50 @@ def test_gradients_are_the_finite_differences(kind, rest, x64):
   step = 1e-6
   numeric = [(loss(logits + step * e) - loss(logits - step * e)) / (2 * step) for e in jnp.eye(6)]
   np.testing.assert_allclose(jax.grad(loss)(logits), numeric, atol=1e-8)
+
+
+# The teacher gives .7 and .2 to two of four tokens: q' = 7/9 and 2/9 on them, e^-100 on the others.
+@pytest.mark.parametrize(
+  "kind, expected", [("reverse_kl", 12.000784), ("forward_kl", 0.688261), ("mixed", 9.172653)]
+)
+def test_a_teacher_that_has_nothing_outside_its_candidates_by_hand(kind, expected, x64):
+  weight = 0.25
+  p, q = np.exp([2.0, 1.0, 0.0, -1.0]), np.full(4, -100.0)
+  p, top = p / p.sum(), np.array([1, 0])
+  log_q = np.log([0.7, 0.2])
+  q[top] = log_q - np.log(np.exp(log_q).sum())
+  reverse = np.sum(p * (np.log(p) - q))
+  forward = np.sum(np.exp(q[top]) * (q[top] - np.log(p[top])))
+  by_hand = {"reverse_kl": reverse, "forward_kl": forward}
+  by_hand["mixed"] = weight * forward + (1 - weight) * reverse
+  found = candidate_divergence(
+    jnp.asarray(np.log(p)[top]), jnp.asarray(log_q), kind, "floor", weight, -np.sum(p * np.log(p))
+  )
+  assert found == pytest.approx(by_hand[kind], abs=1e-9)
+  assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl", "mixed"])
+def test_its_gradients_are_the_finite_differences(kind, x64):
+  logits, q = _random_logits(6), jax.nn.log_softmax(_random_logits(6, seed=1))
+  top = jnp.array([0, 3, 4])
+
+  def loss(z):
+    p = jax.nn.log_softmax(z)
+    return candidate_divergence(p[top], q[top], kind, "floor", 0.3, entropy(p))
+
+  step = 1e-6
+  numeric = [(loss(logits + step * e) - loss(logits - step * e)) / (2 * step) for e in jnp.eye(6)]
+  np.testing.assert_allclose(jax.grad(loss)(logits), numeric, atol=1e-7)
+
+
+def test_the_floor_needs_the_whole_student(x64):
+  p = jax.nn.log_softmax(_random_logits(3))
+  for kind, known in (("reverse_kl", None), ("jsd", entropy(p))):
+    with pytest.raises(ValueError, match="entropies"):
+      candidate_divergence(p, p, kind, "floor", 0.5, known)
+  with pytest.raises(ConfigError, match="distillation.rest"):
+    DistillationConfig(form="top_k", divergence="jsd", rest="floor").validate()
 
 
 def test_the_sampled_advantage_is_an_unbiased_estimate_of_the_exact_gradient(x64):

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.presets import PRESETS
 
 # The sequences [-.9, -1, -1.5] and [-.2, -1.2] in one row, with padding.
 OLD = jnp.array([[-0.9, -1.0, -1.5, 0.0, -0.2, -1.2, 0.0]])
@@ -90,6 +94,92 @@ def test_icepop_drops_what_it_would_have_weighed_most():
   )
 
 
+# The same two sequences with rewards 1 and -1/2: at the start of the update the loss of a token is
+# - weight * reward.
+ICEPOP = dict(
+  weight_level="token", weight_cap=None, filter_level="token", filter_low=0.5, filter_high=5.0
+)
+GEOMETRIC = dict(filter_level="sequence", filter_low=0.9, filter_high=1.1)
+FIRST = 1.349859 + 0.904837 + 1
+
+
+@pytest.mark.parametrize(
+  "mismatch, aggregation, dropped, value",
+  [
+    (ICEPOP, "token_mean", "count", -(FIRST - 0.5) / 5),
+    (ICEPOP, "token_mean", "exclude", -(FIRST - 0.5) / 4),
+    (ICEPOP, "sequence_mean_token_mean", "count", -(FIRST / 3 - 0.5 / 2) / 2),
+    (ICEPOP, "sequence_mean_token_mean", "exclude", -(FIRST / 3 - 0.5) / 2),
+    # The second sequence, of geometric mean 12.2, is dropped as a whole.
+    (GEOMETRIC, "token_mean", "count", -3 / 5),
+    (GEOMETRIC, "token_mean", "exclude", -1),
+    (GEOMETRIC, "sequence_mean_token_mean", "count", -1 / 2),
+    (GEOMETRIC, "sequence_mean_token_mean", "exclude", -1),
+  ],
+)
+@pytest.mark.parametrize(
+  "function",
+  [None, lambda inputs: -inputs.advantages - 7 * (inputs.log_probs - inputs.old_log_probs)],
+)
+def test_golden_losses_with_dropped_tokens_in_the_denominators_and_without(
+  packer, mismatch, aggregation, dropped, value, function
+):
+  pack = packer(2, 3, per_row=2, gap=1)
+  weights = np.array([[1, 1, 1], [1, 1, 0]], np.float32)
+  sampler = np.array([[-1.2, -0.9, -1.5], [-0.2, -6.2, 0]], np.float32)
+  old = pack.pack(np.array([[-0.9, -1.0, -1.5], [-0.2, -1.2, 0]], np.float32))
+  config = ObjectiveConfig(
+    AdvantageConfig(centre="none", scale="none"),
+    PolicyLossConfig(
+      clip="none", aggregation=aggregation, mismatch=MismatchConfig(**mismatch, dropped=dropped)
+    ),
+  )
+  config.validate()
+  batch = pack.batch(weights, sampler, np.array([1.0, -0.5], np.float32))
+  prepared, metrics = prepare(batch, config, old_log_probs=old)
+  objective = policy_objective(config, function)
+
+  def loss(now):
+    return objective(prepared.with_scores(now, jnp.zeros_like(now)))[0]
+
+  found, slope = jax.value_and_grad(loss)(old)
+  np.testing.assert_allclose(found, value, rtol=1e-5)
+  assert pack.unpack(slope)[1, 1] == 0  # a dropped token has no gradient, of any loss
+  assert float(metrics["mismatch/kept"]) == pytest.approx(4 / 5 if mismatch is ICEPOP else 3 / 5)
+
+
+def test_other_terms_of_a_counted_token_stay(packer):
+  """The reference's KL is a mean over all tokens, dropped ones as well."""
+  pack = packer(1, 2, per_row=1, gap=0)
+  old = pack.pack(np.array([[-1.0, -1.0]], np.float32))
+  sampler = np.array([[-1.0, -4.0]], np.float32)
+  for dropped, value in (("count", 0.3 * 0.5), ("exclude", 0.0)):
+    config = ObjectiveConfig(
+      AdvantageConfig(centre="none", scale="none"),
+      PolicyLossConfig(
+        kl_coefficient=0.3,
+        kl_estimator="k2",
+        mismatch=MismatchConfig(filter_level="token", filter_high=5.0, dropped=dropped),
+      ),
+    )
+    batch = pack.batch(np.ones((1, 2), np.float32), sampler, np.zeros(1, np.float32))
+    reference = pack.pack(np.array([[-1.0, -1.0 - np.sqrt(2)]], np.float32))
+    prepared, _ = prepare(batch, config, old_log_probs=old, reference_log_probs=reference)
+    found = policy_objective(config)(prepared.with_scores(old, jnp.zeros_like(old)))[0]
+    np.testing.assert_allclose(found, value, atol=1e-6)
+
+
+def test_the_presets_take_the_convention_of_their_sources():
+  found = {n: c.policy_loss.mismatch for n, c in PRESETS.items() if c.policy_loss.mismatch.drops}
+  assert {name: m.dropped for name, m in found.items()} == {
+    "icepop": "count",
+    "mopd": "count",
+    "k3_rejection": "count",
+    "geometric_rejection": "count",
+    "ipa": "exclude",
+  }
+
+
 def test_tokens_without_weight_are_never_looked_at():
   weights = WEIGHTS.at[0, 5].set(0)  # the token whose ratio is 148
   _, keep = run(MismatchConfig(filter_level="sequence", filter_high=1.07), weights)
@@ -151,6 +241,7 @@ def test_metrics_of_equal_policies_are_zero_and_of_others_exact():
     ({"filter_level": "token", "filter_low": 2.0, "filter_high": 1.0}, "below"),
     ({"self_normalise": True}, "weight_level"),
     ({"veto_below": -1.0}, "veto_below"),
+    ({"dropped": "exclude", "weight_level": "token"}, "dropped"),
     ({"filter_level": "word"}, "filter_level"),
   ],
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.objectives.advantages import AdvantageConfig, ambiguity_terms
+from agentjax.objectives.advantages import AdvantageConfig, AmbiguityConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
 from agentjax.objectives.policy_loss import PolicyLossConfig
@@ -149,7 +149,7 @@ CASES = {
       clip="truncate",
       clip_high=0.0,
       positive_weight_one=True,
-      mismatch=MismatchConfig(filter_level="turn", filter_high=1.05),
+      mismatch=MismatchConfig(filter_level="turn", filter_high=1.05, dropped="exclude"),
     ),
   ),
 }
@@ -159,13 +159,12 @@ CASES = {
 def test_one_config_is_the_published_loss(name, packer, x64):
   by_hand, settings = CASES[name]
   config = ObjectiveConfig(AdvantageConfig(centre="none", scale="none"), settings)
+  if name == "adpo":
+    config.ambiguity = AmbiguityConfig()
   config.validate()
   data, pack = Data(), packer(SEQUENCES, LENGTH, per_row=2, gap=3)
   batch = pack.batch(data.mask, data.sampler, data.advantage, turns=data.chunk)
-  terms = {}
-  if name == "adpo":
-    scale, bonus = ambiguity_terms(jnp.asarray(data.score), minimum_scale=0.6)
-    terms = {"advantage_scale": scale, "clip_high_bonus": bonus}
+  terms = {"consistency": jnp.asarray(data.score)} if name == "adpo" else {}
 
   def ours(now):
     prepared, _ = prepare(batch, config, old_log_probs=pack.pack(data.old), **terms)

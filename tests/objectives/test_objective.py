@@ -78,22 +78,28 @@ def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack,
   assert int(metrics["tokens/weighted"]) == 15
 
 
-def test_the_mismatch_filter_is_in_the_denominators_and_the_weight_in_the_advantages(pack, data):
+@pytest.mark.parametrize("dropped, counted", [("exclude", 17), ("count", 18)])
+def test_dropped_tokens_are_in_the_denominators_as_they_are_set_to_be(pack, data, dropped, counted):
   data.behaviour[2, 4] = data.old[2, 4] - 3.0  # ratio e^3
   config = ObjectiveConfig(
     AdvantageConfig(scale="none"),
     PolicyLossConfig(
       mismatch=MismatchConfig(
-        weight_level="token", weight_cap=1.05, filter_level="token", filter_high=5.0
+        weight_level="token",
+        weight_cap=1.05,
+        filter_level="token",
+        filter_high=5.0,
+        dropped=dropped,
       )
     ),
   )
   result, metrics = prepared(batch_of(pack, data), config, old_log_probs=pack.pack(data.old))
   weights = pack.unpack(result.weights)
-  assert weights[2, 4] == 0 and weights.sum() == 17
-  np.testing.assert_allclose(pack.unpack(result.coefficients)[0, 1], 1 / 17, rtol=1e-6)
+  assert weights.sum() == counted and (weights[2, 4] == 0) == (dropped == "exclude")
+  np.testing.assert_allclose(pack.unpack(result.coefficients)[0, 1], 1 / counted, rtol=1e-6)
   ratio = np.minimum(np.exp(data.old - data.behaviour), 1.05)
-  expected = (np.array([2, -1, -1, 1, 1, -2])[:, None] / 3) * ratio * weights
+  ratio[2, 4] = 0
+  expected = (np.array([2, -1, -1, 1, 1, -2])[:, None] / 3) * ratio * data.weights
   np.testing.assert_allclose(pack.unpack(result.advantages), expected, atol=1e-5)
   np.testing.assert_allclose(metrics["mismatch/kept"], 17 / 18, rtol=1e-6)
   np.testing.assert_allclose(metrics["mismatch/max_abs"], 3.0, rtol=1e-5)

@@ -68,7 +68,7 @@ def example():
 
 def direction(name):
   """The unit gradient of a preset on the common example."""
-  config = preset(name)
+  config = preset(name).with_parts_of({"one": 1.0, "other": 0.5})
   batch, now, old, reference, values = example()
 
   @jax.jit
@@ -81,6 +81,8 @@ def direction(name):
       teacher_log_probs=reference,
       values=values,
       baselines=jnp.full(6, 0.5),
+      part_rewards=jnp.stack([batch.rewards, batch.rewards**2], axis=1),
+      consistency=jnp.array([0.4, 0.4, 0.4, 0.9, 0.9, 0.9]),
     )
     loss = policy_objective(config)
     return jax.grad(

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.names import load
 from agentjax.rollout.guards.hooks import Hook, HookConfig, build_hook
-from agentjax.rollout.guards.objects import find_object
 from agentjax.rollout.guards.permissions import (
   Channel,
   PermissionBridge,
@@ -192,7 +192,7 @@ def build_guards(
 def _channel(name: str, path: str) -> Channel:
   if name == "terminal":
     return TerminalChannel()
-  found = find_object(name, path)
+  found = load(name, path, "a channel, or its class")
   channel = found() if isinstance(found, type) else found
   check(
     hasattr(channel, "ask") and hasattr(channel, "can_ask") and hasattr(channel, "name"),

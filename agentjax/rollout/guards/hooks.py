@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any, Literal
 
 from agentjax.config import Config, ConfigError, check
-from agentjax.rollout.guards.objects import find_object
+from agentjax.names import load
 from agentjax.rollout.guards.predicates import as_json
 
 HookKind = Literal["python", "command"]
@@ -189,7 +189,7 @@ def build_hook(config: HookConfig, path: str) -> Hook:
     ConfigError: a function or a command that does not exist.
   """
   if config.kind == "python":
-    function = find_object(config.run, f"{path}.run")
+    function = load(config.run, f"{path}.run", "a function")
     check(callable(function), f"{path}.run", config.run, "a function")
   else:
     function = _command(config.run, path)

@@ -18,7 +18,7 @@ import jsonschema
 import numpy as np
 
 from agentjax.config import ConfigError
-from agentjax.rollout.guards.objects import find_object
+from agentjax.names import load
 from agentjax.rollout.guards.predicates import PREDICATES, Situation
 from agentjax.rollout.guards.syntax import (
   EVENTS,
@@ -182,7 +182,7 @@ class _Binder:
   def _function(self, test: Test) -> Callable[..., Any] | None:
     if ":" in test.name:
       try:
-        found = find_object(test.name, "predicate")
+        found = load(test.name, "predicate", "a function")
       except ConfigError as error:
         self.problems.append((test.position, str(error)))
         return None

@@ -161,7 +161,7 @@ def test_channels_are_found_by_name(play):
   rules = "rule @ask trigger shell check true enforce user_inspection end"
   settings = PermissionConfig(channels=(f"{__name__}:Person",))
   assert play(shell("ls"), rules=rules, permissions=settings).ran == ["ls"]
-  for name, said in (("no.such:C", "cannot be imported"), (f"{__name__}:os", "async ask")):
+  for name, said in (("no.such:C", "no module .no."), (f"{__name__}:os", "async ask")):
     with pytest.raises(ConfigError, match=said):
       play(permissions=PermissionConfig(channels=(name,)))
 

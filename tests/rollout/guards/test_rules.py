@@ -43,7 +43,7 @@ def rule(trigger="shell", check="true", enforce="stop"):
     (rule(check='turns_over("3")'), 3, "turns_over: limit='3'; allowed: an integer"),
     (rule(check='input_matches("(")'), 3, "allowed: a regular expression ("),
     (rule(check='argument_matches(1, "x")'), 3, "key=1; allowed: a string"),
-    (rule(check="no.such.module:f"), 3, "cannot be imported"),
+    (rule(check="no.such.module:f"), 3, "no module 'no'"),
     (rule(check=f"{__name__}:TOOLS"), 3, "is no function"),
     (rule(check=f"{__name__}:own(1, 2)"), 3, "name=2; allowed: a string"),
     (rule(check=f'{__name__}:own(1, "a", 2, 2.5)'), 3, "more=2.5; allowed: an integer"),

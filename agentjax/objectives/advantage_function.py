@@ -1,0 +1,154 @@
+"""Advantage functions of one's own: what they are given, and what they may return."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import ConfigError
+from agentjax.names import check_callable
+from agentjax.objectives.function import describe, load_function
+
+_PATH = "objective.advantage.function"
+
+
+@flax.struct.dataclass(kw_only=True)
+class AdvantageInputs:
+  """What an advantage function sees: arrays [N] of sequences and [B, T] of tokens.
+
+  A row holds several sequences. Rewards of sequences that are not valid, and floats of tokens
+  without weight, are 0.
+
+  Attributes:
+    rewards: outcome of each sequence.
+    valid: False for sequences that were masked and for unused places: they belong into no
+      statistic.
+    groups: int [N], sequences of one task have one number, 0 ... N - 1 where valid.
+    weights: loss weights; 0 on prompts, observations, padding and sequences that are not valid.
+    segment_ids: 0 on padding, else 1 + index of the sequence in the arrays [N].
+    turns: model call that a token belongs to, from 0; -1 on padding.
+    turn_rewards: what tokens are paid of the outcome for their turn, on the last token of the turn
+      that has weight; None without ``advantage.turn_rewards``.
+    token_rewards: rewards of steps beside the outcome; None without ``config.rl.process``.
+    old_log_probs: of the trainer at the start of the update; the sampler's where they are trusted.
+    behaviour_log_probs: of the policy that sampled.
+    entropies: of the distribution that a token was drawn from, nats.
+    reference_log_probs: None unless something asks for them (``objective.with_reference``).
+  """
+
+  rewards: Float[Array, "sequences"]
+  valid: Bool[Array, "sequences"]
+  groups: Int[Array, "sequences"]
+  weights: Float[Array, "batch time"]
+  segment_ids: Int[Array, "batch time"]
+  turns: Int[Array, "batch time"]
+  old_log_probs: Float[Array, "batch time"]
+  behaviour_log_probs: Float[Array, "batch time"]
+  entropies: Float[Array, "batch time"]
+  turn_rewards: Float[Array, "batch time"] | None = None
+  token_rewards: Float[Array, "batch time"] | None = None
+  reference_log_probs: Float[Array, "batch time"] | None = None
+
+
+AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
+"""``AdvantageInputs -> advantages [B, T]``, traced by jax; no gradient flows through it."""
+
+
+def advantage_function(
+  name: str | None, function: AdvantageFunction | None = None
+) -> AdvantageFunction | None:
+  """The function of a config's ``advantage.function``, or ``function`` in its place.
+
+  Raises:
+    ConfigError: the name leads nowhere, or to what cannot be called with one argument.
+  """
+  if function is not None:
+    allowed = "a function of one argument, AdvantageInputs"
+    check_callable(function, f"the advantage {_own_name(function)}", allowed)
+    return function
+  return None if name is None else load_function(name, _PATH, "AdvantageInputs")
+
+
+def own_advantages(
+  function: AdvantageFunction, inputs: AdvantageInputs
+) -> Float[Array, "batch time"]:
+  """What a function says of the inputs, 0 on tokens without weight.
+
+  Raises:
+    ConfigError: it cannot be traced, or returns something else than a float array [B, T].
+  """
+  inside = inputs.weights > 0
+  clean = {
+    field.name: jnp.where(inside, value, 0)
+    for field in dataclasses.fields(inputs)
+    if (value := getattr(inputs, field.name)) is not None
+    and value.ndim == 2
+    and jnp.issubdtype(value.dtype, jnp.inexact)
+  }
+  clean["rewards"] = jnp.where(inputs.valid, inputs.rewards, 0)
+  inputs = dataclasses.replace(inputs, **clean)
+  check_advantages(function, inputs)
+  return jnp.where(inside, function(inputs), 0)
+
+
+def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
+  """Traces a function without computing.
+
+  Raises:
+    ConfigError: as in ``own_advantages``.
+  """
+  name, shape = f"the advantage {_own_name(function)}", inputs.weights.shape
+  try:
+    result = jax.eval_shape(function, inputs)
+  except ConfigError:
+    raise
+  except Exception as error:
+    absent = [k for k, v in vars(inputs).items() if v is None]
+    raise ConfigError(
+      f"{name} raised {type(error).__name__}: {error}. It was given AdvantageInputs of "
+      f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences; None are "
+      f"{', '.join(absent) or 'none'} (advantage.turn_rewards, config.rl.process and "
+      "objective.with_reference give them)."
+    ) from error
+  right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
+  if not right or not jnp.issubdtype(result.dtype, jnp.floating):
+    raise ConfigError(
+      f"{name} returned {describe(result)} for tokens {list(shape)} and sequences "
+      f"{list(inputs.rewards.shape)}; allowed: a float array {list(shape)}, an advantage a token "
+      "(objectives.broadcast_to_tokens makes one of an advantage a sequence)."
+    )
+
+
+def abstract_advantage_inputs(
+  rows: int, time: int, sequences: int, *, turn_rewards: bool, token_rewards: bool, reference: bool
+) -> AdvantageInputs:
+  """Shapes and dtypes of what the function of a run is given, to trace it without data."""
+
+  def tokens(dtype: Any, present: bool = True) -> Any:
+    return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
+
+  def each(dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct((sequences,), dtype)
+
+  wide = ("weights", "old_log_probs", "behaviour_log_probs", "entropies")
+  return AdvantageInputs(
+    rewards=each(jnp.float32),
+    valid=each(jnp.bool_),
+    groups=each(jnp.int32),
+    segment_ids=tokens(jnp.int32),
+    turns=tokens(jnp.int32),
+    turn_rewards=tokens(jnp.float32, turn_rewards),
+    token_rewards=tokens(jnp.float32, token_rewards),
+    reference_log_probs=tokens(jnp.float32, reference),
+    **{name: tokens(jnp.float32) for name in wide},
+  )
+
+
+def _own_name(function: AdvantageFunction) -> str:
+  return getattr(function, "__qualname__", type(function).__name__)

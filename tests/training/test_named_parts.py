@@ -1,0 +1,148 @@
+"""A config that names its parts by ``module:attribute`` is the run that ``Extensions`` make."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from agentjax.config import ConfigError
+from agentjax.data import TaskSplits
+from agentjax.envs.world import World
+from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.rollout.cheats import Setting, cheats
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.training import Experiment, Extensions, Run
+from agentjax.training.experiment import own_names
+from agentjax.training.parts import build_parts
+from agentjax.trajectory.record import Message, Task
+from tests.training.smoke import quiet
+from tests.training.stages import PaidDigits, fingerprints, staged_experiment
+
+HERE = __name__
+
+
+def world_of(task):
+  del task
+  return PaidDigits()
+
+
+def tasks_of(config):
+  """As many tasks as the config says."""
+  made = [Task(i, (Message("user", f"Task {i}."),), "", "digits") for i in range(config.train_size)]
+  return TaskSplits(made, [])
+
+
+def even(trajectory, task):
+  del task
+  drawn = np.concatenate([s.token_ids[s.sampled] for s in trajectory.segments])
+  return float(np.mean(drawn % 2 == 0))
+
+
+class Plain:
+  """The members one after the other."""
+
+  async def sample(self, group):
+    return group.settle([await group.episode(i) for i in range(group.size)])
+
+
+def raw(inputs):
+  return broadcast_to_tokens(inputs.rewards - 0.5, inputs.segment_ids)
+
+
+A_WORLD = World(make=world_of, tools=(), scorers={"even": even})
+NOT_ONE = 7
+TASKS = tasks_of(dataclasses.make_dataclass("C", [("train_size", int)])(4))
+
+
+def experiment(**names):
+  made = staged_experiment(ScheduleConfig())
+  made.rl.steps, made.data.train_size, made.data.test_size = 2, 4, 0
+  made.environment.kind = names.get("world", f"{HERE}:world_of")
+  made.data.source = names.get("tasks", f"{HERE}:tasks_of")
+  made.rollout.sampler = names.get("sampler", f"{HERE}:Plain")
+  made.reward.parts = ("environment", names.get("scorer", f"{HERE}:even"))
+  made.reward.weights = (1.0, 1.0)
+  made.rl.objective.advantage.function = f"{HERE}:raw"
+  return made
+
+
+def test_names_build_what_extensions_build():
+  made = experiment()
+  made.validate()
+  parts = build_parts(made.freeze(), None, Extensions())
+  task = parts.tasks.train[3]
+  assert len(parts.tasks.train) == 4 and task.source == "digits"
+  assert isinstance(parts.make_environment(task), PaidDigits)
+  assert isinstance(parts.sampler, Plain)
+  assert parts.rewards.part_names == ("environment", f"{HERE}:even")
+  assert set(own_names(made)) == {
+    f"{HERE}:{name}" for name in ("raw", "even", "world_of", "tasks_of", "Plain")
+  }
+
+
+def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
+  made = experiment(world=f"{HERE}:A_WORLD", tasks=f"{HERE}:TASKS")
+  made.reward.parts = ("environment", "even")
+  parts = build_parts(made.freeze(), None, Extensions())
+  assert parts.world is A_WORLD and parts.tasks is TASKS
+  assert cheats(parts.tasks.train[0], Setting(environment=made.environment)) == {}
+
+
+@pytest.mark.parametrize(
+  ("change", "field"),
+  [
+    ({"world": f"{HERE}:NOT_ONE"}, "config.environment.kind"),
+    ({"world": f"{HERE}:PaidDigits"}, "config.environment.kind"),  # takes no task
+    ({"world": "chess"}, "config.environment.kind"),
+    ({"tasks": f"{HERE}:NOT_ONE"}, "config.data.source"),
+    ({"tasks": f"{HERE}:world_of"}, "config.data.source"),
+    ({"tasks": "gsm9k"}, "config.data.source"),
+    ({"sampler": f"{HERE}:NOT_ONE"}, "config.rollout.sampler"),
+    ({"sampler": "tree"}, "config.rollout.sampler"),
+    ({"scorer": f"{HERE}:NOT_ONE"}, "config.reward.parts"),
+    ({"scorer": f"{HERE}:world_of"}, "config.reward.parts"),
+    ({"scorer": f"{HERE}:missing"}, "config.reward.parts"),
+    ({"scorer": "no.colon"}, "config.reward.parts"),
+  ],
+)
+def test_a_name_that_is_not_one_is_refused_with_its_field(change, field):
+  made = experiment(**change)
+  with pytest.raises(ConfigError, match="allowed") as error:
+    made.validate()
+    build_parts(made, None, Extensions())
+  assert str(error.value).startswith(field)
+
+
+def test_an_advantage_that_cannot_be_traced_stops_the_run_before_it_claims_a_checkpoint(tmp_path):
+  made = experiment()
+  made.rl.objective.advantage.function = None
+  with pytest.raises(ConfigError, match=r"the advantage .*returned float32\[8\]"):
+    run = Run(made, tmp_path / "run", advantage=lambda i: i.rewards, console=quiet())
+    run.train()
+  assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_saved_config_is_the_whole_run(tmp_path):
+  """By names from the saved file alone, and by objects: the same updates to the bit."""
+  first = Run(experiment(), tmp_path / "named", console=quiet())
+  first.train()
+  saved = json.loads((tmp_path / "named" / "config.json").read_text())
+  again = Run(Experiment.from_dict(saved), tmp_path / "again", console=quiet())
+  again.train()
+
+  plain = experiment(world="question", tasks="word_problems", sampler="independent")
+  plain.reward.parts = ("environment", "even")
+  plain.rl.objective.advantage.function = None
+  extensions = Extensions(
+    tasks=TASKS, make_environment=world_of, scorers={"even": even}, sampler=Plain()
+  )
+  brought = Run(plain, tmp_path / "brought", advantage=raw, extensions=extensions, console=quiet())
+  brought.train()
+  hashes = [fingerprints(tmp_path / name) for name in ("named", "again", "brought")]
+  assert hashes[0] == hashes[1] == hashes[2] and len(hashes[0]) == 2
+  assert first.replay(2).identical
+  kept = tmp_path / "named" / "functions" / f"{HERE}.py"
+  assert kept.read_text() == open(sys.modules[HERE].__file__).read()
