@@ -140,9 +140,17 @@ def _keep_compiled_programs() -> None:
 def _is_unusable_input(error: Exception) -> bool:
   """Whether an exception speaks of flags, data, files or settings, and not of a fault in code.
 
-  Errors of this package name what was got and what is allowed; those of the system name a file.
+  Errors of this package name what was got and what is allowed, a plain ValueError that its own
+  code raised among them; those of the system name a file.
   """
-  return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "agentjax"
+  if isinstance(error, OSError) or _is_ours(type(error).__module__):
+    return True
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  return isinstance(error, ValueError) and _is_ours(frame.f_globals.get("__name__", ""))
+
+
+def _is_ours(module: str) -> bool:
+  return module.partition(".")[0] in ("agentjax", "pallas_kernels")
 
 
 def _one_line(error: Exception) -> str:

@@ -12,7 +12,11 @@ from tests.text.folders import write_model, write_vocabulary
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SMOKE = "--config=configs/smoke.py"
-_HF = ("--config=configs/supervised.py", "--config.model.compute_dtype=float32")
+_HF = (
+  "--config=configs/supervised.py",
+  "--config.model.compute_dtype=float32",
+  "--config.supervised.tasks_per_step=4",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +73,10 @@ _CASES = {
   "config defines nothing": (_train("--config={place}/none.py"), "get_config"),
   "no workdir": (("train", _SMOKE), "--workdir"),
   "workdir is a file": (("train", _SMOKE, "--workdir={place}/file"), "/file"),
+  "fewer tasks than a step takes": (
+    _train(*_HF[:2], "--config.pretrained={place}/model", "--config.data.path={place}/good"),
+    "tasks_per_step",
+  ),
   "workdir is read only": (("train", _SMOKE, "--workdir=/proc/run"), "/proc"),
   "workdir is full": (("train", _SMOKE, "--workdir=/dev/full/run"), "/dev/full"),
   "a value of another type": (_train(_SMOKE, "--config.seed=x"), "'x'"),
@@ -109,7 +117,7 @@ _CASES = {
     }.items()
   },
   "start from nothing": (_train(_SMOKE, "--config.start_from={place}/empty"), "/empty"),
-  "no such loss": (_train(_SMOKE, "--config.rl.custom_loss=nosuch:loss"), "nosuch"),
+  "no such loss": (_train(_SMOKE, "--config.rl.objective.function=nosuch:loss"), "nosuch"),
   "evaluate: no checkpoint": (("evaluate", _SMOKE, "--checkpoint={place}/empty"), "/empty"),
   "evaluate: missing": (("evaluate", _SMOKE, "--checkpoint={place}/nosuch"), "/nosuch"),
   "rescore: no journal": (
