@@ -67,29 +67,6 @@ def environment(trajectory: Trajectory, task: Task) -> Reward:
   return Reward(0.0)
 
 
-def reasoning_gym(trajectory: Trajectory, task: Task) -> float:
-  """1 where reasoning-gym's own verifier of the task's data set gives 1, else 0.
-
-  Needs the extra [envs]; ``task.metadata`` holds the entry (see data.reasoning_gym).
-  """
-  return float(reasoning_gym_graded(trajectory, task) >= 1)
-
-
-def reasoning_gym_graded(trajectory: Trajectory, task: Task) -> float:
-  """What that verifier gives, 0..1; no answer scores 0.
-
-  Most of them pay an answer that holds the right one by its share of the text, so a list of two
-  answers earns about a half.
-  """
-  from reasoning_gym import get_score_answer_fn
-
-  if trajectory.answer is None or trajectory.status is Status.POLICY_ERROR:
-    return 0.0
-  entry = task.metadata["entry"]
-  score = get_score_answer_fn(entry["metadata"]["source_dataset"])
-  return float(score(trajectory.answer, entry))
-
-
 SCORERS: Mapping[str, Scorer] = {
   "exact_match": exact_match,
   "format": format_followed,
@@ -98,7 +75,5 @@ SCORERS: Mapping[str, Scorer] = {
   "turns": turns,
   "sampled_tokens": sampled_tokens,
   "environment": environment,
-  "reasoning_gym": reasoning_gym,
-  "reasoning_gym_graded": reasoning_gym_graded,
   **C2_SCORERS,
 }
