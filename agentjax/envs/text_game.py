@@ -96,6 +96,11 @@ class TextGame(Environment):
 
   # Environment.
 
+  @property
+  def least_return(self) -> float:
+    """A penalty for every turn; games in which actions cost something take that off too."""
+    return -self.turns.format_penalty * self.turns.max_turns
+
   async def reset(self, task: Task, key: int) -> Observation:
     self._task, self._random = task, np.random.default_rng(key)
     self._turn = self._done = 0

@@ -27,9 +27,10 @@ def format_followed(trajectory: Trajectory, task: Task) -> float:
 
 
 def tool_used(trajectory: Trajectory, task: Task) -> float:
-  """1 where at least one tool call succeeded, else 0."""
+  """1 where at least one tool call succeeded, else 0; 0 after a policy error."""
   del task
-  return float(any(record.status == "ok" for record in trajectory.tools))
+  used = any(record.status == "ok" for record in trajectory.tools)
+  return float(used and trajectory.status is not Status.POLICY_ERROR)
 
 
 def tool_errors(trajectory: Trajectory, task: Task) -> float:

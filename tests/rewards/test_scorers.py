@@ -71,6 +71,7 @@ def trajectory(**fields):
     ),
     ("environment", {"reward_parts": {"environment": Reward(0.7)}}, Reward(0.7)),
     ("environment", {"status": Status.POLICY_ERROR}, Reward(0.0)),
+    ("tool_used", {"tools": [tool("ok")], "status": Status.POLICY_ERROR}, 0.0),
   ],
 )
 def test_a_scorer_measures_what_its_name_says(name, fields, value):
