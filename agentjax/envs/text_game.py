@@ -18,13 +18,13 @@ import numpy as np
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.text.answers import read_tagged_answer
 from agentjax.trajectory.record import Message, Reward, Status, Task
 
 Split = Literal["train", "test"]
 
 _TEST_SHARE = 0.2  # of all contents; a constant, since it decides which side a level is on
 _MOST_TRIES = 5000  # in a row: levels of the other side, known already or not fit
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -161,10 +161,10 @@ def read_actions(text: str, names: Sequence[str], *, tags: bool) -> list[str]:
     tags: reads the last ``<answer>...</answer>`` alone, and nothing without one.
   """
   if tags:
-    found = _TAGS.findall(text)
-    if not found:
+    tagged = read_tagged_answer(text)
+    if tagged is None:
       return []
-    text = found[-1]
+    text = tagged
   pattern = "|".join(rf"\b{re.escape(name)}\b" for name in names)
   known = {name.lower(): name for name in names}
   return [known[word.lower()] for word in re.findall(pattern, text, re.IGNORECASE)]
