@@ -128,13 +128,13 @@ def material_notice(mark: str) -> str:
 # ------------------------------------------------------------------------------ reading and order
 
 
-_MOST_CHARACTERS = 50_000  # each "{" that opens no object costs time in proportion to the text
+_MOST_CHARACTERS = 20_000  # each "{" that opens no object costs time in proportion to the text
 
 
 def last_json_object(text: str) -> dict[str, Any] | None:
   """The last complete JSON object in a reply, or None. Objects inside an object do not count.
 
-  Of a longer reply the last 50,000 characters are read: a judge may quote what a policy wrote.
+  Of a longer reply the last 20,000 characters are read: a judge may quote what a policy wrote.
   """
   text = text[-_MOST_CHARACTERS:]
   decoder, found, at = json.JSONDecoder(), None, 0
