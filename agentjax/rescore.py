@@ -12,6 +12,7 @@ tasks, tools, world and scorers are made as a run of the config makes them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Trajectory store to write.", requ
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
+  from agentjax.data.secret import FILE as SECRET_FILE
   from agentjax.rollout.rescoring import compare, write_store
   from agentjax.training.experiment import resolve
   from agentjax.training.progress import print_table
@@ -47,6 +49,10 @@ def run(argv: list[str]) -> None:
   before = read_trajectories(source)
   if output.exists() and output.samefile(source):
     raise ConfigError(f"--output={output} is --trajectories; name another file.")
+  secret = (source if source.is_dir() else source.parent) / SECRET_FILE
+  if experiment.data.needs_secret and secret.exists():
+    data = dataclasses.replace(experiment.data, secret_file=str(secret))
+    experiment = dataclasses.replace(experiment, data=data)
   after = rescore_trajectories(experiment, before)
   write_store(output, after)
   print_table(

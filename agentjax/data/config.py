@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Literal, get_args
 
-from agentjax.config import Config, check
+from agentjax.config import Config, ConfigError, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
 from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.data.gsm8k import load_gsm8k
@@ -16,6 +16,7 @@ from agentjax.data.mle_tasks import MleTaskConfig, mle_tasks, read_mle_folder
 from agentjax.data.pivots import pivot_tasks
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.data.repair_tasks import RepairTaskConfig, repair_tasks
+from agentjax.data.secret import read_secret
 from agentjax.data.spider import SpiderConfig, load_spider
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.data.tfds_source import TfdsConfig, load_tfds
@@ -150,6 +151,8 @@ class DataConfig(Config):
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
+    secret_file: the file ``secret`` of a run, to have its labels where they depend on one
+      (generated "mle" tasks); None is the run's own, drawn at its beginning.
   """
 
   source: Source | str = "word_problems"
@@ -157,6 +160,7 @@ class DataConfig(Config):
   train_size: int | None = 10_000
   test_size: int | None = 256
   seed: int = 0
+  secret_file: str | None = None
   word_problems: WordProblemConfig = dataclasses.field(default_factory=WordProblemConfig)
   jsonl: JsonlConfig = dataclasses.field(default_factory=JsonlConfig)
   reasoning_gym: ReasoningGymConfig = dataclasses.field(default_factory=ReasoningGymConfig)
@@ -191,9 +195,18 @@ class DataConfig(Config):
     if "tfds" in sources:
       check(bool(self.tfds.name), f"{path}.tfds.name", self.tfds.name, "a TFDS data set's name")
 
+  @property
+  def needs_secret(self) -> bool:
+    """Whether labels are generated that depend on the run's secret (``data.secret``)."""
+    return self.source == "mle" and self.path is None and self.secret_file is None
 
-def load_tasks(config: DataConfig) -> TaskSplits:
+
+def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits:
   """Reads or generates the tasks of a config; not those of a game (``envs.environment_tasks``).
+
+  Args:
+    config: see DataConfig.
+    secret: of the run, for a config that ``needs_secret``.
 
   Raises:
     ConfigError: a setting that cannot be, or a missing extra.
@@ -203,6 +216,8 @@ def load_tasks(config: DataConfig) -> TaskSplits:
   check(config.source != "environment", "config.data.source", config.source, "a source of data")
   if is_own(config.source):
     return _named(config)
+  if config.source == "mle":
+    return _load_mle(config, secret)
   if config.source != "mixture":
     return _load(config, config.source)
   parts = [_load(config, source) for source in config.mixture.sources]
@@ -235,11 +250,6 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
     return load_reasoning_gym(
       config.reasoning_gym, train_size=train_size, test_size=test_size, seed=config.seed
     )
-  if source == "mle":
-    if config.path is not None:
-      return read_mle_folder(config.path, train_limit=train_size, test_limit=test_size)
-    assert train_size is not None and test_size is not None
-    return mle_tasks(config.mle, train_size=train_size, test_size=test_size, seed=config.seed)
   assert config.path is not None
   if source == "gsm8k":
     return load_gsm8k(config.path, train_limit=train_size, test_limit=test_size)
@@ -273,6 +283,23 @@ def _load(config: DataConfig, source: str) -> TaskSplits:
       else []
       for name, first_id, limit in parts
     )
+  )
+
+
+def _load_mle(config: DataConfig, secret: bytes | None) -> TaskSplits:
+  train_size, test_size = config.train_size, config.test_size
+  if config.path is not None:
+    return read_mle_folder(config.path, train_limit=train_size, test_limit=test_size)
+  if config.secret_file is not None:
+    secret = read_secret(config.secret_file)
+  if secret is None:
+    raise ConfigError(
+      "config.data.secret_file=None: labels of generated 'mle' tasks depend on the secret of a "
+      "run; name its file, --config.data.secret_file=RUN/secret"
+    )
+  assert train_size is not None and test_size is not None
+  return mle_tasks(
+    config.mle, train_size=train_size, test_size=test_size, seed=config.seed, secret=secret
   )
 
 

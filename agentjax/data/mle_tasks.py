@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
+import hmac
 import io
 import json
 import math
@@ -75,11 +75,20 @@ class MleTaskConfig(Config):
     check(0 <= self.noise <= 0.3, f"{path}.noise", self.noise, "0..0.3")
 
 
-def mle_tasks(config: MleTaskConfig, *, train_size: int, test_size: int, seed: int) -> TaskSplits:
-  """So many data sets, each of its own law; the kinds take turns."""
+def mle_tasks(
+  config: MleTaskConfig, *, train_size: int, test_size: int, seed: int, secret: bytes
+) -> TaskSplits:
+  """So many data sets, each of its own law; the kinds take turns.
+
+  Args:
+    config: see MleTaskConfig.
+    train_size, test_size: how many.
+    seed: chooses the data sets, with the secret.
+    secret: what no box knows (``data.secret``): whoever has it and the seed has the labels.
+  """
   return TaskSplits(
-    train=[_generated(config, i, i, seed) for i in range(train_size)],
-    test=[_generated(config, i, FIRST_TEST_ID + i, seed) for i in range(test_size)],
+    train=[_generated(config, i, i, seed, secret) for i in range(train_size)],
+    test=[_generated(config, i, FIRST_TEST_ID + i, seed, secret) for i in range(test_size)],
   )
 
 
@@ -176,10 +185,10 @@ def mle_task(
   )
 
 
-def _generated(config: MleTaskConfig, number: int, id: int, seed: int) -> Task:
+def _generated(config: MleTaskConfig, number: int, id: int, seed: int, secret: bytes) -> Task:
   kind = config.kinds[number % len(config.kinds)]
-  # A digest, so that the stream behind the labels is not one that a small seed gives.
-  digest = hashlib.sha256(f"mle/{seed}/{id}/{kind}".encode()).digest()
+  # Keyed: the policy has this file, the features and a guess at the seed, and lacks the secret.
+  digest = hmac.digest(secret, f"mle/{seed}/{id}/{kind}".encode(), "sha256")
   random = np.random.default_rng(np.frombuffer(digest, np.uint32))
   count = config.train_rows + config.test_rows
   make = {"regression": _regression, "classification": _classification, "text": _text}[kind]

@@ -13,6 +13,11 @@ from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task
 
+# Sets whose verifier pays what is no answer, and why.
+_REFUSED = {
+  "propositional_logic": "its verifier pays any premise of the question that is said again",
+}
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ReasoningGymConfig(Config):
@@ -31,6 +36,10 @@ class ReasoningGymConfig(Config):
   def validate(self, path: str = "config.data.reasoning_gym") -> None:
     super().validate(path)
     check(bool(self.name), f"{path}.name", self.name, "the name of a reasoning-gym data set")
+    if self.name in _REFUSED:
+      raise ConfigError(
+        f"{path}.name={self.name!r} is refused: {_REFUSED[self.name]}. Take another data set."
+      )
     try:
       parsed = json.loads(self.parameters)
     except json.JSONDecodeError as error:
@@ -50,7 +59,7 @@ def load_reasoning_gym(
 ) -> TaskSplits:
   """Train and test tasks of one data set; a question of the train tasks is never a test task.
 
-  ``metadata["entry"]`` holds what the verifier needs (rewards.scorers.reasoning_gym). Generators
+  ``metadata["entry"]`` holds what the verifier needs (rewards.reasoning_gym). Generators
   with few questions may repeat them within train.
 
   Raises:
@@ -113,6 +122,8 @@ def _task(config: ReasoningGymConfig, task_id: int, entry: dict[str, Any]) -> Ta
   question = entry["question"]
   prompt = f"{config.instruction}\n{question}" if config.instruction else question
   answer = "" if entry["answer"] is None else str(entry["answer"])
+  if "Integral(" in answer:  # intermediate_integration states some integrals as their own solution
+    answer = ""
   # There are no worked solutions; the bare answer shows a warm start the form to answer in.
   shown = (Message("assistant", mark_answer(answer)),) if answer else ()
   return Task(

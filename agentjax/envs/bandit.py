@@ -72,6 +72,11 @@ class Bandit(TextGame):
   def ended(self) -> bool:
     return self._pulled
 
+  @property
+  def least_return(self) -> float:
+    """The worse arm after a penalty for every turn."""
+    return super().least_return + min(self.config.low, self.config.high, 0.0)
+
   def board(self) -> str:
     return f"Choose {' or '.join(self.actions)}."
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -13,9 +12,9 @@ import numpy as np
 from agentjax.config import Config, check
 from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.envs.text_game import Split, make_tasks
+from agentjax.text.answers import read_tagged_answer
 from agentjax.trajectory.record import Message, Reward, Status, Task
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LONGEST = 200  # characters of an answer
 
 
@@ -73,10 +72,10 @@ class Countdown(Environment):
 def read_expression(text: str, *, tags: bool) -> str | None:
   """What stands in the last ``<answer>...</answer>``, or the text, up to an equals sign."""
   if tags:
-    found = _TAGS.findall(text)
-    if not found:
+    tagged = read_tagged_answer(text)
+    if tagged is None:
       return None
-    text = found[-1]
+    text = tagged
   return text.split("=")[0].strip()
 
 

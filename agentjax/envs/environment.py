@@ -55,6 +55,15 @@ class Environment(abc.ABC):
 
   tools: Sequence[Tool] = ()
 
+  @property
+  def least_return(self) -> float:
+    """The least that an episode's rewards can add up to, 0 or below.
+
+    An episode that the policy ends by a breach (``Status.POLICY_ERROR``), such as made-up markup,
+    gets this in the end, whatever it had earned: a breach must not be worth more than losing.
+    """
+    return 0.0
+
   @abc.abstractmethod
   async def reset(self, task: Task, key: int) -> Observation:
     """Starts the episode. ``key`` seeds every random choice the environment makes."""

@@ -136,9 +136,11 @@ class Sokoban(TextGame):
   def __init__(self, config: SokobanConfig):
     super().__init__(config.turns)
     self.config = config
+    self._placed = 0  # boxes on targets at the start
 
   def start(self, task: Task) -> None:
     self._level = Level.parse(task.metadata["level"])
+    self._placed = len(self._level.boxes & self._level.targets)
 
   def act(self, action: str, random: np.random.Generator) -> float:
     del random  # nothing is left to chance
@@ -151,6 +153,12 @@ class Sokoban(TextGame):
   @property
   def ended(self) -> bool:
     return self._level.is_solved
+
+  @property
+  def least_return(self) -> float:
+    """Every action paid for in vain, and the boxes that stood on targets pushed off them."""
+    pushed_off = max(self.config.per_box, 0.0) * self._placed
+    return super().least_return - self.config.cost * self.turns.max_actions - pushed_off
 
   def board(self) -> str:
     return self._level.draw()

@@ -18,13 +18,13 @@ import numpy as np
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.text.answers import read_tagged_answer
 from agentjax.trajectory.record import Message, Reward, Status, Task
 
 Split = Literal["train", "test"]
 
 _TEST_SHARE = 0.2  # of all contents; a constant, since it decides which side a level is on
 _MOST_TRIES = 5000  # in a row: levels of the other side, known already or not fit
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -96,6 +96,11 @@ class TextGame(Environment):
 
   # Environment.
 
+  @property
+  def least_return(self) -> float:
+    """A penalty for every turn; games in which actions cost something take that off too."""
+    return -self.turns.format_penalty * self.turns.max_turns
+
   async def reset(self, task: Task, key: int) -> Observation:
     self._task, self._random = task, np.random.default_rng(key)
     self._turn = self._done = 0
@@ -156,10 +161,10 @@ def read_actions(text: str, names: Sequence[str], *, tags: bool) -> list[str]:
     tags: reads the last ``<answer>...</answer>`` alone, and nothing without one.
   """
   if tags:
-    found = _TAGS.findall(text)
-    if not found:
+    tagged = read_tagged_answer(text)
+    if tagged is None:
       return []
-    text = found[-1]
+    text = tagged
   pattern = "|".join(rf"\b{re.escape(name)}\b" for name in names)
   known = {name.lower(): name for name in names}
   return [known[word.lower()] for word in re.findall(pattern, text, re.IGNORECASE)]

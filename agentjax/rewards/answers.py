@@ -8,7 +8,8 @@ from fractions import Fraction
 from agentjax.text.answers import read_marked_answer
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-_STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?\s*(?P<answer>[^\n]+)", re.IGNORECASE)
+# Possessive where two repetitions meet: else a run of blanks takes quadratic time.
+_STATED = re.compile(r"\banswer\s*+(?:is|=|:)\s*+:?\s*+(?P<answer>[^\n]+)", re.IGNORECASE)
 _ANY = re.compile(rf"(?:(?<!\w)[-−+])?(?:{_UNSIGNED})", re.ASCII)
 _WRAPPED = re.compile(
   rf"(?P<sign>[-−+]?)\s*[$€£]?\s*(?P<number>{_UNSIGNED})(?P<percent>\s*%)?"

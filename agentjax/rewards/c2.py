@@ -167,7 +167,7 @@ def _messages(pair: Pair, rubric: str | None, asked: str, key: int) -> tuple[Mes
 
 
 _CRITERION = re.compile(
-  rf"^\s*\d+[.)]\s*\**(?:{'|'.join(CRITERIA)})\b.*\?\s*$", re.IGNORECASE | re.MULTILINE
+  rf"^[ \t]*\d+[.)][ \t]*\**(?:{'|'.join(CRITERIA)})\b.*\?[ \t]*$", re.IGNORECASE | re.MULTILINE
 )
 
 

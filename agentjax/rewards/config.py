@@ -18,6 +18,8 @@ from agentjax.rewards.monitor import (
   watched,
 )
 from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
+from agentjax.rewards.reasoning_gym import PARTS as REASONING_GYM_PARTS
+from agentjax.rewards.reasoning_gym import ReasoningGymScoring, build_reasoning_gym
 from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.shaping import OverlongConfig, overlong
@@ -37,6 +39,7 @@ class RewardConfig(Config):
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
     overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
     unit_tests: how the part "unit_tests" runs code and tests.
+    reasoning_gym: where the parts "reasoning_gym" and "reasoning_gym_graded" score answers.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
@@ -51,6 +54,7 @@ class RewardConfig(Config):
   gated: tuple[str, ...] = ()
   overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
   unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
+  reasoning_gym: ReasoningGymScoring = dataclasses.field(default_factory=ReasoningGymScoring)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
   fault_alarm: float = 0.05
@@ -118,7 +122,7 @@ def build_rewards(
   }
   own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
   scorers = {**own, **scorers}
-  known = sorted({*scorers, *JUDGED_PARTS, UNIT_TESTS})
+  known = sorted({*scorers, *JUDGED_PARTS, *REASONING_GYM_PARTS, UNIT_TESTS})
   for name in config.parts:
     check(name in known, "config.reward.parts", name, f"{', '.join(known)}, 'module:attribute'")
   for name in config.monitor.names:
@@ -127,6 +131,9 @@ def build_rewards(
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
   alone, compared = build_judged(config.judged, [n for n in config.parts if n not in chosen])
   chosen |= alone
+  chosen |= build_reasoning_gym(
+    config.reasoning_gym, [name for name in config.parts if name not in chosen]
+  )
   if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
     chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests)
   terms: list[tuple[float, Node]] = []

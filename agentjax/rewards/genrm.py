@@ -149,7 +149,7 @@ def shortness(lengths: Sequence[float]) -> np.ndarray:
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _MARKS = (
   re.compile(r"^\s{0,3}#{1,6}\s", re.MULTILINE),  # headers
-  re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE),  # lists
+  re.compile(r"^[ \t]*(?:[-*+•]|\d+[.)])\s", re.MULTILINE),  # lists
   re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__"),  # bold
   re.compile("[\u2600-\u27bf\u2b50\u2b55\U0001f300-\U0001faff]"),  # emoji
 )

@@ -209,7 +209,8 @@ class RewardGraph:
     A broken trajectory (ENV_ERROR, ENGINE_ERROR) is not scored: its reward is invalid. Where a part
     that the formula depends on cannot be computed (its scorer raises, or answers invalid), or the
     formula itself fails, the reward is invalid and the status becomes VERIFIER_ERROR. Truncated
-    trajectories and policy errors are scored like any.
+    trajectories are scored like any. A policy error is, too, and gets at most 0; it is never
+    invalid.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -264,6 +265,9 @@ class RewardGraph:
     except Exception as error:  # an overflow, or a node of the user's own: as for a scorer
       _log.warning("the reward formula failed on %s: %r", trajectory.address, error)
       trajectory.reward = _fault(error)
+    if trajectory.status is Status.POLICY_ERROR:
+      # It has lost already: no part may pay for it, and none is needed to know.
+      trajectory.reward = Reward(min(trajectory.reward.value or 0.0, 0.0))
     if not trajectory.reward.valid:
       trajectory.metadata[ENDED] = str(trajectory.status)
       trajectory.status = Status.VERIFIER_ERROR

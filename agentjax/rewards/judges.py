@@ -128,14 +128,26 @@ def material_notice(mark: str) -> str:
 # ------------------------------------------------------------------------------ reading and order
 
 
+_MOST_CHARACTERS = 20_000  # each "{" that opens no object costs time in proportion to the text
+
+
 def last_json_object(text: str) -> dict[str, Any] | None:
-  """The last complete JSON object in a reply, or None. Objects inside an object do not count."""
+  """The last complete JSON object in a reply, or None. Objects inside an object do not count.
+
+  Of a longer reply the last 20,000 characters are read: a judge may quote what a policy wrote.
+  """
+  text = text[-_MOST_CHARACTERS:]
   decoder, found, at = json.JSONDecoder(), None, 0
   while (at := text.find("{", at)) >= 0:
     try:
       value, end = decoder.raw_decode(text, at)
-    except (ValueError, RecursionError):
+    except ValueError:
       at += 1
+      continue
+    except RecursionError:  # nor is what opens within it worth a try, each of which takes as long
+      at = text.find("}", at)
+      if at < 0:
+        break
       continue
     found, at = value, end
   return found

@@ -30,6 +30,7 @@ _HEADING = re.compile(
   + r")[ \t*:>]*$",
   re.IGNORECASE | re.MULTILINE,
 )
+_MARKS = r"[\s*_\"'`]*+"  # possessive: two of them may meet
 _GRADE = r"(N\s*/\s*A|[+-]?\d+(?:\.\d+)?)"
 
 
@@ -68,7 +69,7 @@ def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
   grades: dict[str, float | None] = {}
   for aspect in aspects:
     name = r"[ _-]*".join(map(re.escape, aspect.split("_")))
-    pattern = rf"{name}[\s*_\"'`]*(?:\(?score\)?|grade)?[\s*_\"'`]*[:=][\s*_\"'`]*{_GRADE}"
+    pattern = rf"{name}{_MARKS}(?:\(?score\)?|grade)?{_MARKS}[:=]{_MARKS}{_GRADE}"
     for found in re.findall(pattern, body, re.IGNORECASE):
       if found.upper().startswith("N"):
         grades[aspect] = None

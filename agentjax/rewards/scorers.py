@@ -27,9 +27,10 @@ def format_followed(trajectory: Trajectory, task: Task) -> float:
 
 
 def tool_used(trajectory: Trajectory, task: Task) -> float:
-  """1 where at least one tool call succeeded, else 0."""
+  """1 where at least one tool call succeeded, else 0; 0 after a policy error."""
   del task
-  return float(any(record.status == "ok" for record in trajectory.tools))
+  used = any(record.status == "ok" for record in trajectory.tools)
+  return float(used and trajectory.status is not Status.POLICY_ERROR)
 
 
 def tool_errors(trajectory: Trajectory, task: Task) -> float:
@@ -67,29 +68,6 @@ def environment(trajectory: Trajectory, task: Task) -> Reward:
   return Reward(0.0)
 
 
-def reasoning_gym(trajectory: Trajectory, task: Task) -> float:
-  """1 where reasoning-gym's own verifier of the task's data set gives 1, else 0.
-
-  Needs the extra [envs]; ``task.metadata`` holds the entry (see data.reasoning_gym).
-  """
-  return float(reasoning_gym_graded(trajectory, task) >= 1)
-
-
-def reasoning_gym_graded(trajectory: Trajectory, task: Task) -> float:
-  """What that verifier gives, 0..1; no answer scores 0.
-
-  Most of them pay an answer that holds the right one by its share of the text, so a list of two
-  answers earns about a half.
-  """
-  from reasoning_gym import get_score_answer_fn
-
-  if trajectory.answer is None or trajectory.status is Status.POLICY_ERROR:
-    return 0.0
-  entry = task.metadata["entry"]
-  score = get_score_answer_fn(entry["metadata"]["source_dataset"])
-  return float(score(trajectory.answer, entry))
-
-
 SCORERS: Mapping[str, Scorer] = {
   "exact_match": exact_match,
   "format": format_followed,
@@ -98,7 +76,5 @@ SCORERS: Mapping[str, Scorer] = {
   "turns": turns,
   "sampled_tokens": sampled_tokens,
   "environment": environment,
-  "reasoning_gym": reasoning_gym,
-  "reasoning_gym_graded": reasoning_gym_graded,
   **C2_SCORERS,
 }

@@ -17,17 +17,16 @@ when it has one (``boxed.tests``). Two boxes a round; a test that calls once nee
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import dataclasses
 import functools
 import importlib.resources
 import json
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from agentjax.config import Config, check
+from agentjax.rewards.loop_thread import LoopThread
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
   PythonScript,
@@ -41,7 +40,6 @@ from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.sandbox.reports import bounded_json
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
-T = TypeVar("T")
 Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed.forks``
 
 UNIT_TESTS = "unit_tests"  # in the metadata of a task: the tests, as a mapping of UnitTests' fields
@@ -195,7 +193,7 @@ class UnitTestVerifier:
     self._config.validate()
     self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
     # Verdicts of all threads take turns in one loop: the sandbox counts its runs there.
-    self._thread = _LoopThread("unit tests")
+    self._thread = LoopThread("unit tests")
 
   async def verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     """Runs ``tests`` against the files ``code`` (path -> source).
@@ -404,31 +402,3 @@ def _read_report(result: SandboxResult) -> Report | None:
 def _outcome(entry: dict[str, Any]) -> dict[str, Any] | None:
   """What a test reported as its last word, or None."""
   return json.loads(entry["lines"][-1]) if entry["lines"] and not entry["ended"] else None
-
-
-class _LoopThread:
-  """An event loop in a thread of its own, begun with the first work for it."""
-
-  def __init__(self, name: str):
-    self._name = name
-    self._loop: asyncio.AbstractEventLoop | None = None
-    self._starting = threading.Lock()
-
-  @property
-  def alive(self) -> bool:
-    return self._loop is not None
-
-  async def run(self, work: Coroutine[Any, Any, T]) -> T:
-    """``await work`` in the thread; cancelling the caller cancels it there."""
-    with self._starting:
-      if self._loop is None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
-      future = asyncio.run_coroutine_threadsafe(work, self._loop)
-    return await asyncio.wrap_future(future)
-
-  def close(self) -> None:
-    with self._starting:
-      if self._loop is not None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._loop = None

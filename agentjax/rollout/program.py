@@ -8,7 +8,8 @@ what the episode holds and turns each way to end into exactly one ``Status``:
   truncated        tokens, turns or time ran out, or the prompt does not fit
   env_error        the environment raised, hung or reported a fault: masked
   policy_error     the policy drew markup that only the conversation itself may contain, such as a
-                   made-up tool result, or the environment reported a breach: a legitimate negative
+                   made-up tool result, or the environment reported a breach: a legitimate negative,
+                   never worth more than losing (``Environment.least_return``)
   engine_error     the policy's log-probs were not finite: masked
   verifier_error   set where rewards are scored
 
@@ -385,6 +386,8 @@ class Episode:
       metadata[GUARDS] = [dataclasses.asdict(record) for record in self._guards]
     if self._branches is not None:
       metadata[BRANCHES] = self._branch_of_segments(self._branches)
+    if status is Status.POLICY_ERROR:
+      self._take_back()
     total = _total([reward for _, reward in self._rewards])
     by_turn: dict[str, list[float | None]] = {}
     if self._rewards and total.valid and self._builder.segments:
@@ -399,6 +402,13 @@ class Episode:
     if self._rewards:
       trajectory.reward_parts[ENVIRONMENT_REWARD] = total
     return trajectory
+
+  def _take_back(self) -> None:
+    """After a breach the environment's rewards add up to its least, with the last turn."""
+    earned = _total([reward for _, reward in self._rewards]).value
+    least = self._environment.least_return
+    if earned is not None and earned > least:
+      self._rewards.append((self._last_turn or 0, Reward(least - earned)))
 
   def _branch_of_segments(self, branches: list[tuple[int, int]]) -> list[int]:
     written = [0] * len(self._builder.segments)

@@ -31,6 +31,7 @@ import site
 import socket
 import struct
 import sys
+import tempfile
 import time
 import traceback
 import typing
@@ -692,8 +693,10 @@ def main(settings: dict[str, Any]) -> None:
   try:
     walls = Walls(settings)
     sys.path.extend(settings["packages_path"])
+    tempfile.tempdir = settings["directory"]  # some packages cannot be loaded without one
     for name in (*_COMMON, *settings["packages"]):
       importlib.import_module(name)
+    tempfile.tempdir = None  # each program has its own
     if "numpy" in sys.modules:
       importlib.import_module("numpy.random").seed(0)  # numpy leaves it for the first use
     if (threads := measure.task_count(os.getpid())) > 1:

@@ -20,3 +20,12 @@ def read_marked_answer(text: str) -> str | None:
   """
   marked = _MARKED.findall(text)
   return (marked[-1].strip() or None) if marked else None
+
+
+def read_tagged_answer(text: str) -> str | None:
+  """What stands in the last closed ``<answer>...</answer>``; None where there is none."""
+  opening, closing = "<answer>", "</answer>"
+  start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+  if start < 0:
+    return None
+  return text[start + len(opening) : text.index(closing, start)]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-_BLOCK = re.compile(
-  r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(?P<code>.*?)^[ \t]*```[ \t]*$",
-  re.MULTILINE | re.DOTALL | re.IGNORECASE,
-)
+_OPEN = re.compile(r"[ \t]*```[ \t]*(?:python3?|py)?[ \t]*", re.IGNORECASE)
+_CLOSE = re.compile(r"[ \t]*```[ \t]*")
 
 
 def mark_code(source: str) -> str:
@@ -20,5 +18,13 @@ def read_code(text: str) -> str | None:
 
   The last one counts, as what comes before it is thought or was put aside.
   """
-  blocks = [match["code"] for match in _BLOCK.finditer(text)]
-  return blocks[-1] if blocks and blocks[-1].strip() else None
+  last: str | None = None
+  block: list[str] | None = None  # lines of the one that is open; by the line, so in linear time
+  for line in text.split("\n"):
+    if block is None:
+      block = [] if _OPEN.fullmatch(line) else None
+    elif _CLOSE.fullmatch(line):
+      last, block = "".join(f"{one}\n" for one in block), None
+    else:
+      block.append(line)
+  return last if last is not None and last.strip() else None

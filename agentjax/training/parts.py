@@ -10,6 +10,7 @@ from typing import Any
 
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
+from agentjax.data.secret import run_secret
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.envs.config import build_environment, environment_tasks
@@ -129,18 +130,21 @@ class Parts(Scoring):
     )
 
 
-def build_scoring(experiment: Experiment, extensions: Extensions) -> Scoring:
+def build_scoring(
+  experiment: Experiment, extensions: Extensions, directory: pathlib.Path | None = None
+) -> Scoring:
   """Loads tasks and builds tools, world and rewards, the world's scorers among them.
 
   Args:
     experiment: validated.
     extensions: what the caller brings.
+    directory: of the run, whose secret the labels may depend on.
 
   Raises:
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  tasks = load_task_splits(experiment, extensions)
+  tasks = load_task_splits(experiment, extensions, directory)
   registry = build_tools(experiment.tools, extensions.tools)
   hidden_tests = VerifiedTests(experiment.reward.unit_tests)
   world = build_environment(
@@ -166,14 +170,14 @@ def build_parts(
 
   Args:
     experiment: validated.
-    directory: where a tokenizer trained on the tasks is kept.
+    directory: of the run: a tokenizer trained on the tasks is kept there, and its secret.
     extensions: what the caller brings.
 
   Raises:
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  scoring = build_scoring(experiment, extensions)
+  scoring = build_scoring(experiment, extensions, directory)
   tasks, registry, world = scoring.tasks, scoring.registry, scoring.world
   lines = itertools.chain.from_iterable(
     conversation_texts(
@@ -210,8 +214,15 @@ def build_parts(
   )
 
 
-def load_task_splits(experiment: Experiment, extensions: Extensions) -> TaskSplits:
+def load_task_splits(
+  experiment: Experiment, extensions: Extensions, directory: pathlib.Path | None = None
+) -> TaskSplits:
   """The tasks of a run.
+
+  Args:
+    experiment: validated.
+    extensions: what the caller brings.
+    directory: of the run, whose secret the labels may depend on.
 
   Raises:
     ConfigError: settings that cannot be, or an evaluation without test tasks.
@@ -221,7 +232,8 @@ def load_task_splits(experiment: Experiment, extensions: Extensions) -> TaskSpli
     return extensions.tasks
   data = experiment.data
   if data.source != "environment":
-    tasks, wanted = load_tasks(data), experiment.evaluation.tasks
+    secret = run_secret(directory) if data.needs_secret and directory is not None else None
+    tasks, wanted = load_tasks(data, secret=secret), experiment.evaluation.tasks
     check(
       bool(tasks.test) or not wanted,
       "config.evaluation.tasks",

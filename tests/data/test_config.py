@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 import json
 import sys
@@ -93,14 +94,21 @@ def gym(name, size=30, seed=0, **parameters):
 
 @pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
 def test_any_reasoning_gym_data_set_gives_tasks_its_verifier_accepts(name):
-  from agentjax.rewards import SCORERS
-  from agentjax.trajectory.record import Trajectory
+  from agentjax.rewards.reasoning_gym import ReasoningGymScoring, ReasoningGymVerifier
 
   splits = gym(name)
   assert (len(splits.train), len(splits.test)) == (30, 10)
+  verifier = ReasoningGymVerifier(ReasoningGymScoring())
+
+  async def paid():
+    try:
+      asked = (verifier.score(t.answer, t.metadata["entry"]) for t in (*splits.train, *splits.test))
+      return {reward.value for reward in await asyncio.gather(*asked)}
+    finally:
+      await verifier.close()
+
+  assert asyncio.run(paid()) == {1.0}
   for task in (*splits.train, *splits.test):
-    right = Trajectory(0, task.id, 0, task.source, [], answer=task.answer)
-    assert SCORERS["reasoning_gym"](right, task) == 1.0
     assert task.prompt[0].content.startswith("Answer after ####.\n")
 
 

@@ -24,6 +24,7 @@ from agentjax.data.function_tasks import FunctionTaskConfig
 from agentjax.data.pivots import PivotRow, write_pivots
 from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.repair_tasks import RepairTaskConfig
+from agentjax.data.secret import run_secret
 from agentjax.data.spider import SpiderConfig
 from agentjax.data.tfds_source import TfdsConfig
 from agentjax.envs.config import EnvironmentConfig, build_environment
@@ -244,7 +245,8 @@ def experiment(gated: Gated, folder):
   base, length = smoke_experiment(), 16_384
   data = {"train_size": max(gated.tasks, 8), "test_size": 0, "path": str(folder)} | gated.data
   if gated.source == "mle":
-    data["path"] = None
+    run_secret(folder)
+    data |= {"path": None, "secret_file": str(folder / "secret")}
   return dataclasses.replace(
     base,
     environment=EnvironmentConfig(kind=gated.kind, **gated.environment),

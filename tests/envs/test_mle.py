@@ -14,6 +14,7 @@ from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
 from agentjax.data.mle_tasks import KINDS, MleTaskConfig, mle_tasks, read_mle_folder
+from agentjax.data.secret import run_secret
 from agentjax.envs.mle import Milestones, MleEnvironmentConfig, judge_submission, mle_world
 from agentjax.rewards.config import RewardConfig, build_rewards
 from agentjax.rewards.scorers import SCORERS
@@ -21,10 +22,12 @@ from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.registry import ToolRegistry
 
+SECRET = bytes(range(32))
+
 
 @pytest.fixture(scope="module")
 def tasks():
-  return mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=0)
+  return mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=0, secret=SECRET)
 
 
 def _submission(answers):
@@ -36,8 +39,8 @@ def _rows(task, name):
 
 
 def test_tasks_are_repeatable_and_their_labels_are_in_no_file(tasks):
-  assert mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=0) == tasks
-  assert mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=1) != tasks
+  assert mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=0, secret=SECRET) == tasks
+  assert mle_tasks(MleTaskConfig(), train_size=6, test_size=3, seed=1, secret=SECRET) != tasks
   assert [t.metadata["level"] for t in tasks.train] == [1, 2, 3, 1, 2, 3]
   for task in tasks.train:
     test = _rows(task, "test.csv")
@@ -46,6 +49,50 @@ def test_tasks_are_repeatable_and_their_labels_are_in_no_file(tasks):
     assert {row["id"] for row in test} == set(task.metadata["labels"])
     assert not {row["id"] for row in test} & {row["id"] for row in _rows(task, "train.csv")}
     assert set(task.metadata["files"]) == {"train.csv", "test.csv"}
+
+
+def _labels_by_guess(files, guesses):
+  """What a policy can do with this repository and its own files: generate data sets of likely seeds
+  until one has the same files."""
+  for guess in guesses:
+    for seed in range(4):
+      splits = mle_tasks(MleTaskConfig(), train_size=6, test_size=1, seed=seed, secret=guess)
+      for made in (*splits.train, *splits.test):
+        if made.metadata["files"] == files:
+          return made.metadata["labels"]
+  return None
+
+
+def test_labels_cannot_be_generated_again_without_the_secret(tasks, tmp_path):
+  task = tasks.train[1]
+  files = task.metadata["files"]
+  assert _labels_by_guess(files, [SECRET]) == task.metadata["labels"]
+  assert _labels_by_guess(files, [b"", bytes(32), b"secret", b"mle"]) is None
+  one, other = run_secret(tmp_path / "one"), run_secret(tmp_path / "other")
+  assert one != other and len(one) == 32
+  assert run_secret(tmp_path / "one") == one  # resumed, evaluated, replayed
+  assert (tmp_path / "one" / "secret").stat().st_mode & 0o777 == 0o600
+  assert SECRET.hex() not in repr(task)
+
+
+def test_a_run_draws_its_secret_and_others_must_name_it(tmp_path):
+  run = tmp_path / "run"
+  data = DataConfig(source="mle", train_size=2, test_size=1)
+  with pytest.raises(ConfigError, match="config.data.secret_file=None"):
+    load_tasks(data)
+  tasks = load_tasks(data, secret=run_secret(run))
+  named = dataclasses.replace(data, secret_file=str(run / "secret"))
+  assert load_tasks(named) == tasks
+  assert load_tasks(data, secret=run_secret(tmp_path / "another")).train != tasks.train
+  (run / "secret").write_text("00")
+  with pytest.raises(ConfigError, match="holds 1 bytes"):
+    load_tasks(named)
+
+
+def test_a_run_that_was_begun_without_a_secret_is_not_continued(tmp_path):
+  (tmp_path / "journal.log").write_bytes(b"")
+  with pytest.raises(ConfigError, match=str(tmp_path)):
+    run_secret(tmp_path)
 
 
 def test_milestones_follow_one_another(tasks):
@@ -131,7 +178,7 @@ def test_a_worked_solution_of_each_kind_reaches_every_milestone(tasks):
 
 @pytest.mark.slow
 def test_the_worked_solutions_of_many_data_sets_reach_the_strong_answer():
-  tasks = mle_tasks(MleTaskConfig(), train_size=60, test_size=0, seed=3).train
+  tasks = mle_tasks(MleTaskConfig(), train_size=60, test_size=0, seed=3, secret=SECRET).train
 
   async def work(world):
     rewards = build_rewards(RewardConfig(parts=("mle_beats_strong",)), dict(world.scorers))

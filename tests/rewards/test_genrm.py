@@ -140,7 +140,7 @@ def test_members_without_an_answer_get_the_least_and_are_not_compared():
   judge = quality_judge({"good": 5, "fair": 3})
   members = [episode("good"), episode(None, 1), episode("fair", 2)]
   members.append(episode("good", 3, status=Status.POLICY_ERROR))
-  assert cohort(judge, GenRMConfig(), *members) == [5, 1, 3, 1]
+  assert cohort(judge, GenRMConfig(), *members) == [5, 1, 3, 0]  # a breach is paid nothing
   assert cohort(judge, GenRMConfig(), episode("good"), episode(None, 1)) == [3, 1]
 
 

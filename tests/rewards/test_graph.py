@@ -1,4 +1,5 @@
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -177,11 +178,21 @@ def test_an_environment_error_is_masked_without_asking_any_scorer():
   assert one.status is Status.ENV_ERROR
 
 
-@pytest.mark.parametrize("status", [Status.OK, Status.TRUNCATED, Status.POLICY_ERROR])
+@pytest.mark.parametrize("status", [Status.OK, Status.TRUNCATED])
 def test_other_endings_are_scored_and_keep_their_status(status):
   one = trajectory(status=status)
   assert score(RewardGraph({"x": constant(0.5)}, Part("x")), one) == [Reward(0.5)]
   assert one.status is status
+
+
+@pytest.mark.parametrize(
+  ("scorer", "value"),
+  [(constant(0.5), 0.0), (constant(-0.5), -0.5), (raising, 0.0), (constant(math.nan), 0.0)],
+)
+def test_a_policy_error_is_never_paid_and_never_masked(scorer, value):
+  one = trajectory(status=Status.POLICY_ERROR)
+  assert score(RewardGraph({"x": scorer}, Part("x")), one) == [Reward(value)]
+  assert one.status is Status.POLICY_ERROR
 
 
 def test_cancelling_is_not_mistaken_for_a_failing_scorer():

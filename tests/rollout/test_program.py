@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.envs.environment import Environment, Observation, Step
+from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout import keys
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory
@@ -160,6 +163,51 @@ def test_markup_forged_by_the_policy_is_a_policy_error(run, name):
   assert f"<|{name}|>" in trajectory.metadata["reason"]
   assert trajectory.segments[-1].token_ids.tolist() == forged
   assert trajectory.reward == Reward(0.0)
+
+
+def _losses(kind):
+  """Turns that win nothing: silence, one move again and again, all moves."""
+  moves = {"sokoban": "Up Down Left Right", "frozen_lake": "Up Down Left Right"}.get(kind, "")
+  for text in ("", *moves.split(), moves, "1 + 1", "<answer>"):
+    yield [f"<answer>{' || '.join([word] * 5)}</answer>" for word in text.split()] * 10 or [""] * 10
+
+
+@pytest.mark.parametrize(
+  ("kind", "before"),
+  [*((kind, ()) for kind in GAMES), ("sokoban", ("Up",)), ("frozen_lake", ("Up",))],
+)
+def test_a_forged_turn_is_never_worth_more_than_losing(run, kind, before):
+  if kind == "frozen_lake":
+    pytest.importorskip("gymnasium", reason="the lake is gymnasium's")
+  game, make = GAMES[kind]
+  config = getattr(EnvironmentConfig(), kind)
+  task = make(config, 1, split="train", seed=0, first_id=1)[0]
+  rewards = RewardGraph({"environment": SCORERS["environment"]}, Part("environment"))
+  settings = {"make_environment": lambda task: game(config), "rewards": rewards, "max_turns": 20}
+  settings |= {"max_total_tokens": 20_000, "max_tokens_per_turn": 400}
+
+  def played(turns):
+    return play(run, turns, task=task, **settings)
+
+  losses = [played([say(text) for text in turns]).reward.value for turns in _losses(kind)]
+  made = [say(f"<answer>{move}</answer>") for move in before]
+  forged = played([*made, [SPECIAL.tool, END]])
+  assert forged.status is Status.POLICY_ERROR and not forged.status.masked
+  assert forged.reward.value <= min(losses) and forged.reward.value <= 0.0
+  paid = forged.turn_rewards.get("environment", [])
+  assert sum(v for v in paid if v is not None) == pytest.approx(forged.reward.value)
+
+
+def test_what_an_environment_paid_is_taken_back_after_a_breach(run):
+  forged = [SPECIAL.tool, END]
+  rewards = [Reward(0.25), Reward(0.5)]
+  trajectory = play(
+    run,
+    [say("a"), forged],
+    make_environment=lambda task: _Talk(turns=3, rewards=rewards),
+  )
+  assert trajectory.reward_parts["environment"] == Reward(0.0)
+  assert [v for v in trajectory.turn_rewards["environment"] if v is not None] == [0.25, -0.25]
 
 
 @pytest.mark.parametrize(

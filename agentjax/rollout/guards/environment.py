@@ -65,6 +65,10 @@ class GuardedEnvironment(Environment):
     self._guards = guards
     self._episode: EpisodeGuard | None = None
 
+  @property
+  def least_return(self) -> float:
+    return self._inner.least_return
+
   async def reset(self, task: Task, key: int) -> Observation:
     observation = await self._inner.reset(task, key)
     self.tools = self._inner.tools

@@ -1,0 +1,177 @@
+"""reasoning-gym's verifiers as reward parts; they run in a box, one process an answer.
+
+Some of the library's verifiers evaluate the answer as code. So no answer is looked at here: entry
+and answer go to a box as data, ``boxed.gym`` scores them there, and one number comes back. In the
+box too the answer is never run (see there), so it cannot write the number itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import pickle
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from agentjax.config import Config, check
+from agentjax.rewards.boxed.gym import READY
+from agentjax.rewards.loop_thread import LoopThread
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.interface import (
+  PythonScript,
+  RunStatus,
+  Sandbox,
+  SandboxError,
+  SandboxResult,
+  run_once,
+)
+from agentjax.sandbox.process import ProcessSandboxConfig
+from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+
+EXACT, GRADED = "reasoning_gym", "reasoning_gym_graded"
+PARTS = (EXACT, GRADED)
+_MOST_CHARACTERS = 2**16  # of an answer; the longest right ones have some thousands
+_REPORT_BYTES = 4096
+
+
+def _sandbox() -> SandboxConfig:
+  embedded = ProcessSandboxConfig(
+    packages=("reasoning_gym",),  # loaded once, so that an answer costs a fork
+    queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
+  )
+  return SandboxConfig(embedded=embedded)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ReasoningGymScoring(Config):
+  """Where and how long the answers to reasoning-gym's questions are scored; the figures are ours.
+
+  Attributes:
+    cpu_seconds: CPU time for one answer; an answer that takes more earns 0.
+    wall_seconds: the same on the clock, from its turn on.
+    retries: further tries where the sandbox failed.
+    sandbox: the box; reasoning-gym must be there (``packages`` of the embedded one, the image of a
+      container).
+  """
+
+  cpu_seconds: float = 5.0
+  wall_seconds: float = 60.0
+  retries: int = 1
+  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
+
+  def validate(self, path: str = "config.reward.reasoning_gym") -> None:
+    super().validate(path)
+    check(self.cpu_seconds > 0, f"{path}.cpu_seconds", self.cpu_seconds, "> 0")
+    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
+    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
+
+
+class ReasoningGymVerifier:
+  """Scores answers in boxes. Safe to use from many threads and event loops.
+
+  Args:
+    config: see ReasoningGymScoring.
+    sandbox: in the place of ``config.sandbox``; owned and closed by this.
+  """
+
+  def __init__(self, config: ReasoningGymScoring, sandbox: Sandbox | None = None):
+    config.validate()
+    self._config = config
+    self._sandbox = sandbox or build_sandbox(config.sandbox)
+    # Answers of all threads take turns in one loop: the sandbox counts its runs there.
+    self._thread = LoopThread("reasoning-gym")
+
+  async def score(self, answer: str, entry: Mapping[str, Any]) -> Reward:
+    """1 for a right answer, else at most a half; see ``boxed.gym.verifier``.
+
+    0 where the answer takes too long or ends the process; invalid where the sandbox fails.
+    """
+    if len(answer) > _MOST_CHARACTERS:
+      return Reward(0.0)
+    return await self._thread.run(self._score(answer, entry))
+
+  async def close(self) -> None:
+    """Ends the sandbox; closing twice is harmless."""
+    if self._thread.alive:
+      await self._thread.run(self._sandbox.close())
+      self._thread.close()
+
+  async def _score(self, answer: str, entry: Mapping[str, Any]) -> Reward:
+    order = pickle.dumps((entry["metadata"]["source_dataset"], entry, answer))
+    limits = dataclasses.replace(
+      self._config.sandbox.limits,
+      cpu_seconds=self._config.cpu_seconds,
+      wall_seconds=self._config.wall_seconds,
+      output_bytes=_REPORT_BYTES,
+      output_kill_bytes=16 * _REPORT_BYTES,
+    )
+    reason = ""
+    for _ in range(self._config.retries + 1):
+      try:
+        result = await run_once(self._sandbox, PythonScript(_driver()), stdin=order, limits=limits)
+      except (SandboxError, OSError) as error:
+        return Reward.invalid(f"sandbox: {error}")
+      if result.status is not RunStatus.INFRA_ERROR and _was_ready(result):
+        return Reward(_read_score(result))
+      reason = f"{result.status}: {result.detail} {result.stderr[-500:]}"
+    return Reward.invalid(f"reasoning-gym's verifier did not start in the sandbox; {reason}")
+
+
+class ReasoningGymScorer:
+  """A part: "reasoning_gym" pays 1 for a right answer, else 0; "reasoning_gym_graded" pays 1, else
+  half of what the library's verifier gives, 0 to 0.5.
+
+  Both are 0 where there is no answer, or a policy error. ``task.metadata["entry"]`` holds the
+  entry, see ``data.reasoning_gym``.
+  """
+
+  def __init__(self, verifier: ReasoningGymVerifier, *, graded: bool):
+    self._verifier = verifier
+    self._graded = graded
+
+  async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
+    if trajectory.answer is None or trajectory.status is Status.POLICY_ERROR:
+      return Reward(0.0)
+    reward = await self._verifier.score(trajectory.answer, task.metadata["entry"])
+    if reward.value is None or self._graded:
+      return reward
+    return Reward(float(reward.value == 1.0))
+
+  async def close(self) -> None:
+    """Closes the verifier, which the two parts share."""
+    await self._verifier.close()
+
+
+def build_reasoning_gym(
+  config: ReasoningGymScoring, parts: Collection[str]
+) -> dict[str, ReasoningGymScorer]:
+  """Those of ``PARTS`` that are among ``parts``; the box starts with the first answer."""
+  wanted = [name for name in PARTS if name in parts]
+  if not wanted:
+    return {}
+  verifier = ReasoningGymVerifier(config)
+  return {name: ReasoningGymScorer(verifier, graded=name == GRADED) for name in wanted}
+
+
+@functools.cache
+def _driver() -> str:
+  source = importlib.resources.files("agentjax.rewards.boxed").joinpath("gym.py")
+  return source.read_text(encoding="utf-8") + "\nmain()\n"
+
+
+def _was_ready(result: SandboxResult) -> bool:
+  return result.stdout.startswith(f"{READY}\n")
+
+
+def _read_score(result: SandboxResult) -> float:
+  """The number after ``READY``; 0 where the run broke off, or says anything but 0..1."""
+  if result.status is not RunStatus.OK:
+    return 0.0
+  try:
+    value = json.loads(result.stdout.removeprefix(READY))
+  except (ValueError, RecursionError):
+    return 0.0
+  known = type(value) in (int, float) and 0 <= value <= 1
+  return float(value) if known else 0.0
