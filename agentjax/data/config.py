@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Literal
 
-from agentjax.config import Config, check
+from agentjax.config import Config, FilePath, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
 from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.data.gsm8k import load_gsm8k
@@ -150,7 +150,7 @@ class DataConfig(Config):
     "environment",
     "mixture",
   ] = "word_problems"
-  path: str | None = None
+  path: FilePath | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
   seed: int = 0
