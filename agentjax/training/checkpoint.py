@@ -132,9 +132,7 @@ class CheckpointStore:
       ) from error
     self._drop_old()
 
-  def restore(
-    self, step: int, abstract_state: Any, recorded: str | None = None
-  ) -> Restored:
+  def restore(self, step: int, abstract_state: Any, recorded: str | None = None) -> Restored:
     """Reads and verifies a step; its arrays are sharded as ``abstract_state`` says.
 
     Args:

@@ -10,13 +10,9 @@ import optax
 import pytest
 
 from agentjax.training.checkpoint import (
-  CheckpointError,
   CheckpointStore,
   DamagedCheckpointError,
   abstract_like,
-  latest_checkpoint,
-  load_networks,
-  read_metadata,
 )
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Networks, TrainState
