@@ -658,11 +658,11 @@ class _Session:
         )
     if broken := broken_update(values):
       raise TrainingError(
-        f"step {step}: {broken}: the update is not finite. Updates with such gradients are skipped, "
-        "so the optimiser's state or the parameters had such numbers before. Nothing of this step "
-        f"is saved; checkpoints: {self.checkpoints.steps()}. The same command goes on from the last "
-        f"of them; if it stops here again, remove that one, or lower config.{stage}.optimizer."
-        "learning_rate."
+        f"step {step}: {broken}: the update is not finite. Updates with non-finite gradients are "
+        "skipped, so the optimiser's state or the parameters had such numbers before. Nothing of "
+        f"this step is saved; checkpoints: {self.checkpoints.steps()}. The same command goes on "
+        "from the last of them; if it stops here again, remove that one, or lower "
+        f"config.{stage}.optimizer.learning_rate."
       )
     record = StepRecord(step, stage, episodes, fingerprint(state.trained))
     known = self.journal.steps.get(step)
