@@ -559,7 +559,8 @@ class _Session:
         self.pending.update(self.journal.trajectories(stream.awaits))
         self.recovered = True
       if schedule.mode == "one_step_off":
-        if step == self.first_rl_step:
+        # Later steps' episodes are there, but for those of a run that had ended and goes on.
+        if step == self.first_rl_step or self.engine.version < 0:
           self._publish(step, state)
         self.runner.run(stream.fill(step, count))
         trajectories = self._take(step, count)

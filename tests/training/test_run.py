@@ -53,6 +53,18 @@ def test_a_run_leaves_everything_it_promises(finished_run):
   assert stages == [(1, "supervised"), (2, "supervised"), (3, "rl"), (4, "rl"), (5, "rl")]
 
 
+def test_rows_hold_learning_rate_memory_and_time_by_phase(finished_run):
+  directory, *_ = finished_run
+  every = read_metrics(directory / "metrics.jsonl")
+  assert [row["learning_rate"] for row in every] == [1e-3, 1e-3, 1e-2, 1e-2, 1e-2]
+  for row in every:
+    phases = ("step", "update", "evaluation", "compilation", "save")
+    seconds = {name: row[f"time/{name}"] for name in phases}
+    assert min(seconds.values()) >= 0 and row["memory/host_peak"] > 0
+    assert seconds["update"] + seconds["evaluation"] <= seconds["step"]
+  assert every[0]["time/compilation"] > 0
+
+
 def test_sampler_and_trainer_agree_at_every_step(finished_run):
   directory, *_ = finished_run
   gaps = [r["mismatch/max"] for r in _rows(directory) if r["stage"] == "rl"]
