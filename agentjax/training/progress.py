@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -82,7 +83,7 @@ class ProgressDisplay:
   def update(self, done: int, values: Mapping[str, float]) -> None:
     """Reports a finished step."""
     for name in self._columns:
-      if name in values:
+      if math.isfinite(values.get(name, math.nan)):
         self._history[name].append(float(values[name]))
     elapsed = self._clock() - self._started
     left = elapsed / max(done - self._first, 1) * (self._total - done)

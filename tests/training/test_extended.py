@@ -135,9 +135,7 @@ def test_evaluation_resume_and_replay_refuse_without_the_world(tmp_path):
   experiment = smoke_experiment()
   (tmp_path / "config.json").write_text(json.dumps(experiment.to_dict()))
   words = "extended with make_environment="
-  with pytest.raises(
-    ConfigError, match=words + r".*evaluate_checkpoint\(experiment, "
-  ):
+  with pytest.raises(ConfigError, match=words + r".*evaluate_checkpoint\(experiment, "):
     evaluate_checkpoint(experiment, tmp_path)
   run = Run(experiment, tmp_path, console=quiet())
   for start in (run.train, lambda: run.replay(1)):
