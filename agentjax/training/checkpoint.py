@@ -199,9 +199,9 @@ class CheckpointStore:
       except DamagedCheckpointError as error:
         damaged.append(error)
         continue
-      for error in damaged:
-        kept = _move_aside(error.path) if set_aside else error.path
-        logging.warning("%s Kept as %s; step %d is taken instead.", error, kept, step)
+      for one in damaged:
+        kept = _move_aside(one.path) if set_aside else one.path
+        logging.warning("%s Kept as %s; step %d is taken instead.", one, kept, step)
       return step, found
     if damaged:
       raise CheckpointError(
@@ -309,8 +309,8 @@ def load_newest(path: pathlib.Path, load: Callable[[pathlib.Path], T]) -> T:
     except DamagedCheckpointError as error:
       damaged.append(error)
       continue
-    for error in damaged:
-      logging.warning("%s Passed over; %s is taken instead.", error, candidate)
+    for one in damaged:
+      logging.warning("%s Passed over; %s is taken instead.", one, candidate)
     return loaded
   raise CheckpointError(" ".join(map(str, damaged)))
 

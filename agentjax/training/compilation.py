@@ -25,12 +25,12 @@ def clock() -> float:
   return time.monotonic() - seconds()
 
 
-def _note(event: str, duration: float, **_: object) -> None:
+def _note(event: str, duration_secs: float, **_: str | int) -> None:
   if not event.startswith(_PREFIX):
     return
   global _closed
   end = time.monotonic()
-  start = end - duration
+  start = end - duration_secs
   with _lock:
     # A function that is traced within another tells its time first; it is a part of the other's.
     while _spans and _spans[-1][1] > start:

@@ -33,7 +33,7 @@ def make_state(seed: int) -> TrainState:
   def weights(*shape: int) -> jax.Array:
     return jnp.asarray(random.normal(size=shape), jnp.float32)
 
-  networks = Networks(policy={"w": weights(16, 12), "b": weights(5)}, value=weights(7))
+  networks = Networks(policy={"w": weights(64, 64), "b": weights(5)}, value=weights(7))
   optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
   moments = jax.tree.map(lambda x: x + 0.5, optimizer.init(networks))
   process = TrainState(jnp.int32(seed), Networks(networks.policy, None), weights(3), None)
@@ -78,14 +78,18 @@ def assert_whole_or_refused(store: CheckpointStore, what: str) -> bool:
 
 
 def damage_every_file(saved, tmp_path, damages: int, seed: int) -> tuple[int, int]:
-  """One flip a time at random places of all files of step 7; how many were refused, of how many."""
+  """One flip a time at random places of step 7; how many were refused, of how many.
+
+  Every second one is in the two largest files, weights and moments, the others go round all files.
+  """
   random = np.random.default_rng(seed)
   names = [p.relative_to(saved) for p in sorted((saved / "7").rglob("*")) if p.is_file()]
   names = [name for name in names if (saved / name).stat().st_size]
+  largest = sorted(names, key=lambda name: (saved / name).stat().st_size)[-2:]
   store = copy_of(saved, tmp_path)
   refused = 0
   for i in range(damages):
-    name = names[i % len(names)]
+    name = largest[i // 2 % 2] if i % 2 else names[i // 2 % len(names)]
     file = store.directory / name
     flip(file, float(random.uniform()))
     refused += assert_whole_or_refused(store, f"{name}, flip {i} of seed {seed}")
