@@ -7,10 +7,15 @@ the tree of them all. A tree is plain data: it becomes JSON and comes back equal
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+FilePath = Annotated[str, "path"]
+"""A file or folder of this machine. What a run saves of it is absolute, so that it can be run again
+from another folder; "" and addresses such as gs://... stay as they are."""
 
 
 class ConfigError(ValueError):
@@ -50,6 +55,19 @@ class Config:
       for inner, name in _configs_in(value, where):
         inner.validate(name)
 
+  def make_paths_absolute(self) -> None:
+    """Every relative ``FilePath`` becomes absolute, from the working directory; not once frozen."""
+    if self.__dict__.get("_frozen", False):
+      return
+    hints = typing.get_type_hints(type(self), include_extras=True)
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      for inner, _ in _configs_in(value, ""):
+        inner.make_paths_absolute()
+      changed = _absolute(value, hints[field.name])
+      if changed != value:
+        setattr(self, field.name, changed)
+
   def freeze(self) -> Self:
     """Locks this tree against further change and returns it."""
     for field in dataclasses.fields(self):
@@ -74,6 +92,16 @@ class Config:
         f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
       )
     return cls(**{k: _build(v, hints[k], f"{path}.{k}") for k, v in values.items()})
+
+
+def _absolute(value: Any, hint: Any) -> Any:
+  """``value`` with its relative paths made absolute, where ``hint`` says that it is a path."""
+  if isinstance(value, tuple):
+    inner = [typing.get_args(o)[0] for o in _options(hint) if typing.get_origin(o) is tuple]
+    return tuple(_absolute(v, inner[0]) for v in value) if inner else value
+  if FilePath in _options(hint) and isinstance(value, str) and value and "://" not in value:
+    return os.path.abspath(value)
+  return value
 
 
 def _configs_in(value: Any, path: str) -> Iterator[tuple[Config, str]]:

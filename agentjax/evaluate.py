@@ -40,7 +40,8 @@ def run(argv: list[str]) -> None:
   rows = []
   for name, scores in {"all": report.overall, **report.breakdown}.items():
     for measure, estimate in report.estimates(scores).items():
-      rows.append((name, str(estimate.count), measure, str(estimate)))
+      count, value = (0, "no verdict") if estimate is None else (estimate.count, str(estimate))
+      rows.append((name, str(count), measure, value))
   print_table(console, f"{_CHECKPOINT.value}", ("tasks", "number", "measure", "value"), rows)
   for mode, statistics in (
     ("greedy", report.greedy_statistics),
@@ -53,6 +54,13 @@ def run(argv: list[str]) -> None:
         f"{100 * statistics.truncated_share:.1f}% cut short",
         highlight=False,
       )
+  if report.masked:
+    episodes = len(report.greedy_trajectories) + len(report.sampled_trajectories)
+    console.print(
+      f"{report.masked} of {episodes} episodes have no verdict: the environment, the verifier or "
+      "the policy's numbers failed; no figure above counts them",
+      highlight=False,
+    )
   if _OUTPUT.value is not None:
     write_atomically(_OUTPUT.value, json.dumps(report.to_dict(), indent=2) + "\n")
 

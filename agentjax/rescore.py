@@ -28,6 +28,7 @@ from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
+  from agentjax.training.parts import Extensions
 
 _CONFIG = define_config_flag()
 _TRAJECTORIES = flags.DEFINE_string(
@@ -42,6 +43,7 @@ def run(argv: list[str]) -> None:
   from agentjax.data.secret import FILE as SECRET_FILE
   from agentjax.rollout.rescoring import compare, write_store
   from agentjax.training.experiment import resolve
+  from agentjax.training.extended import extensions_of_run
   from agentjax.training.progress import print_table
 
   experiment = resolve(_CONFIG.value)
@@ -49,11 +51,14 @@ def run(argv: list[str]) -> None:
   before = read_trajectories(source)
   if output.exists() and output.samefile(source):
     raise ConfigError(f"--output={output} is --trajectories; name another file.")
-  secret = (source if source.is_dir() else source.parent) / SECRET_FILE
+  directory = source if source.is_dir() else source.parent
+  secret = directory / SECRET_FILE
   if experiment.data.needs_secret and secret.exists():
     data = dataclasses.replace(experiment.data, secret_file=str(secret))
     experiment = dataclasses.replace(experiment, data=data)
-  after = rescore_trajectories(experiment, before)
+  call = "agentjax.rescore.rescore_trajectories(experiment, trajectories, Extensions(...))"
+  own = extensions_of_run(directory, None, call=call, needed=("tasks", "scorers"))
+  after = rescore_trajectories(experiment, before, own)
   write_store(output, after)
   print_table(
     Console(),
@@ -64,13 +69,16 @@ def run(argv: list[str]) -> None:
 
 
 def rescore_trajectories(
-  experiment: Experiment, trajectories: Sequence[Trajectory]
+  experiment: Experiment,
+  trajectories: Sequence[Trajectory],
+  extensions: Extensions | None = None,
 ) -> list[Trajectory]:
   """Copies of ``trajectories`` with the rewards that ``experiment`` gives them.
 
   Args:
     experiment: validated.
     trajectories: of its tasks.
+    extensions: tasks and scorers that the run was extended with.
 
   Raises:
     ConfigError: parts that do not fit each other, or an episode of a task that is not in the data.
@@ -79,7 +87,7 @@ def rescore_trajectories(
   from agentjax.rollout.rescoring import rescore
   from agentjax.training.parts import Extensions, build_scoring
 
-  scoring = build_scoring(experiment, Extensions())
+  scoring = build_scoring(experiment, extensions or Extensions())
   tasks = {task.id: task for task in itertools.chain(scoring.tasks.train, scoring.tasks.test)}
 
   async def work() -> list[Trajectory]:

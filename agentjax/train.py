@@ -4,7 +4,8 @@
   python -m agentjax.train --config=configs/quickstart.py --workdir=runs/b --config.seed=1
   python -m agentjax.train --config=runs/b/config.json --workdir=runs/b --replay_step=12
 
-The same command on the same directory resumes. Exit status: 0 finished or replayed identically,
+The same command on the same directory resumes; rl.steps, evaluation, checkpoint, mesh and a few
+more settings may change on the way (docs/runs.md). Exit status: 0 finished or replayed identically,
 1 replayed with another result, 2 settings that cannot be used, 3 interrupted.
 """
 
@@ -28,6 +29,11 @@ _REPLAY_STEP = flags.DEFINE_integer(
   "Execute this recorded step again from checkpoint and journal, and compare.",
   lower_bound=1,
 )
+_ALLOW_CHANGES = flags.DEFINE_bool(
+  "allow_changes",
+  False,
+  "Resume where what the run was extended with (extensions.json) has changed since it began.",
+)
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
@@ -46,7 +52,7 @@ def run(argv: list[str]) -> None:
   from agentjax.training.run import Run
 
   console = Console()
-  session = Run(_CONFIG.value, _WORKDIR.value, console=console)
+  session = Run(_CONFIG.value, _WORKDIR.value, console=console, allow_changes=_ALLOW_CHANGES.value)
   if _REPLAY_STEP.value is not None:
     replayed = session.replay(_REPLAY_STEP.value)
     verdict = "identical" if replayed.identical else "DIFFERENT"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -33,6 +33,32 @@ class Outer(Config):
 def test_json_round_trip_is_equal():
   config = Outer(inner=Inner(sizes=(3,), limit=7), extra=Inner(kind="b"))
   assert Outer.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Places(Config):
+  path: FilePath | None = None
+  files: tuple[FilePath, ...] = ()
+  plain: str = "a/b"
+  others: tuple[str, ...] = ("c",)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Holder(Config):
+  inner: tuple[Places, ...] = ()
+  path: FilePath = ""
+
+
+def test_paths_become_absolute_and_nothing_else_does(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  config = Holder((Places("a", ("x/../b", "/c", "gs://d/e")), Places()))
+  config.make_paths_absolute()
+  here = str(tmp_path)
+  assert config.inner[0] == Places(f"{here}/a", (f"{here}/b", "/c", "gs://d/e"))
+  assert config.inner[1] == Places() and config.path == ""
+  config.freeze().make_paths_absolute()
+  with pytest.raises(ConfigError, match=r"path=3 has type int; allowed: str or NoneType"):
+    Places(path=3).validate()  # type: ignore[arg-type]
 
 
 def test_frozen_tree_refuses_every_change():

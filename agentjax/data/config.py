@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Literal, get_args
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.data.code_tasks import load_mbpp, load_quixbugs
 from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.data.gsm8k import load_gsm8k
@@ -156,11 +156,11 @@ class DataConfig(Config):
   """
 
   source: Source | str = "word_problems"
-  path: str | None = None
+  path: FilePath | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
   seed: int = 0
-  secret_file: str | None = None
+  secret_file: FilePath | None = None
   word_problems: WordProblemConfig = dataclasses.field(default_factory=WordProblemConfig)
   jsonl: JsonlConfig = dataclasses.field(default_factory=JsonlConfig)
   reasoning_gym: ReasoningGymConfig = dataclasses.field(default_factory=ReasoningGymConfig)

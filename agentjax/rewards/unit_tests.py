@@ -17,6 +17,7 @@ when it has one (``boxed.tests``). Two boxes a round; a test that calls once nee
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import functools

@@ -148,10 +148,14 @@ class EvaluationReport:
   sampled_trajectories: tuple[Trajectory, ...] = dataclasses.field(repr=False)
 
   def metrics(self) -> dict[str, float]:
-    """Flat scalars: ``greedy``, ``avg@n``, ``pass@k`` with bounds, overall and by set."""
+    """Flat scalars: ``greedy``, ``avg@n``, ``pass@k`` with bounds, overall and by set.
+
+    NaN where episodes ran and none has a verdict.
+    """
     flat: dict[str, float] = {"masked": float(self.masked)}
     for prefix, scores in (("", self.overall), *((f"{n}/", s) for n, s in self.breakdown.items())):
       for name, estimate in self.estimates(scores).items():
+        estimate = estimate or Estimate(math.nan, math.nan, math.nan, 0)
         flat[prefix + name] = estimate.mean
         flat[f"{prefix}{name}_low"] = estimate.low
         flat[f"{prefix}{name}_high"] = estimate.high
@@ -163,11 +167,15 @@ class EvaluationReport:
         flat |= {f"{mode}/{name}": value for name, value in statistics.metrics().items()}
     return flat
 
-  def estimates(self, scores: Scores) -> dict[str, Estimate]:
-    """What was measured of one set, by the name it is reported under."""
-    named = {"greedy": scores.greedy, f"avg@{self.samples}": scores.average}
-    named |= {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
-    return {name: estimate for name, estimate in named.items() if estimate is not None}
+  def estimates(self, scores: Scores) -> dict[str, Estimate | None]:
+    """What was to be measured of one set, by name; None where no episode has a verdict."""
+    named: dict[str, Estimate | None] = {}
+    if self.greedy_statistics is not None:
+      named["greedy"] = scores.greedy
+    if self.sampled_statistics is not None:
+      named[f"avg@{self.samples}"] = scores.average
+      named |= {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
+    return named
 
   def to_dict(self) -> dict[str, Any]:
     """Everything but the trajectories, as plain JSON values."""

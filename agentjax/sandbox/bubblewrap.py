@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from agentjax.config import Config, check
+from agentjax.config import Config, FilePath, check
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import guest, jail, measure, probe
 from agentjax.sandbox.interface import (
@@ -63,7 +63,7 @@ class JailerConfig(Config):
   limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   concurrency: int = 4
   queue_seconds: float = 15.0
-  readable: tuple[str, ...] = ()
+  readable: tuple[FilePath, ...] = ()
   site_packages: bool = False
   require: tuple[str, ...] = (
     "limits",
@@ -74,7 +74,7 @@ class JailerConfig(Config):
     "syscalls",
   )
   allow_unisolated: bool = False
-  directory: str | None = None
+  directory: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)

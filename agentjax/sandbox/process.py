@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from agentjax.config import Config, check
+from agentjax.config import Config, FilePath, check
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
@@ -78,7 +78,7 @@ class ProcessSandboxConfig(Config):
   packages: tuple[str, ...] = ()
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
-  directory: str | None = None
+  directory: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import sentencepiece
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.files import write_atomically
 
 SPECIAL_SPELLINGS = (
@@ -283,7 +283,7 @@ class TokenizerConfig(Config):
   """
 
   kind: Literal["byte", "sentencepiece", "sentencepiece_from_tasks", "huggingface"] = "byte"
-  path: str | None = None
+  path: FilePath | None = None
   vocab_size: int = 512
 
   def validate(self, path: str = "config") -> None:

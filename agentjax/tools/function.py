@@ -50,7 +50,7 @@ class FunctionTool:
     self.name = function.__name__
     documentation = inspect.getdoc(function) or ""
     self.description = documentation.split("\nArgs:")[0].strip()
-    self._function = function
+    self._function = self.__wrapped__ = function
     self._context_parameter: str | None = None
     self._abandoned = 0
     self._hints = typing.get_type_hints(function)

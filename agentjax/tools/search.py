@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.tools.output import clip
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 
@@ -44,8 +44,8 @@ class SearchConfig(Config):
       the tail.
   """
 
-  corpus: tuple[str, ...] = ()
-  index_directory: str | None = None
+  corpus: tuple[FilePath, ...] = ()
+  index_directory: FilePath | None = None
   k1: float = 1.5
   b: float = 0.75
   stopwords: str | None = "en"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import sql_program
 from agentjax.tools.output import as_tool_result, clip, is_unicode
@@ -44,7 +44,7 @@ class SqlConfig(Config):
     format: "table" (columns and rows joined by " | ") or "json" ({columns, rows, more}).
   """
 
-  databases: str = ""
+  databases: FilePath = ""
   writable: bool = False
   statement_seconds: float = 5.0
   memory_bytes: int = 64 * 2**20

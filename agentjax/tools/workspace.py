@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 
-from agentjax.config import Config, check
+from agentjax.config import Config, FilePath, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.build import SandboxConfig
@@ -75,8 +75,8 @@ class WorkspaceConfig(Config):
   """
 
   sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
-  files: str | None = None
-  store: str | None = None
+  files: FilePath | None = None
+  store: FilePath | None = None
   max_open: int = 64
   max_bytes: int = 128 * 2**20
   max_files: int = 10_000

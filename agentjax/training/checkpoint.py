@@ -2,26 +2,47 @@
 
 One checkpoint is a directory ``checkpoints/STEP`` that orbax writes under another name and renames
 when whole, so an interrupted or failed save leaves the earlier ones as they were.
+
+Its metadata hold a hash of every part (``training.fingerprint``) and a seal, the SHA-256 of the
+metadata themselves. Whatever is loaded is compared with them: a flipped bit, a missing or a cut-off
+file raises DamagedCheckpointError. Checkpoints from before there were seals have neither.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import pathlib
-from typing import Any
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from absl import logging
 from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import Config, ConfigError, check, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
+from agentjax.training import processes
+from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import full_policy, network_specs
 
+T = TypeVar("T")
+
 _OPTIONAL = ("reference", "process")  # parts of a TrainState that not every run has
+_UNSEALED = {"host", "identity", "pending_bytes"}  # metadata from before there were seals
+
+
+class DamagedCheckpointError(CheckpointError):
+  """What is on disk is not what was saved."""
+
+  def __init__(self, path: pathlib.Path, reason: str):
+    super().__init__(f"{path} is damaged: {reason}.")
+    self.path, self.reason = path, reason
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -42,6 +63,14 @@ class CheckpointConfig(Config):
     check(self.keep >= 1, f"{path}.keep", self.keep, ">= 1")
 
 
+class Restored(NamedTuple):
+  """A checkpoint that was read whole: TrainState, host state, serialised rollout state."""
+
+  state: Any
+  host: dict[str, Any]
+  pending: bytes
+
+
 class CheckpointStore:
   """Saves and restores (device pytree, host dict) pairs by step.
 
@@ -57,11 +86,10 @@ class CheckpointStore:
     self._keep = keep
 
   def steps(self) -> list[int]:
-    """Steps that are whole on disk, ascending."""
+    """Steps that have a directory, ascending; what is in it shows when it is restored."""
     if not self.directory.is_dir():
       return []
-    found = [p for p in self.directory.iterdir() if p.name.isdigit() and ocp.is_orbax_checkpoint(p)]
-    return sorted(int(p.name) for p in found)
+    return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
   def save(self, step: int, state: Any, host: dict[str, Any], pending: bytes = b"") -> None:
     """Writes one checkpoint and then drops those no longer kept.
@@ -88,7 +116,9 @@ class CheckpointStore:
       "host": json.dumps(host),
       "identity": json.dumps(self.identity),
       "pending_bytes": len(pending),
+      "fingerprints": json.dumps({k: fingerprint(v) for k, v in _parts(payload).items()}),
     }
+    metadata["seal"] = _seal(metadata)
     try:
       ocp.save_checkpointables(
         self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
@@ -102,11 +132,18 @@ class CheckpointStore:
       ) from error
     self._drop_old()
 
-  def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any], bytes]:
-    """Returns (state, host, pending) of a step, sharded as ``abstract_state`` says.
+  def restore(self, step: int, abstract_state: Any, recorded: str | None = None) -> Restored:
+    """Reads and verifies a step; its arrays are sharded as ``abstract_state`` says.
+
+    Args:
+      step: which one.
+      abstract_state: shapes, dtypes and shardings of what was saved.
+      recorded: hash that the trained networks must have beside the checkpoint's own, if known.
 
     Raises:
-      CheckpointError: no such step, or it belongs to another model or tokenizer.
+      CheckpointError: no such step.
+      DamagedCheckpointError: it is not what was saved.
+      ConfigError: it belongs to another model or tokenizer.
     """
     if step not in self.steps():
       raise CheckpointError(
@@ -123,11 +160,56 @@ class CheckpointStore:
     for name in _OPTIONAL:
       if getattr(abstract_state, name) is not None:
         wanted[name] = getattr(abstract_state, name)
-    loaded = ocp.load_checkpointables(path, wanted)
+    loaded = _load(path, wanted)
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
     parts = {"networks": loaded["networks"]} | {name: loaded.get(name) for name in _OPTIONAL}
     state = dataclasses.replace(abstract_state, **(loaded["rest"] | parts))
-    return state, metadata["host"], pending
+    if recorded is not None and (found := fingerprint(state.trained)) != recorded:
+      raise DamagedCheckpointError(
+        path, f"its networks have the hash {found} and the journal says {recorded} of that step"
+      )
+    return Restored(state, metadata["host"], pending)
+
+  def restore_newest(
+    self,
+    abstract_state: Callable[[int], Any],
+    recorded: Mapping[int, str],
+    *,
+    at_most: int | None = None,
+    set_aside: bool = True,
+  ) -> tuple[int, Restored] | None:
+    """The newest step that is whole, as of ``restore``; None where there is no checkpoint at all.
+
+    Args:
+      abstract_state: of a step.
+      recorded: hashes of trained networks by step, as far as known.
+      at_most: the last step that is looked at.
+      set_aside: renames newer ones that are damaged to ``damaged-STEP``.
+
+    Raises:
+      CheckpointError: none of them is whole; they are left as they are.
+      ConfigError: as ``restore``.
+    """
+    damaged: list[DamagedCheckpointError] = []
+    for step in reversed(self.steps()):
+      if at_most is not None and step > at_most:
+        continue
+      try:
+        found = self.restore(step, abstract_state(step), recorded.get(step))
+      except DamagedCheckpointError as error:
+        damaged.append(error)
+        continue
+      for one in damaged:
+        kept = _move_aside(one.path) if set_aside else one.path
+        logging.warning("%s Kept as %s; step %d is taken instead.", one, kept, step)
+      return step, found
+    if damaged:
+      raise CheckpointError(
+        f"no checkpoint in {self.directory} is whole: "
+        + " ".join(str(error) for error in damaged)
+        + " Put back a copy of one of them, or begin anew in another --workdir."
+      )
+    return None
 
   def _drop_old(self) -> None:
     steps = self.steps()
@@ -140,8 +222,54 @@ def _rest(state: Any) -> dict[str, Any]:
   return {"step": state.step, "networks": None, "opt_state": state.opt_state, "reference": None}
 
 
-def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:
-  """``path`` if it is a checkpoint, else the newest one of the run directory it is.
+def _parts(payload: dict[str, Any]) -> dict[str, Any]:
+  """What has a hash of its own: the networks one by one, so that each can be loaded alone."""
+  parts = {name: tree for name, tree in payload.items() if name != "networks"}
+  if (networks := payload.get("networks")) is not None:
+    parts |= {"policy": networks.policy, "value": networks.value}
+  return {name: tree for name, tree in parts.items() if tree is not None}
+
+
+def _seal(metadata: dict[str, Any]) -> str:
+  rest = {name: value for name, value in metadata.items() if name != "seal"}
+  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _load(path: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+  """Parts of a checkpoint, each compared with the hash that it was saved with.
+
+  Raises:
+    DamagedCheckpointError: they cannot be read or are not the same.
+  """
+  fingerprints = read_metadata(path)["fingerprints"]
+  loaded: dict[str, Any] | None = None
+  reason = "another process could not read it"
+  try:
+    loaded = ocp.load_checkpointables(path, wanted)
+  except Exception as error:  # orbax, tensorstore and their codecs raise errors of many kinds
+    text = " ".join(str(error).split())
+    reason = f"it cannot be read ({type(error).__name__}: {text[:300]})"
+  # Arrays may span processes: only together can they be hashed.
+  if not processes.all_agree(loaded is not None) or loaded is None:
+    raise DamagedCheckpointError(path, reason)
+  for name, tree in _parts(loaded).items():
+    if fingerprints is not None and fingerprint(tree) != fingerprints.get(name):
+      raise DamagedCheckpointError(path, f"{name!r} does not have the hash that it was saved with")
+  return loaded
+
+
+def _move_aside(path: pathlib.Path) -> pathlib.Path:
+  """Renames a damaged checkpoint to a free name; done by the first process."""
+  aside = path.with_name(f"damaged-{path.name}")
+  if processes.is_first():
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+    path.rename(aside)
+  processes.wait(f"set aside {path.name}")
+  return aside
+
+
+def newest_first(path: pathlib.Path) -> list[pathlib.Path]:
+  """``path`` if it is a checkpoint, else those of the run directory it is, the newest first.
 
   Raises:
     CheckpointError: it is neither.
@@ -149,23 +277,66 @@ def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:
   path = path.absolute()
   steps = CheckpointStore(path / "checkpoints", keep=1, identity={}).steps()
   if steps:
-    return path / "checkpoints" / str(steps[-1])
-  if path.name.isdigit() and path.is_dir() and ocp.is_orbax_checkpoint(path):
-    return path
+    return [path / "checkpoints" / str(step) for step in reversed(steps)]
+  if path.name.isdigit() and path.is_dir():
+    return [path]
   raise CheckpointError(
     f"--checkpoint={path} is not a checkpoint; give RUN/checkpoints/STEP or a run's directory."
   )
 
 
+def latest_checkpoint(path: pathlib.Path) -> pathlib.Path:
+  """``path`` if it is a checkpoint, else the newest one of the run directory it is.
+
+  Those of a run whose metadata are damaged are passed over with a warning.
+
+  Raises:
+    CheckpointError: it is neither, or damaged.
+  """
+  return load_newest(path, lambda found: (read_metadata(found), found)[1])
+
+
+def load_newest(path: pathlib.Path, load: Callable[[pathlib.Path], T]) -> T:
+  """``load`` of the first of ``newest_first(path)`` that is not damaged.
+
+  Raises:
+    CheckpointError: there is none.
+  """
+  damaged: list[DamagedCheckpointError] = []
+  for candidate in newest_first(path):
+    try:
+      loaded = load(candidate)
+    except DamagedCheckpointError as error:
+      damaged.append(error)
+      continue
+    for one in damaged:
+      logging.warning("%s Passed over; %s is taken instead.", one, candidate)
+    return loaded
+  raise CheckpointError(" ".join(map(str, damaged)))
+
+
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
-  """Host state and identity of one checkpoint directory."""
-  metadata = ocp.checkpointables_metadata(path).custom_metadata
+  """Host state, identity and hashes of one checkpoint directory; hashes are None in old ones.
+
+  Raises:
+    DamagedCheckpointError: they are not what was saved, or not there.
+  """
+  try:
+    metadata: Any = ocp.checkpointables_metadata(path).custom_metadata
+  except Exception as error:  # as in _load
+    text = " ".join(str(error).split())
+    reason = f"its metadata cannot be read ({type(error).__name__}: {text[:300]})"
+    raise DamagedCheckpointError(path, reason) from error
   if not isinstance(metadata, dict) or "identity" not in metadata:
-    raise CheckpointError(f"{path} is not a checkpoint of agentjax (no identity in its metadata).")
+    raise DamagedCheckpointError(path, "it has no metadata of agentjax")
+  sealed = set(metadata) != _UNSEALED
+  if sealed and metadata.get("seal") != _seal(metadata):
+    raise DamagedCheckpointError(path, "its metadata do not have the seal they were saved with")
   return {
     "host": json.loads(metadata["host"]),
     "identity": json.loads(metadata["identity"]),
     "pending_bytes": metadata["pending_bytes"],
+    "fingerprints": json.loads(metadata["fingerprints"]) if sealed else None,
   }
 
 
@@ -175,17 +346,21 @@ def load_networks(
   """Networks of a checkpoint (``RUN/checkpoints/STEP``, or ``RUN`` for its newest).
 
   Raises:
-    CheckpointError: it is not a checkpoint, or of another model or tokenizer.
+    CheckpointError: it is not a checkpoint, or damaged.
+    ConfigError: it is of another model or tokenizer.
   """
-  path = latest_checkpoint(pathlib.Path(path))
-  compare_identity(read_metadata(path)["identity"], identity, path)
-  return ocp.load_checkpointables(path, {"networks": abstract_networks})["networks"]
+
+  def load(found: pathlib.Path) -> Any:
+    compare_identity(read_metadata(found)["identity"], identity, found)
+    return _load(found, {"networks": abstract_networks})["networks"]
+
+  return load_newest(pathlib.Path(path), load)
 
 
 def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
   """Frozen policy of a checkpoint, what the adapters of a LoRA run are added to."""
   path = latest_checkpoint(pathlib.Path(path))
-  return ocp.load_checkpointables(path, {"reference": abstract_params})["reference"]
+  return _load(path, {"reference": abstract_params})["reference"]
 
 
 def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
@@ -195,7 +370,8 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
     path: RUN/checkpoints/STEP.
     placed: shardings of ``param_specs`` of its model; None is the default device.
   """
-  identity = read_metadata(path)["identity"]
+  metadata = read_metadata(path)
+  identity, fingerprints = metadata["identity"], metadata["fingerprints"]
   config = ModelConfig.from_dict(identity["model"], "checkpoint.model")
   lora = LoraConfig.from_dict(identity["lora"]).freeze() if "lora" in identity else None
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -206,12 +382,15 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
 
     return jax.tree.map(leaf, abstract(specs), *([] if placed is None else [placed]))
 
-  critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
+  if fingerprints is not None:
+    critic = "value" in fingerprints
+  else:
+    critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
   specs = network_specs(config, critic, lora)
   wanted = target(specs, None)
   if lora is None and placed is not None:
     wanted = dataclasses.replace(wanted, policy=target(specs.policy, placed))
-  networks = ocp.load_checkpointables(path, {"networks": wanted})["networks"]
+  networks = _load(path, {"networks": wanted})["networks"]
   if lora is None:
     return networks.policy
   reference = load_reference(path, target(param_specs(config), placed))

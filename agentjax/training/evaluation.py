@@ -17,8 +17,14 @@ from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, evaluate
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
-from agentjax.training.checkpoint import latest_checkpoint, load_networks, load_reference
+from agentjax.training.checkpoint import (
+  load_networks,
+  load_newest,
+  load_reference,
+  newest_first,
+)
 from agentjax.training.experiment import Experiment, resolve
+from agentjax.training.extended import extensions_of_run
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
@@ -77,21 +83,25 @@ def evaluate_checkpoint(
   Args:
     experiment: validated and frozen here.
     checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
-    extensions: as in ``Run``.
+    extensions: as in ``Run``; what the run was extended with is used beside it.
     samples_file: text file to write readable episodes to.
 
   Raises:
-    ConfigError: ``evaluation.tasks`` is 0, or the checkpoint is of another config.
-    CheckpointError: there is no checkpoint.
+    ConfigError: ``evaluation.tasks`` is 0, the checkpoint is of another config, or the run was
+      extended with something that is not given and cannot be imported.
+    CheckpointError: there is no checkpoint, or none that is whole.
   """
   resolve(experiment)
   settings = experiment.evaluation
   if not settings.tasks:
     raise ConfigError("config.evaluation.tasks=0 measures nothing; allowed: at least 1.")
-  path = latest_checkpoint(pathlib.Path(checkpoint))
-  # A tokenizer trained on the tasks stands two levels up, in the run's directory.
-  parts = build_parts(experiment, path.parents[1], extensions or Extensions())
-  policy = load_policy(parts, path)
+  # A tokenizer trained on the tasks stands in the run's directory.
+  directory = newest_first(pathlib.Path(checkpoint))[0].parents[1]
+  call = f"evaluate_checkpoint(experiment, {str(checkpoint)!r}, extensions=Extensions(...))"
+  parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
+  path, policy = load_newest(
+    pathlib.Path(checkpoint), lambda found: (found, load_policy(parts, found))
+  )
   engine = build_engine(parts)
 
   runner = LoopThread()

@@ -10,7 +10,7 @@ import os
 import pathlib
 from typing import Literal
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.envs.config import GAMES, EnvironmentConfig
@@ -191,7 +191,7 @@ class RLStage(Config):
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
-  rollouts: str | None = None
+  rollouts: FilePath | None = None
   stop_above_kl: float | None = None
   meds: MedsConfig | None = None
   process: ProcessConfig | None = None
@@ -460,8 +460,8 @@ class Experiment(Config):
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   devices: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
   lora: LoraConfig | None = None
-  pretrained: str | None = None
-  start_from: str | None = None
+  pretrained: FilePath | None = None
+  start_from: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
@@ -893,6 +893,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
 
 
 def resolve(experiment: Experiment) -> Experiment:
-  """Validates and freezes; call once, after flags and before anything is built."""
+  """Validates, makes paths absolute and freezes; after flags and before anything is built."""
   experiment.validate()
+  experiment.make_paths_absolute()
   return experiment.freeze()

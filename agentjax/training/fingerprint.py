@@ -17,24 +17,32 @@ def fingerprint(tree: Any) -> str:
 
   Each 32-bit pattern is mixed with its position and summed modulo 2**32, so the result is exact and
   the same for every sharding and summation order; one changed bit changes it. Not cryptographic.
+  Sharded arrays are hashed where they lie: only the sums travel.
   """
-  words = np.asarray(jax.device_get(_fingerprint_words(tree)))
-  return "".join(f"{int(w):08x}" for w in words)
+  # All leaves are under way before the first result is waited for.
+  every = [_leaf_sums(leaf) for leaf in jax.tree.leaves(tree)]
+  total = np.zeros(_WORDS, np.uint32)
+  for i, sums in enumerate(jax.device_get(every)):
+    total += np.asarray(_mix(np.asarray(sums) + np.uint32((i * 2 + 1) & 0xFFFFFFFF)))
+  return "".join(f"{int(word):08x}" for word in total)
 
 
 @jax.jit
-def _fingerprint_words(tree: Any) -> jax.Array:
-  total = jnp.zeros(_WORDS, jnp.uint32)
-  for i, leaf in enumerate(jax.tree.leaves(tree)):
-    bits = _bits(leaf).reshape(-1)
-    position = jnp.arange(bits.size, dtype=jnp.uint32) * jnp.uint32(0x01000193)
-    sums = [
-      jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(odd)) ^ jnp.uint32(odd)), dtype=jnp.uint32)
-      for odd in _ODD
-    ]
-    salt = jnp.uint32((i * 2 + 1) & 0xFFFFFFFF)
-    total = total + _mix(jnp.stack(sums) + salt)
-  return total
+def _leaf_sums(leaf: jax.Array) -> jax.Array:
+  """uint32 [4] of one array: compiled once for all arrays of its shape and sharding."""
+  bits = _bits(leaf)
+  position = jnp.zeros(bits.shape, jnp.uint32)  # in row-major order; no reshape, which would gather
+  stride = 1
+  for axis in reversed(range(bits.ndim)):
+    index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    position += index * jnp.uint32(stride & 0xFFFFFFFF)
+    stride *= bits.shape[axis]
+  position *= jnp.uint32(0x01000193)
+  sums = [
+    jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(odd)) ^ jnp.uint32(odd)), dtype=jnp.uint32)
+    for odd in _ODD
+  ]
+  return jnp.stack(sums)
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -48,8 +56,8 @@ def _bits(x: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def _mix(x: Any) -> Any:
   """Murmur3's finaliser: every input bit reaches every output bit."""
-  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
   return x ^ (x >> 16)

@@ -53,7 +53,11 @@ from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make
 from agentjax.training.meds import RepeatedMistakes
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
-from agentjax.training.optimizer import build_optimizer
+from agentjax.training.optimizer import (
+  applied_updates,
+  build_optimizer,
+  learning_rate_schedule,
+)
 from agentjax.training.parts import Parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
@@ -201,6 +205,12 @@ class Learner:
     specs = network_specs(parts.model, self._critic, self._lora)
     passes = sum(phase.steps * (1 + (phase.objective.staged is not None)) for phase in phases)
     updates = passes * experiment.rl.minibatches * experiment.rl.epochs
+    self._schedules = {
+      "supervised": learning_rate_schedule(
+        experiment.supervised.optimizer, experiment.supervised.steps
+      ),
+      "rl": learning_rate_schedule(experiment.rl.optimizer, updates),
+    }
     self._optimizers = {
       "supervised": build_optimizer(
         experiment.supervised.optimizer, experiment.supervised.steps, specs
@@ -383,6 +393,11 @@ class Learner:
       return state.networks.policy
     with jax.set_mesh(self.mesh):
       return self._full_policy(state.networks, state.reference)
+
+  def learning_rate(self, stage: str, state: TrainState) -> float:
+    """That of the latest update; of the first one where all so far were skipped."""
+    latest = max(int(applied_updates(state.opt_state)) - 1, 0)
+    return float(self._schedules[stage](latest))
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
@@ -711,7 +726,9 @@ class Learner:
       f"process/{name}": float(found[f"preference/{name}"])
       for name in ("loss", "accuracy", "margin")
     }
-    metrics |= {f"process/{name}": changed[name] for name in ("grad_norm", "bad_steps")}
+    metrics |= {
+      f"process/{name}": changed[name] for name in ("grad_norm", "update_norm", "bad_steps")
+    }
     state = dataclasses.replace(state, process=process)
     if online.forward == "single":
       return state, before, metrics

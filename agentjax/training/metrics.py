@@ -1,6 +1,9 @@
 """Metrics: one JSONL row a step (exact), TensorBoard beside it, and a reward plot.
 
-Wall times live under ``time/`` and are the only entries that differ between identical runs.
+Wall times live under ``time/``, memory under ``memory/``; they are the only entries that differ
+between identical runs. Seconds of a step: ``time/step`` in all, of which ``time/rollout`` waits for
+episodes, ``time/update`` is spent on updates, ``time/evaluation`` on held-out tasks and
+``time/compilation``, within these, on programs; ``time/save`` is the checkpoint before the step.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ import io
 import json
 import math
 import pathlib
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from tensorboardX import SummaryWriter
 
 from agentjax.files import write_atomically
@@ -37,11 +42,10 @@ class MetricsWriter:
 
   def write(self, step: int, stage: str, values: Mapping[str, float]) -> None:
     """Appends one row; NaN and infinities become null (JSON has neither)."""
-    row: dict[str, Any] = {"step": step, "stage": stage}
-    for name, value in sorted(values.items()):
-      number = float(value)
-      row[name] = number if math.isfinite(number) else None
+    numbers = {name: float(value) for name, value in sorted(values.items())}
+    for name, number in numbers.items():
       self._tensorboard.add_scalar(f"{stage}/{name}", number, step)
+    row = {"step": step, "stage": stage, **finite_or_null(numbers)}
     self._file.write(json.dumps(row) + "\n")
     self._file.flush()
 
@@ -55,6 +59,11 @@ class MetricsWriter:
 
   def __exit__(self, *exc: object) -> None:
     self.close()
+
+
+def finite_or_null(values: Mapping[str, float]) -> dict[str, float | None]:
+  """``values`` for JSON, which has neither NaN nor infinities: they become None."""
+  return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -72,8 +81,23 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Rows without ``time/`` entries: what two runs of one seed must agree on exactly."""
-  return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+  """Rows without times and memory: what two runs of one seed must agree on exactly."""
+  machine = ("time/", "memory/")
+  return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in rows]
+
+
+def memory_in_use() -> dict[str, float]:
+  """GiB: ``memory/host_peak`` of this process, ``memory/device`` and its peak where one tells.
+
+  Those of devices are the largest of this process's.
+  """
+  values = {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+  stats = [s for device in jax.local_devices() if (s := device.memory_stats())]
+  for name, key in (("device", "bytes_in_use"), ("device_peak", "peak_bytes_in_use")):
+    found = [s[key] for s in stats if key in s]
+    if found:
+      values[f"memory/{name}"] = max(found) / 2**30
+  return values
 
 
 def plot_rewards(rows: Sequence[Mapping[str, Any]], path: str | pathlib.Path, title: str) -> None:

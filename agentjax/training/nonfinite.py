@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -55,6 +56,16 @@ def first_nonfinite(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if found:
       return found
   return {}
+
+
+def broken_update(values: Mapping[str, float]) -> str:
+  """Which norm of a step's updates is NaN or inf, as "NAME=nan"; "" where none is.
+
+  Updates with such gradients are skipped and have the norm 0: then it is the optimiser's state or
+  the parameters themselves that broke, and no later update mends them.
+  """
+  norms = {name: values[name] for name in values if name.split("/")[-1] == "update_norm"}
+  return next((f"{k}={v:g}" for k, v in sorted(norms.items()) if not math.isfinite(v)), "")
 
 
 def describe_nonfinite(values: Mapping[str, float]) -> str:

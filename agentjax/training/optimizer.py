@@ -145,6 +145,16 @@ def bad_steps(state: Any) -> Array:
   return state.notfinite_count
 
 
+def applied_updates(state: Any) -> Array:
+  """Updates so far that the learning rate's schedule counts: those that were not skipped."""
+
+  def scheduled(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
+
+  leaves = jax.tree.leaves(state, is_leaf=scheduled)
+  return next(leaf.count for leaf in leaves if scheduled(leaf))
+
+
 def scale_masters(state: Any, scales: Any) -> Any:
   """Optimiser state after the parameters were multiplied by ``scales`` outside of it.
 

@@ -37,6 +37,13 @@ def wait(name: str) -> None:
     multihost_utils.sync_global_devices(name)
 
 
+def all_agree(true: bool) -> bool:
+  """Whether ``true`` holds on every process."""
+  if jax.process_count() == 1:
+    return true
+  return bool(np.asarray(multihost_utils.process_allgather(np.array([true]))).all())
+
+
 def gather_trajectories(own: Sequence[Trajectory]) -> list[Trajectory]:
   """Everyone's trajectories in the order of their addresses, the same on every process."""
   if jax.process_count() == 1:

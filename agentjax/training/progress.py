@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,9 +28,20 @@ class ProgressDisplay:
   On a terminal it redraws in place; in a log file it prints one line every ``line_seconds``.
   """
 
-  def __init__(self, console: Console, columns: Mapping[str, str], line_seconds: float = 10.0):
-    """``columns``: metric name -> label, in the order shown."""
+  def __init__(
+    self,
+    console: Console,
+    columns: Mapping[str, str],
+    line_seconds: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """``columns``: metric name -> label, in the order shown.
+
+    ``clock`` measures steps for the time left, in seconds; one that stands still while programs are
+    compiled leaves that out, as later steps do.
+    """
     self._console = console
+    self._clock = clock
     self._columns = dict(columns)
     self._line_seconds = line_seconds
     self._history: dict[str, list[float]] = {name: [] for name in columns}
@@ -43,7 +55,7 @@ class ProgressDisplay:
     )
     self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
     self._task: TaskID | None = None
-    self._started = self._last_line = time.monotonic()
+    self._started, self._last_line = clock(), time.monotonic()
     self._first = 0
     self._note = ""
     self.stage_name = ""
@@ -64,16 +76,16 @@ class ProgressDisplay:
       self._progress.remove_task(self._task)
     self._task = self._progress.add_task(name, total=total, completed=done, left="?")
     self.stage_name, self._total, self._first = name, total, done
-    self._started = time.monotonic()
+    self._started = self._clock()
     self._last_line = 0.0
     self._history = {key: [] for key in self._columns}
 
   def update(self, done: int, values: Mapping[str, float]) -> None:
     """Reports a finished step."""
     for name in self._columns:
-      if name in values:
+      if math.isfinite(values.get(name, math.nan)):
         self._history[name].append(float(values[name]))
-    elapsed = time.monotonic() - self._started
+    elapsed = self._clock() - self._started
     left = elapsed / max(done - self._first, 1) * (self._total - done)
     assert self._task is not None
     self._progress.update(self._task, completed=done, left=_clock(left))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -22,7 +23,7 @@ from agentjax.files import write_atomically
 from agentjax.models.spec import count
 from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
 from agentjax.objectives.function import LossFunction
-from agentjax.objectives.objective import Objective, policy_objective
+from agentjax.objectives.objective import policy_objective
 from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
@@ -38,7 +39,7 @@ from agentjax.rollout.statistics import (
 )
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
-from agentjax.training import processes
+from agentjax.training import compilation, processes
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
   CollapseMonitor,
@@ -48,13 +49,20 @@ from agentjax.training.diagnostics import (
 )
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, own_names, resolve
+from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
-from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics
-from agentjax.training.nonfinite import describe_nonfinite
+from agentjax.training.metrics import (
+  MetricsWriter,
+  finite_or_null,
+  memory_in_use,
+  plot_rewards,
+  read_metrics,
+)
+from agentjax.training.nonfinite import broken_update, describe_nonfinite
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
@@ -66,7 +74,7 @@ from agentjax.training.stored import (
   read_manifest,
   warn_of_other_policy,
 )
-from agentjax.training.workdir import keep_sources, open_workdir
+from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
@@ -122,7 +130,8 @@ class Run:
   """Trains one experiment in one directory.
 
   ``Run(experiment, "runs/a").train()`` starts or resumes; ``replay(step)`` executes a recorded step
-  again from checkpoint and journal and compares the parameters' hash.
+  again from checkpoint and journal and compares the parameters' hash. What the run was extended
+  with is written down (``training.extended``); a later Run is given the same, or imports it.
 
   Args:
     experiment: what to do; validated and frozen here.
@@ -132,6 +141,7 @@ class Run:
     advantage: your own advantages, as ``config.rl.objective.advantage.function`` names them.
     extensions: tools, tasks, environments, scorers or a program of your own.
     console: where progress is shown; None shows it on standard output.
+    allow_changes: goes on where objective or extensions are not those that the run began with.
   """
 
   def __init__(
@@ -143,6 +153,7 @@ class Run:
     advantage: AdvantageFunction | None = None,
     extensions: Extensions | None = None,
     console: Console | None = None,
+    allow_changes: bool = False,
   ):
     self.experiment = resolve(experiment)
     check(
@@ -152,13 +163,13 @@ class Run:
       "none with an objective of your own: its second update would not be narrower",
     )
     self.directory = pathlib.Path(workdir).absolute()
-    self._objective = policy_objective(experiment.rl.objective, objective)
-    credit = experiment.rl.objective.advantage
+    policy_objective(experiment.rl.objective, objective)  # a fault shows at once
     if advantage is not None:
       experiment.rl.objective.check_own_advantage("config.rl.objective")
-    self._advantage = advantage_function(credit.function, advantage)
-    self._extensions = extensions or Extensions()
+    advantage_function(experiment.rl.objective.advantage.function, advantage)
+    self._extended = Extended(extensions or Extensions(), objective, advantage)
     self._console = console or Console()
+    self._allow_changes = allow_changes
 
   def train(self) -> RunReport:
     """Runs all stages to their end, from wherever an earlier process got to.
@@ -166,12 +177,15 @@ class Run:
     SIGTERM and Ctrl-C stop it after saving a checkpoint and the episodes finished so far.
 
     Raises:
-      ConfigError: settings or directory that cannot be used.
-      TrainingError: gradients stayed non-finite, no group was left to train on for several steps,
-        or the policy collapsed and ``config.rl.diagnostics.stop`` is set.
-      CheckpointError: a checkpoint could not be written; earlier ones are whole.
+      ConfigError: settings, extensions or a directory that cannot be used.
+      TrainingError: gradients stayed non-finite, an update was not finite, no group was left to
+        train on for several steps, or the policy collapsed and ``config.rl.diagnostics.stop`` is
+        set.
+      CheckpointError: a checkpoint could not be written, earlier ones are whole; or none is whole.
     """
     with self._session() as session:
+      if processes.is_first():
+        keep_settings(self.directory, self.experiment, describe(session.extended))
       return session.train()
 
   def replay(self, step: int) -> ReplayReport:
@@ -180,7 +194,9 @@ class Run:
     No tool is called and nothing is sampled; nothing in the directory changes.
 
     Raises:
-      ConfigError: the step was never recorded, or the directory holds another run.
+      ConfigError: the step was never recorded, the journal has lost a record of it, or the
+        directory holds another run.
+      CheckpointError: no earlier checkpoint is whole.
     """
     with self._session() as session:
       return session.replay(step)
@@ -189,15 +205,28 @@ class Run:
   def _session(self) -> Iterator[_Session]:
     with contextlib.ExitStack() as stack:
       if processes.is_first():
-        stack.enter_context(open_workdir(self.directory, self.experiment))
+        description = describe(self._extended)
+        stack.enter_context(open_workdir(self.directory, self.experiment, description))
       processes.wait("directory")
       console = self._console if processes.is_first() else Console(quiet=True)
-      session = _Session(
-        self.experiment, self.directory, self._objective, self._advantage, self._extensions, console
-      )
-      if processes.is_first():
+      session = _Session(self.experiment, self.directory, self._complete_extensions(), console)
+      if processes.is_first():  # now that what the config names is imported
         keep_sources(self.directory, own_names(self.experiment))
       yield stack.enter_context(session)
+
+  def _complete_extensions(self) -> Extended:
+    """What the run is extended with; refused where that has changed and must not."""
+    call = f"Run(experiment, {str(self.directory)!r}, extensions=..., objective=...)"
+    extended, differing = use_recorded(self.directory, self._extended, call=call, needed=ALL_PARTS)
+    if differing and not self._allow_changes:
+      raise ConfigError(
+        f"--workdir={self.directory} is extended with {'; '.join(differing)}. Pass what the run "
+        "began with, give another --workdir, or go on all the same with --allow_changes "
+        "(Run(..., allow_changes=True)): replays of earlier steps need not agree then."
+      )
+    for words in differing:
+      logging.warning("%s goes on with %s", self.directory, words)
+    return extended
 
 
 class _Session:
@@ -207,15 +236,14 @@ class _Session:
     self,
     experiment: Experiment,
     directory: pathlib.Path,
-    objective: Objective,
-    advantage: AdvantageFunction | None,
-    extensions: Extensions,
+    extended: Extended,
     console: Console,
   ):
     self.experiment, self.directory, self.console = experiment, directory, console
+    self.extended = extended
     if not processes.is_first():
       processes.wait("tokenizer")  # the first process may have to train it
-    self.parts = build_parts(experiment, directory, extensions)
+    self.parts = build_parts(experiment, directory, extended.extensions)
     if processes.is_first():
       processes.wait("tokenizer")
     every = experiment.rl.diagnostics.information_every
@@ -225,7 +253,12 @@ class _Session:
       every,
       f"0 with {jax.process_count()} processes, none of which holds the whole policy",
     )
-    self.learner = Learner(self.parts, objective, advantage)
+    settings = experiment.rl.objective
+    self.learner = Learner(
+      self.parts,
+      policy_objective(settings, extended.objective),
+      advantage_function(settings.advantage.function, extended.advantage),
+    )
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
     )
@@ -234,6 +267,13 @@ class _Session:
     self.writer = Journal(journal) if processes.is_first() else None
     if self.writer is not None and self.writer.torn is not None:
       logging.warning("dropped the torn end of the journal: %s", self.writer.torn.reason)
+    if self.writer is not None and self.writer.faults:
+      logging.warning(
+        "%s was damaged (%s): the file is kept as %s.damaged, its whole records were written anew",
+        journal,
+        "; ".join(self.writer.faults),
+        journal.name,
+      )
     processes.wait("journal")
     self.journal = self.writer or JournalReader(journal)
     self.runner = LoopThread()
@@ -243,6 +283,7 @@ class _Session:
     self.pending: dict[keys.Address, Trajectory] = {}
     # What an earlier process recorded; what is appended from now on does not matter to a resume.
     self.recorded = dict(self.journal.steps)
+    self._tell_of_lost_records()
     self.demonstrations = self._iterator(
       [t for t in self.parts.tasks.train if t.demonstration], "supervised"
     )
@@ -342,11 +383,31 @@ class _Session:
       self.writer.add_trajectory(trajectory)
     self.pending[trajectory.address] = trajectory
 
+  def _tell_of_lost_records(self) -> None:
+    """Warns of steps that were done and that the journal knows too little of.
+
+    A step is synced to the journal before its checkpoint and its row of metrics are written.
+    """
+    rows = read_metrics(self.directory / "metrics.jsonl")
+    steps = [*self.journal.steps, *self.checkpoints.steps(), *(row["step"] for row in rows)]
+    lost = self.journal.lost_steps(max(steps, default=0))
+    for step in lost:
+      self.recorded.pop(step, None)  # it cannot be taken from the journal
+    if lost:
+      logging.warning(
+        "the journal of %s has lost records of %s: they cannot be replayed; those after the "
+        "checkpoint that training goes on from are done again%s",
+        self.directory,
+        _ranges(lost),
+        "" if self.experiment.rl.schedule.repeatable else ", with other episodes (rl.schedule)",
+      )
+
   # Training.
 
   def train(self) -> RunReport:
     state, step = self._restore()
-    progress = ProgressDisplay(self.console, _COLUMNS)
+    progress = ProgressDisplay(self.console, _COLUMNS, clock=compilation.clock)
+    self.interrupt.tell = progress.note
     monitor = self._make_monitor(step)
     with contextlib.ExitStack() as stack:
       metrics = None
@@ -360,22 +421,27 @@ class _Session:
         if self.last_step and self.stage_of(1) == "rl":
           self._evaluate_into("before", state, 0, progress)
         self._save(0, state)
+      saved = 0.0  # seconds, of the checkpoint before a step
       while step < self.last_step and not self.interrupt.requested:
         step += 1
         stage = self.stage_of(step)
         first = 1 if stage == "supervised" else self.experiment.supervised.steps + 1
         if step == first or progress.stage_name != stage:
           progress.stage(stage, getattr(self.experiment, stage).steps, done=step - first)
+        compiling = compilation.seconds()
         try:
           state, values = self._step(step, stage, state, progress, monitor)
         except asyncio.CancelledError:
           step -= 1
           break
+        values["time/compilation"] = compilation.seconds() - compiling
+        values["time/save"], saving = saved, time.monotonic()
         if metrics is not None:
-          metrics.write(step, stage, values)
+          metrics.write(step, stage, values | memory_in_use())
         last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
         if last_of_stage or step % self.experiment.checkpoint.every == 0:
           self._save(step, state)
+        saved = time.monotonic() - saving
         progress.update(step - first + 1, values)
         if stage == "rl":
           self._watch(step, values, state, monitor)
@@ -427,6 +493,7 @@ class _Session:
     if stage == "supervised":
       assert self.demonstrations is not None
       state, values = self.learner.supervised_step(state, next(self.demonstrations))
+      values["time/update"] = time.monotonic() - started
     else:
       if step == self.first_rl_step:
         state = self.learner.begin_rl(state)
@@ -452,6 +519,7 @@ class _Session:
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
+    recorded = time.monotonic()
     if stage == "rl":
       done = step - self.experiment.supervised.steps
       held_out = self.experiment.evaluation
@@ -463,6 +531,8 @@ class _Session:
       values |= self._evaluate_into("before", state, step, progress)
     if step == self.last_step and self.experiment.rl.steps:
       values |= self._evaluate_into("after", state, step, progress)
+    values["learning_rate"] = self.learner.learning_rate(stage, state)
+    values["time/evaluation"] = time.monotonic() - recorded
     values["time/step"] = time.monotonic() - started
     return state, values
 
@@ -499,7 +569,8 @@ class _Session:
         self.pending.update(self.journal.trajectories(stream.awaits))
         self.recovered = True
       if schedule.mode == "one_step_off":
-        if step == self.first_rl_step:
+        # Later steps' episodes are there, but for those of a run that had ended and goes on.
+        if step == self.first_rl_step or self.engine.version < 0:
           self._publish(step, state)
         self.runner.run(stream.fill(step, count))
         trajectories = self._take(step, count)
@@ -596,6 +667,14 @@ class _Session:
           f"({path}.max_bad_steps={optimizer.max_bad_steps}): {why}. Lower {path}.learning_rate or "
           "resume from an earlier checkpoint."
         )
+    if broken := broken_update(values):
+      raise TrainingError(
+        f"step {step}: {broken}: the update is not finite. Updates with non-finite gradients are "
+        "skipped, so the optimiser's state or the parameters had such numbers before. Nothing of "
+        f"this step is saved; checkpoints: {self.checkpoints.steps()}. The same command goes on "
+        "from the last of them; if it stops here again, remove that one, or lower "
+        f"config.{stage}.optimizer.learning_rate."
+      )
     record = StepRecord(step, stage, episodes, fingerprint(state.trained))
     known = self.journal.steps.get(step)
     if known is not None and known.fingerprint != record.fingerprint:
@@ -648,13 +727,19 @@ class _Session:
       self.runner.run(self.stream.settle())
 
   def _restore(self, at_most: int | None = None) -> tuple[TrainState, int]:
-    """State and step to go on from: the newest checkpoint (not after ``at_most``), or the start."""
-    steps = [s for s in self.checkpoints.steps() if at_most is None or s <= at_most]
-    stage = self.stage_of(max(steps[-1], 1) if steps else 1)
-    target = self.learner.abstract_state(stage)
-    if not steps:
-      return self.learner.first_state(stage), 0
-    state, host, pending = self.checkpoints.restore(steps[-1], target)
+    """State and step to go on from: the newest whole checkpoint, or the start.
+
+    With ``at_most``, for a replay, later ones are not looked at and nothing is renamed.
+    """
+    found = self.checkpoints.restore_newest(
+      lambda step: self.learner.abstract_state(self.stage_of(max(step, 1))),
+      {step: record.fingerprint for step, record in self.journal.steps.items()},
+      at_most=at_most,
+      set_aside=at_most is None,
+    )
+    if found is None:
+      return self.learner.first_state(self.stage_of(1)), 0
+    newest, (state, host, pending) = found
     if self.demonstrations is not None:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
@@ -666,7 +751,7 @@ class _Session:
     if pending:
       loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]
       self.pending.update({t.address: t for t in loaded})
-    return state, steps[-1]
+    return state, newest
 
   def replay(self, step: int) -> ReplayReport:
     recorded = self.journal.steps.get(step)
@@ -677,6 +762,13 @@ class _Session:
         + (f"{known[0]} to {known[-1]}." if known else "none.")
       )
     state, done = self._restore(at_most=step - 1)
+    lost = [each for each in self.journal.lost_steps(step) if each > done]
+    if lost:
+      raise ConfigError(
+        f"--replay_step={step} begins after step {done}, the nearest checkpoint, and the journal "
+        f"of {self.directory} has lost records of {_ranges(lost)}; allowed: steps whose way from "
+        "a checkpoint is whole."
+      )
     for current in range(done + 1, step + 1):
       stage = self.stage_of(current)
       if current == self.experiment.supervised.steps + 1:
@@ -695,9 +787,17 @@ class _Session:
     if self._one_step_off_under_way(step):
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
-    return self.runner.run(
+    report = self.runner.run(
       evaluate_policy(self.parts, self.engine, self.learner.policy(state), step, plan)
     )
+    if None in report.estimates(report.overall).values():
+      logging.warning(
+        "step %d: the evaluation has no verdict: %d episodes failed in environment, verifier or "
+        "engine, and too few are left to say how often the policy succeeds",
+        step,
+        report.masked,
+      )
+    return report
 
   def _evaluate_into(
     self, name: str, state: TrainState, step: int, progress: ProgressDisplay
@@ -771,7 +871,14 @@ class _Session:
   def _write_report(self, report: RunReport) -> None:
     write_atomically(
       self.directory / "report.json",
-      json.dumps({"before": report.before, "after": report.after, "steps": report.steps}, indent=2),
+      json.dumps(
+        {
+          "before": finite_or_null(report.before),
+          "after": finite_or_null(report.after),
+          "steps": report.steps,
+        },
+        indent=2,
+      ),
     )
     rows = read_metrics(self.directory / "metrics.jsonl")
     if self.experiment.rl.steps:
@@ -798,8 +905,22 @@ class _Session:
       self.console.print(f"{label:>20}  {self.directory / file}", highlight=False, soft_wrap=True)
 
 
+def _ranges(steps: Sequence[int]) -> str:
+  """Ascending numbers in words: "step 3", "steps 3 to 5, 9"."""
+  runs: list[list[int]] = []
+  for step in steps:
+    if runs and runs[-1][-1] == step - 1:
+      runs[-1].append(step)
+    else:
+      runs.append([step])
+  words = [str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs]
+  return ("step " if len(steps) == 1 else "steps ") + ", ".join(words)
+
+
 def _interval(values: dict[str, float], name: str) -> str:
   if name not in values:
     return "-"
+  if math.isnan(values[name]):
+    return "no verdict"
   mean, low, high = (100 * values[n] for n in (name, f"{name}_low", f"{name}_high"))
   return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"

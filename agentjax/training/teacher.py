@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.models import (
   ModelConfig,
   Params,
@@ -65,7 +65,7 @@ class TeacherConfig(Config):
       other teacher names.
   """
 
-  path: str = ""
+  path: FilePath = ""
   sources: tuple[str, ...] = ()
 
   def validate(self, path: str = "teacher") -> None:

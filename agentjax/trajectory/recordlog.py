@@ -14,6 +14,7 @@ or the copy is not whole.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import struct
 import zlib
@@ -163,6 +164,60 @@ class RecordReader:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
       raise StoreError(self.path, offset, f"the record is no msgpack of ours: {error}") from error
     return record
+
+
+def salvage(
+  path: str | os.PathLike[str], magic: bytes, version: int, faults: list[StoreError]
+) -> Iterator[dict[str, Any]]:
+  """Every whole record of a damaged file, oldest first.
+
+  Args:
+    path, magic, version: as in RecordReader.
+    faults: what is wrong is appended to it.
+
+  Raises (while iterating):
+    StoreError: it cannot be opened, is empty, or is of another kind or version.
+  """
+  reader = RecordReader(path, magic, version)
+  try:
+    with reader.path.open("rb") as file:
+      data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+  except (OSError, ValueError) as error:
+    raise StoreError(path, 0, f"cannot be read: {error}") from error
+  with data:
+    try:
+      reader._read_header(data[: _HEADER.size])
+    except StoreError as error:
+      if struct.pack("<I", zlib.crc32(data[:12])) == data[12 : _HEADER.size]:
+        raise  # a whole header, of something else
+      faults.append(error)
+    offset, expected = _HEADER.size, 0
+    while offset < len(data):
+      number, payload, end = _record_at(data, offset)
+      if payload is None:
+        faults.append(StoreError(path, offset, f"record {expected} is damaged or cut off"))
+        while offset < len(data) and payload is None:
+          offset += 1
+          number, payload, end = _record_at(data, offset)
+      elif number != expected:
+        reason = f"record {number} stands where {expected} must follow"
+        faults.append(StoreError(path, offset, reason))
+      if payload:  # the end mark has none
+        yield reader._decoded(offset, payload)
+      offset, expected = end, number + 1
+
+
+def _record_at(data: mmap.mmap, offset: int) -> tuple[int, bytes | None, int]:
+  """Number, payload and end of the record that begins at ``offset``; no payload if none does."""
+  head = data[offset : offset + _HEAD.size]
+  if len(head) == _HEAD.size:
+    length, number, payload_crc, head_crc = _HEAD.unpack(head)
+    end = offset + _HEAD.size + length
+    if zlib.crc32(head[:12]) == head_crc and end <= len(data):
+      payload = data[offset + _HEAD.size : end]
+      if zlib.crc32(payload) == payload_crc:
+        return number, payload, end
+  return 0, None, len(data)
 
 
 class RecordWriter:

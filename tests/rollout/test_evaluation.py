@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -148,6 +149,20 @@ def test_masked_episodes_are_left_out_and_counted():
   assert report.overall.greedy.count == 3  # task 0 has no valid greedy episode
   assert report.overall.average.mean == pytest.approx((1 + 3 / 4 + 2 / 4 + 1 / 4) / 4)
   assert report.overall.pass_at[2].count == 3  # task 0 has one valid sample, too few for pass@2
+
+
+def test_an_evaluation_without_a_verdict_has_none():
+  report = report_on(
+    solver(),
+    plan=EvaluationPlan(samples=2, pass_at=(2,), success_part=""),
+    rewards=RewardGraph({"judge": _unreachable}, Part("judge")),
+  )
+  assert report.masked == 12
+  assert report.estimates(report.overall) == {"greedy": None, "avg@2": None, "pass@2": None}
+  metrics = report.metrics()
+  for name in ("greedy", "avg@2", "pass@2_low", "sums/greedy"):
+    assert math.isnan(metrics[name]), name
+  json.dumps(report.to_dict(), allow_nan=False)
 
 
 def test_success_is_read_from_the_part_even_where_the_total_is_invalid():

@@ -1,12 +1,12 @@
-"""The journal keeps what was finished, drops what a crash tore off, refuses damage."""
+"""The journal keeps what was finished, drops what a crash tore off, and tells what it lost."""
 
 import numpy as np
 import pytest
 
-from agentjax.training.journal import Journal, StepRecord, read_journal
+from agentjax.training.journal import MAGIC, VERSION, Journal, StepRecord, read_journal
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, ToolRecord
-from agentjax.trajectory.recordlog import StoreError
+from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
 
 
 def _trajectory(step: int, task: int):
@@ -36,7 +36,7 @@ def test_reopened_journal_knows_its_steps_and_episodes_and_appends_none_twice(tm
   np.testing.assert_array_equal(episodes[2, 3, 0].segments[1].log_probs, np.float32([-0.5, -0.25]))
   assert episodes[2, 3, 0].tools[0].output == "2"
   journal.add_trajectory(_trajectory(2, 3))
-  journal.finish_step(StepRecord(2, "rl", (), "other"))
+  journal.finish_step(StepRecord(2, "rl", (), "hash2"))
   journal.close()
   assert len(list(read_journal(path))) == 6
 
@@ -54,11 +54,61 @@ def test_every_torn_tail_is_dropped_and_writing_goes_on(tmp_path):
     assert (3, 1, 0) in Journal(path).trajectories(lambda address: True)
 
 
-def test_damage_in_the_middle_is_refused_with_its_offset(tmp_path):
+def _record_ends(path) -> list[int]:
+  """Offsets at which the records of a journal begin, and where the last one ends."""
+  reader = RecordReader(path, MAGIC, VERSION)
+  return [offset for offset, _ in reader.with_offsets()] + [path.stat().st_size - 16]
+
+
+@pytest.mark.parametrize("kind", ["payload", "head", "header", "removed"])
+def test_what_is_whole_of_a_damaged_journal_is_kept_and_the_loss_is_told(tmp_path, kind):
+  path = tmp_path / "journal.log"
+  _write(path, 3)
+  starts, data = _record_ends(path), bytearray(path.read_bytes())
+  fourth = starts[3]  # the first episode of step 2
+  if kind == "removed":
+    del data[fourth : starts[4]]
+  else:
+    data[{"payload": fourth + 40, "head": fourth + 2, "header": 9}[kind]] ^= 0x10
+  path.write_bytes(bytes(data))
+  journal = Journal(path)
+  assert len(journal.faults) == 1
+  assert journal.lost_steps(4) == ([4] if kind == "header" else [2, 4])
+  assert set(journal.steps) == {1, 2, 3}
+  journal.close()
+  assert (tmp_path / "journal.log.damaged").read_bytes() == bytes(data)
+  again = Journal(path)
+  assert not again.faults and len(again.steps) == 3
+  again.close()
+
+
+def test_every_flipped_bit_costs_at_most_a_record(tmp_path):
+  path = tmp_path / "journal.log"
+  _write(path, 3)
+  whole = path.read_bytes()
+  for bit in np.random.default_rng(0).integers(0, 8 * (len(whole) - 16), 60).tolist():
+    data = bytearray(whole)
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(bytes(data))
+    journal = Journal(path)
+    kept = len(journal.steps) + len(journal.trajectories(lambda address: True))
+    assert kept >= 8 and (kept == 9 or journal.faults or journal.torn)
+    journal.close()
+
+
+def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path):
+  path = tmp_path / "other.log"
+  RecordWriter(path, b"OTHERLOG", 1).close()
+  before = path.read_bytes()
+  with pytest.raises(StoreError, match="not a AJXJRNL file"):
+    Journal(path)
+  assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_step_that_came_out_otherwise_is_recorded_anew(tmp_path):
   path = tmp_path / "journal.log"
   _write(path, 2)
-  damaged = bytearray(path.read_bytes())
-  damaged[60] ^= 0xFF
-  path.write_bytes(bytes(damaged))
-  with pytest.raises(StoreError, match=r"journal\.log: byte \d+"):
-    Journal(path)
+  journal = Journal(path)
+  journal.finish_step(StepRecord(2, "rl", ((2, 3, 0), (2, 7, 0)), "another machine's"))
+  journal.close()
+  assert Journal(path).steps[2].fingerprint == "another machine's"

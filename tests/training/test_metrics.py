@@ -3,9 +3,18 @@
 import io
 import math
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 
-from agentjax.training.metrics import MetricsWriter, plot_rewards, read_metrics, without_times
+from agentjax.training import compilation
+from agentjax.training.metrics import (
+  MetricsWriter,
+  memory_in_use,
+  plot_rewards,
+  read_metrics,
+  without_times,
+)
 from agentjax.training.progress import ProgressDisplay
 
 
@@ -46,6 +55,40 @@ def test_plot_is_a_png(tmp_path):
   assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_time_left_leaves_out_what_the_clock_leaves_out():
+  now = [0.0]
+  out = io.StringIO()
+  with ProgressDisplay(Console(file=out, width=100), {}, 0.0, clock=lambda: now[0]) as progress:
+    progress.stage("rl", 5)
+    now[0] += 2.0
+    progress.update(1, {})
+  assert "left 0:08" in out.getvalue()
+
+
+def test_the_clock_stands_still_while_programs_are_compiled(monkeypatch):
+  monkeypatch.setattr(compilation, "_spans", [])
+  monkeypatch.setattr(compilation, "_closed", 0.0)
+  now = [100.0]
+  monkeypatch.setattr(compilation.time, "monotonic", lambda: now[0])
+  compilation._note("/jax/core/compile/jaxpr_trace_duration", 2.0)  # 98 to 100, within the next
+  now[0] = 103.0
+  compilation._note("/jax/core/compile/jaxpr_trace_duration", 6.0)
+  compilation._note("/jax/other", 50.0)
+  now[0] = 110.0
+  compilation._note("/jax/core/compile/backend_compile_duration", 4.0)
+  assert compilation.seconds() == 10.0 and compilation.clock() == 100.0
+
+
+def test_compiling_is_noticed():
+  before = compilation.seconds()
+  jax.jit(lambda x: x * 3 + 1)(jnp.arange(7.0)).block_until_ready()
+  assert compilation.seconds() > before
+
+
+def test_memory_of_this_process_is_known():
+  assert 0.01 < memory_in_use()["memory/host_peak"] < 1000
+
+
 def test_progress_shows_values_and_time_left_on_terminal_and_in_logs():
   for terminal in (True, False):
     out = io.StringIO()
@@ -53,6 +96,6 @@ def test_progress_shows_values_and_time_left_on_terminal_and_in_logs():
     with ProgressDisplay(console, {"reward/mean": "reward"}, line_seconds=0.0) as progress:
       progress.stage("reinforce", 4)
       for i in range(1, 5):
-        progress.update(i, {"reward/mean": i / 4})
+        progress.update(i, {"reward/mean": i / 4 if i != 2 else math.nan})
     text = out.getvalue()
     assert "reinforce" in text and "reward" in text and "left" in text and "4/4" in text

@@ -53,6 +53,18 @@ def test_a_run_leaves_everything_it_promises(finished_run):
   assert stages == [(1, "supervised"), (2, "supervised"), (3, "rl"), (4, "rl"), (5, "rl")]
 
 
+def test_rows_hold_learning_rate_memory_and_time_by_phase(finished_run):
+  directory, *_ = finished_run
+  every = read_metrics(directory / "metrics.jsonl")
+  assert [row["learning_rate"] for row in every] == [1e-3, 1e-3, 1e-2, 1e-2, 1e-2]
+  for row in every:
+    phases = ("step", "update", "evaluation", "compilation", "save")
+    seconds = {name: row[f"time/{name}"] for name in phases}
+    assert min(seconds.values()) >= 0 and row["memory/host_peak"] > 0
+    assert seconds["update"] + seconds["evaluation"] <= seconds["step"]
+  assert every[0]["time/compilation"] > 0
+
+
 def test_sampler_and_trainer_agree_at_every_step(finished_run):
   directory, *_ = finished_run
   gaps = [r["mismatch/max"] for r in _rows(directory) if r["stage"] == "rl"]
@@ -75,9 +87,8 @@ def test_every_recorded_step_replays_to_the_same_hash(finished_run, step):
   def no_world(task):
     raise AssertionError("a replay must not act")
 
-  run = Run(
-    smoke_experiment(), directory, extensions=Extensions(make_environment=no_world), console=quiet()
-  )
+  own = Extensions(make_environment=no_world)
+  run = Run(smoke_experiment(), directory, extensions=own, console=quiet(), allow_changes=True)
   assert run.replay(step).identical
 
 
@@ -209,7 +220,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_anything_starts(tmp_
   experiment.rollout.max_total_tokens = 40
   with pytest.raises(ConfigError, match=r"prompt of task \d+ of 'word_problems' has \d+ tokens"):
     Run(experiment, tmp_path / "run", console=quiet()).train()
-  assert not (tmp_path / "run" / "checkpoints").exists()
+  assert not (tmp_path / "run").exists()
 
 
 def test_gradients_that_stay_non_finite_stop_the_run_and_change_nothing(tmp_path, finished_run):

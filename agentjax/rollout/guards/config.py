@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.names import load
 from agentjax.rollout.guards.hooks import Hook, HookConfig, build_hook
 from agentjax.rollout.guards.permissions import (
@@ -55,7 +55,7 @@ class GuardsConfig(Config):
   """
 
   rules: str = ""
-  rules_file: str | None = None
+  rules_file: FilePath | None = None
   predicates: tuple[str, ...] = ()
   triggers: tuple[str, ...] = ()
   hooks: tuple[HookConfig, ...] = ()
