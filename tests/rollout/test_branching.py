@@ -349,7 +349,7 @@ def test_an_environment_that_cannot_be_copied_now_is_not_branched(run):
 def test_an_environment_that_cannot_be_restored_masks_its_branch_alone(run):
   members = play(run, lambda task: faulty([], restore=True))
   assert [t.status for t in members] == [Status.OK] * 2 + [Status.ENV_ERROR] * 2
-  assert "restore() raised OSError" in members[2].metadata["reason"]
+  assert "resume() raised OSError" in members[2].metadata["reason"]
 
 
 def test_a_program_that_starts_anew_cannot_be_branched(run):
