@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,11 @@ class QuestionEnvironment(Environment):
     self._conversation.extend(messages)
     return Step(Observation(messages), tools=records)
 
-  def snapshot(self) -> bytes:
+  def snapshot(self) -> bytes | Awaitable[bytes]:
+    return self._state()
+
+  def _state(self) -> bytes:
+    """The conversation."""
     if self._task is None:
       raise RuntimeError("snapshot() before reset(task, key)")
     state = {
