@@ -674,9 +674,8 @@ class _Session:
     if self._one_step_off_under_way(step):
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
-    return self.runner.run(
-      evaluate_policy(self.parts, self.engine, self.learner.policy(state), step, plan)
-    )
+    policy = self.learner.policy(state)
+    return evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan)
 
   def _evaluate_into(
     self, name: str, state: TrainState, step: int, progress: ProgressDisplay
