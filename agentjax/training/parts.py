@@ -35,6 +35,7 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
 from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
+from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
 from agentjax.trajectory.record import MONTE_CARLO
 
 
@@ -162,7 +163,7 @@ def build_parts(
 
   Args:
     experiment: validated.
-    directory: where a tokenizer trained on the tasks is kept.
+    directory: where a tokenizer trained on the tasks is kept, and files that tools make.
     extensions: what the caller brings.
 
   Raises:
@@ -170,6 +171,8 @@ def build_parts(
     DataError: tasks that cannot be read.
   """
   scoring = build_scoring(experiment, extensions)
+  if directory is not None:
+    scoring.registry.artifacts = ArtifactStore(directory / FOLDER)
   tasks, registry, world = scoring.tasks, scoring.registry, scoring.world
   lines = itertools.chain.from_iterable(
     conversation_texts(
