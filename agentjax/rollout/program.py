@@ -128,7 +128,7 @@ class TurnWatcher(Protocol):
     """It took turn ``episode.turn - 1`` and drew ``sample``."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class BranchPoint:
   """An episode as it stood before a turn of the policy, for others to go on from there.
 

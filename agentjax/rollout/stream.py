@@ -252,8 +252,9 @@ class GroupStream:
     self._consume((key,))
 
   def _note_end(self, play: asyncio.Task[None]) -> None:
-    if not play.cancelled():
-      self._error = self._error or play.exception()
+    error = None if play.cancelled() else play.exception()
+    if error is not None and play in self._plays():  # not of a group that was given up
+      self._error = self._error or error
     self._changed.set()
 
   def _draw(self) -> tuple[Task, list[Address]]:

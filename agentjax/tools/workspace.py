@@ -197,7 +197,9 @@ class TreeStore:
   def close(self) -> None:
     """Removes a temporary store; one in a folder of its own stays."""
     if self._temporary is not None:
-      self._temporary.cleanup()
+      with _WRITING:
+        self._uses.clear()  # nothing is left to release
+        self._temporary.cleanup()
 
   def _put(self, files: Iterable[tuple[str, str, bytes | str]]) -> str:
     """Of (path, kind, content of a file or value of another entry), one after the other."""

@@ -376,3 +376,28 @@ def test_episodes_of_a_dropped_group_are_not_kept():
 
   dropped, episodes = asyncio.run(asyncio.wait_for(main(), 20))
   assert dropped and all(t.step > FIRST for t in episodes)
+
+
+def test_a_group_that_is_dropped_may_break_on_its_way_out():
+  schedule = ScheduleConfig("async", 1, "drop")
+
+  class Breaking(ScriptedEngine):
+    async def open(self, prefix, *, priority=()):
+      if priority[0] != FIRST:
+        return await super().open(prefix, priority=priority)
+      try:
+        await asyncio.sleep(30)
+      except asyncio.CancelledError as cancelled:
+        raise RuntimeError("broken while it was cancelled") from cancelled
+
+  engine = Breaking(answers, delay=lambda address: 0.002)
+
+  async def main():
+    stream = make_stream(engine, schedule)
+    try:
+      return await steps(stream, engine, schedule), stream.dropped
+    finally:
+      await stream.close()
+
+  batches, dropped = asyncio.run(asyncio.wait_for(main(), 20))
+  assert dropped >= SIZE and [len(b) for b in batches] == [SIZE * GROUP] * STEPS
