@@ -5,6 +5,9 @@ r"""What a run needs on TPUs that are not there, from the compiler itself.
 Compiles the sharded update of the RL stage and a decoding step for the topology on this machine's
 CPU and prints, for one device, memory, work and collectives, whether it fits, and the largest batch
 that does. Needs libtpu: ``pip install 'agentjax[tpu]'``.
+
+The engine does not run decoding on a mesh yet: each of its lanes is one device with the whole
+model. A plan of a decoding step that splits the model says so.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from agentjax.command import main
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
   Plan,
+  decoding_note,
   describe_devices,
   largest_rows,
   plan_decoding,
@@ -45,7 +49,10 @@ _LARGEST = flags.DEFINE_bool("largest", True, "Also look for the largest batch t
 _UPDATE = flags.DEFINE_bool("update", True, "Plan the update.")
 _DECODE = flags.DEFINE_bool("decode", True, "Plan a decoding step.")
 _DECODE_MESH = flags.DEFINE_string(
-  "decode_mesh", None, "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh."
+  "decode_mesh",
+  None,
+  "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh. The engine does not run "
+  "decoding on a mesh yet: each of its lanes is one device.",
 )
 _SLOTS = flags.DEFINE_integer("slots", None, "Contexts decoded at once; default engine.slots.")
 
@@ -75,6 +82,8 @@ def run(argv: list[str]) -> None:
     )
   if _DECODE.value:
     mesh, length = _decode_mesh(experiment), experiment.engine.max_length
+    if note := decoding_note(make_mesh(mesh, devices)):
+      console.print(note)
 
     def decode(slots: int) -> Plan:
       return plan_decoding(

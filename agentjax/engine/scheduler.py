@@ -35,7 +35,14 @@ from agentjax.engine.request import (
   Sample,
   SampleRequest,
 )
-from agentjax.engine.slots import Routed, SlotEngine, Weights, make_store, token_array
+from agentjax.engine.slots import (
+  Routed,
+  SlotEngine,
+  Weights,
+  make_store,
+  token_array,
+  whole_on,
+)
 from agentjax.engine.store import Snapshot, Stored
 from agentjax.models import ModelConfig, Params
 
@@ -632,7 +639,9 @@ class Engine:
     once, when it is planned, and its tokens carry their version.
     """
     engines = {lane.slots.device: lane.slots for lane in self._lanes}
-    weights = {d: slots.prepare(params, version) for d, slots in engines.items()}
+    copies = whole_on(list(engines), params)
+    # Each copy goes when it is prepared.
+    weights = {d: slots.prepare(copies.pop(d), version) for d, slots in engines.items()}
     if not self._weights:  # nothing runs yet
       for lane in self._lanes:
         lane.slots.use(weights[lane.slots.device])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -146,12 +147,11 @@ class SlotEngine:
 
     They may be sharded; where they span processes, all processes must call this together.
     """
-    self.use(self.prepare(params, version))
+    self.use(self.prepare(whole_on([self.device], params)[self.device], version))
 
   def prepare(self, params: Params, version: int) -> Weights:
-    """What ``publish`` would use, made once for several engines on one device."""
-    local = jax.device_put(jax.tree.map(_on_this_host, params), self.device)
-    return Weights(self.programs.prepare(local), version)
+    """What ``publish`` would use, of parameters that are whole on this device."""
+    return Weights(self.programs.prepare(params), version)
 
   def use(self, weights: Weights) -> None:
     """Switches to prepared weights."""
@@ -405,13 +405,32 @@ def make_store(config: EngineConfig) -> Store:
   return Store(config.device_store_mb << 20, config.host_store_mb << 20)
 
 
-def _on_this_host(value: jax.Array) -> jax.Array:
-  """The whole of an array; one that spans hosts is gathered, so all hosts must come here."""
-  if value.is_fully_addressable:
-    return value
-  assert isinstance(value.sharding, jax.sharding.NamedSharding)
-  everywhere = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())
-  return jax.jit(lambda v: v, out_shardings=everywhere)(value).addressable_data(0)
+def whole_on(devices: Sequence[jax.Device], params: Params) -> dict[jax.Device, Params]:
+  """Parameters, however they are sharded, whole on each of some devices of this process.
+
+  An array that spans processes is gathered once for all devices, so all processes must call this
+  together. Beside the copies asked for, the training devices hold no more than that one array
+  whole.
+  """
+  leaves, tree = jax.tree.flatten(params)
+  copies: dict[jax.Device, list[jax.Array]] = {device: [] for device in devices}
+  for leaf in leaves:
+    sources: dict[jax.Device, jax.Array] = {}
+    if not leaf.is_fully_addressable:
+      assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
+      gathered = _gather(leaf.sharding.mesh)(leaf)
+      sources = {shard.device: shard.data for shard in gathered.addressable_shards}
+      leaf = next(iter(sources.values()))
+    for device, copy in copies.items():
+      copy.append(jax.device_put(sources.get(device, leaf), device))
+  return {device: jax.tree.unflatten(tree, copy) for device, copy in copies.items()}
+
+
+@functools.cache
+def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
+  """Makes an array whole on every device; compiled once for each shape and sharding."""
+  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  return jax.jit(lambda value: value, out_shardings=everywhere)
 
 
 def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""The environment protocol: reset, step, snapshot, restore, close."""
+"""The environment protocol: reset, step, close; snapshot and restore where it can be branched."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Awaitable, Sequence
 
 from agentjax.tools.protocol import Tool
 from agentjax.trajectory.record import (
@@ -72,13 +73,34 @@ class Environment(abc.ABC):
   async def step(self, action: Action) -> Step:
     """Advances by one turn of the policy."""
 
-  @abc.abstractmethod
-  def snapshot(self) -> bytes:
-    """The whole state of the episode, for branching and exact resume."""
+  def snapshot(self) -> bytes | None | Awaitable[bytes | None]:
+    """The whole state of the episode, for others to go on from; may be a coroutine.
 
-  @abc.abstractmethod
+    None, or NotImplementedError, says that this environment has no snapshots. Samplers that branch
+    then refuse it; all others never ask.
+    """
+    return None
+
   def restore(self, state: bytes) -> None:
     """Returns to a snapshot, also in a fresh instance on which reset was called with its task."""
+    raise NotImplementedError(f"{type(self).__name__} has no snapshots")
+
+  async def resume(self, task: Task, key: int, state: bytes) -> None:
+    """Starts a fresh instance where another took ``state``, in the place of ``reset``."""
+    await self.reset(task, key)
+    self.restore(state)
+
+  def discard(self, state: bytes) -> None:  # noqa: B027 (most snapshots hold nothing outside)
+    """Nobody goes on from ``state`` any more: frees what is kept for it, also after ``close``."""
 
   async def close(self) -> None:  # noqa: B027 (most environments hold nothing)
     """Frees what the episode holds; called exactly once, also after errors."""
+
+
+async def take_snapshot(environment: Environment) -> bytes | None:
+  """``environment.snapshot()``, however it is written; None where there is none."""
+  try:
+    state = environment.snapshot()
+    return await state if inspect.isawaitable(state) else state
+  except NotImplementedError:
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,18 @@ class QuestionEnvironment(Environment):
       return self._end(Step(Observation(()), terminated=True, status=Status.ENV_ERROR))
     results = await self._call_tools(action.tool_calls, turn)
     records = tuple(
-      ToolRecord(
-        turn, call.name, call.arguments, result.status.value, result.output, result.seconds
-      )
-      for call, result in zip(action.tool_calls, results, strict=True)
+      [
+        ToolRecord(
+          turn,
+          call.name,
+          call.arguments,
+          result.status.value,
+          result.output,
+          result.seconds,
+          await self._kept(result),
+        )
+        for call, result in zip(action.tool_calls, results, strict=True)
+      ]
     )
     if any(result.status is ToolStatus.INFRA_ERROR for result in results):
       return self._end(
@@ -108,7 +116,11 @@ class QuestionEnvironment(Environment):
     self._conversation.extend(messages)
     return Step(Observation(messages), tools=records)
 
-  def snapshot(self) -> bytes:
+  def snapshot(self) -> bytes | Awaitable[bytes]:
+    return self._state()
+
+  def _state(self) -> bytes:
+    """The conversation."""
     if self._task is None:
       raise RuntimeError("snapshot() before reset(task, key)")
     state = {
@@ -169,6 +181,14 @@ class QuestionEnvironment(Environment):
   def _context(self, turn: int, index: int) -> ToolContext:
     seed = _call_seed(self._key, turn, index)
     return ToolContext(episode=self._episode, seed=seed, timeout=self._tool_timeout)
+
+  async def _kept(self, result: ToolResult) -> dict[str, str]:
+    """The hashes of the files that a call made."""
+    store = self._registry.artifacts
+    if store is None or not result.artifacts:
+      return {}
+    files = result.artifacts.items()
+    return {name: await asyncio.to_thread(store.put, name, content) for name, content in files}
 
   async def _call_tools(self, calls: Sequence[ToolCall], turn: int) -> list[ToolResult]:
     async with asyncio.TaskGroup() as group:

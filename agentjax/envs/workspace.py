@@ -22,8 +22,8 @@ from agentjax.trajectory.record import Status, Task
 class WorkspaceEnvironment(QuestionEnvironment):
   """A question with tools that share a folder, which is handed in when the policy stops calling.
 
-  The folder is saved after every turn, so a snapshot holds the hash of its tree; ``restore`` finds
-  the tree in the store of ``workspaces``, and no call is made again.
+  A snapshot saves the folder and holds the hash of its tree; ``restore`` finds the tree in the
+  store of ``workspaces``, until ``discard``, and no call is made again.
 
   Args:
     registry: tools, those over ``workspaces`` among them.
@@ -47,45 +47,63 @@ class WorkspaceEnvironment(QuestionEnvironment):
     self._workspaces = workspaces
     self._files = files
     self._hand_in = hand_in
-    self._tree = ""
+    self._tree = ""  # what the folder began as
+    self._begun = False  # whether a call may have changed it since
 
   async def reset(self, task: Task, key: int) -> Observation:
     observation = await super().reset(task, key)
-    self._tree = await asyncio.to_thread(self._workspaces.store.put_files, self._files(task))
+    self._begin(await asyncio.to_thread(self._workspaces.store.put_files, self._files(task)))
     await self._workspaces.restore(self._episode, self._tree)
     return observation
 
   async def step(self, action: Action) -> Step:
+    self._begun = self._begun or bool(action.tool_calls)
     step = await super().step(action)
-    if step.status is not Status.OK:
+    if step.status is not Status.OK or not step.terminated:
       return step
-    if not step.terminated:
-      self._tree = await self._workspaces.snapshot(self._episode)
-      return step
-    files = await asyncio.to_thread(self._read)
+    if self._begun:
+      files = await self._workspaces.files(self._episode)
+    else:
+      files = await asyncio.to_thread(self._saved)
     return dataclasses.replace(step, answer=self._hand_in(files))
 
-  def snapshot(self) -> bytes:
-    state = {"episode": super().snapshot().decode(), "tree": self._tree}
-    return json.dumps(state, sort_keys=True).encode()
+  async def snapshot(self) -> bytes:
+    if self._begun:
+      tree = await self._workspaces.snapshot(self._episode)
+    else:
+      tree = self._tree
+      self._workspaces.store.hold(tree)
+    return json.dumps({"episode": self._state().decode(), "tree": tree}, sort_keys=True).encode()
 
   def restore(self, state: bytes) -> None:
     values = json.loads(state)
     super().restore(values["episode"].encode())
-    self._tree, self._behind = values["tree"], True
+    self._workspaces.store.hold(values["tree"])
+    self._begin(values["tree"])
+    self._behind = True
+
+  def discard(self, state: bytes) -> None:
+    self._workspaces.store.release(json.loads(state)["tree"])
 
   async def close(self) -> None:
     if self._task is not None:
       await self._workspaces.end(self._episode)
     await super().close()
+    self._begin("")
 
   async def _catch_up(self, turn: int) -> bool:
     await self._workspaces.restore(self._episode, self._tree)
     self._behind = False
     return True
 
-  def _read(self) -> dict[str, bytes]:
-    """The regular files of the folder as the last turn left it."""
+  def _begin(self, tree: str) -> None:
+    """Takes over ``tree``, which is held already, in the place of the one before."""
+    before, self._tree, self._begun = self._tree, tree, False
+    if before:
+      self._workspaces.store.release(before)
+
+  def _saved(self) -> dict[str, bytes]:
+    """The regular files that the folder began with."""
     store = self._workspaces.store
     return {
       entry.path: store.read(entry)

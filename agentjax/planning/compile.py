@@ -191,6 +191,17 @@ def plan_decoding(
     )
 
 
+def decoding_note(mesh: jax.sharding.Mesh) -> str | None:
+  """What to know of ``plan_decoding`` on a mesh that splits the model; None on any other."""
+  split = [f"{axis}={mesh.shape[axis]}" for axis in ("expert", "tensor") if mesh.shape[axis] > 1]
+  if not split:
+    return None
+  return (
+    f"note: the engine does not run decoding on a mesh ({', '.join(split)}) yet. Each of its lanes "
+    "is one device, which holds the whole model; --decode_mesh=tensor=1 plans that."
+  )
+
+
 def largest_rows(
   plan: Callable[[int], Plan], first: Plan, step: int, capacity: int, compiles: int = 6
 ) -> Plan | None:

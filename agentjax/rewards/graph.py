@@ -7,6 +7,7 @@ be computed is ``invalid(reason)`` and travels up to the total as such: it is ne
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import logging
@@ -221,12 +222,12 @@ class RewardGraph:
     self._finish(trajectory)
 
   async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
-    """``score`` for all trajectories of one task, group scorers included.
+    """``score`` for all trajectories of one task at once, group scorers included.
 
     Group scorers do not see broken members.
     """
-    for trajectory in trajectories:
-      await self._score_parts(trajectory, task)
+    # At once: a group takes as long as its slowest member.
+    await asyncio.gather(*(self._score_parts(trajectory, task) for trajectory in trajectories))
     members = [t for t in trajectories if not t.status.broken]
     for name, scorer in self._group_scorers.items():
       if not members:

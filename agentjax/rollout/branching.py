@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import logging
 import math
 
 import numpy as np
 from jaxtyping import Float
 
-from agentjax.engine.request import EngineError, Sample
+from agentjax.engine.request import Sample
 from agentjax.rollout import keys
 from agentjax.rollout.config import BranchConfig
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
 from agentjax.trajectory.record import Trajectory
-
-_log = logging.getLogger(__name__)
 
 
 def probe_entropy(entropies: Float[np.ndarray, " tokens"], probe_tokens: int) -> float:
@@ -203,13 +200,7 @@ class _Path:
     """Keeps the moment before a turn that may turn out unsure."""
     if episode.turn == 0 or not self._settled_turn or self._tree.full:
       return
-    try:
-      self._point = await episode.mark()
-    except (EngineError, NotImplementedError):
-      raise
-    except Exception as error:
-      # Of the environment, which cannot be copied now and may well go on.
-      _log.warning("no branch of %s can begin here", episode.address, exc_info=error)
+    self._point = await episode.mark()
 
   def after(self, episode: Episode, sample: Sample) -> None:
     """Looks at the turn, and offers it."""

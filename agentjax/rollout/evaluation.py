@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -184,32 +184,36 @@ class EvaluationReport:
     return plain
 
 
-async def evaluate(
+class Episodes(NamedTuple):
+  """What an evaluation played, in the order of addresses; either may be empty."""
+
+  greedy: list[Trajectory]
+  sampled: list[Trajectory]
+
+
+async def play(
   tasks: Sequence[Task],
   *,
   player: Player,
   make_environment: MakeEnvironment,
   rewards: RewardGraph,
   plan: EvaluationPlan,
-  tool_names: Collection[str],
   step: int,
   program: EpisodeProgram = tool_episode,
-) -> EvaluationReport:
-  """Runs every task greedily and ``plan.samples`` times by sampling, and reports success.
+) -> Episodes:
+  """Runs every task greedily and ``plan.samples`` times by sampling.
 
   The keys of its draws differ from those of training at every step, and are the same for every
-  evaluation at one step, so that two evaluations of the same weights agree.
+  evaluation at one step, so that two evaluations of the same weights agree; so do those of which
+  each plays a part of the tasks.
 
   Args:
-    tasks: at least one, with distinct ids.
+    tasks: with distinct ids.
     player: engine, tokenizer and rollout settings; ``group_size`` is not used here.
     make_environment, rewards, program: as in ``collect``.
     plan: what to measure.
-    tool_names: tools the policy is given, for the statistics.
     step: training step the weights come from.
   """
-  if not tasks:
-    raise ValueError("an evaluation needs at least one task, got none; check config.data")
   player = dataclasses.replace(player, run_seed=keys.evaluation_seed(player.run_seed))
 
   async def run(samples: int, sampling: SamplingConfig) -> list[Trajectory]:
@@ -223,10 +227,35 @@ async def evaluate(
       program=program,
     )
 
-  greedy = await run(1, SamplingConfig(temperature=0.0)) if plan.greedy else []
-  sampled = await run(plan.samples, player.sampling) if plan.samples else []
+  return Episodes(
+    await run(1, SamplingConfig(temperature=0.0)) if plan.greedy else [],
+    await run(plan.samples, player.sampling) if plan.samples else [],
+  )
+
+
+async def evaluate(
+  tasks: Sequence[Task],
+  *,
+  player: Player,
+  make_environment: MakeEnvironment,
+  rewards: RewardGraph,
+  plan: EvaluationPlan,
+  tool_names: Collection[str],
+  step: int,
+  program: EpisodeProgram = tool_episode,
+) -> EvaluationReport:
+  """``play`` and ``summarise``; ``tool_names`` are those the policy is given, for statistics."""
+  episodes = await play(
+    tasks,
+    player=player,
+    make_environment=make_environment,
+    rewards=rewards,
+    plan=plan,
+    step=step,
+    program=program,
+  )
   return summarise(
-    tasks, greedy, sampled, plan=plan, tool_names=tool_names, seed=player.run_seed, step=step
+    tasks, *episodes, plan=plan, tool_names=tool_names, seed=player.run_seed, step=step
   )
 
 
@@ -240,9 +269,20 @@ def summarise(
   seed: int,
   step: int,
 ) -> EvaluationReport:
-  """The report on episodes that have run; either kind may be empty. ``seed`` is for intervals."""
+  """The report on episodes that ``play`` has run; either kind may be empty.
+
+  Args:
+    tasks: at least one, with distinct ids.
+    greedy, sampled: the episodes.
+    plan: what to measure.
+    tool_names: tools the policy is given, for the statistics.
+    seed: of the run. step: training step the weights come from.
+  """
+  if not tasks:
+    raise ValueError("an evaluation needs at least one task, got none; check config.data")
   greedy_success = _successes(greedy, plan)
   sampled_success = _successes(sampled, plan)
+  seed = keys.evaluation_seed(seed)
   words = keys.derive(seed, keys.Stream.BOOTSTRAP, step).tolist()
 
   def estimate(values: list[float]) -> Estimate | None:

@@ -6,13 +6,11 @@ value V of that state. They are played for that alone: nothing of them is record
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import logging
 
 import numpy as np
 
-from agentjax.engine.request import EngineError, Sample
+from agentjax.engine.request import Sample
 from agentjax.rewards.graph import RewardGraph, TurnScores
 from agentjax.rewards.process import monte_carlo_labels
 from agentjax.rollout.config import MonteCarloConfig
@@ -21,8 +19,6 @@ from agentjax.rollout.keys import BASELINE
 from agentjax.rollout.program import BranchPoint, Episode
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import MONTE_CARLO, Task, Trajectory
-
-_log = logging.getLogger(__name__)
 
 
 def monte_carlo_part(trajectory: Trajectory, task: Task) -> TurnScores:
@@ -73,13 +69,8 @@ class _Member:
     """Sends completions on their way from here."""
     if episode.turn == 0 and self._config.form == "label":
       return
-    try:
-      point = await episode.mark()
-    except (EngineError, NotImplementedError, asyncio.CancelledError):
-      raise
-    except Exception as error:
-      # Of the environment, which cannot be copied now and may well go on.
-      _log.warning("no completion of %s can begin here", episode.address, exc_info=error)
+    point = await episode.mark()
+    if point is None:
       return
     self._points.append(point)
     count = self._config.completions

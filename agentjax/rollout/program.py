@@ -27,6 +27,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from agentjax.config import ConfigError
 from agentjax.engine.config import SamplingConfig
 from agentjax.engine.grammar import compile_tool_calls
 from agentjax.engine.request import (
@@ -37,7 +38,7 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.scheduler import Context, Engine, Prefix
-from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.rollout import keys
 from agentjax.rollout.config import RolloutConfig
 from agentjax.text.chat import Chat, Span
@@ -128,20 +129,28 @@ class TurnWatcher(Protocol):
     """It took turn ``episode.turn - 1`` and drew ``sample``."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class BranchPoint:
   """An episode as it stood before a turn of the policy, for others to go on from there.
 
-  It holds a context of the engine until ``release``.
+  It holds a context of the engine, and what the environment keeps for ``state``, until ``release``.
   """
 
   episode: Episode  # a copy that never acts
   state: bytes  # of the environment
+  released: bool = False
 
   def release(self) -> None:
-    """Gives the context back; episodes that went on from here live on. May be called twice."""
-    if self.episode._context is not None:
-      self.episode._context.close()
+    """Gives back what it holds; episodes that went on from here live on. May be called twice."""
+    if self.released:
+      return
+    self.released = True
+    assert self.episode._context is not None
+    self.episode._context.close()
+    try:
+      self.episode._environment.discard(self.state)
+    except Exception as error:
+      _log.warning("a snapshot of %s cannot be freed", self.episode.address, exc_info=error)
 
 
 class Episode:
@@ -206,31 +215,55 @@ class Episode:
     """Whether a conversation is under way, as it is from the start for one that was branched."""
     return self._context is not None
 
-  async def mark(self) -> BranchPoint:
-    """This moment, before a turn of the policy. What the environment raises propagates."""
+  async def mark(self) -> BranchPoint | None:
+    """This moment, before a turn of the policy; None where the environment cannot be copied now.
+
+    Raises:
+      ConfigError: the environment has no snapshots.
+    """
     if self._context is None:
       raise RuntimeError("mark() before open(observation)")
-    state = self._environment.snapshot()
+    (context,) = await self._context.fork(1)
+    try:
+      state = await self._snapshot()
+    except BaseException:
+      context.close()
+      raise
+    if state is None:
+      context.close()
+      return None
     twin = copy.copy(self)
     twin._builder = self._builder.branch(self.address[2])
     twin._tools, twin._rewards = list(self._tools), list(self._rewards)
     twin._guards = list(self._guards)
-    (twin._context,) = await self._context.fork(1)
+    twin._context = context
     return BranchPoint(twin, state)
+
+  async def _snapshot(self) -> bytes | None:
+    """The environment's state; None where it failed to give it, which is logged."""
+    environment, config = self._environment, self.player.config
+    timeout, grace = config.environment_timeout, config.cancel_grace
+    try:
+      state = await _bounded(lambda: take_snapshot(environment), timeout, grace)
+    except Exception as error:
+      # It may well go on.
+      _log.warning("nobody can go on from %s at this turn", self.address, exc_info=error)
+      return None
+    if state is None:
+      raise ConfigError(
+        f"the sampler lets episodes go on from where others were, and {type(environment).__name__} "
+        "has no snapshots; allowed: an environment with snapshot() and restore(), or "
+        "config.rollout.sampler='independent' or 'oversample'."
+      )
+    return state
 
   async def restore(self, point: BranchPoint, branch: int) -> None:
     """Goes on from ``point``, an episode of this task, as the branch ``branch`` of it."""
     origin = point.episode
     key = keys.environment_key(self.player.run_seed, origin._environment_address)
     environment = self._environment
-
-    async def restored() -> Observation:
-      observation = await environment.reset(self.task, key)
-      environment.restore(point.state)
-      return observation
-
     self._time_left = origin._time_left
-    await self._ask("restore", Observation, restored)
+    await self._ask("resume", type(None), lambda: environment.resume(self.task, key, point.state))
     assert origin._context is not None
     (self._context,) = await origin._context.fork(1)
     self.turn, self._length = origin.turn, origin._length

@@ -2,8 +2,8 @@
 
 Groups begin in the order of their tasks: round by round, one batch of tasks each, within a round by
 task id. The round stands in their addresses where ``collect`` has the step, so that what they draw
-does not depend on when they run. All methods but those about states are coroutines of one event
-loop; the groups go on there between calls.
+does not depend on when they run. The groups go on between calls, in the event loop that all
+coroutines of a stream belong to: nothing of a stream is read or changed in another thread.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from agentjax.data import TaskIterator
 from agentjax.rollout.keys import Address
@@ -36,14 +36,30 @@ class _Round:
 
 @dataclasses.dataclass
 class _Group:
-  """A group under way."""
+  """A group that has begun and was not taken; ``members`` once all its episodes have ended."""
 
   version: int  # its tokens are of these weights or newer ones
-  play: asyncio.Task[list[Trajectory]]
+  play: asyncio.Task[None] | None = None
+  members: list[Trajectory] | None = None
+
+
+class StreamState(NamedTuple):
+  """What a stream goes on from.
+
+  Attributes:
+    plain: JSON: which groups are still to be trained on.
+    episodes: those that have ended and belong to such groups; they are not run again.
+  """
+
+  plain: dict[str, Any]
+  episodes: list[Trajectory]
 
 
 class GroupStream:
   """Starts groups, keeps them going and hands them over.
+
+  ``set_state``, ``awaits`` and ``remember`` are for the time before the first group begins. All
+  other methods are coroutines and run in one event loop, in which ``accept`` is called too.
 
   Args:
     playing: plays a group.
@@ -51,17 +67,14 @@ class GroupStream:
     first: number of the first round.
     group_size: episodes of a group.
     schedule: which groups a step takes.
-    finished: episodes that are not to be run again, by address; read when a group begins.
     share: the part of a round's groups that is played here.
     accept: whether a group that has ended is to be trained on; None takes all. One that is not is
       given up at once, and another begins in its place. Which groups a step gets then depends on
       ``accept``, the seed and the weights, not on what ends first.
     refill: how many may begin so for one step; then the step takes fewer groups.
-    on_refuse: called with the episodes of a group that is given up.
 
   Attributes:
     dropped: groups given up so far, as the schedule says.
-    refused: groups given up so far, as ``accept`` says.
   """
 
   def __init__(
@@ -72,59 +85,64 @@ class GroupStream:
     first: int,
     group_size: int,
     schedule: ScheduleConfig,
-    finished: Mapping[Address, Trajectory] | None = None,
     share: Share = list,
     accept: Accept | None = None,
     refill: int = 0,
-    on_refuse: Callable[[list[Trajectory]], None] | None = None,
   ):
-    self.dropped = self.refused = 0
-    self._accept, self._refill, self._on_refuse = accept, refill, on_refuse
-    self._refused_now = 0  # since the latest ``take``
-    self._playing, self._tasks, self._group_size = playing, tasks, group_size
+    self.dropped = 0
+    self._on_finish = playing.on_finish
+    self._playing = dataclasses.replace(playing, on_finish=self._keep)
+    self._accept, self._refill = accept, refill
+    self._refused: list[Trajectory] = []  # episodes of groups that were not accepted
+    self._refused_now = 0  # such groups since the latest ``take``
+    self._tasks, self._group_size = tasks, group_size
     self._schedule, self._share = schedule, share
-    self._finished: Mapping[Address, Trajectory] = {} if finished is None else finished
     self._next = first
     self._rounds: collections.deque[_Round] = collections.deque()
     self._waiting: collections.deque[tuple[Task, list[Address]]] = collections.deque()
     self._groups: dict[GroupKey, _Group] = {}
+    self._kept: dict[GroupKey, dict[Address, Trajectory]] = {}  # ended, and not trained on
     self._consumed: set[GroupKey] = set()  # of rounds that are not all consumed, or not yet drawn
+    self._changed = asyncio.Event()  # a play has ended
+    self._error: BaseException | None = None  # that ended a play
 
   # States.
 
-  @property
-  def oldest_round(self) -> int:
-    """The first round that has a group left."""
-    return self._rounds[0].number if self._rounds else self._next
-
   def awaits(self, address: Address) -> bool:
     """Whether the episode belongs to a group that was not trained on."""
-    return address[0] >= self.oldest_round and address[:2] not in self._consumed
+    return address[0] >= self._oldest_round and address[:2] not in self._consumed
 
-  def get_state(self) -> dict[str, Any]:
-    """Plain JSON: which groups are still to be trained on. The episodes are kept elsewhere."""
-    position = self._rounds[0].position if self._rounds else self._tasks.get_state()
-    consumed = [list(key) for key in sorted(self._consumed)]
-    return {
-      "round": self.oldest_round,
-      "tasks": position,
-      "consumed": consumed,
+  def remember(self, episodes: Iterable[Trajectory]) -> None:
+    """Episodes that are not to be run again."""
+    for episode in episodes:
+      self._kept.setdefault(episode.address[:2], {})[episode.address] = episode
+
+  def set_state(self, plain: dict[str, Any]) -> None:
+    """Goes on where ``get_state`` was taken; ``remember`` takes its episodes."""
+    assert not self._rounds and not self._groups
+    self._tasks.set_state(plain["tasks"])
+    self._next = plain["round"]
+    self._consumed = {(number, task) for number, task in plain["consumed"]}
+    self._refused_now = plain["refused"]
+
+  async def get_state(self) -> StreamState:
+    """What a later process goes on from."""
+    plain = {
+      "round": self._oldest_round,
+      "tasks": self._rounds[0].position if self._rounds else self._tasks.get_state(),
+      "consumed": [list(key) for key in sorted(self._consumed)],
       "refused": self._refused_now,
     }
+    return StreamState(plain, [t for group in self._kept.values() for t in group.values()])
 
-  def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on where ``get_state`` was taken; before any group began."""
-    assert not self._rounds and not self._groups
-    self._tasks.set_state(state["tasks"])
-    self._next = state["round"]
-    self._consumed = {(number, task) for number, task in state["consumed"]}
-    self._refused_now = state["refused"]
-
-  def consume(self, groups: Iterable[GroupKey]) -> None:
+  async def consume(self, groups: Collection[GroupKey]) -> None:
     """Notes that groups were trained on, here or by a process whose journal is executed again."""
-    self._consumed.update(groups)
-    while self._rounds and self._rounds[0].groups <= self._consumed:
-      self._consumed -= self._rounds.popleft().groups
+    self._consume(groups)
+
+  async def take_refused(self) -> list[Trajectory]:
+    """Episodes of the groups that ``accept`` gave up since the last call."""
+    refused, self._refused = self._refused, []
+    return refused
 
   # Playing.
 
@@ -149,70 +167,95 @@ class GroupStream:
       What ends an episode without being its own fault: errors of the engine or of the program.
     """
     while True:
-      for group in self._groups.values():
-        if group.play.done():
-          group.play.result()  # raises what ended it
+      self._changed.clear()
+      if self._error is not None:
+        raise self._error
       if self._schedule.stale == "drop":
         await self._drop(step, size)
-      pending = [self._pending(key, group) for key, group in self._groups.items()]
-      chosen = choose(pending, step, size, self._schedule)
-      running = [group.play for group in self._groups.values() if not group.play.done()]
-      if chosen is None and not running and self._missing:
-        chosen = [p.key for p in sorted(pending, key=lambda p: (p.version, p.key))[:size]]
+      running = any(not play.done() for play in self._plays())
+      chosen = self._choose(step, size, running)
       if chosen is not None:
         self._refused_now = 0
-        taken = [self._groups.pop(key).play.result() for key in sorted(chosen)]
-        return [trajectory for members in taken for trajectory in members]
+        taken = [self._groups.pop(key).members for key in sorted(chosen)]
+        return [trajectory for members in taken for trajectory in members or ()]
       if not running:
         raise RuntimeError(
           f"step {step} needs {size} groups and only {len(self._groups)} have begun, all of which "
           "have ended: fill() the stream first."
         )
-      await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+      await self._changed.wait()
 
   async def settle(self) -> None:
     """Waits until all groups under way have ended; none is taken."""
-    while running := [g.play for g in self._groups.values() if not g.play.done()]:
+    while running := [p for p in self._plays() if not p.done()]:
       await asyncio.wait(running)
 
   async def close(self) -> None:
     """Cancels what is under way and waits until every environment is closed."""
-    plays = [group.play for group in self._groups.values()]
+    plays = self._plays()
     self._groups.clear()
     await _cancel(plays)
+
+  @property
+  def _oldest_round(self) -> int:
+    """The first round that has a group left."""
+    return self._rounds[0].number if self._rounds else self._next
 
   @property
   def _missing(self) -> int:
     """Groups that were refused since the latest ``take`` and not replaced."""
     return max(0, self._refused_now - self._refill)
 
+  def _plays(self) -> list[asyncio.Task[None]]:
+    return [group.play for group in self._groups.values() if group.play is not None]
+
+  def _consume(self, groups: Iterable[GroupKey]) -> None:
+    for key in groups:
+      self._consumed.add(key)
+      self._kept.pop(key, None)
+    while self._rounds and self._rounds[0].groups <= self._consumed:
+      self._consumed -= self._rounds.popleft().groups
+
+  def _keep(self, trajectory: Trajectory) -> None:
+    if self._on_finish is not None:
+      self._on_finish(trajectory)
+    self.remember([trajectory])
+
   def _begin(self, version: int) -> None:
     """Starts the next group; ``version`` as in ``fill``."""
     task, addresses = self._draw()
     key = _key(addresses)
-    known = {a: t for a, t in self._finished.items() if a[:2] == key}
+    known = dict(self._kept.get(key, {}))  # a copy: the group's own episodes join the original
     oldest = min([version, *(_oldest_version(t, version) for t in known.values())])
-    play = asyncio.ensure_future(self._play(key, task, addresses, known))
-    self._groups[key] = _Group(oldest, play)
+    group = self._groups[key] = _Group(oldest)
+    group.play = asyncio.ensure_future(self._play(group, task, addresses, known))
+    group.play.add_done_callback(self._note_end)
 
   async def _play(
     self,
-    key: GroupKey,
+    group: _Group,
     task: Task,
     addresses: list[Address],
-    known: Mapping[Address, Trajectory],
-  ) -> list[Trajectory]:
+    known: dict[Address, Trajectory],
+  ) -> None:
     members = await self._playing.play(task, addresses, known)
-    if self._accept is not None and not self._accept(members):
-      self.refused += 1
-      self._refused_now += 1
-      if self._on_refuse is not None:
-        self._on_refuse(members)
-      if not self._missing:
-        self._begin(self._playing.player.engine.version)
-      del self._groups[key]
-      self.consume((key,))
-    return members
+    if self._accept is None or self._accept(members):
+      group.version = min(_oldest_version(t, group.version) for t in members)
+      group.members = members
+      return
+    key = _key(addresses)
+    self._refused += members
+    self._refused_now += 1
+    if not self._missing:
+      self._begin(self._playing.player.engine.version)
+    del self._groups[key]
+    self._consume((key,))
+
+  def _note_end(self, play: asyncio.Task[None]) -> None:
+    error = None if play.cancelled() else play.exception()
+    if error is not None and play in self._plays():  # not of a group that was given up
+      self._error = self._error or error
+    self._changed.set()
 
   def _draw(self) -> tuple[Task, list[Address]]:
     while not self._waiting:
@@ -222,26 +265,36 @@ class GroupStream:
       self._next += 1
       own = self._share(every)
       self._waiting.extend(group for group in own if _key(group[1]) not in self._consumed)
-      self.consume(())
+      self._consume(())
     return self._waiting.popleft()
 
-  def _pending(self, key: GroupKey, group: _Group) -> Pending[GroupKey]:
-    if not group.play.done():
-      return Pending(key, group.version, whole=False)
-    return Pending(key, min(_oldest_version(t, group.version) for t in group.play.result()), True)
+  def _choose(self, step: int, size: int, running: bool) -> list[GroupKey] | None:
+    """The groups that ``step`` takes; None where it has to wait, or no more can be had."""
+    whole = sum(group.members is not None for group in self._groups.values())
+    chosen = None
+    if whole >= size:
+      chosen = choose(self._pending(), step, size, self._schedule)
+    if chosen is None and not running and self._missing:
+      oldest_first = sorted(self._pending(), key=lambda p: (p.version, p.key))
+      chosen = [p.key for p in oldest_first if p.whole][:size]
+    return chosen
+
+  def _pending(self) -> list[Pending[GroupKey]]:
+    groups = self._groups.items()
+    return [Pending(key, group.version, group.members is not None) for key, group in groups]
 
   async def _drop(self, step: int, size: int) -> None:
     """Gives up groups that are too old and starts others."""
-    pending = [self._pending(key, group) for key, group in self._groups.items()]
-    old = [p.key for p in pending if p.version + self._schedule.bound < step]
     count = len(self._groups)
-    await _cancel([self._groups.pop(key).play for key in old])
-    self.consume(old)
+    old = [k for k, group in self._groups.items() if group.version + self._schedule.bound < step]
+    groups = [self._groups.pop(key) for key in old]
+    await _cancel([group.play for group in groups if group.play is not None])
+    self._consume(old)
     self.dropped += len(old)
     await self.fill(step, max(count, size))
 
 
-async def _cancel(plays: list[asyncio.Task[list[Trajectory]]]) -> None:
+async def _cancel(plays: list[asyncio.Task[None]]) -> None:
   for play in plays:
     play.cancel()
   await asyncio.gather(*plays, return_exceptions=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -14,6 +16,8 @@ from agentjax.rewards.graph import Scorer, as_reward
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
 from agentjax.trajectory.record import Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -79,7 +83,8 @@ class TreeSearch:
   Attributes:
     config: how the tree grows.
     score: (episode so far, task) to its value, larger is better; called in the event loop, so it
-      must not block. An unfinished episode has status OK and no answer yet.
+      must not block. An unfinished episode has status OK and no answer yet. Where it raises, or
+      takes longer than ``rollout.reward_timeout``, the node has no value and is not gone on from.
   """
 
   config: TreeConfig
@@ -173,7 +178,11 @@ class _Search:
       else:
         step = await episode.step(await episode.act())
         await episode.observe(step.observation)
-      points.append(await episode.mark())
+      point = await episode.mark()
+      if point is None:
+        await self._group.program(episode)  # it cannot wait here, so it goes on to its end
+      else:
+        points.append(point)
 
     trajectory = await self._group.episode(
       number, program=turn, start=None if parent is None else parent.point, branch=number
@@ -185,10 +194,15 @@ class _Search:
     return node
 
   async def _value(self, trajectory: Trajectory) -> float | None:
-    score = self._score(trajectory, self._group.task)
-    if inspect.isawaitable(score):
-      score = await score
-    return as_reward(score).value
+    timeout = self._group.player.config.reward_timeout
+    try:
+      score = self._score(trajectory, self._group.task)
+      if inspect.isawaitable(score):
+        score = await asyncio.wait_for(score, timeout)
+      return as_reward(score).value
+    except Exception as error:
+      _log.warning("the search has no value of %s", trajectory.address, exc_info=error)
+      return None
 
   async def _finish(self, leaves: Sequence[Node]) -> list[Trajectory]:
     """The episodes of these leaves, unfinished ones played on, and as many fresh ones as lack."""

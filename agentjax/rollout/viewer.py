@@ -10,6 +10,7 @@ from agentjax.rewards.monitor import FINDINGS
 from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
+from agentjax.trajectory.artifacts import FOLDER, relative_path
 from agentjax.trajectory.record import GUARDS, Flag, Reward, Segment, Task, Trajectory
 
 _RULE = "=" * 80
@@ -24,6 +25,8 @@ def write_trajectories(
   title: str,
 ) -> None:
   """Writes trajectories as text, in the order of their addresses; an old file is replaced whole.
+
+  Files that tools made are named by their place in the run's directory.
 
   Args:
     path: text file, UTF-8.
@@ -63,6 +66,8 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   for record in trajectory.tools:
     yield f"--- call in turn {record.turn}: {record.name} {dict(record.arguments)}"
     yield f"{record.status} in {1000 * record.seconds:.1f} ms: {record.output}"
+    for name, digest in record.artifacts.items():
+      yield f"{name}: {FOLDER}/{relative_path(name, digest)}"
   for guard in trajectory.metadata.get(GUARDS, ()):
     about = f"{guard['event']} {guard['tool']}".strip()
     yield f"--- guard in turn {guard['turn']}: {guard['guard']} at {about}"

@@ -29,8 +29,8 @@ class ToolResult:
     status: how it ended.
     output: what the policy reads.
     seconds: wall time.
-    artifacts: files by name that are not text, such as a screenshot; for environments and rewards,
-      the policy does not see them.
+    artifacts: files by name that are not text, such as a screenshot; for environments and people,
+      the policy does not see them. A run keeps them in its folder ``artifacts`` by content hash.
   """
 
   status: ToolStatus

@@ -19,6 +19,7 @@ import referencing.jsonschema
 
 from agentjax.tools.hooks import intercept
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
+from agentjax.trajectory.artifacts import ArtifactStore
 from agentjax.trajectory.record import ToolCall
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ class ToolRegistry:
     retries: further tries after INFRA_ERROR.
     grace: seconds a cancelled tool has to clean up before it is left behind; ours.
 
+  Attributes:
+    artifacts: where files that tools make are kept; None drops them.
+
   Raises:
     ToolSchemaError: a bad or repeated name, or parameters that are no JSON schema of an object.
   """
@@ -50,6 +54,7 @@ class ToolRegistry:
   def __init__(
     self, tools: Sequence[Tool], *, timeout: float = 60.0, retries: int = 1, grace: float = 1.0
   ):
+    self.artifacts: ArtifactStore | None = None
     self._tools: dict[str, Tool] = {}
     self._validators: dict[str, jsonschema.Draft202012Validator] = {}
     self._timeout = timeout

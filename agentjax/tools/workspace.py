@@ -8,6 +8,7 @@ returns; equal trees have equal hashes, and each content is stored once.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -18,7 +19,7 @@ import os
 import tarfile
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agentjax.config import Config, FilePath, check
@@ -38,7 +39,7 @@ from agentjax.sandbox.interface import (
 from agentjax.tools.protocol import ToolContext
 
 _log = logging.getLogger(__name__)
-_WRITING = threading.Lock()  # several stores may have one folder
+_WRITING = threading.RLock()  # several stores may have one folder
 
 # Links are made inside the box, where one that leads outside is harmless, and never by the host.
 _MAKE_LINKS = """
@@ -67,7 +68,8 @@ class WorkspaceConfig(Config):
   Attributes:
     sandbox: where all of them run, and SQL too; a back end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
-    store: folder of saved trees; None is a temporary one, gone when the tools are closed.
+    store: folder of saved trees, where all of them stay; None is a temporary one that holds only
+      what an episode can still go back to, gone when the tools are closed.
     max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
       opened again at their next call.
     max_bytes: disk space of one workspace; a shell command that leaves more sets it back.
@@ -113,6 +115,9 @@ class TreeStore:
   The id of a tree is the SHA-256 of its manifest: one JSON line ``[path, kind, value]`` an entry,
   sorted by path. Times, owners and modes but the executable bit are no part of it.
 
+  Whoever puts a tree holds it until ``release``. A temporary store deletes what nobody holds; one
+  in a folder of its own keeps everything.
+
   Args:
     directory: where trees are kept, made when missing; None is a temporary folder.
   """
@@ -123,10 +128,12 @@ class TreeStore:
       self._temporary = tempfile.TemporaryDirectory(prefix="agentjax-trees-")
       directory = self._temporary.name
     self._root = Path(directory)
+    # Of a temporary store: who holds a tree, and how often the trees name a content.
+    self._uses: collections.Counter[tuple[str, str]] = collections.Counter()
 
   def put_files(self, files: Mapping[str, bytes]) -> str:
     """Id of the tree of ``files`` (relative path -> content)."""
-    return self._put([TreeEntry(p, "file", self._put_blob(c)) for p, c in files.items()])
+    return self._put((p, "file", c) for p, c in files.items())
 
   def put_directory(self, directory: str, max_bytes: int = 2**28) -> str:
     """Id of the tree of a folder of this machine.
@@ -138,19 +145,25 @@ class TreeStore:
 
   def put(self, archive: bytes) -> str:
     """Id of the tree in ``archive``, a tar as ``Box.snapshot`` gives it."""
-    entries = []
-    inner = {""}  # folders with something in them
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-      for member in tar:
-        inner.add(os.path.dirname(member.name))
-        if member.issym():
-          entries.append(TreeEntry(member.name, "link", member.linkname))
-        elif member.isdir():
-          entries.append(TreeEntry(member.name, "directory", ""))
-        elif (file := tar.extractfile(member)) is not None:
-          kind = "program" if member.mode & 0o100 else "file"
-          entries.append(TreeEntry(member.name, kind, self._put_blob(file.read())))
-    return self._put([e for e in entries if e.kind != "directory" or e.path not in inner])
+      return self._put(_members(tar))
+
+  def hold(self, tree: str) -> None:
+    """One more ``release`` of a tree that is held already."""
+    with _WRITING:
+      self._uses["trees", tree] += 1
+
+  def release(self, tree: str) -> None:
+    """Gives back what ``put``, ``put_files``, ``put_directory`` or ``hold`` gave."""
+    if self._temporary is None:
+      return
+    with _WRITING:
+      self._uses["trees", tree] -= 1
+      if self._uses["trees", tree]:
+        return
+      entries = self.entries(tree)
+      self._delete("trees", tree)
+      self._forget(entries)
 
   def entries(self, tree: str) -> tuple[TreeEntry, ...]:
     """What a tree holds, sorted by path.
@@ -184,19 +197,35 @@ class TreeStore:
   def close(self) -> None:
     """Removes a temporary store; one in a folder of its own stays."""
     if self._temporary is not None:
-      self._temporary.cleanup()
+      with _WRITING:
+        self._uses.clear()  # nothing is left to release
+        self._temporary.cleanup()
 
-  def _put(self, entries: list[TreeEntry]) -> str:
-    lines = [json.dumps([e.path, e.kind, e.value]) + "\n" for e in sorted(entries)]
-    return self._write("trees", "".join(lines).encode())
-
-  def _put_blob(self, content: bytes) -> str:
-    return self._write("contents", content)
+  def _put(self, files: Iterable[tuple[str, str, bytes | str]]) -> str:
+    """Of (path, kind, content of a file or value of another entry), one after the other."""
+    entries: list[TreeEntry] = []
+    try:
+      for path, kind, value in files:
+        name = self._write("contents", value) if isinstance(value, bytes) else value
+        entries.append(TreeEntry(path, kind, name))
+      parents = {"", *(os.path.dirname(e.path) for e in entries)}
+      entries = [e for e in entries if e.kind != "directory" or e.path not in parents]
+      lines = [json.dumps([e.path, e.kind, e.value]) + "\n" for e in sorted(entries)]
+      with _WRITING:
+        tree = self._write("trees", "".join(lines).encode())
+        if self._uses["trees", tree] > 1:  # it was there: its contents are counted already
+          self._forget(entries)
+        return tree
+    except BaseException:
+      with _WRITING:
+        self._forget(entries)
+      raise
 
   def _write(self, kind: str, content: bytes) -> str:
     name = hashlib.sha256(content).hexdigest()
     path = self._path(kind, name)
     with _WRITING:
+      self._uses[kind, name] += 1
       if not path.exists():
         if self._temporary is None:
           write_atomically(path, content)
@@ -204,6 +233,19 @@ class TreeStore:
           path.parent.mkdir(parents=True, exist_ok=True)
           path.write_bytes(content)
     return name
+
+  def _forget(self, entries: Iterable[TreeEntry]) -> None:
+    """Takes back what a tree counted; ``_WRITING`` is held."""
+    for entry in entries:
+      if entry.kind in ("file", "program"):
+        self._uses["contents", entry.value] -= 1
+        if not self._uses["contents", entry.value]:
+          self._delete("contents", entry.value)
+
+  def _delete(self, kind: str, name: str) -> None:
+    del self._uses[kind, name]
+    if self._temporary is not None:
+      self._path(kind, name).unlink(missing_ok=True)
 
   def _read(self, kind: str, name: str) -> bytes:
     try:
@@ -216,6 +258,23 @@ class TreeStore:
 
   def _path(self, kind: str, name: str) -> Path:
     return self._root / kind / name[:2] / name
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes | str]]:
+  """(path, kind, content of a file or value of another entry) of what an archive holds."""
+  for member in tar:
+    if member.issym():
+      yield member.name, "link", member.linkname
+    elif member.isdir():
+      yield member.name, "directory", ""
+    elif (file := tar.extractfile(member)) is not None:
+      yield member.name, "program" if member.mode & 0o100 else "file", file.read()
+
+
+def _contents(archive: bytes) -> dict[str, bytes]:
+  """The regular files of an archive."""
+  with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    return {path: value for path, _, value in _members(tar) if isinstance(value, bytes)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,8 +360,17 @@ class Workspaces:
     async with self.use(episode or context.episode, start) as box:
       return await box.exec(program, stdin=stdin, limits=limits)
 
+  async def files(self, episode: str) -> dict[str, bytes]:
+    """The regular files of the workspace, as they are now; nothing is saved.
+
+    Raises:
+      SandboxError: it holds more than a snapshot may.
+    """
+    async with self.use(episode) as box:
+      return await asyncio.to_thread(_contents, await box.snapshot())
+
   async def snapshot(self, episode: str) -> str:
-    """Saves the workspace; the id of its tree.
+    """Saves the workspace; the id of its tree, which the caller holds (``TreeStore.release``).
 
     Raises:
       SandboxError: it holds more than a snapshot may.
@@ -312,6 +380,8 @@ class Workspaces:
 
   async def restore(self, episode: str, tree: str) -> None:
     """Sets the workspace to ``tree``, whatever it held; makes it where there is none.
+
+    The caller holds the tree for as long as there is the workspace.
 
     Raises:
       KeyError: no such tree in the store.

@@ -14,9 +14,10 @@ from agentjax.config import ConfigError
 from agentjax.engine import Engine
 from agentjax.models import Params, param_specs
 from agentjax.models.spec import abstract
-from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, evaluate
+from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
+from agentjax.training import processes
 from agentjax.training.checkpoint import (
   load_networks,
   load_newest,
@@ -45,29 +46,48 @@ def build_engine(parts: Parts) -> Engine:
   )
 
 
-async def evaluate_policy(
-  parts: Parts, engine: Engine, policy: Params, step: int, plan: EvaluationPlan
+def evaluate_policy(
+  parts: Parts,
+  engine: Engine,
+  runner: LoopThread,
+  policy: Params,
+  step: int,
+  plan: EvaluationPlan,
 ) -> EvaluationReport:
   """Measures ``policy`` on the first ``config.evaluation.tasks`` held-out tasks.
+
+  Each process plays its share of the tasks, and all get the report on all of them.
 
   Args:
     parts: host-side parts of the run.
     engine: gets the policy published, as the version that step ``step + 1`` begins with.
+    runner: where the episodes are played.
     policy: parameters after training step ``step``.
     plan: what to measure.
   """
-  settings = parts.experiment.evaluation
-  sampling = dataclasses.replace(parts.experiment.rl.sampling, temperature=settings.temperature)
+  experiment = parts.experiment
+  settings = experiment.evaluation
+  sampling = dataclasses.replace(experiment.rl.sampling, temperature=settings.temperature)
+  tasks = parts.tasks.test[: settings.tasks]
   engine.publish(policy, step + 1)
-  return await evaluate(
-    parts.tasks.test[: settings.tasks],
-    player=parts.player(engine, sampling, parts.experiment.seed),
-    make_environment=parts.make_environment,
-    rewards=parts.rewards,
+  own = runner.run(
+    play(
+      processes.share(tasks),
+      player=parts.player(engine, sampling, experiment.seed),
+      make_environment=parts.make_environment,
+      rewards=parts.rewards,
+      plan=plan,
+      step=step,
+      program=parts.program,
+    )
+  )
+  return summarise(
+    tasks,
+    *(processes.gather_trajectories(episodes) for episodes in own),
     plan=plan,
     tool_names=[tool.name for tool in parts.tools],
+    seed=experiment.seed,
     step=step,
-    program=parts.program,
   )
 
 
@@ -106,14 +126,13 @@ def evaluate_checkpoint(
 
   runner = LoopThread()
   try:
-    report = runner.run(
-      evaluate_policy(parts, engine, policy, int(path.name), settings.plan(settings.samples))
-    )
+    plan = settings.plan(settings.samples)
+    report = evaluate_policy(parts, engine, runner, policy, int(path.name), plan)
   finally:
     runner.run(parts.close())
     engine.close()
     runner.close()
-  if samples_file is not None:
+  if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,
       report.greedy_trajectories or report.sampled_trajectories,

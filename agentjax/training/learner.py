@@ -434,6 +434,7 @@ class Learner:
       kept = kept_places(np.asarray(prepared.weights), time_multiple(self.mesh))
       ready = _Ready(prepared, {}, kept, sets=self._token_sets.at(tasks, batch, kept))
     state, values, _ = self._apply(self._supervised_update, state, batch, ready, rows, depths)
+    state = _counted(state)
     # Nothing was sampled, so there is no sampler to disagree with.
     return state, {k: v for k, v in values.items() if not k.startswith("mismatch/")}
 
@@ -576,7 +577,7 @@ class Learner:
     means["bad_steps"] = [*every, *later][-1]["bad_steps"]
     if "process/bad_steps" in means:
       means["process/bad_steps"] = every[-1]["process/bad_steps"]
-    return state, means
+    return _counted(state), means
 
   def _prepare_rl(
     self,
@@ -824,7 +825,7 @@ class Learner:
         continue
       plain = "/" in name or name in _SUMMARIES
       values[name if plain else f"policy/{name}"] = float(value)
-    return dataclasses.replace(state, step=state.step + 1), values, log_probs
+    return state, values, log_probs
 
   def _pack_rl(self, sequences: Sequence[PackedSequence]) -> Batch:
     stage = self._parts.experiment.rl
@@ -866,6 +867,12 @@ def update_settings(
   names = [field.name for field in dataclasses.fields(UpdateSettings)]
   own |= {"distillation": None, "only_values": False}  # those of a phase
   return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
+
+
+def _counted(state: TrainState) -> TrainState:
+  """After one more training step."""
+  process = None if state.process is None else _counted(state.process)
+  return dataclasses.replace(state, step=state.step + 1, process=process)
 
 
 def _resync(state: TrainState) -> TrainState:
@@ -914,9 +921,9 @@ def _prepare_stages(
 
 
 def _means(every: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Of the metrics of some updates; none of none."""
-  names = [k for k in every[0] if not k.startswith(PREFIX)] if every else []
-  return {k: float(np.mean([values[k] for values in every])) for k in names}
+  """Of the metrics of some updates, each over the updates that have it."""
+  names = dict.fromkeys(k for values in every for k in values if not k.startswith(PREFIX))
+  return {k: float(np.mean([values[k] for values in every if k in values])) for k in names}
 
 
 def _without_mismatch(values: dict[str, float]) -> dict[str, float]:

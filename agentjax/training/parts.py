@@ -37,6 +37,7 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
 from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
+from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
 from agentjax.trajectory.record import MONTE_CARLO
 
 
@@ -170,7 +171,8 @@ def build_parts(
 
   Args:
     experiment: validated.
-    directory: of the run: a tokenizer trained on the tasks is kept there, and its secret.
+    directory: of the run: its secret, files that tools make, and a tokenizer trained on the tasks
+      are kept there.
     extensions: what the caller brings.
 
   Raises:
@@ -178,6 +180,8 @@ def build_parts(
     DataError: tasks that cannot be read.
   """
   scoring = build_scoring(experiment, extensions, directory)
+  if directory is not None:
+    scoring.registry.artifacts = ArtifactStore(directory / FOLDER)
   tasks, registry, world = scoring.tasks, scoring.registry, scoring.world
   lines = itertools.chain.from_iterable(
     conversation_texts(

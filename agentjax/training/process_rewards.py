@@ -172,8 +172,10 @@ class ProcessRewards:
       one[places] = paid
       rewards.append(one)
     every = np.concatenate([paid for _, paid in steps])
-    metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
-    return repack(rewards, batch.segment_ids), metrics if every.size else {}
+    metrics = {}
+    if every.size:
+      metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
+    return repack(rewards, batch.segment_ids), metrics
 
 
 def load_start(

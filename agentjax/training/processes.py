@@ -2,7 +2,7 @@
 
 Every process holds the same tasks, tokenizer and settings and executes the same steps. Episodes are
 sampled by all, each its own share of the tasks, and exchanged before the update, so that every
-process sees the whole batch; files are written by the first alone.
+process sees the whole batch; evaluations likewise. Files are written by the first alone.
 """
 
 from __future__ import annotations

@@ -280,16 +280,14 @@ class _Session:
     self.engine = build_engine(self.parts)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
-    self.pending: dict[keys.Address, Trajectory] = {}
     # What an earlier process recorded; what is appended from now on does not matter to a resume.
     self.recorded = dict(self.journal.steps)
     self._tell_of_lost_records()
     self.demonstrations = self._iterator(
       [t for t in self.parts.tasks.train if t.demonstration], "supervised"
     )
-    self.refused: list[Trajectory] = []  # groups that the selection gave up since the last step
     self.stream = self._make_stream()
-    self.recovered = False  # whether ``pending`` has the journal's episodes
+    self.recovered = False  # whether ``stream`` has the journal's episodes
     self.handed_over = time.monotonic()  # when the latest batch was
     self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
@@ -350,11 +348,9 @@ class _Session:
       first=self.first_rl_step,
       group_size=self.experiment.rollout.group_size,
       schedule=stage.schedule,
-      finished=self.pending,
       share=processes.share,
       accept=self._accept if refill else None,
       refill=refill,
-      on_refuse=self._refuse,
     )
 
   def _baseline_player(self) -> Player | None:
@@ -371,17 +367,10 @@ class _Session:
     trained = apart(members)[0]
     return bool(keep_groups(group_scores(trained, selection.score)[1], selection).all())
 
-  def _refuse(self, members: list[Trajectory]) -> None:
-    """Forgets a group; also called from the event loop's thread."""
-    self.refused += members
-    for member in members:
-      self.pending.pop(member.address, None)
-
   def _keep(self, trajectory: Trajectory) -> None:
-    """Notes a finished episode; also called from the event loop's thread."""
+    """Writes down a finished episode; also called from the event loop's thread."""
     if self.writer is not None:
       self.writer.add_trajectory(trajectory)
-    self.pending[trajectory.address] = trajectory
 
   def _tell_of_lost_records(self) -> None:
     """Warns of steps that were done and that the journal knows too little of.
@@ -566,7 +555,7 @@ class _Session:
       trajectories = self._recorded_episodes(step)
     else:
       if not self.recovered:
-        self.pending.update(self.journal.trajectories(stream.awaits))
+        stream.remember(self.journal.trajectories(stream.awaits).values())
         self.recovered = True
       if schedule.mode == "one_step_off":
         # Later steps' episodes are there, but for those of a run that had ended and goes on.
@@ -580,14 +569,12 @@ class _Session:
         self._publish(step, state)
         self.runner.run(stream.fill(step, min(left, schedule.bound) * count + count))
         trajectories = self._take(step, count)
-    refused, self.refused = self.refused, []
+    refused = self.runner.run(stream.take_refused())
     if stage.selection.refill:
       refused = processes.gather_trajectories(refused)
-    stream.consume({t.address[:2] for t in (*trajectories, *refused)})
     for trajectory in trajectories:
       self._keep(trajectory)
-    for trajectory in trajectories:
-      del self.pending[trajectory.address]
+    self.runner.run(stream.consume({t.address[:2] for t in (*trajectories, *refused)}))
     sampled = [*trajectories, *refused]
     if settled or stage.selection.rule == "all":
       return sampled, trajectories, {}
@@ -701,14 +688,15 @@ class _Session:
       if not waiting:
         return
       self._settle()
+    stream = None if self.stream is None else self.runner.run(self.stream.get_state())
     host = {
       "demonstrations": None if self.demonstrations is None else self.demonstrations.get_state(),
-      "stream": None if self.stream is None else self.stream.get_state(),
+      "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
       "mistakes": None if self.learner.mistakes is None else self.learner.mistakes.get_state(),
     }
-    pending = processes.gather_trajectories(list(self.pending.values()))
+    pending = processes.gather_trajectories([] if stream is None else stream.episodes)
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
     if self.writer is not None:
       self.writer.sync()
@@ -748,9 +736,8 @@ class _Session:
       self.learner.mistakes.set_state(host["mistakes"])
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
-    if pending:
-      loaded = [from_record(r) for r in decode_record(pending)["trajectories"]]
-      self.pending.update({t.address: t for t in loaded})
+    if pending and self.stream is not None:
+      self.stream.remember(from_record(r) for r in decode_record(pending)["trajectories"])
     return state, newest
 
   def replay(self, step: int) -> ReplayReport:
@@ -787,9 +774,8 @@ class _Session:
     if self._one_step_off_under_way(step):
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
-    report = self.runner.run(
-      evaluate_policy(self.parts, self.engine, self.learner.policy(state), step, plan)
-    )
+    policy = self.learner.policy(state)
+    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan)
     if None in report.estimates(report.overall).values():
       logging.warning(
         "step %d: the evaluation has no verdict: %d episodes failed in environment, verifier or "

@@ -32,7 +32,7 @@ class TrainState:
   """One pytree that a checkpoint holds.
 
   Attributes:
-    step: int32, training steps done, over all stages.
+    step: int32, training steps done, over all stages; a step may hold many updates.
     networks: trained parameters.
     opt_state: optax state of ``networks``.
     reference: frozen policy parameters, of the KL term and what adapters are added to, or None

@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from absl import logging
@@ -22,6 +22,7 @@ from agentjax.data import TaskIterator
 from agentjax.files import CheckpointError
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.keys import Address
+from agentjax.rollout.stream import StreamState
 from agentjax.training import processes
 from agentjax.training.experiment import RLStage
 from agentjax.training.parts import Parts
@@ -237,26 +238,28 @@ class StoredGroups:
     self._tasks = TaskIterator(tasks, batch_size=stage.tasks_per_step, seed=parts.experiment.seed)
     self._next = first
 
-  @property
-  def oldest_round(self) -> int:
-    """The next step's number."""
-    return self._next
-
   def awaits(self, address: Address) -> bool:
     """Whether an episode of the journal is still to be trained on: none is, as all are stored."""
     return False
 
-  def get_state(self) -> dict[str, Any]:
-    """Plain JSON: the place in the order of tasks."""
-    return {"round": self._next, "tasks": self._tasks.get_state()}
+  def remember(self, episodes: Iterable[Trajectory]) -> None:
+    """Nothing: all episodes are stored."""
 
-  def set_state(self, state: dict[str, Any]) -> None:
+  async def get_state(self) -> StreamState:
+    """The place in the order of tasks."""
+    return StreamState({"round": self._next, "tasks": self._tasks.get_state()}, [])
+
+  def set_state(self, plain: dict[str, Any]) -> None:
     """Goes on where ``get_state`` was taken."""
-    self._tasks.set_state(state["tasks"])
-    self._next = state["round"]
+    self._tasks.set_state(plain["tasks"])
+    self._next = plain["round"]
 
-  def consume(self, groups: Iterable[tuple[int, int]]) -> None:
+  async def consume(self, groups: Collection[tuple[int, int]]) -> None:
     """Nothing: ``take`` moves on."""
+
+  async def take_refused(self) -> list[Trajectory]:
+    """None: all stored groups are trained on."""
+    return []
 
   async def fill(self, version: int, count: int) -> None:
     """Nothing: all episodes have ended."""

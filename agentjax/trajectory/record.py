@@ -155,7 +155,11 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class ToolRecord:
-  """A tool call with its result, for the journal, replay and the trajectory viewer."""
+  """A tool call with its result, for the journal, replay and the trajectory viewer.
+
+  ``artifacts`` are the files it made, by name the SHA-256 of the content in hex; the content stands
+  in the run's ``artifacts`` folder for a while (``trajectory.artifacts``).
+  """
 
   turn: int
   name: str
@@ -163,6 +167,7 @@ class ToolRecord:
   status: str  # ToolStatus value
   output: str
   seconds: float
+  artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     "reward": _reward_record(trajectory.reward),
     "reward_parts": {k: _reward_record(v) for k, v in trajectory.reward_parts.items()},
     "turn_rewards": trajectory.turn_rewards,
-    "tools": [{k: _plain(getattr(t, k)) for k in _TOOL_FIELDS} for t in trajectory.tools],
+    "tools": [_tool_record(t) for t in trajectory.tools],
     "answer": trajectory.answer,
     "group": trajectory.group,
     "metadata": trajectory.metadata,
@@ -113,6 +113,13 @@ def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> S
 def _segment_record(segment: Segment) -> dict[str, Any]:
   record = {name: getattr(segment, name) for name in _SEGMENT_FIELDS}
   record["flags"] = sorted(str(f) for f in segment.flags)
+  return record
+
+
+def _tool_record(tool: ToolRecord) -> dict[str, Any]:
+  record = {name: _plain(getattr(tool, name)) for name in _TOOL_FIELDS}
+  if not tool.artifacts:
+    del record["artifacts"]  # as in files that were written before there were any
   return record
 
 

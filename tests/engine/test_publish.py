@@ -1,15 +1,22 @@
 """New weights while programs sample: every token is of the weights that its version names."""
 
 import asyncio
+import json
+import os
+import pathlib
+import subprocess
+import sys
 import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
+from tests.training.figures import free_address
 
 # Nothing but the last token decides about the next one, so that a context of several versions can
 # be checked token by token.
@@ -73,3 +80,73 @@ def test_tokens_carry_the_version_that_sampled_them_while_another_thread_publish
 
 
 FIELDS = ("token_ids", "versions", "log_probs")
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_CHILD = """
+import json, sys
+import jax
+address, index = json.loads(sys.argv[1])
+jax.distributed.initialize(address, 2, index)
+import jax.monitoring
+import numpy as np
+import pytest
+from agentjax import models
+from agentjax.engine import Engine, EngineConfig, slots
+from agentjax.sharding import MeshConfig, make_mesh, shardings
+from tests.engine.test_publish import MODEL
+compiled, gathered = [], []
+jax.monitoring.register_event_duration_secs_listener(
+  lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else 0
+)
+gather = slots._gather
+slots._gather = lambda mesh: gathered.append(mesh) or gather(mesh)
+mesh = make_mesh(MeshConfig(data=1, fsdp=4))
+specs = models.param_specs(MODEL)
+init = jax.jit(lambda key: models.init(MODEL, key), out_shardings=shardings(specs, mesh))
+published = [init(jax.random.key(i)) for i in range(3)]
+config = EngineConfig(slots=4, lanes=2, max_length=32, extend_buckets=(16,), extend_rows=(4,))
+engine = Engine(MODEL, config)
+counts = []
+for version, params in enumerate(published):
+  before = len(compiled)
+  engine.publish(params, version)
+  counts.append(len(compiled) - before)
+expected = jax.jit(lambda key: models.init(MODEL, key))(jax.random.key(2))
+lanes = engine._weights
+assert set(lanes) == set(jax.local_devices()), lanes
+for device, weights in lanes.items():
+  for leaf in jax.tree.leaves(weights.params):
+    assert leaf.devices() == {device}
+  wanted = engine._lanes[0].slots.programs.prepare(jax.device_put(expected, device))
+  jax.tree.map(np.testing.assert_array_equal, weights.params, wanted)
+sharded = sum(not x.is_fully_addressable for x in jax.tree.leaves(published[0]))
+print("RESULT", json.dumps([counts, len(gathered), 3 * sharded]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_gather_each_array_once_and_compile_that_once():
+  environment = {
+    **os.environ,
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+  }
+  address = free_address()
+  children = [
+    subprocess.Popen(
+      [sys.executable, "-c", _CHILD, json.dumps([address, index])],
+      cwd=_ROOT,
+      env=environment,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for index in range(2)
+  ]
+  outputs = [child.communicate(timeout=300)[0] for child in children]
+  for child, output in zip(children, outputs, strict=True):
+    assert child.returncode == 0, output[-3000:]
+    (line,) = [line for line in output.splitlines() if line.startswith("RESULT")]
+    (first, *later), gathered, arrays = json.loads(line.removeprefix("RESULT"))
+    assert first > 0 and later == [0, 0]
+    assert gathered == arrays > 0

@@ -171,7 +171,7 @@ def test_an_episode_goes_on_from_a_snapshot_with_the_files_of_that_moment(tasks)
     try:
       await first.reset(task, 0)
       await first.step(Action("", (ToolCall("shell", {"command": "echo one > note"}),)))
-      state = first.snapshot()
+      state = await first.snapshot()
       await first.step(Action("", (ToolCall("shell", {"command": "echo two > note"}),)))
       await second.reset(task, 0)
       second.restore(state)
@@ -184,3 +184,31 @@ def test_an_episode_goes_on_from_a_snapshot_with_the_files_of_that_moment(tasks)
   (first, second), answer = _world(work)
   assert first.startswith("two\n") and second.startswith("one\n")
   assert answer is None  # nothing of the package changed
+
+
+def test_folders_are_saved_for_those_who_branch_alone_and_deleted_after_them(tasks):
+  task = tasks.train[0]
+  write = [Action("", (ToolCall("shell", {"command": f"echo {i} > note"}),)) for i in range(3)]
+
+  def trees(environment):
+    root = environment._workspaces.store._root / "trees"
+    return sum(path.is_file() for path in root.rglob("*"))
+
+  async def work(world):
+    first, second = world.make(task), world.make(task)
+    try:
+      await first.reset(task, 0)
+      for action in write:
+        await first.step(action)
+      counts = [trees(first)]  # what the task gave alone
+      state = await first.snapshot()
+      counts.append(trees(first))
+      await second.resume(task, 0, state)
+      first.discard(state)
+      counts.append(trees(first))  # the second began with it
+    finally:
+      await first.close()
+      await second.close()
+    return [*counts, trees(first)]
+
+  assert _world(work) == [1, 2, 2, 0]

@@ -266,3 +266,24 @@ def test_closing_a_graph_closes_the_scorers_that_hold_something():
   graph = RewardGraph({"a": Holder("a"), "plain": lambda t, task: 0.0, "b": Holder("b")}, Part("a"))
   asyncio.run(graph.close())
   assert closed == ["a", "b"]
+
+
+def test_the_members_of_a_group_are_scored_at_once():
+  waiting = []
+
+  async def together(trajectory, task):
+    waiting.append(trajectory.sample)
+    while len(waiting) < 3:  # for ever, where they come one after the other
+      await asyncio.sleep(0.001)
+    return float(trajectory.sample)
+
+  graph = RewardGraph(
+    {"x": together}, Part("x"), {"rank": lambda members, task: [0.0] * len(members)}
+  )
+  members = [trajectory(sample=i) for i in range(3)]
+
+  async def run():
+    await asyncio.wait_for(graph.score_group(members, TASK), 20)
+
+  asyncio.run(run())
+  assert [t.reward.value for t in members] == [0.0, 1.0, 2.0]

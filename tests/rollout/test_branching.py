@@ -346,10 +346,57 @@ def test_an_environment_that_cannot_be_copied_now_is_not_branched(run):
   assert all(len(set(t.metadata[BRANCHES])) == 1 for t in members)
 
 
+class Plain(Ladder):
+  """Has no snapshots, as the methods of the base class say."""
+
+  snapshot = Environment.snapshot
+
+
+class Unwilling(Ladder):
+  def snapshot(self):
+    raise NotImplementedError
+
+
+class Later(Ladder):
+  """Takes its snapshots in a coroutine, and counts those that are held."""
+
+  held = 0
+
+  async def snapshot(self):
+    await asyncio.sleep(0)
+    Later.held += 1
+    return Ladder.snapshot(self)
+
+  def discard(self, state):
+    assert json.loads(state)[1]
+    Later.held -= 1
+
+
+@pytest.mark.parametrize("environment", [Plain, Unwilling])
+def test_an_environment_without_snapshots_is_refused_where_they_are_needed_alone(run, environment):
+  with pytest.raises(ConfigError, match=f"{environment.__name__} has no snapshots"):
+    play(run, lambda task: environment([], 2))
+  members = run(
+    policy(unsure_at(1)),
+    [make_task(1)],
+    samples=2,
+    make_environment=lambda task: environment([], 2),
+    max_total_tokens=100_000,
+  )
+  assert [t.status for t in members] == [Status.OK] * 2
+
+
+def test_snapshots_may_be_coroutines_and_are_discarded_once(run):
+  members = play(run, lambda task: Later([], 2))
+  assert Later.held == 0
+  expected = play(run, lambda task: Ladder([], 2))
+  np.testing.assert_equal(content(members), content(expected))
+
+
 def test_an_environment_that_cannot_be_restored_masks_its_branch_alone(run):
   members = play(run, lambda task: faulty([], restore=True))
   assert [t.status for t in members] == [Status.OK] * 2 + [Status.ENV_ERROR] * 2
-  assert "restore() raised OSError" in members[2].metadata["reason"]
+  assert "resume() raised OSError" in members[2].metadata["reason"]
 
 
 def test_a_program_that_starts_anew_cannot_be_branched(run):

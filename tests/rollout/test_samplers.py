@@ -136,7 +136,7 @@ def worth(trajectory, task):
   return float(trajectory.metadata[BRANCHES][-1] % 5)
 
 
-def search(run, *, seed=0, size=3, rungs=2, score=worth, concurrency=64, **config):
+def search(run, *, seed=0, size=3, rungs=2, score=worth, concurrency=64, world=Ladder, **config):
   calls = []
   engine = ScriptedEngine(
     speak, delay=lambda a: np.random.default_rng([seed, *a]).uniform(0.0, 0.004)
@@ -146,7 +146,7 @@ def search(run, *, seed=0, size=3, rungs=2, score=worth, concurrency=64, **confi
     [make_task(1)],
     samples=size,
     sampler=TreeSearch(TreeConfig(**config), score),
-    make_environment=lambda task: Ladder(calls, rungs),
+    make_environment=lambda task: world(calls, rungs),
     concurrency=concurrency,
     **MORE,
   )
@@ -206,6 +206,32 @@ def test_a_scorer_may_be_a_coroutine(run):
 
   direct, _ = search(run, width=2)
   np.testing.assert_equal(content(search(run, width=2, score=score)[0]), content(direct))
+
+
+def test_a_scorer_that_fails_costs_its_node_and_not_the_run(run):
+  def score(trajectory, task):
+    if trajectory.metadata[BRANCHES][-1] % 2:
+      raise OSError("the judge does not answer")
+    return worth(trajectory, task)
+
+  members, _ = search(run, rule="beam", width=4, beam=1, rungs=1, score=score)
+  assert len(members) == 3 and all(t.status is Status.OK for t in members)
+  assert {drawn_by(t)[0] for t in members[:2]} == {"4.0"}
+
+
+class Busy(Ladder):
+  """Cannot be copied after its first turn."""
+
+  def snapshot(self):
+    if self.said:
+      raise OSError("busy")
+    return super().snapshot()
+
+
+def test_a_node_that_cannot_be_copied_is_played_to_its_end(run):
+  members, _ = search(run, rule="beam", width=3, beam=1, rungs=2, world=Busy)
+  assert [drawn_by(t) for t in members] == [[f"{n}.{i}" for i in range(3)] for n in (1, 2, 3)]
+  assert all(t.status is Status.OK and t.answer == "4" for t in members)
 
 
 # By name.

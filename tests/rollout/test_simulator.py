@@ -242,7 +242,7 @@ def real_seconds(schedule):
       engine.version = step
       await stream.fill(step, (min(schedule.bound, STEPS - 1 - step) + 1) * SIZE)
       batch = await stream.take(step, SIZE)
-      stream.consume({t.address[:2] for t in batch})
+      await stream.consume({t.address[:2] for t in batch})
       await asyncio.sleep(UPDATE)
     return time.monotonic() - start
 

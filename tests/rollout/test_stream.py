@@ -1,15 +1,20 @@
 """The stream of groups: each is handed over once, in time, whatever ends first."""
 
 import asyncio
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from agentjax.data import TaskIterator
 from agentjax.envs.question import QuestionEnvironment
+from agentjax.rollout import stream as stream_module
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.schedule import ScheduleConfig, bound_staleness
 from agentjax.rollout.stream import GroupStream
+from agentjax.training.loop_thread import LoopThread
+from agentjax.trajectory.record import Trajectory
 from tests.rollout.conftest import REGISTRY, REWARDS, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
 from tests.rollout.test_loop import content
@@ -52,7 +57,6 @@ def make_stream(
   engine,
   schedule,
   *,
-  finished=None,
   on_finish=None,
   state=None,
   share=list,
@@ -64,11 +68,11 @@ def make_stream(
     first=FIRST,
     group_size=GROUP,
     schedule=schedule,
-    finished=finished,
     share=share,
   )
   if state is not None:
-    stream.set_state(state)
+    stream.set_state(state.plain)
+    stream.remember(state.episodes)
   return stream
 
 
@@ -80,7 +84,7 @@ async def steps(stream, engine, schedule, first=FIRST, last=FIRST + STEPS - 1, s
     engine.version = step
     await stream.fill(step, (min(left, schedule.bound) + 1) * SIZE)
     batch = await stream.take(step, SIZE)
-    stream.consume({t.address[:2] for t in batch})
+    await stream.consume({t.address[:2] for t in batch})
     batches.append(batch)
     await asyncio.sleep(seconds)
   return batches
@@ -222,7 +226,6 @@ def test_a_stream_goes_on_from_its_state_and_trains_each_group_once():
     stream = make_stream(
       engine,
       schedule,
-      finished=finished,
       on_finish=lambda t: finished.update({t.address: t}),
       state=state,
     )
@@ -233,8 +236,8 @@ def test_a_stream_goes_on_from_its_state_and_trains_each_group_once():
         engine.version = step
         await stream.fill(step, min(FIRST + STEPS - step, 3) * SIZE)
         batches.append(await stream.take(step, SIZE))
-        stream.consume({t.address[:2] for t in batches[-1]})
-      return batches, stream.get_state()
+        await stream.consume({t.address[:2] for t in batches[-1]})
+      return batches, await stream.get_state()
     finally:
       await stream.close()
 
@@ -245,7 +248,8 @@ def test_a_stream_goes_on_from_its_state_and_trains_each_group_once():
       bound_staleness(batch, first + i, schedule)
       taken += [t.address for t in batch]
   assert len(taken) == len(set(taken)) and {a[:2] for a in taken} == expected_groups()
-  assert state == {**state, "round": FIRST + STEPS, "consumed": []}
+  assert state.plain == {**state.plain, "round": FIRST + STEPS, "consumed": []}
+  assert state.episodes == []
   played = [address for address, turn, _ in engine.requests if turn == 1]
   assert len(finished) == len(taken) <= len(played)
 
@@ -281,7 +285,7 @@ def test_processes_play_their_shares_of_the_same_rounds():
         await stream.fill(step, 1)
         found.append(await stream.take(step, 1))
         others = {(step, task.id) for task in TASKS}
-        stream.consume(others)
+        await stream.consume(others)
       return [t.address for batch in found for t in batch]
 
     return asyncio.run(main())
@@ -290,3 +294,110 @@ def test_processes_play_their_shares_of_the_same_rounds():
   assert not set(one) & set(two)
   wanted = {g for g in expected_groups() if g[0] < FIRST + 4}
   assert {a[:2] for a in one + two} == wanted
+
+
+def test_a_thread_that_trains_never_meets_the_groups_that_go_on():
+  """Half of the groups are refused, and others begin, while steps are taken and trained on."""
+  tasks, size, last = [make_task(i, answer=str(i)) for i in range(64)], 32, 30
+  written = []
+  playing = GroupPlayer(
+    make_player(ScriptedEngine(answers), concurrency=256), question, REWARDS, written.append
+  )
+
+  def accept(members):
+    return sum(members[0].address[:2]) % 2 == 0
+
+  stream = GroupStream(
+    playing,
+    TaskIterator(tasks, batch_size=size, seed=1),
+    first=0,
+    group_size=1,
+    schedule=ScheduleConfig("async", 2),
+    accept=accept,
+    refill=size,
+  )
+  later = [Trajectory(1000 + i, 0, 0, "made", []) for i in range(20_000)]
+  stream.remember(later)  # so that to look through all of it takes a while
+  taken, refused = [], []
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  runner = LoopThread()
+  try:
+    for step in range(last):
+      playing.player.engine.version = step
+      runner.run(stream.fill(step, 3 * size))
+      batch = runner.run(stream.take(step, size))
+      time.sleep(0.003)  # where it trains; groups end, are refused and begin
+      given_up = runner.run(stream.take_refused())
+      runner.run(stream.consume({t.address[:2] for t in (*batch, *given_up)}))
+      if step % 10 == 0:
+        kept = {t.address for t in runner.run(stream.get_state()).episodes}
+        assert kept >= {t.address for t in later}
+        assert not kept & {t.address for t in (*batch, *given_up)}
+      taken, refused = taken + batch, refused + given_up
+  finally:
+    sys.setswitchinterval(interval)
+    runner.run(stream.close())
+    runner.close()
+  addresses = [t.address for t in (*taken, *refused)]
+  assert len(addresses) == len(set(addresses)) and refused
+  assert {a for a in addresses} <= {t.address for t in written}
+  assert all(accept([t]) for t in taken) and not any(accept([t]) for t in refused)
+
+
+def test_the_oldest_version_of_a_group_is_looked_for_once(monkeypatch):
+  looked = []
+  found = stream_module._oldest_version
+
+  def counting(trajectory, default):
+    looked.append(trajectory.address)
+    return found(trajectory, default)
+
+  monkeypatch.setattr(stream_module, "_oldest_version", counting)
+  batches = run(ScriptedEngine(answers, delay=slow_now_and_then(1)), ScheduleConfig("async", 3))
+  assert sorted(looked) == sorted(t.address for batch in batches for t in batch)
+
+
+def test_episodes_of_a_dropped_group_are_not_kept():
+  schedule = ScheduleConfig("async", 1, "drop")
+
+  def delay(address):
+    return 30.0 if address[0] == FIRST and address[2] else 0.002
+
+  engine = ScriptedEngine(answers, delay=delay)
+
+  async def main():
+    stream = make_stream(engine, schedule)
+    try:
+      await steps(stream, engine, schedule)
+      return stream.dropped, (await stream.get_state()).episodes
+    finally:
+      await stream.close()
+
+  dropped, episodes = asyncio.run(asyncio.wait_for(main(), 20))
+  assert dropped and all(t.step > FIRST for t in episodes)
+
+
+def test_a_group_that_is_dropped_may_break_on_its_way_out():
+  schedule = ScheduleConfig("async", 1, "drop")
+
+  class Breaking(ScriptedEngine):
+    async def open(self, prefix, *, priority=()):
+      if priority[0] != FIRST:
+        return await super().open(prefix, priority=priority)
+      try:
+        await asyncio.sleep(30)
+      except asyncio.CancelledError as cancelled:
+        raise RuntimeError("broken while it was cancelled") from cancelled
+
+  engine = Breaking(answers, delay=lambda address: 0.002)
+
+  async def main():
+    stream = make_stream(engine, schedule)
+    try:
+      return await steps(stream, engine, schedule), stream.dropped
+    finally:
+      await stream.close()
+
+  batches, dropped = asyncio.run(asyncio.wait_for(main(), 20))
+  assert dropped >= SIZE and [len(b) for b in batches] == [SIZE * GROUP] * STEPS

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
 import sys
+import tarfile
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -60,6 +62,47 @@ def test_store_keeps_each_content_once_and_names_trees_by_what_they_hold(
   assert store.put(store.archive(first)) == first
   again = TreeStore(tmp_path)
   assert [again.read(entry) for entry in again.entries(first)] == [b"same", b"same"]
+
+
+def stored(store: TreeStore) -> int:
+  return sum(path.is_file() for path in store._root.rglob("*"))
+
+
+def test_a_temporary_store_deletes_what_nobody_holds() -> None:
+  store = TreeStore()
+  first = store.put_files({"a": b"shared", "b": b"1"})
+  again = store.put_files({"b": b"1", "a": b"shared"})
+  second = store.put_files({"a": b"shared", "b": b"2"})
+  assert first == again and stored(store) == 5
+  store.hold(second)
+  for tree in (first, second):
+    store.release(tree)
+  assert stored(store) == 5  # each is held once more
+  store.release(first)
+  assert stored(store) == 3
+  assert [store.read(e) for e in store.entries(second)] == [b"shared", b"2"]
+  store.release(second)
+  assert stored(store) == 0
+  with pytest.raises(tarfile.TarError):
+    store.put(store.archive(store.put_files({"x": b"y" * 1000}))[:700])
+  assert stored(store) == 2  # the whole tree; nothing of the torn one
+  store.close()
+
+
+def test_threads_that_put_and_release_one_tree_leave_nothing() -> None:
+  store = TreeStore()
+
+  def work(number: int) -> None:
+    for i in range(30):
+      tree = store.put_files({"same": b"same", "own": bytes([(number + i) % 3])})
+      assert len(store.entries(tree)) == 2
+      assert [len(store.read(e)) for e in store.entries(tree)] == [1, 4]
+      store.release(tree)
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
+  assert stored(store) == 0
+  store.close()
 
 
 def test_id_of_a_tree_never_changes() -> None:

@@ -16,6 +16,7 @@ from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
 from agentjax.training.journal import JournalReader
+from agentjax.training.learner import _means
 from agentjax.training.metrics import read_metrics
 from agentjax.training.process_rewards import ProcessConfig, ProcessRewards
 from agentjax.training.teacher import TeacherConfig
@@ -70,6 +71,23 @@ def _by_hand(tmp_path, sequences):
     rest = [s.token_ids[1:] for s in sequences]
     both.append([s.log_probs for s in models.score_responses(params, MODEL, first, rest)])
   return [0.5 * np.r_[0, a - b] for a, b in zip(*both, strict=True)]
+
+
+def test_metrics_that_only_some_updates_have_are_means_over_those():
+  every = [{"loss": 1.0}, {"loss": 3.0, "process/step": 2.0}, {"loss": 2.0, "process/step": 4.0}]
+  assert _means(every) == {"loss": 2.0, "process/step": 3.0}
+  assert _means(every[::-1]) == _means(every)
+  assert _means([]) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_batch_without_steps_has_no_metrics_of_steps(tmp_path):
+  scorer, packed = _scorer(tmp_path)
+  batch = packed(sequences := to_sequences(episodes()))
+  batch = dataclasses.replace(batch, weights=np.zeros_like(batch.weights))
+  zeros = np.zeros(batch.token_ids.shape, np.float32)
+  rewards, metrics = scorer.score(batch, sequences, zeros, zeros)
+  assert metrics == {} and not rewards.any()
 
 
 def test_a_turn_is_paid_the_log_ratio_of_its_tokens_at_its_end(tmp_path):

@@ -267,7 +267,11 @@ def test_ppo_with_a_value_head_minibatches_and_a_reference_trains_and_replays(tm
   rows = _rows(directory)
   assert all(np.isfinite(r["policy/value_loss"]) for r in rows)
   assert rows[0]["policy/kl_reference"] >= 0 and rows[1]["policy/kl_reference"] > 0
-  assert Run(experiment, directory, console=quiet()).replay(2).identical
+  again = Run(experiment, directory, console=quiet())
+  assert again.replay(2).identical
+  with again._session() as session:
+    state, step = session._restore()
+    assert int(state.step) == step == 2  # of eight updates
 
 
 def test_the_command_line_evaluates_and_replays(finished_run, tmp_path):

@@ -6,8 +6,9 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
 from agentjax.rollout.guards.episode import Decision, EpisodeGuard, GuardError
 from agentjax.rollout.guards.permissions import Channel
@@ -16,7 +17,7 @@ from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task
 
-_SNAPSHOT_FORMAT = 1
+_SNAPSHOT_FORMAT = 2
 
 MakeEnvironment = Callable[[Task], Environment]
 
@@ -105,21 +106,33 @@ class GuardedEnvironment(Environment):
       )
     return dataclasses.replace(step, guards=episode.end_turn())
 
-  def snapshot(self) -> bytes:
+  async def snapshot(self) -> bytes | None:
+    inner = await take_snapshot(self._inner)
+    if inner is None:
+      return None
     state = {
       "format": _SNAPSHOT_FORMAT,
-      "inner": base64.b64encode(self._inner.snapshot()).decode(),
+      "inner": base64.b64encode(inner).decode(),
       "guards": self._started().state(),
     }
     return json.dumps(state, sort_keys=True).encode()
 
   def restore(self, state: bytes) -> None:
-    episode, values = self._started(), json.loads(state)
-    if values["format"] != _SNAPSHOT_FORMAT:
-      raise ValueError(f"snapshot format {values['format']!r}; this one reads {_SNAPSHOT_FORMAT}")
+    episode, values = self._started(), _read(state)
     self._inner.restore(base64.b64decode(values["inner"]))
     self.tools = self._inner.tools
     episode.set_state(values["guards"])
+
+  async def resume(self, task: Task, key: int, state: bytes) -> None:
+    """The episode has started already: its first hooks are not asked again."""
+    values = _read(state)
+    await self._inner.resume(task, key, base64.b64decode(values["inner"]))
+    self.tools = self._inner.tools
+    self._episode = EpisodeGuard(self._guards, f"{task.source}/{task.id}/{key}", key, "")
+    self._episode.set_state(values["guards"])
+
+  def discard(self, state: bytes) -> None:
+    self._inner.discard(base64.b64decode(_read(state)["inner"]))
 
   async def close(self) -> None:
     await self._inner.close()
@@ -147,6 +160,13 @@ class GuardedEnvironment(Environment):
     withheld = verdict.told("")
     messages = tuple(Message(m.role, withheld) for m in step.observation.messages)
     return dataclasses.replace(step, observation=Observation(messages))
+
+
+def _read(state: bytes) -> dict[str, Any]:
+  values: dict[str, Any] = json.loads(state)
+  if values["format"] != _SNAPSHOT_FORMAT:
+    raise ValueError(f"snapshot format {values['format']!r}; this one reads {_SNAPSHOT_FORMAT}")
+  return values
 
 
 def _with_text(observation: Observation, text: str) -> Observation:

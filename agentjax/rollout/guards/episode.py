@@ -159,6 +159,7 @@ class EpisodeGuard:
   def state(self) -> dict[str, Any]:
     """All that changes, as JSON."""
     return {
+      "user_input": self._user_input,
       "turn": self._turn,
       "steps": [dataclasses.asdict(step) for step in self._steps],
       "reflections": self._reflections,
@@ -169,7 +170,7 @@ class EpisodeGuard:
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Inverse of ``state``."""
-    self._turn = state["turn"]
+    self._user_input, self._turn = state["user_input"], state["turn"]
     self._steps = [Step(**step) for step in state["steps"]]
     self._reflections, self._reflected = state["reflections"], state["reflected"]
     self._settings, self._observation = dict(state["settings"]), state["observation"]

@@ -282,7 +282,7 @@ def test_a_snapshot_holds_what_guards_remember(play):
   rules = rule(check="is_repeated") + rule("y", check="is_destructive", enforce="llm_self_reflect")
   rules += rule("z", check='input_matches("pwd")', enforce="tool:shell:calls=2")
   before = play(shell("ls", "pwd"), shell("rm -rf x"), rules=rules, max_reflections=1)
-  state = before.environment.snapshot()
+  state = asyncio.run(before.environment.snapshot())
 
   async def go_on(environment):
     return [await environment.step(shell(c)) for c in ("ls", "rm -rf x", "cat")]

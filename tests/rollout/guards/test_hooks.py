@@ -149,6 +149,19 @@ def test_a_hook_may_add_to_the_prompt_or_refuse_the_episode(play):
     play(hooks=(hook("episode_start"),))
 
 
+def test_a_branch_begins_without_the_hooks_of_the_start_and_knows_the_task(play):
+  ANSWERS["episode_start"] = HookAnswer(additional_context="today is Monday")
+  hooks = (hook("episode_start"), hook("stop"))
+  origin = play(shell("ls"), hooks=hooks).environment
+  state = asyncio.run(origin.snapshot())
+  branch = play(hooks=hooks).environment
+  EVENTS.clear()
+  asyncio.run(branch.resume(TASK, 5, state))
+  assert EVENTS == []
+  asyncio.run(branch.step(Action("#### 3")))
+  assert [(e.event, e.turn, e.user_input) for e in EVENTS] == [("stop", 1, "list the files")]
+
+
 def test_hooks_act_in_order_and_each_sees_what_the_one_before_changed(play):
   ANSWERS["before_tool"] = HookAnswer(updated_input={"command": "pwd"})
   play(shell("ls"), hooks=(hook(), hook(function="listens_too")))
