@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Sequence
 
+from agentjax.faults import Fault
 from agentjax.tools.protocol import Tool
 from agentjax.trajectory.record import (
   GuardRecord,
@@ -37,7 +38,7 @@ class Action:
 @dataclasses.dataclass(frozen=True)
 class Step:
   """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
-  says why a status other than ok was set."""
+  says why a status other than ok was set, and ``fault`` what failed where the status masks."""
 
   observation: Observation
   reward: Reward | None = None
@@ -48,6 +49,7 @@ class Step:
   tools: tuple[ToolRecord, ...] = ()
   guards: tuple[GuardRecord, ...] = ()
   reason: str = ""
+  fault: Fault | None = None
 
 
 class Environment(abc.ABC):

@@ -11,7 +11,8 @@ from typing import Any
 from agentjax.config import ConfigError
 from agentjax.envs.environment import Action, Observation, Step
 from agentjax.envs.question import QuestionEnvironment
-from agentjax.sandbox.interface import PythonCell
+from agentjax.faults import Fault, Owner, describe
+from agentjax.sandbox.interface import BoxContentError, PythonCell
 from agentjax.tools.output import as_tool_result, joined
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
@@ -23,7 +24,9 @@ class WorkspaceEnvironment(QuestionEnvironment):
   """A question with tools that share a folder, which is handed in when the policy stops calling.
 
   The folder is saved after every turn, so a snapshot holds the hash of its tree; ``restore`` finds
-  the tree in the store of ``workspaces``, and no call is made again.
+  the tree in the store of ``workspaces``, and no call is made again. A folder that cannot be saved
+  as it stands (too large, too deep) goes back to what it was before the turn, and the policy reads
+  why.
 
   Args:
     registry: tools, those over ``workspaces`` among them.
@@ -60,7 +63,11 @@ class WorkspaceEnvironment(QuestionEnvironment):
     if step.status is not Status.OK:
       return step
     if not step.terminated:
-      self._tree = await self._workspaces.snapshot(self._episode)
+      try:
+        self._tree = await self._workspaces.snapshot(self._episode)
+      except BoxContentError as error:
+        await self._workspaces.restore(self._episode, self._tree)
+        step = self._told(step, f"error: {error}; the work directory is as before this turn")
       return step
     files = await asyncio.to_thread(self._read)
     return dataclasses.replace(step, answer=self._hand_in(files))
@@ -79,10 +86,20 @@ class WorkspaceEnvironment(QuestionEnvironment):
       await self._workspaces.end(self._episode)
     await super().close()
 
-  async def _catch_up(self, turn: int) -> bool:
-    await self._workspaces.restore(self._episode, self._tree)
+  async def _catch_up(self, turn: int) -> Fault | None:
+    try:
+      await self._workspaces.restore(self._episode, self._tree)
+    except KeyError as error:  # the store lost it: nothing that the policy wrote is at fault
+      return Fault(Owner.INFRASTRUCTURE, "sandbox", describe(error))
     self._behind = False
-    return True
+    return None
+
+  def _told(self, step: Step, text: str) -> Step:
+    """The step with ``text`` below its last message, in the conversation too."""
+    *others, last = step.observation.messages
+    last = dataclasses.replace(last, content=joined(last.content, text))
+    self._conversation[-1] = last
+    return dataclasses.replace(step, observation=Observation((*others, last)))
 
   def _read(self) -> dict[str, bytes]:
     """The regular files of the folder as the last turn left it."""
@@ -129,6 +146,9 @@ class WorkspacePythonTool:
       output = joined(result.output, f"error: {problem}")
       return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
     return result
+
+  async def is_healthy(self) -> bool:
+    return await self._workspaces.is_healthy()
 
 
 def workspaces_of(registry: ToolRegistry, kind: str) -> Workspaces:

@@ -27,6 +27,7 @@ from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import (
   Box,
+  BoxContentError,
   Program,
   PythonScript,
   RunStatus,
@@ -34,6 +35,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  is_healthy,
 )
 from agentjax.tools.protocol import ToolContext
 
@@ -305,10 +307,22 @@ class Workspaces:
     """Saves the workspace; the id of its tree.
 
     Raises:
-      SandboxError: it holds more than a snapshot may.
+      BoxContentError: it cannot be saved, as it is, while the sandbox works.
+      SandboxError: the sandbox failed.
     """
-    async with self.use(episode) as box:
-      return await asyncio.to_thread(self.store.put, await box.snapshot())
+    try:
+      async with self.use(episode) as box:
+        return await asyncio.to_thread(self.store.put, await box.snapshot())
+    except BoxContentError:
+      raise
+    except SandboxError as error:  # a back end that packs inside the box cannot tell
+      if not await self.is_healthy():
+        raise
+      raise BoxContentError(str(error)) from error
+
+  async def is_healthy(self) -> bool:
+    """Whether an idle program runs in a box of its own."""
+    return await is_healthy(self._sandbox)
 
   async def restore(self, episode: str, tree: str) -> None:
     """Sets the workspace to ``tree``, whatever it held; makes it where there is none.
