@@ -9,9 +9,9 @@ would learn to cause it.
   where      the policy's                                         ours
   files      what a program left in its box cannot be read,       input or output errors, memory and
              packed or replaced as it stands                      descriptors of this machine
-  tool,      errors of data, such as of decoding, numbers, types, all else: files, connections,
-  step,      keys, depth: code that is the same for all failed    time-outs of services, states that
-  verdict    on what this episode wrote                           must not be
+  tool,      errors of data, such as of decoding, numbers,        all else: files, connections,
+  step,      types, keys, depth: code that is the same for all    time-outs of services, states
+  verdict    failed on what this episode wrote                    that must not be
   reset                                                           everything: no policy has acted yet
 
 An error that knows better carries a ``fault`` of its own, and that one counts. Two checks go with

@@ -68,7 +68,7 @@ class Clock:
 
 
 async def wait_within(task: asyncio.Future, seconds: float, clock: Clock) -> bool:
-  """Waits for ``task`` until ``clock`` shows ``seconds``; whether it is done. It is not cancelled."""
+  """Waits for ``task`` until ``clock`` shows ``seconds``; whether it is done. It goes on."""
   while not task.done() and (left := seconds - clock.elapsed) > 0:
     await asyncio.wait({task}, timeout=max(left, 0.01))
   return task.done()

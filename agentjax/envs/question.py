@@ -94,9 +94,7 @@ class QuestionEnvironment(Environment):
       answer = self._read_answer(action.text)
       return self._end(Step(Observation(()), terminated=True, answer=answer))
     if self._behind and (fault := await self._catch_up(turn)):
-      return self._end(
-        Step(Observation(()), terminated=True, status=Status.ENV_ERROR, fault=fault)
-      )
+      return self._end(Step(Observation(()), terminated=True, status=Status.ENV_ERROR, fault=fault))
     results = await self._call_tools(action.tool_calls, turn)
     records = tuple(
       ToolRecord(

@@ -288,7 +288,9 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
         raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
       trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
     return reward
-  except Exception as error:  # must not end the run, nor pass for a zero where it is a fault of ours
+  except (
+    Exception
+  ) as error:  # must not end the run, nor pass for a zero where it is a fault of ours
     _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
     nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
@@ -350,15 +352,14 @@ async def _run_group(
   except Exception as error:  # as in _run
     _log.warning("group scorer %s failed on task %d: %s", name, task.id, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
-    culprits = () if fault.masks else await find_culprits(trajectories, works)
-    if culprits:
-      kept = [emptied(t) if i in culprits else t for i, t in enumerate(trajectories)]
-      try:
-        rewards = await run(kept)
-      except Exception as other:
-        fault, culprits = fault_of(other, Boundary.VERDICT), ()
-    if not culprits:
+    culprits = None if fault.masks else await find_culprits(trajectories, works)
+    if culprits is None:
       return [_decided(t, fault, None) for t in trajectories]
+    kept = [emptied(t) if i in culprits else t for i, t in enumerate(trajectories)]
+    try:
+      rewards = await run(kept)
+    except Exception as other:  # it fails at what no member alone makes it fail at
+      return [_decided(t, fault_of(other, Boundary.VERDICT), None) for t in trajectories]
     return [
       _decided(t, fault, r.value) if i in culprits else r
       for i, (t, r) in enumerate(zip(trajectories, rewards, strict=True))
@@ -367,14 +368,14 @@ async def _run_group(
 
 async def find_culprits(
   members: Sequence[Trajectory], works: Callable[[Sequence[Trajectory]], Awaitable[bool]]
-) -> frozenset[int]:
-  """Members each of which keeps a comparison from working, all others being emptied.
+) -> frozenset[int] | None:
+  """Indices of the members each of which keeps ``works`` from holding, all others being emptied.
 
-  None where it does not work with all of them emptied: then it is no member's fault.
+  None where it does not hold with all of them emptied: then it is no member's fault.
   """
   blank = [emptied(member) for member in members]
   if not await works(blank):
-    return frozenset()
+    return None
   return frozenset(
     [
       index

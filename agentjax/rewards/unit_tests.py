@@ -29,9 +29,9 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
 from agentjax.config import Config, check
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
+from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
@@ -365,7 +365,7 @@ class UnitTestVerifier:
   async def _judge(
     self, tests: UnitTests, answers: Mapping[str, list[list[str]]], seconds: float
   ) -> dict[str, dict[str, Any] | str | None]:
-    """What each test makes of the answers. Where these kept it from ending, why, if that is known."""
+    """What each test makes of the answers; where these kept it from ending, why if known."""
     result = await self._run("tests", self._request(tests, answers), {}, seconds)
     report = _read_report(result) or {}
     unknown = _OUT_OF_TIME if result.status is RunStatus.TIMEOUT else None
@@ -411,11 +411,13 @@ class UnitTestVerifier:
       if not fault.masks:
         break
     # A box that files of the code broke, while others work, is the code's doing.
-    ours = not files or fault.cause == "queue" or (
-      fault.masks and not await is_healthy(self._sandbox)
+    ours = (
+      not files or fault.cause == "queue" or (fault.masks and not await is_healthy(self._sandbox))
     )
     if ours:
-      raise VerifierFault(f"sandbox: {fault.detail}", "queue" if fault.cause == "queue" else "sandbox")
+      raise VerifierFault(
+        f"sandbox: {fault.detail}", "queue" if fault.cause == "queue" else "sandbox"
+      )
     return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, f"no box: {fault.detail}")
 
 

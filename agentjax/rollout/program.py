@@ -435,9 +435,7 @@ class Episode:
         raise EpisodeEnd(Status.TRUNCATED, message) from slow
       message = f"{what}() took longer than rollout.environment_timeout={timeout:g} s"
       if at is Boundary.STEP:  # the time that an action takes is the policy's
-        raise EpisodeEnd(
-          Status.TRUNCATED, message, Fault(Owner.POLICY, "time", message)
-        ) from slow
+        raise EpisodeEnd(Status.TRUNCATED, message, Fault(Owner.POLICY, "time", message)) from slow
       fault = Fault(Owner.INFRASTRUCTURE, "time", message)
       raise self._failed(message, fault, slow) from slow
     except Exception as error:

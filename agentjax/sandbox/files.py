@@ -205,7 +205,7 @@ def _open_inner(parent: int, name: str, flags: int) -> int:
   try:
     return os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
   except PermissionError:
-    if not stat.S_IFMT(mode := os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) in (
+    if stat.S_IFMT(mode := os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) not in (
       stat.S_IFREG,
       stat.S_IFDIR,
     ):

@@ -20,7 +20,7 @@ class SandboxError(RuntimeError):
 
 
 class BoxContentError(SandboxError):
-  """What programs left in a box cannot be read, saved or replaced: their fault, not the sandbox's."""
+  """What programs left in a box cannot be read, saved or replaced: it is their fault."""
 
   fault = Fault(Owner.POLICY, "files")
 

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.faults import Fault, Owner
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import SandboxError
 from agentjax.tools.output import clip, is_unicode
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
