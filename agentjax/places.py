@@ -8,6 +8,7 @@ nobody any of its time.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -91,6 +92,18 @@ class _Waiter:
   alone: bool
   loop: asyncio.AbstractEventLoop
   granted: asyncio.Future[None]
+  clocks: tuple[Clock, ...]
+  held_up: Clock = dataclasses.field(default_factory=Clock)  # runs while others hold all it needs
+  stopped: bool = False  # ``clocks`` are
+
+  def wait_for(self, others: bool) -> None:
+    """Notes whether it waits for others, or for its own owner, or no more."""
+    if others == self.stopped:
+      return
+    self.stopped = others
+    for clock in self.clocks:
+      clock.stop() if others else clock.go()
+    self.held_up.go() if others else self.held_up.stop()
 
 
 class Places:
@@ -100,12 +113,12 @@ class Places:
   places at most, rounded up; work without an owner counts for itself. May be used from many threads
   and event loops.
 
-  While it waits the clocks of the work stand still, unless its owner holds a place here already:
-  then it waits for itself.
+  While work waits for others its clocks stand still. While its own owner holds a place here it
+  waits for itself, and they run.
 
   Args:
     count: places.
-    seconds: longest wait; None waits as long as it takes.
+    seconds: longest wait for others; None waits as long as it takes.
     setting: what to raise where no place comes free, for the message.
   """
 
@@ -115,7 +128,7 @@ class Places:
     self._lock = threading.Lock()
     self._tickets = itertools.count()
     self._waiters: list[_Waiter] = []
-    self._held: dict[Hashable, int] = {}
+    self._held: collections.Counter[Hashable] = collections.Counter()
     self._taken = 0
 
   @contextlib.asynccontextmanager
@@ -132,64 +145,67 @@ class Places:
       self._leave(waiter)
 
   async def _enter(self, alone: bool) -> _Waiter:
-    loop = asyncio.get_running_loop()
-    ticket = next(self._tickets)
-    owner = _owner.get()
-    waiter = _Waiter(
-      ticket, ("", ticket) if owner is None else owner, alone, loop, loop.create_future()
-    )
+    loop, ticket, owner = asyncio.get_running_loop(), next(self._tickets), _owner.get()
+    if owner is None:
+      owner = (self, ticket)
+    waiter = _Waiter(ticket, owner, alone, loop, loop.create_future(), _clocks.get())
+    waiter.held_up.stop()
     with self._lock:
-      stopped = () if self._held.get(waiter.owner) else _clocks.get()
       self._waiters.append(waiter)
       self._serve()
-    for clock in stopped:
-      clock.stop()
     try:
-      async with asyncio.timeout(self._seconds):
-        await waiter.granted
-    except BaseException as error:
+      await self._until_granted(waiter)
+    except BaseException:
       self._leave(waiter)
-      if isinstance(error, TimeoutError):
-        raise QueueTimeout(
-          f"no free place within {self._seconds:g} s; raise {self._setting} ({self._count})"
-        ) from None
       raise
-    finally:
-      for clock in stopped:
-        clock.go()
     return waiter
+
+  async def _until_granted(self, waiter: _Waiter) -> None:
+    if self._seconds is None:
+      await waiter.granted
+    elif not await wait_within(waiter.granted, self._seconds, waiter.held_up):
+      raise QueueTimeout(
+        f"no free place within {self._seconds:g} s; raise {self._setting} ({self._count})"
+      )
 
   def _leave(self, waiter: _Waiter) -> None:
     """Gives back what a waiter holds, or takes it out of the queue."""
     with self._lock:
       if waiter in self._waiters:
         self._waiters.remove(waiter)
+        waiter.wait_for(others=False)
       else:
-        self._taken -= self._count if waiter.alone else 1
-        self._held[waiter.owner] -= 1
-        if not self._held[waiter.owner]:
-          del self._held[waiter.owner]
+        self._count_out(waiter)
       self._serve()
+
+  def _count_out(self, waiter: _Waiter) -> None:
+    self._taken -= self._count if waiter.alone else 1
+    self._held[waiter.owner] -= 1
+    if not self._held[waiter.owner]:
+      del self._held[waiter.owner]
 
   def _serve(self) -> None:
     """Hands out free places; the lock is held."""
-    while self._taken < self._count:
-      able = [w for w in self._waiters if self._held.get(w.owner, 0) < self._share]
-      if not able:
-        return
-      waiter = min(able, key=lambda w: (self._held.get(w.owner, 0), w.ticket))
-      if waiter.alone and self._taken:
-        return  # the others run out, and nobody begins before it
+    while (waiter := self._next()) is not None:
       self._waiters.remove(waiter)
+      waiter.wait_for(others=False)
       self._taken += self._count if waiter.alone else 1
-      self._held[waiter.owner] = self._held.get(waiter.owner, 0) + 1
+      self._held[waiter.owner] += 1
       try:
         waiter.loop.call_soon_threadsafe(_grant, waiter.granted)
       except RuntimeError:  # its event loop has ended, and it with that
-        self._taken -= self._count if waiter.alone else 1
-        self._held[waiter.owner] -= 1
-        if not self._held[waiter.owner]:
-          del self._held[waiter.owner]
+        self._count_out(waiter)
+    for waiter in self._waiters:
+      waiter.wait_for(others=not self._held[waiter.owner])
+
+  def _next(self) -> _Waiter | None:
+    """Whose turn it is, if anybody can go now."""
+    able = [w for w in self._waiters if self._held[w.owner] < self._share]
+    if self._taken >= self._count or not able:
+      return None
+    first = min(able, key=lambda w: (self._held[w.owner], w.ticket))
+    # Where it needs all places the others run out, and nobody begins before it.
+    return None if first.alone and self._taken else first
 
 
 def _grant(granted: asyncio.Future[None]) -> None:
