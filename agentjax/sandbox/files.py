@@ -234,8 +234,9 @@ def _blamed(what: str, path: str) -> Iterator[None]:
   """Turns what the system says of a file into an error of whoever is to blame."""
   try:
     yield
-  except OSError as error:
-    raise _error(error, f"cannot {what} {path!r} in the sandbox: {error.strerror}") from error
+  except (OSError, UnicodeError) as error:
+    said = error.strerror if isinstance(error, OSError) else "no name of a file"
+    raise _error(error, f"cannot {what} {path!r} in the sandbox: {said}") from error
 
 
 def _error(error: Exception, message: str) -> SandboxError:

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from agentjax.config import Config
 from agentjax.envs.workspace import WorkspaceEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
@@ -38,7 +37,7 @@ def call(tool, **arguments):
 def turn(*calls, text=""):
   ids = TOKENIZER.encode(text)
   for one in calls:
-    ids += [CALL, *TOKENIZER.encode(one, )]
+    ids += [CALL, *TOKENIZER.encode(one)]
   return [*ids, END]
 
 
@@ -124,13 +123,13 @@ class World:
     )
 
 
-def play(scripts, **changes):
+def play(scripts, sandbox=SANDBOX, **changes):
   """One episode a script, all at once; a script is a list of turns."""
   tools = ToolsConfig(
     names=("shell", "files", "python"),
     timeout=20.0,
-    workspace=WorkspaceConfig(sandbox=SANDBOX, max_bytes=2**23, max_files=1000),
-    python=PythonToolConfig(sandbox=SANDBOX),
+    workspace=WorkspaceConfig(sandbox=sandbox, max_bytes=2**23, max_files=1000),
+    python=PythonToolConfig(sandbox=SANDBOX, stateful=True),
     **changes,
   )
 
@@ -173,3 +172,26 @@ def test_what_an_action_brings_about_counts(played, name):
   assert all(record.status != "infra_error" for record in episode.tools), episode.tools
   # Its record can be kept: what the policy wrote breaks no journal.
   assert from_record(to_record(episode)).status is episode.status
+
+
+def test_24_sleeping_calls_of_one_turn_count_and_hold_nobody_up():
+  sandbox = SandboxConfig(
+    embedded=ProcessSandboxConfig(limits=LIMITS, concurrency=2, queue_seconds=3.0)
+  )
+  flood = [turn(*[shell("sleep 1")] * 24), turn(text="the end")]
+  neighbour = [turn(shell("echo done")), turn(text="the end")]
+  slow, quick = play([flood, neighbour], sandbox)
+  assert not slow.status.masked and slow.reward.valid
+  assert len(slow.tools) == 24
+  refused = [r for r in slow.tools if "config.tools.calls_per_turn" in r.output]
+  assert len(refused) == 8 and {r.status for r in refused} == {"error"}
+  assert quick.status is Status.OK and quick.tools[0].output == "done"
+
+
+def test_a_queue_that_is_full_of_others_is_no_fault_of_the_one_who_waits():
+  sandbox = SandboxConfig(
+    embedded=ProcessSandboxConfig(limits=LIMITS, concurrency=1, queue_seconds=0.5)
+  )
+  episodes = play([[turn(shell("sleep 2")), turn(text="the end")]] * 3, sandbox)
+  masked = [e for e in episodes if e.status is Status.ENV_ERROR]
+  assert masked and all(e.metadata["fault"]["cause"] == "queue" for e in masked)
