@@ -12,7 +12,7 @@ would learn to cause it.
   tool,      errors of data, such as of decoding, numbers,        all else: files, connections,
   step,      types, keys, depth: code that is the same for all    time-outs of services, states
   verdict    failed on what this episode wrote                    that must not be
-  reset                                                           everything: no policy has acted yet
+  reset                                                           everything: nobody has acted yet
 
 An error that knows better carries a ``fault`` of its own, and that one counts. Two checks go with
 the table, since an error of data may also be a mistake in a tool or a scorer: a tool over a sandbox
