@@ -7,6 +7,7 @@ import time
 import pytest
 
 from agentjax.rewards import Part, Product, RewardGraph, WeightedSum
+from agentjax.rewards.endpoint import JudgeRefusedError
 from agentjax.rewards.unit_tests import (
   UnitTestConfig,
   UnitTests,
@@ -219,6 +220,20 @@ def test_what_is_worth_less_than_nothing_is_not_escaped_by_breaking_the_scorer()
   trajectory = episode(0, "x")
   asyncio.run(graph.score(trajectory, TASK))
   assert trajectory.reward == Reward(-1.0)
+
+
+@pytest.mark.parametrize(
+  ("status", "masked"), [(400, False), (413, False), (401, True), (404, True)]
+)
+def test_an_answer_that_a_judge_refuses_counts_and_a_wrong_key_masks(status, masked):
+  def judge(trajectory, task):
+    if trajectory.answer:
+      raise JudgeRefusedError(f"answered {status}", status)
+    return 0.0
+
+  trajectory = episode(0, "x" * 10**6)
+  asyncio.run(RewardGraph({"judge": judge}, Part("judge")).score(trajectory, TASK))
+  assert trajectory.status.masked is masked
 
 
 @pytest.mark.parametrize("error", [ConnectionError("judge"), OSError("disk"), RuntimeError("bug")])
