@@ -10,7 +10,6 @@ from agentjax.config import Config, check
 from agentjax.faults import Fault, Owner
 from agentjax.rewards.judges import JudgeUnavailableError
 
-
 _OF_THE_REQUEST = frozenset((400, 413, 422))
 
 

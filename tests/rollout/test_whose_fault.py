@@ -56,6 +56,9 @@ ACTIONS = {
     r"python3 -c 'import ctypes,time; ctypes.CDLL(None).prctl(15, bytes([255, 254]), 0, 0, 0); "
     r"time.sleep(0.3)'"
   ),
+  "an undecodable name of an interpreter that stays": python(
+    "import ctypes\nctypes.CDLL(None).prctl(15, bytes([255, 41, 40]), 0, 0, 0)"
+  ),
   "an undecodable process name of a thread": python(
     "import ctypes, threading, time\ndef run():\n"
     "  ctypes.CDLL(None).prctl(15, bytes([255, 41, 40]), 0, 0, 0); time.sleep(0.3)\n"
@@ -162,7 +165,7 @@ def play(scripts, sandbox=SANDBOX, **changes):
 @pytest.fixture(scope="module")
 def played():
   """Every action, then a look around; the sandbox is shared, so that each also is a neighbour."""
-  look = turn(shell("ls -la | head -5"), call("files", command="list"))
+  look = turn(shell("ls -la | head -5"), call("files", command="list"), python("1"))
   scripts = [[turn(action), look, turn(text="the end")] for action in ACTIONS.values()]
   return dict(zip(ACTIONS, play(scripts), strict=True))
 
