@@ -200,3 +200,10 @@ def test_a_queue_that_is_full_of_others_is_no_fault_of_the_one_who_waits():
   episodes = play([[turn(shell("sleep 2")), turn(text="the end")]] * 3, sandbox)
   masked = [e for e in episodes if e.status is Status.ENV_ERROR]
   assert masked and all(e.metadata["fault"]["cause"] == "queue" for e in masked)
+
+
+@pytest.mark.parametrize("name", ["paths 600 deep", "many sparse files"])
+def test_a_folder_that_cannot_be_saved_is_set_back_and_the_episode_goes_on(played, name):
+  episode = played[name]
+  assert episode.status is Status.OK and len(episode.tools) == 4
+  assert episode.tools[2].output == "aaaa.txt (61 bytes)\nanswer.py (6 bytes)"
