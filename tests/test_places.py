@@ -36,6 +36,21 @@ def test_one_owner_neither_takes_all_places_nor_keeps_others_waiting():
   assert log.count("a") == 24
 
 
+def test_the_next_place_goes_to_whoever_holds_the_fewest():
+  log = []
+
+  async def main():
+    places = Places(3)
+    held = [hold(places, "x", 0.3, log), *(hold(places, "a", 0.05, log) for _ in range(6))]
+    running = [asyncio.ensure_future(work) for work in held]
+    await asyncio.sleep(0.01)
+    await hold(places, "b", 0.0, log)
+    await asyncio.gather(*running)
+
+  asyncio.run(main())
+  assert log[:4] == ["x", "a", "a", "b"]
+
+
 def test_waiting_for_others_stops_the_clock_and_waiting_for_oneself_does_not():
   async def main():
     places = Places(1)
