@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Awaitable, Sequence
 
+from agentjax.faults import Fault
 from agentjax.tools.protocol import Tool
 from agentjax.trajectory.record import (
   GuardRecord,
@@ -38,7 +39,7 @@ class Action:
 @dataclasses.dataclass(frozen=True)
 class Step:
   """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
-  says why a status other than ok was set."""
+  says why a status other than ok was set, and ``fault`` what failed where the status masks."""
 
   observation: Observation
   reward: Reward | None = None
@@ -49,6 +50,7 @@ class Step:
   tools: tuple[ToolRecord, ...] = ()
   guards: tuple[GuardRecord, ...] = ()
   reason: str = ""
+  fault: Fault | None = None
 
 
 class Environment(abc.ABC):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.faults import Fault, Owner
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
@@ -23,9 +24,10 @@ _numbers = itertools.count()
 class QuestionEnvironment(Environment):
   """Shows the task's prompt, runs the calls of each turn, ends at the first turn without a call.
 
-  All calls of one turn run at the same time; their results come back in the order of the calls. A
-  call the policy got wrong is an observation. A tool that fails by its own fault (INFRA_ERROR,
-  after the registry's retries) ends the episode as ENV_ERROR.
+  All calls of one turn run at the same time; their results come back in the order of the calls.
+  Those beyond the registry's ``calls_per_turn`` are not run, which is an error each. A call the
+  policy got wrong is an observation. A tool that fails by its own fault (INFRA_ERROR, after the
+  registry's retries) ends the episode as ENV_ERROR.
 
   A snapshot holds the conversation, not what stateful tools keep: an environment that was restored
   makes the earlier calls to those tools again, with the same seeds, before its next ones.
@@ -91,8 +93,8 @@ class QuestionEnvironment(Environment):
     if not action.tool_calls:
       answer = self._read_answer(action.text)
       return self._end(Step(Observation(()), terminated=True, answer=answer))
-    if self._behind and not await self._catch_up(turn):
-      return self._end(Step(Observation(()), terminated=True, status=Status.ENV_ERROR))
+    if self._behind and (fault := await self._catch_up(turn)):
+      return self._end(Step(Observation(()), terminated=True, status=Status.ENV_ERROR, fault=fault))
     results = await self._call_tools(action.tool_calls, turn)
     records = tuple(
       [
@@ -108,9 +110,15 @@ class QuestionEnvironment(Environment):
         for call, result in zip(action.tool_calls, results, strict=True)
       ]
     )
-    if any(result.status is ToolStatus.INFRA_ERROR for result in results):
+    if faults := [_fault(r) for r in results if r.status is ToolStatus.INFRA_ERROR]:
       return self._end(
-        Step(Observation(()), terminated=True, status=Status.ENV_ERROR, tools=records)
+        Step(
+          Observation(()),
+          terminated=True,
+          status=Status.ENV_ERROR,
+          tools=records,
+          fault=faults[0],
+        )
       )
     messages = tuple(Message("tool", result.output) for result in results)
     self._conversation.extend(messages)
@@ -162,21 +170,21 @@ class QuestionEnvironment(Environment):
     assert self._task is not None
     return f"{self._task.source}/{self._task.id}/{self._key}/{self._number}"
 
-  async def _catch_up(self, turn: int) -> bool:
-    """Makes the stateful calls before ``turn`` again, as they were; whether all could be made."""
+  async def _catch_up(self, turn: int) -> Fault | None:
+    """Makes the stateful calls before ``turn`` again, as they were; what kept it from that."""
     assert self._task is not None
     said = self._conversation[len(self._task.prompt) :]
     turns = [message.tool_calls for message in said if message.role == "assistant"]
     stateful = self._registry.stateful
     await self._registry.end_episode(self._episode)  # what was kept may be of another past
     for earlier, calls in enumerate(turns[:turn]):
-      for index, call in enumerate(calls):
+      for index, call in enumerate(calls[: self._registry.calls_per_turn]):
         if call.name in stateful:
           result = await self._registry.call(call, self._context(earlier, index))
           if result.status is ToolStatus.INFRA_ERROR:
-            return False
+            return _fault(result)
     self._behind = False
-    return True
+    return None
 
   def _context(self, turn: int, index: int) -> ToolContext:
     seed = _call_seed(self._key, turn, index)
@@ -191,12 +199,21 @@ class QuestionEnvironment(Environment):
     return {name: await asyncio.to_thread(store.put, name, content) for name, content in files}
 
   async def _call_tools(self, calls: Sequence[ToolCall], turn: int) -> list[ToolResult]:
+    most = self._registry.calls_per_turn
     async with asyncio.TaskGroup() as group:
       running = [
         group.create_task(self._registry.call(call, self._context(turn, index)))
-        for index, call in enumerate(calls)
+        for index, call in enumerate(calls[:most])
       ]
-    return [task.result() for task in running]
+    refused = ToolResult(
+      ToolStatus.ERROR,
+      f"error: not run: one turn makes at most {most} calls (config.tools.calls_per_turn)",
+    )
+    return [task.result() for task in running] + [refused] * (len(calls) - len(running))
+
+
+def _fault(result: ToolResult) -> Fault:
+  return result.fault or Fault(Owner.INFRASTRUCTURE, "tool", result.output)
 
 
 def _call_seed(key: int, turn: int, index: int) -> int:

@@ -23,7 +23,8 @@ from agentjax.envs.environment import Environment, Observation
 from agentjax.envs.question import QuestionEnvironment
 from agentjax.envs.sql_copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
-from agentjax.envs.world import Places, World
+from agentjax.envs.world import World
+from agentjax.places import Places
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import Sandbox
 from agentjax.sandbox.sqlite import SqlResult, run_sql
@@ -44,7 +45,8 @@ class SqlEnvironmentConfig(Config):
   """How queries are judged; the figures are ours. The tool has its own settings (tools.sql).
 
   Attributes:
-    query_seconds: longest time of a query on one database.
+    query_seconds: longest CPU time of a query on one database; a query that a clock ends, beside
+      others, is run again alone.
     copies: perturbed copies a query is judged on, besides the database itself; 0 for none. On each
       of them the gold query gives another result than on the database.
     candidates: copies that are looked at to find these.
@@ -263,15 +265,19 @@ class SqlJudge:
     return "" if same else "other rows"
 
   async def _run(self, databases: Sequence[bytes], query: str) -> list[SqlResult]:
-    async with self._places.place():
-      return await run_sql(
-        self._sandbox,
-        databases,
-        [(index, query) for index in range(len(databases))],
-        seconds=self._config.query_seconds,
-        max_rows=self._config.max_rows,
-        max_bytes=self._config.max_bytes,
-      )
+    for alone in (False, True):
+      async with self._places.one(alone=alone):
+        results = await run_sql(
+          self._sandbox,
+          databases,
+          [(index, query) for index in range(len(databases))],
+          seconds=self._config.query_seconds,
+          max_rows=self._config.max_rows,
+          max_bytes=self._config.max_bytes,
+        )
+      if not any(result.late for result in results):
+        break
+    return results
 
   async def verdict(self, trajectory: Trajectory, task: Task) -> SqlVerdict:
     """The verdict on a trajectory's answer; one without an answer does not match."""

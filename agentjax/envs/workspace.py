@@ -11,6 +11,7 @@ from typing import Any
 from agentjax.config import ConfigError
 from agentjax.envs.environment import Action, Observation, Step
 from agentjax.envs.question import QuestionEnvironment
+from agentjax.faults import Fault, Owner, describe
 from agentjax.sandbox.interface import PythonCell
 from agentjax.tools.output import as_tool_result, joined
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
@@ -23,7 +24,9 @@ class WorkspaceEnvironment(QuestionEnvironment):
   """A question with tools that share a folder, which is handed in when the policy stops calling.
 
   A snapshot saves the folder and holds the hash of its tree; ``restore`` finds the tree in the
-  store of ``workspaces``, until ``discard``, and no call is made again.
+  store of ``workspaces``, until ``discard``, and no call is made again. A folder that cannot be
+  read as it stands (too large, too deep) is the policy's: nobody goes on from there, and handed in
+  it is an error of the policy.
 
   Args:
     registry: tools, those over ``workspaces`` among them.
@@ -91,10 +94,13 @@ class WorkspaceEnvironment(QuestionEnvironment):
     await super().close()
     self._begin("")
 
-  async def _catch_up(self, turn: int) -> bool:
-    await self._workspaces.restore(self._episode, self._tree)
+  async def _catch_up(self, turn: int) -> Fault | None:
+    try:
+      await self._workspaces.restore(self._episode, self._tree)
+    except KeyError as error:  # the store lost it: nothing that the policy wrote is at fault
+      return Fault(Owner.INFRASTRUCTURE, "sandbox", describe(error))
     self._behind = False
-    return True
+    return None
 
   def _begin(self, tree: str) -> None:
     """Takes over ``tree``, which is held already, in the place of the one before."""
@@ -147,6 +153,9 @@ class WorkspacePythonTool:
       output = joined(result.output, f"error: {problem}")
       return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
     return result
+
+  async def is_healthy(self) -> bool:
+    return await self._workspaces.is_healthy()
 
 
 def workspaces_of(registry: ToolRegistry, kind: str) -> Workspaces:

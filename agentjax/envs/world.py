@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from agentjax.envs.environment import Environment
 from agentjax.tools.protocol import Tool
@@ -35,20 +32,3 @@ class World:
   tools: tuple[Tool, ...]
   scorers: Mapping[str, Scorer] = dataclasses.field(default_factory=dict)
   close: Callable[[], Awaitable[None]] = _nothing
-
-
-class Places:
-  """Bounds how many verdicts run at once; they come from many threads and event loops."""
-
-  def __init__(self, count: int):
-    self._free = threading.BoundedSemaphore(count)
-
-  @contextlib.asynccontextmanager
-  async def place(self) -> AsyncIterator[None]:
-    """Waits for a place and holds it."""
-    while not self._free.acquire(blocking=False):
-      await asyncio.sleep(0.005)
-    try:
-      yield
-    finally:
-      self._free.release()

@@ -7,11 +7,22 @@ import os
 from typing import Any
 
 from agentjax.config import Config, check
+from agentjax.faults import Fault, Owner
 from agentjax.rewards.judges import JudgeUnavailableError
+
+_OF_THE_REQUEST = frozenset((400, 413, 422))
 
 
 class JudgeRefusedError(RuntimeError):
-  """The endpoint answered, but not with a reply: a wrong model name, key or request."""
+  """The endpoint answered, but not with a reply: a wrong model name, key or request.
+
+  Attributes:
+    fault: the policy's, where what was asked was refused: it may be too long, or odd.
+  """
+
+  def __init__(self, message: str, status: int | None = None):
+    super().__init__(message)
+    self.fault = Fault(Owner.POLICY, "data", message) if status in _OF_THE_REQUEST else None
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -79,7 +90,8 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
       if response.status in (408, 429) or response.status >= 500:
         raise JudgeUnavailableError(f"{url} answered {response.status}: {text[:200]}")
       if response.status != 200:
-        raise JudgeRefusedError(f"{url} answered {response.status}: {text[:500]}")
+        said = f"{url} answered {response.status}: {text[:500]}"
+        raise JudgeRefusedError(said, response.status)
       values = await response.json(content_type=None)
   except (TimeoutError, aiohttp.ClientError, OSError) as error:
     raise JudgeUnavailableError(f"{url}: {type(error).__name__}: {error}") from error

@@ -3,6 +3,10 @@
 A scorer looks at one trajectory and its task and gives a number or a ``Reward``; a group scorer
 looks at all trajectories of a task at once. The formula is a tree of the nodes below. What cannot
 be computed is ``invalid(reason)`` and travels up to the total as such: it is never a zero.
+
+A scorer that breaks at what an episode holds is another matter: where it has a verdict on the same
+episode with nothing in it, the episode is to blame, and the part is 0, or less where nothing is
+worth less.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -208,10 +213,10 @@ class RewardGraph:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
 
     A broken trajectory (ENV_ERROR, ENGINE_ERROR) is not scored: its reward is invalid. Where a part
-    that the formula depends on cannot be computed (its scorer raises, or answers invalid), or the
-    formula itself fails, the reward is invalid and the status becomes VERIFIER_ERROR. Truncated
-    trajectories are scored like any. A policy error is, too, and gets at most 0; it is never
-    invalid.
+    that the formula depends on cannot be computed by no fault of the episode (its scorer raises, or
+    answers invalid), or the formula itself fails, the reward is invalid and the status becomes
+    VERIFIER_ERROR. Truncated trajectories are scored like any. A policy error is, too, and gets at
+    most 0; it is never invalid. What failed stands in ``metadata["fault"]``.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -232,9 +237,8 @@ class RewardGraph:
     for name, scorer in self._group_scorers.items():
       if not members:
         break
-      for member, reward in zip(
-        members, await _run_group(name, scorer, members, task), strict=True
-      ):
+      rewards = await _run_group(name, scorer, members, task)
+      for member, reward in zip(members, rewards, strict=True):
         member.reward_parts[name] = reward
     for trajectory in trajectories:
       self._finish(trajectory)
@@ -264,12 +268,16 @@ class RewardGraph:
     try:
       trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
     except Exception as error:  # an overflow, or a node of the user's own: as for a scorer
-      _log.warning("the reward formula failed on %s: %r", trajectory.address, error)
-      trajectory.reward = _fault(error)
+      _log.warning("the reward formula failed on %s: %s", trajectory.address, describe(error))
+      trajectory.reward = Reward.invalid(describe(error))
     if trajectory.status is Status.POLICY_ERROR:
       # It has lost already: no part may pay for it, and none is needed to know.
       trajectory.reward = Reward(min(trajectory.reward.value or 0.0, 0.0))
     if not trajectory.reward.valid:
+      known = trajectory.metadata.get(FAULT)
+      if known is None or not Fault.from_dict(known).masks:
+        fault = Fault(Owner.VERIFIER, "verifier", trajectory.reward.reason or "")
+        trajectory.metadata[FAULT] = fault.to_dict()
       trajectory.metadata[ENDED] = str(trajectory.status)
       trajectory.status = Status.VERIFIER_ERROR
 
@@ -284,23 +292,101 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
         raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
       trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
     return reward
-  except Exception as error:  # a scorer's fault must not end the run, nor pass for a zero
-    _log.warning("scorer %s failed on %s: %r", name, trajectory.address, error)
-    return _fault(error)
+  except (
+    Exception
+  ) as error:  # must not end the run, nor pass for a zero where it is a fault of ours
+    _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
+    fault = fault_of(error, Boundary.VERDICT)
+    nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
+    return _decided(trajectory, fault, nothing)
+
+
+async def _on_nothing(scorer: Scorer, trajectory: Trajectory, task: Task) -> float | None:
+  """What the scorer gives for the episode with nothing in it; None where it fails at that too."""
+  try:
+    found = scorer(emptied(trajectory), task)
+    return as_reward(await found if inspect.isawaitable(found) else found).value
+  except Exception:
+    return None
+
+
+def emptied(trajectory: Trajectory) -> Trajectory:
+  """The episode as if nothing had been written in it: no tokens, no calls, an empty answer."""
+  return dataclasses.replace(
+    trajectory,
+    segments=[],
+    tools=[],
+    answer=None if trajectory.answer is None else "",
+    reward_parts={},
+    turn_rewards={},
+    metadata={},
+  )
+
+
+def _decided(trajectory: Trajectory, fault: Fault, nothing: float | None) -> Reward:
+  """The part of an episode at which a scorer broke, and its fault on record."""
+  if nothing is None and not fault.masks:
+    fault = Fault(Owner.VERIFIER, "verifier", fault.detail)
+  if fault.masks or FAULT not in trajectory.metadata:
+    trajectory.metadata[FAULT] = fault.to_dict()
+  if nothing is None:
+    return Reward.invalid(fault.detail)
+  return Reward(min(0.0, nothing))
 
 
 async def _run_group(
   name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
 ) -> list[Reward]:
-  try:
-    scores = scorer(trajectories, task)
+  async def run(members: Sequence[Trajectory]) -> list[Reward]:
+    scores = scorer(members, task)
     rewards = [as_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
-    if len(rewards) != len(trajectories):
-      raise ValueError(f"{len(rewards)} scores for {len(trajectories)} trajectories")
+    if len(rewards) != len(members):
+      raise ValueError(f"{len(rewards)} scores for {len(members)} trajectories")
     return rewards
+
+  async def works(members: Sequence[Trajectory]) -> bool:
+    try:
+      await run(members)
+    except Exception:
+      return False
+    return True
+
+  try:
+    return await run(trajectories)
   except Exception as error:  # as in _run
-    _log.warning("group scorer %s failed on task %d: %r", name, task.id, error)
-    return [_fault(error)] * len(trajectories)
+    _log.warning("group scorer %s failed on task %d: %s", name, task.id, describe(error))
+    fault = fault_of(error, Boundary.VERDICT)
+    culprits = None if fault.masks else await find_culprits(trajectories, works)
+    if culprits is None:
+      return [_decided(t, fault, None) for t in trajectories]
+    kept = [emptied(t) if i in culprits else t for i, t in enumerate(trajectories)]
+    try:
+      rewards = await run(kept)
+    except Exception as other:  # it fails at what no member alone makes it fail at
+      return [_decided(t, fault_of(other, Boundary.VERDICT), None) for t in trajectories]
+    return [
+      _decided(t, fault, r.value) if i in culprits else r
+      for i, (t, r) in enumerate(zip(trajectories, rewards, strict=True))
+    ]
+
+
+async def find_culprits(
+  members: Sequence[Trajectory], works: Callable[[Sequence[Trajectory]], Awaitable[bool]]
+) -> frozenset[int] | None:
+  """Indices of the members each of which keeps ``works`` from holding, all others being emptied.
+
+  None where it does not hold with all of them emptied: then it is no member's fault.
+  """
+  blank = [emptied(member) for member in members]
+  if not await works(blank):
+    return None
+  return frozenset(
+    [
+      index
+      for index, member in enumerate(members)
+      if not await works([*blank[:index], member, *blank[index + 1 :]])
+    ]
+  )
 
 
 def as_reward(score: Score | TurnScores) -> Reward:
@@ -308,10 +394,6 @@ def as_reward(score: Score | TurnScores) -> Reward:
   if isinstance(score, TurnScores):
     return Reward(float(sum(v for v in score.values if v is not None)))
   return score if isinstance(score, Reward) else Reward(float(score))
-
-
-def _fault(error: Exception) -> Reward:
-  return Reward.invalid(f"{type(error).__name__}: {error}")
 
 
 def _names(nodes: Iterable[Node]) -> frozenset[str]:

@@ -23,10 +23,13 @@ import dataclasses
 import functools
 import importlib.resources
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from agentjax.config import Config, check
+from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
+from agentjax.places import Clock, Places
 from agentjax.rewards.loop_thread import LoopThread
 from agentjax.sandbox.build import SandboxConfig, build_sandbox
 from agentjax.sandbox.interface import (
@@ -35,6 +38,7 @@ from agentjax.sandbox.interface import (
   Sandbox,
   SandboxError,
   SandboxResult,
+  is_healthy,
   run_once,
 )
 from agentjax.sandbox.process import ProcessSandboxConfig
@@ -43,8 +47,10 @@ from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed.forks``
 
+_NOT_ASKED = "it was not asked"
 UNIT_TESTS = "unit_tests"  # in the metadata of a task: the tests, as a mapping of UnitTests' fields
 SOLUTION = "solution"  # the module that a final answer becomes
+_OUT_OF_TIME = "time ran out"  # what ``boxed.forks`` says of a case that its clock has ended
 _REMEMBERED = 4096  # tasks whose first operations are known without a run of their tests
 _ANSWER_BYTES = 16 * 2**20
 _ANSWER_VALUES = 500_000
@@ -67,12 +73,20 @@ module.main()
 
 
 class VerifierFault(RuntimeError):
-  """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run."""
+  """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run.
+
+  Attributes:
+    fault: which of the two.
+  """
+
+  def __init__(self, message: str, cause: str = "verifier"):
+    super().__init__(message)
+    owner = Owner.VERIFIER if cause == "verifier" else Owner.INFRASTRUCTURE
+    self.fault = Fault(owner, cause, message)
 
 
 def _sandbox() -> SandboxConfig:
   embedded = ProcessSandboxConfig(
-    queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
     require=("limits", "descendants", "network", "processes", "filesystem"),
   )
   return SandboxConfig(embedded=embedded)
@@ -87,6 +101,9 @@ class UnitTestConfig(Config):
       that pass, which a program that is right on easy cases alone can live on.
     cpu_seconds: CPU time of the code, and of the test, for one test; 5 times that on the clock.
     wall_seconds: time of one box, with all tests.
+    verdict_seconds: time of all boxes of a verdict; code that needs more fails what is left. Give
+      less than ``rollout.reward_timeout``. Waiting for a place is counted in neither.
+    concurrency: verdicts at once; no more than the sandbox runs.
     rounds: times that tests are run again at most, to go on with answers they waited for.
     retries: further tries where the sandbox failed.
     sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
@@ -97,6 +114,8 @@ class UnitTestConfig(Config):
   credit: Literal["all", "fraction"] = "all"
   cpu_seconds: int = 3
   wall_seconds: float = 60.0
+  verdict_seconds: float = 100.0
+  concurrency: int = 4
   rounds: int = 16
   retries: int = 1
   sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
@@ -105,6 +124,8 @@ class UnitTestConfig(Config):
     super().validate(path)
     check(self.cpu_seconds >= 1, f"{path}.cpu_seconds", self.cpu_seconds, ">= 1")
     check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
+    check(self.verdict_seconds > 0, f"{path}.verdict_seconds", self.verdict_seconds, "> 0")
+    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
     check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
     check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
 
@@ -192,12 +213,16 @@ class UnitTestVerifier:
     self._sandbox = sandbox
     self._config = config or UnitTestConfig()
     self._config.validate()
+    self._places = Places(self._config.concurrency)
     self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
     # Verdicts of all threads take turns in one loop: the sandbox counts its runs there.
     self._thread = LoopThread("unit tests")
 
   async def verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     """Runs ``tests`` against the files ``code`` (path -> source).
+
+    A test that its clock has ended twice, beside other verdicts, is run a third time while no other
+    verdict is under way: then it is the code that is slow.
 
     Raises:
       VerifierFault: there is no verdict, and the code is not to blame.
@@ -211,20 +236,45 @@ class UnitTestVerifier:
       self._thread.close()
 
   async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
-    waiting = dict(await self._plan(tests))
-    results: dict[str, CaseResult] = dict.fromkeys(waiting, CaseResult("", False))
+    plan = await self._plan(tests)
+    results: dict[str, CaseResult] = {}
+    left = dict(plan)
+    with Clock() as clock:
+      for alone in (False, False, True):
+        async with self._places.one(alone=alone):
+          found, late = await self._try(code, tests, left, clock)
+        results |= found
+        left = {case: plan[case] for case in left if case in late}
+        if not left:
+          break
+    return Verdict(tuple(results[case] for case in plan))
+
+  async def _try(
+    self, code: Mapping[str, str], tests: UnitTests, cases: Mapping[str, list[str]], clock: Clock
+  ) -> tuple[dict[str, CaseResult], set[str]]:
+    """Runs some tests to their ends; the results, and those that a clock has ended.
+
+    Tests that were not asked because of one that was late are late too.
+    """
+    waiting = dict(cases)
+    results: dict[str, CaseResult] = {}
+    late: set[str] = set()
     for _ in range(self._config.rounds):
-      report = await self._ask(code, tests, waiting)
+      left = self._config.verdict_seconds - clock.elapsed
+      if left <= 0:  # of all tries together: there is no time for another one
+        break
+      report = await self._ask(code, tests, waiting, left)
       answers = {
         case: [list(pair) for pair in zip(operations, report[case]["lines"], strict=False)]
         for case, operations in waiting.items()
       }
-      outcomes = await self._judge(tests, answers)
+      outcomes = await self._judge(tests, answers, left)
       still: dict[str, list[str]] = {}
       for case, asked in waiting.items():
         outcome, given = outcomes[case], len(answers[case])
-        if outcome is None:
-          results[case] = CaseResult(case, False, "the test did not come to an end")
+        if outcome is None or isinstance(outcome, str):
+          results[case] = CaseResult(case, False, outcome or "the test did not come to an end")
+          late |= {case} if outcome == _OUT_OF_TIME else set()
           continue
         operations = outcome["operations"]
         if outcome["answered"] == len(operations):
@@ -233,14 +283,21 @@ class UnitTestVerifier:
         elif outcome["answered"] == given < len(asked) and operations[given] == asked[given]:
           reason = report[case]["ended"] or "it ended early"
           results[case] = CaseResult(case, False, f"no answer: {reason}")
+          late |= {case} if reason == _OUT_OF_TIME else set()
         else:  # it asks more, or something else than it was thought to
           still[case] = operations
       waiting = still
       if not waiting:
         break
     for case in waiting:
-      results[case] = CaseResult(case, False, f"unfinished after {self._config.rounds} rounds")
-    return Verdict(tuple(results.values()))
+      results[case] = CaseResult(
+        case,
+        False,
+        f"unfinished after {self._config.rounds} rounds or {self._config.verdict_seconds:g} s",
+      )
+    if late:
+      late |= {c for c, result in results.items() if result.reason.endswith(_NOT_ASKED)}
+    return results, late
 
   async def _plan(self, tests: UnitTests) -> dict[str, list[str]]:
     """The first operations of every test, which no code has had a part in.
@@ -252,6 +309,9 @@ class UnitTestVerifier:
       self._plans.move_to_end(key)
       return plan
     result = await self._run("tests", self._request(tests, None), {})
+    if result.status is RunStatus.TIMEOUT:
+      async with self._places.one(alone=True):
+        result = await self._run("tests", self._request(tests, None), {})
     report = await asyncio.to_thread(_read_report, result)
     if report is None:
       raise VerifierFault(f"the tests cannot be run: {result.detail} {result.stderr[-500:]}")
@@ -278,7 +338,11 @@ class UnitTestVerifier:
     return plan
 
   async def _ask(
-    self, code: Mapping[str, str], tests: UnitTests, cases: Mapping[str, list[str]]
+    self,
+    code: Mapping[str, str],
+    tests: UnitTests,
+    cases: Mapping[str, list[str]],
+    seconds: float,
   ) -> Report:
     """What the code answers to the operations of each case; no line where it does not."""
     request = {
@@ -287,20 +351,29 @@ class UnitTestVerifier:
       "cpu_seconds": self._config.cpu_seconds,
       "all": self._config.credit == "all",
     }
-    files = {path: text.encode() for path, text in (*code.items(), *tests.files.items())}
-    result = await self._run("candidate", request, files)
+    files = {
+      path: text.encode("utf-8", "backslashreplace")
+      for path, text in (*code.items(), *tests.files.items())
+    }
+    result = await self._run("candidate", request, files, seconds)
     report = await asyncio.to_thread(_read_report, result) or {}
-    reason = result.detail or ("it was not asked" if report else "its report is damaged")
+    reason = result.detail or (_NOT_ASKED if report else "its report is damaged")
+    if result.status is RunStatus.TIMEOUT:
+      reason = _OUT_OF_TIME
     silent: dict[str, Any] = {"lines": [], "ended": reason}
     return {case: report.get(case, silent) for case in cases}
 
   async def _judge(
-    self, tests: UnitTests, answers: Mapping[str, list[list[str]]]
-  ) -> dict[str, dict[str, Any] | None]:
-    """What each test makes of the answers. None where answers kept it from ending."""
-    result = await self._run("tests", self._request(tests, answers), {})
+    self, tests: UnitTests, answers: Mapping[str, list[list[str]]], seconds: float
+  ) -> dict[str, dict[str, Any] | str | None]:
+    """What each test makes of the answers; where these kept it from ending, why if known."""
+    result = await self._run("tests", self._request(tests, answers), {}, seconds)
     report = await asyncio.to_thread(_read_report, result) or {}
-    return {case: _outcome(report[case]) if case in report else None for case in answers}
+    unknown = _OUT_OF_TIME if result.status is RunStatus.TIMEOUT else None
+    return {
+      case: _outcome(report[case]) or report[case]["ended"] if case in report else unknown
+      for case in answers
+    }
 
   def _request(self, tests: UnitTests, cases: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
@@ -311,12 +384,18 @@ class UnitTestVerifier:
     }
 
   async def _run(
-    self, driver: str, request: dict[str, Any], files: Mapping[str, bytes]
+    self,
+    driver: str,
+    request: dict[str, Any],
+    files: Mapping[str, bytes],
+    seconds: float = math.inf,
   ) -> SandboxResult:
+    """One run of a driver. What the code's own files bring a box to counts as its end."""
+    seconds = min(self._config.wall_seconds, seconds)
     limits = dataclasses.replace(
       self._config.sandbox.limits,
-      wall_seconds=self._config.wall_seconds,
-      cpu_seconds=self._config.wall_seconds,  # forks count for themselves
+      wall_seconds=seconds,
+      cpu_seconds=seconds,  # forks count for themselves
       output_bytes=_ANSWER_BYTES,
       output_kill_bytes=_ANSWER_BYTES,
     )
@@ -324,11 +403,23 @@ class UnitTestVerifier:
     for _ in range(self._config.retries + 1):
       try:
         result = await run_once(self._sandbox, program, stdin=stdin, files=files, limits=limits)
-      except (SandboxError, OSError) as error:
-        raise VerifierFault(f"sandbox: {error}") from error
-      if result.status is not RunStatus.INFRA_ERROR:
-        return result
-    raise VerifierFault(f"sandbox: {result.detail}")
+      except (SandboxError, OSError, ValueError) as error:
+        fault = fault_of(error, Boundary.FILES)
+      else:
+        if result.status is not RunStatus.INFRA_ERROR:
+          return result
+        fault = result.fault or Fault(Owner.INFRASTRUCTURE, "sandbox", result.detail)
+      if not fault.masks:
+        break
+    # A box that files of the code broke, while others work, is the code's doing.
+    ours = (
+      not files or fault.cause == "queue" or (fault.masks and not await is_healthy(self._sandbox))
+    )
+    if ours:
+      raise VerifierFault(
+        f"sandbox: {fault.detail}", "queue" if fault.cause == "queue" else "sandbox"
+      )
+    return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, f"no box: {fault.detail}")
 
 
 class UnitTestScorer:
@@ -353,8 +444,9 @@ class UnitTestScorer:
     code = {f"{SOLUTION}.py": trajectory.answer.encode("utf-8", "replace").decode()}
     try:
       verdict = await self._verifier.verify(code, tests)
-    except VerifierFault as fault:
-      return Reward.invalid(str(fault))
+    except VerifierFault as error:
+      trajectory.metadata[FAULT] = error.fault.to_dict()
+      return Reward.invalid(str(error))
     trajectory.metadata[UNIT_TESTS] = verdict.describe()
     share = verdict.passed / len(verdict.cases)
     return Reward(share if self.config.credit == "fraction" else float(share == 1.0))

@@ -6,12 +6,15 @@ what the episode holds and turns each way to end into exactly one ``Status``:
 
   ok               the environment ended the episode
   truncated        tokens, turns or time ran out, or the prompt does not fit
-  env_error        the environment raised, hung or reported a fault: masked
+  env_error        the environment failed by its own fault: masked
   policy_error     the policy drew markup that only the conversation itself may contain, such as a
-                   made-up tool result, or the environment reported a breach: a legitimate negative,
-                   never worth more than losing (``Environment.least_return``)
+                   made-up tool result, what it wrote broke the environment, or that reported a
+                   breach: a legitimate negative, never worth more than losing
+                   (``Environment.least_return``)
   engine_error     the policy's log-probs were not finite: masked
   verifier_error   set where rewards are scored
+
+Whose fault a failure is, ``faults.fault_of`` decides; it stands in ``metadata["fault"]``.
 
 Whatever else the engine raises is no episode's fault: it propagates and ends the collection.
 """
@@ -39,6 +42,8 @@ from agentjax.engine.request import (
 )
 from agentjax.engine.scheduler import Context, Engine, Prefix
 from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
+from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
+from agentjax.places import Clock, owned_by, wait_within
 from agentjax.rollout import keys
 from agentjax.rollout.config import RolloutConfig
 from agentjax.text.chat import Chat, Span
@@ -66,12 +71,13 @@ ENVIRONMENT_REWARD = "environment"  # reward part that holds what the environmen
 
 
 class EpisodeEnd(Exception):
-  """Ends an episode from inside its program, with a status and a reason."""
+  """Ends an episode from inside its program, with a status, a reason and what failed, if any."""
 
-  def __init__(self, status: Status, reason: str):
+  def __init__(self, status: Status, reason: str, fault: Fault | None = None):
     super().__init__(reason)
     self.status = status
     self.reason = reason
+    self.fault = fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +250,8 @@ class Episode:
     environment, config = self._environment, self.player.config
     timeout, grace = config.environment_timeout, config.cancel_grace
     try:
-      state = await _bounded(lambda: take_snapshot(environment), timeout, grace)
+      with Clock() as clock:
+        state = await _bounded(lambda: take_snapshot(environment), timeout, grace, clock)
     except Exception as error:
       # It may well go on.
       _log.warning("nobody can go on from %s at this turn", self.address, exc_info=error)
@@ -291,7 +298,7 @@ class Episode:
 
   async def open(self, observation: Observation) -> None:
     """Puts the first observation before the policy."""
-    with _encoding():
+    with _encoding(Boundary.RESET):
       spans = self.player.chat.prompt(observation.messages, self._offered)
     ids = _flat(spans)
     limit = self.player.config.max_total_tokens
@@ -369,7 +376,10 @@ class Episode:
     if any(g.decision != "continue" for g in step.guards) and self._last_turn is not None:
       self._builder.flag(self._last_turn, Flag.DENIED)
     if step.status is not Status.OK:
-      raise EpisodeEnd(step.status, _reason(step))
+      fault = step.fault
+      if fault is None and step.status.masked:
+        fault = Fault(Owner.INFRASTRUCTURE, "environment", _reason(step))
+      raise EpisodeEnd(step.status, _reason(step), fault)
     if step.terminated:
       raise EpisodeEnd(Status.OK, step.reason)
     if step.truncated:
@@ -383,7 +393,7 @@ class Episode:
       raise RuntimeError("observe() before open(observation)")
     if self.turn >= config.max_turns:
       raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={config.max_turns} turns are used")
-    with _encoding():
+    with _encoding(Boundary.STEP):
       spans = self.player.chat.observation(observation.messages, self._drawn, self._offered)
     ids = _flat(spans)
     if self._length + len(ids) >= config.max_total_tokens:
@@ -402,12 +412,15 @@ class Episode:
       self._context.close()
     config = self.player.config
     try:
-      await _bounded(self._environment.close, config.environment_timeout, config.cancel_grace)
+      with Clock() as clock:
+        await _bounded(
+          self._environment.close, config.environment_timeout, config.cancel_grace, clock
+        )
     except Exception as error:
       _log.warning("the environment of %s failed to close", self.address, exc_info=error)
-      self._close_error = _describe(error)
+      self._close_error = describe(error)
 
-  def build(self, status: Status, reason: str) -> Trajectory:
+  def build(self, status: Status, reason: str, fault: Fault | None = None) -> Trajectory:
     """The trajectory so far, not yet scored."""
     if status is Status.ENV_ERROR and self._last_turn is not None:
       self._builder.flag(self._last_turn, Flag.ENV_FAULT)
@@ -415,6 +428,8 @@ class Episode:
       self._builder.record_experts(self._context.experts)
     texts = {"reason": reason, "close_error": self._close_error}
     metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
+    if fault is not None:
+      metadata[FAULT] = fault.to_dict()
     if self._guards:
       metadata[GUARDS] = [dataclasses.asdict(record) for record in self._guards]
     if self._branches is not None:
@@ -453,31 +468,34 @@ class Episode:
     """Awaits the environment within both time-outs; what goes wrong ends the episode."""
     config = self.player.config
     timeout = min(config.environment_timeout, self._time_left)
-    start = time.monotonic()
+    at = Boundary.STEP if what == "step" else Boundary.RESET
+    clock = Clock()
     try:
-      answer = await _bounded(call, timeout, config.cancel_grace)
+      with clock:
+        answer = await _bounded(call, timeout, config.cancel_grace, clock)
     except _TooSlow as slow:
       if timeout < config.environment_timeout:
-        raise EpisodeEnd(
-          Status.TRUNCATED,
-          f"rollout.episode_timeout={config.episode_timeout:g} s ran out in {what}()",
-        ) from slow
-      raise self._fault(
-        f"{what}() took longer than rollout.environment_timeout={timeout:g} s", slow
-      ) from slow
+        message = f"rollout.episode_timeout={config.episode_timeout:g} s ran out in {what}()"
+        raise EpisodeEnd(Status.TRUNCATED, message) from slow
+      message = f"{what}() took longer than rollout.environment_timeout={timeout:g} s"
+      if at is Boundary.STEP:  # the time that an action takes is the policy's
+        raise EpisodeEnd(Status.TRUNCATED, message, Fault(Owner.POLICY, "time", message)) from slow
+      fault = Fault(Owner.INFRASTRUCTURE, "time", message)
+      raise self._failed(message, fault, slow) from slow
     except Exception as error:
-      raise self._fault(f"{what}() raised {_describe(error)}", error) from error
-    self._asked_seconds = time.monotonic() - start
+      message = f"{what}() raised {describe(error)}"
+      raise self._failed(message, fault_of(error, at), error) from error
+    self._asked_seconds = clock.elapsed
     self._time_left -= self._asked_seconds
     if not isinstance(answer, kind):
-      raise self._fault(
-        f"{what}() returned {type(answer).__name__} instead of {kind.__name__}", None
-      )
+      message = f"{what}() returned {type(answer).__name__} instead of {kind.__name__}"
+      raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
     return answer
 
-  def _fault(self, message: str, error: Exception | None) -> EpisodeEnd:
+  def _failed(self, message: str, fault: Fault, error: Exception | None) -> EpisodeEnd:
     _log.warning("environment of %s: %s", self.address, message, exc_info=error)
-    return EpisodeEnd(Status.ENV_ERROR, message)
+    status = Status.ENV_ERROR if fault.masks else Status.POLICY_ERROR
+    return EpisodeEnd(status, message, fault)
 
   def _append(self, spans: Sequence[Span], *, seconds: float) -> None:
     """Records spans that the policy did not draw; the first one carries the time they took."""
@@ -528,11 +546,12 @@ async def run_episode(
     environment = make_environment(task)
   except Exception as error:
     _log.warning("no environment for %s", address, exc_info=error)
+    reason = f"making the environment raised {describe(error)}"
     return TrajectoryBuilder(
       step=address[0], task_id=address[1], sample=address[2], source=task.source
     ).build(
       status=Status.ENV_ERROR,
-      metadata={"reason": f"making the environment raised {_describe(error)}"},
+      metadata={"reason": reason, FAULT: fault_of(error, Boundary.RESET).to_dict()},
     )
   episode = Episode(
     task,
@@ -543,17 +562,18 @@ async def run_episode(
     watcher=watcher,
     branch=branch,
   )
-  status, reason = Status.OK, ""
-  try:
-    if start is not None:
-      assert branch is not None
-      await episode.restore(start, branch)
-    await program(episode)
-  except EpisodeEnd as end:
-    status, reason = end.status, end.reason
-  finally:
-    await episode.close()
-  return episode.build(status, reason)
+  ended = EpisodeEnd(Status.OK, "")
+  with owned_by(address):
+    try:
+      if start is not None:
+        assert branch is not None
+        await episode.restore(start, branch)
+      await program(episode)
+    except EpisodeEnd as end:
+      ended = end
+    finally:
+      await episode.close()
+  return episode.build(ended.status, ended.reason, ended.fault)
 
 
 class _TooSlow(Exception):
@@ -563,8 +583,11 @@ class _TooSlow(Exception):
     super().__init__(f"took longer than {timeout:g} s")
 
 
-async def _bounded(call: Callable[[], Awaitable[T]], timeout: float, grace: float) -> T:
-  """``await call()``, or _TooSlow after ``timeout`` seconds, even if it ignores cancellation."""
+async def _bounded(
+  call: Callable[[], Awaitable[T]], timeout: float, grace: float, clock: Clock
+) -> T:
+  """``await call()``, or _TooSlow after ``timeout`` seconds of a clock that was begun with it, even
+  if it ignores cancellation."""
 
   async def run() -> T:
     return await call()
@@ -572,7 +595,7 @@ async def _bounded(call: Callable[[], Awaitable[T]], timeout: float, grace: floa
   task = asyncio.ensure_future(run())
   try:
     # Not wait_for: it waits for ever on a coroutine that swallows its cancellation.
-    done, _ = await asyncio.wait({task}, timeout=timeout)
+    done = await wait_within(task, timeout, clock)
   except asyncio.CancelledError:
     await _abandon(task, grace)
     raise
@@ -608,18 +631,24 @@ def _engine() -> Iterator[None]:
   try:
     yield
   except NonFiniteError as error:
-    raise EpisodeEnd(Status.ENGINE_ERROR, str(error)) from error
+    raise EpisodeEnd(
+      Status.ENGINE_ERROR, str(error), Fault(Owner.ENGINE, "numbers", str(error))
+    ) from error
   except ContextLengthError as error:
     raise EpisodeEnd(Status.TRUNCATED, str(error)) from error
 
 
 @contextlib.contextmanager
-def _encoding() -> Iterator[None]:
-  """Blames the environment for messages that cannot become tokens."""
+def _encoding(at: Boundary) -> Iterator[None]:
+  """Ends the episode at messages that cannot become tokens: the environment's fault, unless they
+  repeat text of the policy that no encoding can write."""
   try:
     yield
   except (TypeError, ValueError) as error:
-    raise EpisodeEnd(Status.ENV_ERROR, f"an observation cannot be encoded: {error}") from error
+    fault = fault_of(error, at if isinstance(error, UnicodeError) else Boundary.RESET)
+    status = Status.ENV_ERROR if fault.masks else Status.POLICY_ERROR
+    message = f"an observation cannot be encoded: {describe(error)}"
+    raise EpisodeEnd(status, message, fault) from error
 
 
 def _flat(spans: Sequence[Span]) -> list[int]:
@@ -650,7 +679,3 @@ def _by_segment(rewards: Sequence[tuple[int, Reward]], segments: int) -> list[fl
     assert reward.value is not None
     paid[index] = (paid[index] or 0.0) + reward.value
   return paid
-
-
-def _describe(error: BaseException) -> str:
-  return f"{type(error).__name__}: {error}"

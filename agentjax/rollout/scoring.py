@@ -9,9 +9,11 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from agentjax.rewards import RewardGraph
+from agentjax.faults import FAULT, Fault, Owner
+from agentjax.places import Clock, owned_by, wait_within
+from agentjax.rewards.graph import RewardGraph, emptied, find_culprits
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
@@ -25,10 +27,44 @@ async def score(
   """Fills the rewards of some trajectories of one task, together where the graph compares them.
 
   Runs in another thread and event loop, so scorers may block. They must be safe to run in several
-  threads at once, and must not keep objects that are bound to an event loop. After ``timeout``
-  seconds the rewards are invalid and the status is VERIFIER_ERROR; the thread is left behind and
-  can no longer change the trajectories.
+  threads at once, and must not keep objects that are bound to an event loop.
+
+  After ``timeout`` seconds, waiting for places of others left out, the work is cancelled; a thread
+  that ignores that is left behind and can no longer change the trajectories. Those that take so
+  long though the same episodes with nothing in them do not get 0, or less where nothing is worth
+  less; the others are scored again without them. Where nothing is slow too, the verifier is: the
+  rewards are invalid and the status is VERIFIER_ERROR.
   """
+  if await _scored(rewards, trajectories, task, timeout):
+    return
+  message = f"scoring took longer than rollout.reward_timeout={timeout:g} s"
+
+  async def works(members: Sequence[Trajectory]) -> bool:
+    return await _scored(rewards, [dataclasses.replace(m) for m in members], task, timeout)
+
+  alive = [t for t in trajectories if not t.status.broken]
+  culprits = await find_culprits(alive, works)
+  kept = [emptied(t) if i in (culprits or ()) else t for i, t in enumerate(alive)]
+  if culprits is None or not await _scored(rewards, kept, task, timeout):
+    fault = Fault(Owner.VERIFIER, "time", message)
+    for trajectory in trajectories:
+      if not trajectory.status.broken:
+        trajectory.status = Status.VERIFIER_ERROR
+        trajectory.metadata[FAULT] = fault.to_dict()
+      trajectory.reward = Reward.invalid(message)
+    return
+  for index in culprits:
+    alive[index].reward = Reward(min(0.0, kept[index].reward.value or 0.0))
+    alive[index].metadata[FAULT] = Fault(Owner.POLICY, "time", message).to_dict()
+  for trajectory in trajectories:
+    if trajectory.status.broken:
+      trajectory.reward = Reward.invalid("the episode failed")
+
+
+async def _scored(
+  rewards: RewardGraph, trajectories: Sequence[Trajectory], task: Task, timeout: float
+) -> bool:
+  """Whether the trajectories were scored in time; else they are as they were."""
   copies = [
     dataclasses.replace(
       t,
@@ -39,26 +75,32 @@ async def score(
     for t in trajectories
   ]
 
+  clock = Clock()
+
   async def run() -> None:
+    with owned_by(trajectories[0].address if trajectories else None), clock:
+      await work()
+
+  async def work() -> None:
     if rewards.needs_groups:
       await rewards.score_group(copies, task)
     else:
       for copy in copies:
         await rewards.score(copy, task)
 
+  running = asyncio.ensure_future(_in_thread(run))
   try:
-    await asyncio.wait_for(_in_thread(run), timeout)
-  except TimeoutError:
-    for trajectory in trajectories:
-      if not trajectory.status.broken:
-        trajectory.status = Status.VERIFIER_ERROR
-      trajectory.reward = Reward.invalid(
-        f"scoring took longer than rollout.reward_timeout={timeout:g} s"
-      )
-    return
+    done = await wait_within(running, timeout, clock)
+  finally:
+    running.cancel()
+    await asyncio.wait({running})
+  if not done:
+    return False
+  await running
   for trajectory, copy in zip(trajectories, copies, strict=True):
     for name in ("reward", "reward_parts", "turn_rewards", "status", "metadata"):
       setattr(trajectory, name, getattr(copy, name))
+  return True
 
 
 class _Worker(threading.Thread):
@@ -68,30 +110,65 @@ class _Worker(threading.Thread):
 
   def __init__(self) -> None:
     super().__init__(name="scoring", daemon=True)
-    self.jobs: queue.SimpleQueue[tuple[concurrent.futures.Future, Callable]] = queue.SimpleQueue()
+    self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
     self.start()
 
   def run(self) -> None:
     with asyncio.Runner() as runner:
       while True:
-        future, work = self.jobs.get()
+        job = self.jobs.get()
         try:
-          result = runner.run(work())
+          result = runner.run(job.run())
         except BaseException as error:
-          outcome = functools.partial(future.set_exception, error)
+          outcome = functools.partial(job.future.set_exception, error)
         else:
-          outcome = functools.partial(future.set_result, result)
+          outcome = functools.partial(job.future.set_result, result)
         self.idle.append(self)
         outcome()
 
 
+class _Job(Generic[T]):
+  """Work for a worker, which may be cancelled from another thread."""
+
+  def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]):
+    self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    self.future.set_running_or_notify_cancel()  # it ends with its work, not before
+    self._work = work
+    self._lock = threading.Lock()
+    self._cancelled = False
+    self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+  async def run(self) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    with self._lock:
+      if self._cancelled:
+        raise asyncio.CancelledError
+      self._running = (asyncio.get_running_loop(), task)
+    try:
+      return await self._work()
+    finally:
+      with self._lock:
+        self._running = None
+
+  def cancel(self) -> None:
+    with self._lock:
+      self._cancelled = True
+      if self._running is not None:
+        loop, task = self._running
+        loop.call_soon_threadsafe(task.cancel)
+
+
 async def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-  """``work()`` in the event loop of an idle worker, or of a new one."""
+  """``work()`` in the event loop of an idle worker, or of a new one; cancelled with its caller."""
   try:
     worker = _Worker.idle.pop()
   except IndexError:
     worker = _Worker()
-  future: concurrent.futures.Future[T] = concurrent.futures.Future()
-  future.set_running_or_notify_cancel()  # it cannot be cancelled: the thread runs to its end
-  worker.jobs.put((future, work))
-  return await asyncio.wrap_future(future)
+  job = _Job(work)
+  worker.jobs.put(job)
+  try:
+    return await asyncio.wrap_future(job.future)
+  except asyncio.CancelledError:
+    job.cancel()
+    raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from agentjax.engine import EngineConfig, EngineStats
+from agentjax.faults import FAULT, Fault
 from agentjax.rewards.monitor import SCREENED
 from agentjax.rollout import keys
 from agentjax.tools.protocol import ToolStatus
@@ -52,6 +53,8 @@ class RolloutStatistics:
       up are counted together under "unknown".
     close_errors: episodes whose environment failed to close; their content stands.
     faults: distinct messages of environment faults with their counts, the most frequent first.
+    masked: share of episodes masked, by cause (``masking_cause``).
+    counted: share of episodes that failed by the policy's fault and count, by cause.
   """
 
   episodes: int
@@ -73,6 +76,8 @@ class RolloutStatistics:
   tools: dict[str, ToolStatistics]
   close_errors: int
   faults: dict[str, int]
+  masked: dict[str, float]
+  counted: dict[str, float]
 
   def alarm(self, threshold: float) -> str | None:
     """What to warn of where more than the share ``threshold`` of the episodes got no verdict."""
@@ -106,6 +111,10 @@ class RolloutStatistics:
     flat["reward/valid_share"] = self.valid_share
     if self.reward is not None:
       flat["reward/mean"] = self.reward
+    for cause, value in self.masked.items():
+      flat[f"rollout/masked_{cause}"] = value
+    for cause, value in self.counted.items():
+      flat[f"rollout/counted_{cause}"] = value
     for part, value in self.reward_parts.items():
       flat[f"reward/part_{part}"] = value
     for part, value in self.invalid_parts.items():
@@ -164,7 +173,45 @@ def rollout_statistics(
     tools=_tool_statistics(trajectories, tool_names),
     close_errors=sum("close_error" in t.metadata for t in trajectories),
     faults=_faults(trajectories),
+    masked=_shares(trajectories, masking_cause),
+    counted=_shares(trajectories, _counted_cause),
   )
+
+
+def masking_cause(trajectory: Trajectory) -> str:
+  """Why an episode is masked: the cause of its fault (``faults.Fault``), "screened" where a monitor
+  took it out; "" where it counts."""
+  if not trajectory.status.masked:
+    return ""
+  if (trajectory.reward.reason or "").startswith(SCREENED):
+    return "screened"
+  fault = _fault(trajectory)
+  return fault.cause if fault is not None and fault.masks else _UNKNOWN[trajectory.status]
+
+
+# Of episodes without a fault on record, as older runs wrote them.
+_UNKNOWN = {
+  Status.ENV_ERROR: "environment",
+  Status.ENGINE_ERROR: "numbers",
+  Status.VERIFIER_ERROR: "verifier",
+}
+
+
+def _counted_cause(trajectory: Trajectory) -> str:
+  fault = _fault(trajectory)
+  return fault.cause if fault is not None and not trajectory.status.masked else ""
+
+
+def _fault(trajectory: Trajectory) -> Fault | None:
+  known = trajectory.metadata.get(FAULT)
+  return None if known is None else Fault.from_dict(known)
+
+
+def _shares(
+  trajectories: Sequence[Trajectory], cause: Callable[[Trajectory], str]
+) -> dict[str, float]:
+  counts = collections.Counter(filter(None, map(cause, trajectories)))
+  return {name: counts[name] / len(trajectories) for name in sorted(counts)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Mapping
 
 from agentjax.sandbox.files import checked_parts
-from agentjax.sandbox.interface import SandboxError
+from agentjax.sandbox.interface import BoxContentError
 
 
 def of_files(files: Mapping[str, bytes]) -> bytes:
@@ -30,7 +30,7 @@ def normalised(*archives: bytes) -> bytes:
   The same files give the same bytes: sorted, without owners and times.
 
   Raises:
-    SandboxError: not a tar, or an entry would leave the box.
+    BoxContentError: not a tar, or an entry would leave the box.
   """
   entries: dict[tuple[str, ...], tuple[tarfile.TarInfo, bytes]] = {}
   try:
@@ -47,8 +47,8 @@ def normalised(*archives: bytes) -> bytes:
           content = reader.read() if reader is not None else b""
           plain.size = len(content)
           entries[parts] = plain, content
-  except (tarfile.TarError, EOFError, OSError) as error:
-    raise SandboxError(f"not a usable sandbox snapshot: {error}") from error
+  except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    raise BoxContentError(f"not a usable sandbox snapshot: {error}") from error
   buffer = io.BytesIO()
   with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as result:
     for parts in sorted(entries):
@@ -60,7 +60,7 @@ def content_of(archive: bytes, path: str, max_bytes: int) -> bytes:
   """Content of the regular file ``path``.
 
   Raises:
-    SandboxError: no such regular file, or larger than ``max_bytes``.
+    BoxContentError: no such regular file, or larger than ``max_bytes``.
   """
   name = "/".join(checked_parts(path))
   try:
@@ -68,12 +68,12 @@ def content_of(archive: bytes, path: str, max_bytes: int) -> bytes:
       found = [e for e in tar if e.name.removeprefix("./") == name]
       reader = tar.extractfile(found[-1]) if found and found[-1].isreg() else None
       if reader is None:
-        raise SandboxError(f"{path!r} in the sandbox is not a regular file")
+        raise BoxContentError(f"{path!r} in the sandbox is not a regular file")
       if found[-1].size > max_bytes:
-        raise SandboxError(
+        raise BoxContentError(
           f"{path!r} in the sandbox has {found[-1].size} bytes, at most {max_bytes} are read; "
           "raise max_bytes"
         )
       return reader.read()
-  except tarfile.TarError as error:
-    raise SandboxError(f"cannot read {path!r} in the sandbox: {error}") from error
+  except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    raise BoxContentError(f"cannot read {path!r} in the sandbox: {error}") from error

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 
 from agentjax.config import Config, FilePath, check
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import guest, jail, measure, probe
 from agentjax.sandbox.interface import (
@@ -36,7 +37,7 @@ from agentjax.sandbox.interface import (
 )
 from agentjax.sandbox.process import _environment
 from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
-from agentjax.sandbox.supervise import Places, QueueTimeout, supervise
+from agentjax.sandbox.supervise import supervise
 
 _SNAPSHOT_BYTES = 256 * 2**20
 _WORK = "/work"
@@ -51,7 +52,8 @@ class JailerConfig(Config):
     path: the tool's program; None looks for it in PATH.
     limits: bounds of a run unless the caller gives its own.
     concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
+      wait is no part of a call's or a verdict's time (``places.Clock``).
     readable: paths of this machine that programs may read, beyond the system's and Python's.
     site_packages: whether programs may import this environment's packages.
     require: protections without which the sandbox refuses to start.
@@ -62,7 +64,7 @@ class JailerConfig(Config):
   path: str | None = None
   limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   concurrency: int = 4
-  queue_seconds: float = 15.0
+  queue_seconds: float = 600.0
   readable: tuple[FilePath, ...] = ()
   site_packages: bool = False
   require: tuple[str, ...] = (
@@ -311,7 +313,7 @@ class JailerBox:
             await self._write(path, content)
           return await self._run(program, stdin, limits)
       except QueueTimeout as error:
-        return infra_error(str(error))
+        return infra_error(str(error), "queue")
 
   async def session(self, *, limits: SandboxLimits | None = None) -> Session:
     raise no_sessions(self._sandbox.jailer.name)

@@ -52,12 +52,9 @@ class SandboxConfig(Config):
     return getattr(self, self.kind).limits
 
   @property
-  def waiting_seconds(self) -> float:
-    """The longest that a run may wait or be tried again, beyond its own wall clock."""
-    if self.kind in _REMOTE:
-      service = getattr(self, self.kind).service
-      return service.queue_seconds + service.overhead_seconds
-    return getattr(self, self.kind).queue_seconds
+  def overhead_seconds(self) -> float:
+    """What a run may take beyond its own wall clock; waiting for a place is no part of it."""
+    return getattr(self, self.kind).service.overhead_seconds if self.kind in _REMOTE else 0.0
 
 
 def build_sandbox(config: SandboxConfig) -> Sandbox:

@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from agentjax.config import Config, check
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
-from agentjax.sandbox.supervise import Places, QueueTimeout
 
 Answer = TypeVar("Answer")
 _TRY_AGAIN = frozenset((408, 425, 429))  # of the client's errors; all 5xx are tried again
@@ -65,7 +65,7 @@ class ServiceConfig(Config):
   token_variable: str | None = None
   concurrency: int = 32
   queue_size: int = 4096
-  queue_seconds: float = 60.0
+  queue_seconds: float = 600.0
   overhead_seconds: float = 30.0
   attempts: int = 3
   retry_seconds: float = 0.2

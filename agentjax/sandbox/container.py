@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from agentjax.config import Config, check
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import archive, guest, probe
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
@@ -33,7 +34,7 @@ from agentjax.sandbox.interface import (
   Session,
 )
 from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
-from agentjax.sandbox.supervise import Places, QueueTimeout, supervise, surely
+from agentjax.sandbox.supervise import supervise, surely
 
 _log = logging.getLogger(__name__)
 _SNAPSHOT_BYTES = 256 * 2**20
@@ -65,7 +66,8 @@ class ContainerConfig(Config):
       beyond memory_bytes; the number of files is bounded only by the memory that they take.
     cpus: CPU cores a container may use; None is all.
     concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
+      wait is no part of a call's or a verdict's time (``places.Clock``).
     engine_seconds: longest time for one command to the engine, runs aside.
     lifetime_seconds: a container ends by itself after this, should nobody remove it.
     require: protections without which the sandbox refuses to start.
@@ -80,7 +82,7 @@ class ContainerConfig(Config):
   limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   cpus: float | None = None
   concurrency: int = 4
-  queue_seconds: float = 60.0
+  queue_seconds: float = 600.0
   engine_seconds: float = 60.0
   lifetime_seconds: int = 6 * 3600
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
@@ -288,7 +290,7 @@ class ContainerBox:
           interpreter = [self._config.python, *guest.BOOT_ARGUMENTS]
           return await self._run(interpreter, guest.framed(guest.plain(program), stdin), limits)
       except QueueTimeout as error:
-        return infra_error(str(error))
+        return infra_error(str(error), "queue")
 
   async def session(self, *, limits: SandboxLimits | None = None) -> Session:
     raise no_sessions("container")

@@ -1,6 +1,7 @@
 """Files below a directory that hostile code could write to: no link is ever followed.
 
-Used while nothing runs in the directory, so that only what was left there can surprise.
+Used while nothing runs in the directory, so that only what was left there can surprise. Modes do
+not hold the host up: what it may not open it makes its own first.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ import stat
 import tarfile
 from collections.abc import Iterator
 
-from agentjax.sandbox.interface import SandboxError
+from agentjax.faults import Boundary, describe, fault_of
+from agentjax.sandbox.interface import BoxContentError, SandboxError
+
+# Of what is saved. Deeper or longer paths can be made, but not opened by their names.
+_MOST_LEVELS = 100
+_MOST_PATH_BYTES = 1024
 
 
 def write_file(root: str, path: str, content: bytes, owner: int | None) -> None:
   """Writes ``content`` at ``path`` below ``root``, creating directories; ``owner`` gets them.
 
+  Whatever stands at ``path``, a directory too, makes way.
+
   Raises:
-    SandboxError: the path leaves ``root`` or passes through something that is no directory.
+    BoxContentError: the path passes through something that is no directory, or the disk is full.
+    SandboxError: the path leaves ``root``, or ``root`` cannot be opened.
   """
   *parents, name = checked_parts(path)
-  with _opened(root, path, parents, create=True, owner=owner) as parent:
-    try:
-      # A new file, never the old one's inode: that could be a link, a pipe, or shared.
-      with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=parent)
-      handle = os.open(
-        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
-      )
-    except OSError as error:
-      raise SandboxError(f"cannot write {path!r} in the sandbox: {error.strerror}") from error
+  with _opened(root, path, parents, create=True, owner=owner) as parent, _blamed("write", path):
+    # A new file, never the old one's inode: that could be a link, a pipe, or shared.
+    _remove(parent, name)
+    handle = os.open(
+      name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
+    )
     with open(handle, "wb") as file:
       file.write(content)
       if owner is not None:
@@ -42,22 +47,19 @@ def read_file(root: str, path: str, max_bytes: int) -> bytes:
   """Content of the regular file ``path`` below ``root``.
 
   Raises:
-    SandboxError: no such regular file, a link on the way, or larger than ``max_bytes``.
+    BoxContentError: no such regular file, a link on the way, or larger than ``max_bytes``.
+    SandboxError: the path leaves ``root``, or ``root`` cannot be opened.
   """
   *parents, name = checked_parts(path)
-  with _opened(root, path, parents, create=False, owner=None) as parent:
-    try:
-      handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
-    except OSError as error:
-      raise SandboxError(f"cannot read {path!r} in the sandbox: {error.strerror}") from error
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-      os.close(handle)
-      raise SandboxError(f"{path!r} in the sandbox is not a regular file")
+  with _opened(root, path, parents, create=False, owner=None) as parent, _blamed("read", path):
+    handle = _open_inner(parent, name, os.O_RDONLY | os.O_NONBLOCK)
     with open(handle, "rb") as file:
-      content = file.read(max_bytes + 1)
-      if len(content) > max_bytes:
-        raise SandboxError(
+      status = os.fstat(handle)
+      if not stat.S_ISREG(status.st_mode):
+        raise BoxContentError(f"{path!r} in the sandbox is not a regular file")
+      content = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
+      if max(status.st_size, len(content)) > max_bytes:
+        raise BoxContentError(
           f"{path!r} in the sandbox has {status.st_size} bytes, at most {max_bytes} are read; "
           "raise max_bytes"
         )
@@ -67,37 +69,67 @@ def read_file(root: str, path: str, max_bytes: int) -> bytes:
 def pack(root: str, max_bytes: int) -> bytes:
   """A tar of the regular files, directories and links below ``root``, the same for the same files.
 
+  All in it can be read and changed by its owner; of the other modes only "may be run" is kept.
+
   Raises:
-    SandboxError: the files hold more than ``max_bytes``.
+    BoxContentError: the files hold more than ``max_bytes``, holes included, or lie too deep.
+    SandboxError: ``root`` cannot be opened.
   """
   buffer = io.BytesIO()
   held = 0
-
-  def normalised(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    nonlocal held
-    if not (entry.isreg() or entry.isdir() or entry.issym()):
-      return None
-    held += entry.size + 512
-    if held > max_bytes:
-      raise SandboxError(f"the sandbox's files hold more than {max_bytes} bytes; cannot snapshot")
-    archive.inodes.clear()  # type: ignore[attr-defined]  # a second name of a file is a file too
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    return entry
-
   with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-    for name in sorted(os.listdir(root)):
-      archive.add(os.path.join(root, name), arcname=name, filter=normalised)
+
+    def add(parent: int, above: str, levels: int) -> None:
+      nonlocal held
+      for name in sorted(os.listdir(parent)):
+        path = f"{above}{name}"
+        if levels > _MOST_LEVELS or len(os.fsencode(path)) > _MOST_PATH_BYTES:
+          raise BoxContentError(
+            f"the sandbox holds a path of {levels} levels and {len(os.fsencode(path))} bytes; "
+            f"{_MOST_LEVELS} levels and {_MOST_PATH_BYTES} bytes can be saved"
+          )
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        entry, content = tarfile.TarInfo(path), b""
+        held += status.st_size * stat.S_ISREG(status.st_mode) + 512
+        if held > max_bytes:
+          raise BoxContentError(
+            f"the sandbox's files hold more than {max_bytes} bytes; cannot snapshot"
+          )
+        if stat.S_ISREG(status.st_mode):
+          with open(_open_inner(parent, name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            content = file.read(status.st_size)
+          entry.size, entry.mode = len(content), 0o700 if status.st_mode & 0o111 else 0o600
+        elif stat.S_ISDIR(status.st_mode):
+          entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+        elif stat.S_ISLNK(status.st_mode):
+          entry.type, entry.mode = tarfile.SYMTYPE, 0o777
+          entry.linkname = os.readlink(name, dir_fd=parent)
+        else:
+          continue
+        archive.addfile(entry, io.BytesIO(content))
+        if stat.S_ISDIR(status.st_mode):
+          inner = _open_inner(parent, name, os.O_RDONLY | os.O_DIRECTORY)
+          try:
+            add(inner, f"{path}/", levels + 1)
+          finally:
+            os.close(inner)
+
+    with _opened(root, ".", [], create=False, owner=None) as top, _blamed("save", "."):
+      add(top, "", 1)
   return buffer.getvalue()
 
 
 def unpack(root: str, archive: bytes, owner: int | None) -> None:
-  """Inverse of ``pack`` into an empty ``root``; entries that would leave it are refused."""
+  """Inverse of ``pack`` into an empty ``root``.
+
+  Raises:
+    BoxContentError: an entry would leave ``root``, or cannot be made.
+  """
   try:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
       tar.extractall(root, filter="data")
   except (tarfile.TarError, OSError) as error:
-    raise SandboxError(f"not a usable sandbox snapshot: {error}") from error
+    raise _error(error, f"not a usable sandbox snapshot: {describe(error)}") from error
   if owner is not None:
     for directory, directories, files in os.walk(root):
       for name in (*directories, *files):
@@ -147,22 +179,67 @@ def checked_parts(path: str) -> list[str]:
 def _opened(
   root: str, path: str, parents: list[str], *, create: bool, owner: int | None
 ) -> Iterator[int]:
-  handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    os.chmod(root, 0o700)  # a program may have closed it
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+  except OSError as error:
+    raise SandboxError(f"the sandbox's directory cannot be opened: {error.strerror}") from error
   try:
     for part in parents:
-      if create:
-        with contextlib.suppress(FileExistsError):
-          os.mkdir(part, 0o700, dir_fd=handle)
-          if owner is not None:
-            os.chown(part, owner, owner, dir_fd=handle, follow_symlinks=False)
-      try:
-        inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
-      except OSError as error:
-        raise SandboxError(
-          f"{path!r} in the sandbox: {part!r} is not a directory ({error.strerror})"
-        ) from error
+      with _blamed("reach", path):
+        if create:
+          with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o700, dir_fd=handle)
+            if owner is not None:
+              os.chown(part, owner, owner, dir_fd=handle, follow_symlinks=False)
+        inner = _open_inner(handle, part, os.O_RDONLY | os.O_DIRECTORY)
       os.close(handle)
       handle = inner
     yield handle
   finally:
     os.close(handle)
+
+
+def _open_inner(parent: int, name: str, flags: int) -> int:
+  """Opens an entry of a directory, never through a link, even one that nobody may open."""
+  try:
+    return os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+  except PermissionError:
+    if stat.S_IFMT(mode := os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) not in (
+      stat.S_IFREG,
+      stat.S_IFDIR,
+    ):
+      raise
+    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)
+    try:  # of the entry itself: its name might lead elsewhere
+      os.chmod(f"/proc/self/fd/{entry}", stat.S_IMODE(mode) | 0o700)
+    finally:
+      os.close(entry)
+    return os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def _remove(parent: int, name: str) -> None:
+  try:
+    os.unlink(name, dir_fd=parent)
+  except FileNotFoundError:
+    pass
+  except OSError:
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+      raise
+    wipe(f"/proc/self/fd/{parent}/{name}")
+
+
+@contextlib.contextmanager
+def _blamed(what: str, path: str) -> Iterator[None]:
+  """Turns what the system says of a file into an error of whoever is to blame."""
+  try:
+    yield
+  except (OSError, UnicodeError) as error:
+    said = error.strerror if isinstance(error, OSError) else "no name of a file"
+    raise _error(error, f"cannot {what} {path!r} in the sandbox: {said}") from error
+
+
+def _error(error: Exception, message: str) -> SandboxError:
+  if isinstance(error, tarfile.TarError) or not fault_of(error, Boundary.FILES).masks:
+    return BoxContentError(message)
+  return SandboxError(message)

@@ -12,10 +12,17 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from agentjax.config import Config, check
+from agentjax.faults import Fault, Owner
 
 
 class SandboxError(RuntimeError):
   """The sandbox itself cannot do what was asked; never the fault of the program inside."""
+
+
+class BoxContentError(SandboxError):
+  """What programs left in a box cannot be read, saved or replaced: it is their fault."""
+
+  fault = Fault(Owner.POLICY, "files")
 
 
 class RunStatus(enum.StrEnum):
@@ -139,6 +146,7 @@ class SandboxResult:
     detail: one line on why, empty when status is OK.
     truncated: whether output is missing.
     restarted: in a session, the interpreter is a new one, so names of earlier cells are gone.
+    fault: what failed where status is INFRA_ERROR, else None.
   """
 
   status: RunStatus
@@ -149,6 +157,7 @@ class SandboxResult:
   detail: str = ""
   truncated: bool = False
   restarted: bool = False
+  fault: Fault | None = None
 
 
 class Session(Protocol):
@@ -225,12 +234,16 @@ class Box(Protocol):
     """Reads one regular file below the work directory; never through a link.
 
     Raises:
-      SandboxError: no such regular file, or larger than ``max_bytes``.
+      BoxContentError: no such regular file, or larger than ``max_bytes``.
     """
     ...
 
   async def snapshot(self) -> bytes:
-    """The work directory's files, for ``Sandbox.create(snapshot=...)``."""
+    """The work directory's files, for ``Sandbox.create(snapshot=...)``.
+
+    Raises:
+      BoxContentError: they are too many, too large or too deep.
+    """
     ...
 
   async def close(self) -> None:
@@ -277,3 +290,11 @@ async def run_once(
     return await box.exec(program, stdin=stdin, files=files, limits=limits)
   finally:
     await box.close()
+
+
+async def is_healthy(sandbox: Sandbox) -> bool:
+  """Whether an idle program ends well in a fresh box: what fails beside it fails by itself."""
+  try:
+    return (await run_once(sandbox, PythonScript("pass"))).status is RunStatus.OK
+  except (SandboxError, OSError):
+    return False

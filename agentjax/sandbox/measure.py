@@ -150,7 +150,7 @@ def _children_by_scan(parent: int) -> list[int]:
   found: list[int] = []
   for entry in os.listdir("/proc"):
     try:
-      with open(f"/proc/{int(entry)}/stat") as file:
+      with open(f"/proc/{int(entry)}/stat", errors="replace") as file:
         if int(file.read().rpartition(")")[2].split()[1]) == parent:
           found.append(int(entry))
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def own_id(pid: int) -> int:
 
 
 def ids_by_namespace(pid: int | str) -> list[int]:
-  with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+  with contextlib.suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
     for line in file:
       if line.startswith("NSpid:"):
         return [int(v) for v in line.split()[1:]]
@@ -245,7 +245,7 @@ def states(pid: int) -> set[str]:
   found = set()
   with contextlib.suppress(OSError, IndexError):
     for task in os.listdir(f"/proc/{pid}/task"):
-      with open(f"/proc/{pid}/task/{task}/stat") as file:
+      with open(f"/proc/{pid}/task/{task}/stat", errors="replace") as file:
         found.add(file.read().rpartition(")")[2].split()[0])
   return found
 
@@ -255,7 +255,7 @@ def cpu_seconds(family: list[int]) -> float:
   ticks = 0
   for pid in family:
     with contextlib.suppress(OSError, IndexError):
-      with open(f"/proc/{pid}/stat") as file:
+      with open(f"/proc/{pid}/stat", errors="replace") as file:
         ticks += sum(int(v) for v in file.read().rpartition(")")[2].split()[11:15])
   return ticks / os.sysconf("SC_CLK_TCK")
 

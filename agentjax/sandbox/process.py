@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agentjax.config import Config, FilePath, check
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
@@ -63,7 +64,8 @@ class ProcessSandboxConfig(Config):
   Attributes:
     limits: bounds of a run unless the caller gives its own.
     concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
+      wait is no part of a call's or a verdict's time (``places.Clock``).
     packages: packages of this environment that programs may import beyond the standard library;
       loaded once at start, so that a run finds them ready.
     require: protections without which the sandbox refuses to start.
@@ -74,7 +76,7 @@ class ProcessSandboxConfig(Config):
 
   limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   concurrency: int = 4
-  queue_seconds: float = 15.0
+  queue_seconds: float = 600.0
   packages: tuple[str, ...] = ()
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
@@ -103,7 +105,7 @@ class ProcessSandbox:
     self._zygote: _Zygote | None = None
     self._starting = threading.Lock()
     self._boxes: set[ProcessBox] = set()
-    self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+    self._places = Places(self.config.concurrency, self.config.queue_seconds)
 
   @property
   def protections(self) -> frozenset[Protection]:
@@ -165,12 +167,6 @@ class ProcessSandbox:
         if absent := sorted(set(Protection) - zygote.protections - {Protection.USER}):
           _log.warning("sandbox protections this machine does not grant: %s", ", ".join(absent))
       self._zygote = zygote
-
-  def _turn(self) -> asyncio.Semaphore:
-    loop = asyncio.get_running_loop()
-    if self._turns is None or self._turns[0] is not loop:
-      self._turns = (loop, asyncio.Semaphore(self.config.concurrency))
-    return self._turns[1]
 
 
 class ProcessBox:
@@ -265,15 +261,10 @@ class ProcessBox:
 
   async def _wait_for_turn(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
     """Takes one of the places for runs; what to answer when none gets free in time."""
-    config = self._sandbox.config
     try:
-      async with asyncio.timeout(config.queue_seconds):
-        await held.enter_async_context(self._sandbox._turn())
-    except TimeoutError:
-      return infra_error(
-        f"no free place for the run within {config.queue_seconds:g} s; raise the sandbox's "
-        f"concurrency ({config.concurrency})"
-      )
+      await held.enter_async_context(self._sandbox._places.one())
+    except QueueTimeout as error:
+      return infra_error(str(error), "queue")
     return None
 
   async def _new_run(

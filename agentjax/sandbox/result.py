@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from agentjax.faults import Fault, Owner
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
 from agentjax.sandbox.measure import Output
 
@@ -64,7 +65,9 @@ def as_result(ended: Ended, limits: SandboxLimits) -> SandboxResult:
   if reason in _STATUS_OF_REASON:
     status = _STATUS_OF_REASON[reason]
   elif code is None:
-    status, detail = RunStatus.INFRA_ERROR, detail or "no exit code came back"
+    return dataclasses.replace(
+      infra_error(detail or "no exit code came back"), seconds=ended.seconds
+    )
   elif code == -_SIGXCPU or (code == -9 and ended.cpu_seconds >= limits.cpu_seconds):
     reason, status = "cpu", RunStatus.TIMEOUT
   elif code < 0:
@@ -90,9 +93,10 @@ def text(output: Output | Kept) -> str:
   return f"{first}\n[... {left_out} bytes left out ...]\n{last}"
 
 
-def infra_error(detail: str) -> SandboxResult:
-  """A run that failed by no fault of the program."""
-  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail)
+def infra_error(detail: str, cause: str = "sandbox") -> SandboxResult:
+  """A run that failed by no fault of the program; ``cause`` as in ``faults.Fault``."""
+  fault = Fault(Owner.INFRASTRUCTURE, cause, detail)
+  return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail, fault=fault)
 
 
 def no_sessions(name: str) -> SandboxError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
 from agentjax.sandbox.interface import SandboxError, SandboxLimits
@@ -20,41 +20,6 @@ Look = Callable[[int], tuple[str, str] | None]
 _TICK = 0.02  # seconds between looks at a run
 _GRACE_SECONDS = 2.0  # for a program to end what it started and itself
 _PIPE_SECONDS = 0.5  # for its pipes to close after its end
-
-
-class QueueTimeout(Exception):
-  """No place came free in time."""
-
-
-class Places:
-  """At most ``count`` holders at once; further ones wait, at most ``seconds`` long.
-
-  May be used from one event loop after another.
-  """
-
-  def __init__(self, count: int, seconds: float):
-    self._count, self._seconds = count, seconds
-    self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
-
-  @contextlib.asynccontextmanager
-  async def one(self) -> AsyncIterator[None]:
-    """Holds a place. Raises QueueTimeout."""
-    loop = asyncio.get_running_loop()
-    if self._places is None or self._places[0] is not loop:
-      self._places = (loop, asyncio.Semaphore(self._count))
-    places = self._places[1]
-    try:
-      async with asyncio.timeout(self._seconds):
-        await places.acquire()
-    except TimeoutError:
-      raise QueueTimeout(
-        f"no free place for the run within {self._seconds:g} s; raise the sandbox's concurrency "
-        f"({self._count})"
-      ) from None
-    try:
-      yield
-    finally:
-      places.release()
 
 
 async def supervise(

@@ -34,8 +34,10 @@ class ToolsConfig(Config):
     names: bundled tools ("calculator", "fetch", "files", "python", "search", "shell", "sql",
       "web_page"), or "package.module:attribute" for a tool of your own (a function, typed, or any
       object that follows the Tool protocol).
-    timeout: seconds one call may take at most, retries and waiting for a sandbox included.
+    timeout: seconds one call may take at most, retries included; waiting for places that other
+      episodes hold is not counted.
     retries: further tries of a call that failed by no fault of the policy.
+    calls_per_turn: calls of one turn that are run; each further one is answered with an error.
     workspace: where shell, files and web_page work, one for each episode, and the sandbox of SQL.
     calculator, fetch, files, python, search, shell, sql, web_page: settings of each; read where it
       is among ``names``.
@@ -44,6 +46,7 @@ class ToolsConfig(Config):
   names: tuple[str, ...] = ("calculator",)
   timeout: float = 30.0
   retries: int = 1
+  calls_per_turn: int = 16
   calculator: CalculatorConfig = dataclasses.field(default_factory=CalculatorConfig)
   fetch: FetchConfig = dataclasses.field(default_factory=FetchConfig)
   files: FilesConfig = dataclasses.field(default_factory=FilesConfig)
@@ -66,17 +69,18 @@ class ToolsConfig(Config):
     check(len(set(self.names)) == len(self.names), f"{path}.names", self.names, "distinct names")
     check(self.timeout > 0, f"{path}.timeout", self.timeout, "> 0")
     check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
-    # Else a wait for a free place would read as the policy's own slowness.
+    check(self.calls_per_turn >= 1, f"{path}.calls_per_turn", self.calls_per_turn, ">= 1")
+    # Else the machine's slowness would read as the policy's own.
     for used, room, seconds in (
       ({"python"}, "python.sandbox", _seconds(self.python.sandbox)),
       ({"files", "shell", "sql"}, "workspace.sandbox", _seconds(self.workspace.sandbox)),
-      ({"web_page"}, "web_page", (self.web_page.seconds, self.web_page.queue_seconds)),
+      ({"web_page"}, "web_page", (self.web_page.seconds, 0.0)),
     ):
       check(
         used.isdisjoint(self.names) or self.timeout > sum(seconds),
         f"{path}.timeout",
         self.timeout,
-        f"> the wall clock and the longest wait of {room} ({seconds[0]:g} + {seconds[1]:g} s)",
+        f"> the wall clock and the overhead of {room} ({seconds[0]:g} + {seconds[1]:g} s)",
       )
     wall = self.workspace.sandbox.limits.wall_seconds
     check(
@@ -100,7 +104,7 @@ class ToolsConfig(Config):
 
 
 def _seconds(sandbox: SandboxConfig) -> tuple[float, float]:
-  return sandbox.limits.wall_seconds, sandbox.waiting_seconds
+  return sandbox.limits.wall_seconds, sandbox.overhead_seconds
 
 
 def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry:
@@ -116,7 +120,12 @@ def build_tools(config: ToolsConfig, extra: Sequence[Tool] = ()) -> ToolRegistry
   if sandbox is not None and {"files", "shell", "web_page"}.intersection(config.names):
     shared = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
   tools = [_build(name, config, sandbox, shared) for name in config.names]
-  return ToolRegistry([*tools, *extra], timeout=config.timeout, retries=config.retries)
+  return ToolRegistry(
+    [*tools, *extra],
+    timeout=config.timeout,
+    retries=config.retries,
+    calls_per_turn=config.calls_per_turn,
+  )
 
 
 def _build(

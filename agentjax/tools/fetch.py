@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import html.parser
@@ -14,7 +15,8 @@ from agentjax.tools.egress import EgressConfig, EgressDenied, EgressPolicy
 from agentjax.tools.output import clip, is_unicode
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # not the policy's doing; may pass
+_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # may pass
+_TRIES = 2
 _TEXT = re.compile(r"text/|application/(json|xml|.*\+(json|xml))")
 _UNSEEN = frozenset({"script", "style", "template", "noscript", "svg"})
 _LINES = frozenset(
@@ -54,7 +56,8 @@ class FetchTool:
 
   What the policy may reach is for ``FetchConfig.egress`` to say; names are checked, and the
   addresses that they lead to, before anything is sent (status DENIED). No cookies are kept, and no
-  method but GET is there. A busy or unreachable server is INFRA_ERROR: the call is tried again.
+  method but GET is there. A busy or unreachable server is tried again, then is an ERROR: the policy
+  chose the address, so that it can choose one that never answers.
   The web changes, so this tool is the one that no seed makes repeat itself.
 
   Args:
@@ -94,7 +97,13 @@ class FetchTool:
     try:
       self._policy.check_url(url)
       # One session a call: nothing of an episode is left for the next one.
-      async with self._new_session(self._policy, resolver=self._resolver, timeout=limit) as session:
+      async with (
+        asyncio.timeout(seconds),
+        self._new_session(self._policy, resolver=self._resolver, timeout=limit) as session,
+      ):
+        for _ in range(_TRIES - 1):
+          with contextlib.suppress(_Busy, aiohttp.ClientConnectionError):
+            return await self._get(session, url)
         return await self._get(session, url)
     except EgressDenied as error:
       return ToolResult(ToolStatus.DENIED, f"error: {error}")
@@ -104,13 +113,15 @@ class FetchTool:
       return ToolResult(ToolStatus.ERROR, f"error: more than {self._config.redirects} redirects")
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
       return ToolResult(ToolStatus.ERROR, f"error: {error} is no address of the web")
+    except _Busy as busy:
+      return ToolResult(ToolStatus.ERROR, f"error: {busy}")
     except aiohttp.ClientError as error:
-      return ToolResult(ToolStatus.INFRA_ERROR, f"{url} cannot be reached: {error}")
+      return ToolResult(ToolStatus.ERROR, f"error: {url} cannot be reached: {error}")
 
   async def _get(self, session: Any, url: str) -> ToolResult:
     async with session.get(url, max_redirects=self._config.redirects + 1) as answer:
       if answer.status in _BUSY:
-        return ToolResult(ToolStatus.INFRA_ERROR, f"{url} answered {answer.status}")
+        raise _Busy(f"{url} answered {answer.status}")
       if not _TEXT.match(answer.content_type):
         return ToolResult(ToolStatus.ERROR, f"error: {answer.content_type} is no text")
       body = await _read(answer.content, self._config.max_bytes)
@@ -121,6 +132,10 @@ class FetchTool:
     if answer.status >= 400:
       return ToolResult(ToolStatus.ERROR, f"error: status {answer.status}\n{shown}")
     return ToolResult(ToolStatus.OK, shown)
+
+
+class _Busy(Exception):
+  """The server has no answer now."""
 
 
 async def _read(content: Any, most: int) -> bytes:

@@ -133,5 +133,8 @@ class FilesTool:
   async def end_episode(self, episode: str) -> None:
     await self.workspaces.end(episode)
 
+  async def is_healthy(self) -> bool:
+    return await self.workspaces.is_healthy()
+
   async def close(self) -> None:
     await self.workspaces.close()

@@ -242,6 +242,7 @@ COMMANDS = {
 
 def main() -> int:
   sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names are bytes
   request = json.load(sys.stdin)
   try:
     print(COMMANDS[request["command"]](request))
@@ -250,6 +251,9 @@ def main() -> int:
     return REFUSED
   except OSError as error:
     print(f"error: {error.strerror or error}")
+    return REFUSED
+  except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+    print(f"error: {type(error).__name__}: {error}")
     return REFUSED
   return 0
 

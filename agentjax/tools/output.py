@@ -36,4 +36,4 @@ def as_tool_result(result: SandboxResult, max_characters: int) -> ToolResult:
     shown = shown or "(no output)"
   elif result.status is not RunStatus.ERROR or not result.stderr:
     shown = joined(shown, f"error: {result.detail}")
-  return ToolResult(ToolStatus(result.status.value), shown, result.seconds)
+  return ToolResult(ToolStatus(result.status.value), shown, result.seconds, fault=result.fault)

@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from agentjax.faults import Fault
+
 
 class ToolStatus(enum.StrEnum):
   """How a call ended. Only INFRA_ERROR is the system's fault: it is retried, then masked."""
@@ -31,12 +33,14 @@ class ToolResult:
     seconds: wall time.
     artifacts: files by name that are not text, such as a screenshot; for environments and people,
       the policy does not see them. A run keeps them in its folder ``artifacts`` by content hash.
+    fault: what failed where status is INFRA_ERROR; None where nothing more is known.
   """
 
   status: ToolStatus
   output: str
   seconds: float = 0.0
   artifacts: Mapping[str, bytes] = dataclasses.field(default_factory=dict, hash=False)
+  fault: Fault | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Tool(Protocol):
       that goes on from a snapshot then makes those calls again first.
     async end_episode(episode: str): the episode (``ToolContext.episode``) makes no more calls;
       frees what is held for it.
+    async is_healthy() -> bool: whether what the tool runs in works for an idle program now. A call
+      that fails again and again while it does has broken its own box, and is answered as KILLED.
     async close(): frees what the tool holds; no calls follow.
   """
 

@@ -19,6 +19,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   Session,
+  is_healthy,
   run_once,
 )
 from agentjax.tools.output import as_tool_result
@@ -104,6 +105,9 @@ class PythonTool:
     program = PythonCell(arguments["code"], seed=context.seed)
     result = await run_once(self._sandbox, program, limits=limits)
     return as_tool_result(result, self._max_characters)
+
+  async def is_healthy(self) -> bool:
+    return await is_healthy(self._sandbox)
 
   async def close(self) -> None:
     await self._sandbox.close()
@@ -194,6 +198,9 @@ class PythonSessionTool:
     ended = self._episodes.pop(episode, None)
     if ended is not None:
       await ended.close()
+
+  async def is_healthy(self) -> bool:
+    return await is_healthy(self._sandbox)
 
   async def close(self) -> None:
     while self._episodes:

@@ -8,7 +8,6 @@ import inspect
 import json
 import logging
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,8 @@ import referencing
 import referencing.exceptions
 import referencing.jsonschema
 
+from agentjax.faults import Boundary, Fault, Owner, describe, fault_of
+from agentjax.places import Clock, wait_within
 from agentjax.tools.hooks import intercept
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.trajectory.artifacts import ArtifactStore
@@ -34,14 +35,17 @@ class ToolRegistry:
   """Tools by name, and the one way to call them.
 
   A call never raises for anything the policy or a tool does: what went wrong is a ToolResult that
-  the policy reads (unknown tool, malformed or invalid arguments: ERROR; too slow: TIMEOUT) or that
-  masks the trajectory (the tool raised, also on its retry: INFRA_ERROR). Only cancelling the caller
-  propagates.
+  the policy reads (unknown tool, malformed or invalid arguments, what these bring a tool to: ERROR;
+  too slow: TIMEOUT; it broke its own box: KILLED) or that masks the trajectory (a fault of ours,
+  also on its retry: INFRA_ERROR); ``faults.fault_of`` and the tool's ``is_healthy`` decide. Only
+  cancelling the caller propagates.
 
   Args:
     tools: tools with distinct names and valid JSON schemas.
-    timeout: seconds that bound every call, besides its context's own.
+    timeout: seconds that bound every call, besides its context's own; waiting for places that other
+      episodes hold is not counted.
     retries: further tries after INFRA_ERROR.
+    calls_per_turn: calls of one turn that an environment runs at most.
     grace: seconds a cancelled tool has to clean up before it is left behind; ours.
 
   Attributes:
@@ -52,9 +56,16 @@ class ToolRegistry:
   """
 
   def __init__(
-    self, tools: Sequence[Tool], *, timeout: float = 60.0, retries: int = 1, grace: float = 1.0
+    self,
+    tools: Sequence[Tool],
+    *,
+    timeout: float = 60.0,
+    retries: int = 1,
+    calls_per_turn: int = 16,
+    grace: float = 1.0,
   ):
     self.artifacts: ArtifactStore | None = None
+    self.calls_per_turn = calls_per_turn
     self._tools: dict[str, Tool] = {}
     self._validators: dict[str, jsonschema.Draft202012Validator] = {}
     self._timeout = timeout
@@ -98,12 +109,12 @@ class ToolRegistry:
     A call that is well formed goes through the episode's guards first (``tools.hooks``).
     """
     if problem := self._problem(call):
-      return _error(problem)
+      return _as_text(_error(problem))
 
     async def run(changed: ToolCall, context: ToolContext) -> ToolResult:
       return await (self._run if changed is call else self.run)(changed, context)
 
-    return await intercept(call, context, run)
+    return _as_text(await intercept(call, context, run))
 
   async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
     """As ``call``, without guards."""
@@ -136,15 +147,14 @@ class ToolRegistry:
           await outcome
 
   async def _run(self, call: ToolCall, context: ToolContext) -> ToolResult:
-    start = time.monotonic()
     context = dataclasses.replace(context, timeout=min(context.timeout, self._timeout))
-    result = await self._tries(call, context)
-    return dataclasses.replace(result, seconds=time.monotonic() - start)
+    with Clock() as clock:
+      result = await self._tries(call, context, clock)
+    return dataclasses.replace(result, seconds=clock.elapsed)
 
-  async def _tries(self, call: ToolCall, context: ToolContext) -> ToolResult:
-    deadline = time.monotonic() + context.timeout
+  async def _tries(self, call: ToolCall, context: ToolContext, clock: Clock) -> ToolResult:
     for attempt in range(self._retries + 1):
-      result = await self._attempt(call, context, deadline)
+      result = await self._attempt(call, context, clock)
       if result.status is not ToolStatus.INFRA_ERROR:
         return result
       _log.warning(
@@ -154,7 +164,23 @@ class ToolRegistry:
         self._retries + 1,
         result.output,
       )
+    if result.fault is not None and result.fault.cause == "queue":
+      return result  # it never ran
+    if await self._is_healthy(call.name):
+      return ToolResult(
+        ToolStatus.KILLED, "error: the call broke what it ran in, which works for others"
+      )
     return result
+
+  async def _is_healthy(self, name: str) -> bool:
+    probe = getattr(self._tools[name], "is_healthy", None)
+    if probe is None:
+      return False
+    try:
+      return await asyncio.wait_for(probe(), self._timeout)
+    except Exception as error:
+      _log.warning("tool %s cannot be probed: %s", name, describe(error))
+      return False
 
   def _problem(self, call: ToolCall) -> str | None:
     """What keeps a call from being run at all."""
@@ -167,22 +193,24 @@ class ToolRegistry:
       errors = sorted(
         self._validators[call.name].iter_errors(dict(call.arguments)), key=lambda e: e.json_path
       )
-    except RecursionError:
-      return f"arguments of {call.name} are nested too deeply"
-    if not errors:
-      return None
-    shown = "; ".join(_clip(f"{e.json_path.removeprefix('$.')}: {e.message}") for e in errors[:3])
-    return f"invalid arguments of {call.name}: {shown}"
+      if not errors:
+        return None
+      shown = "; ".join(_clip(f"{e.json_path.removeprefix('$.')}: {e.message}") for e in errors[:3])
+      return f"invalid arguments of {call.name}: {shown}"
+    except Exception as error:
+      if fault_of(error, Boundary.TOOL).masks:
+        raise
+      return f"arguments of {call.name} cannot be checked: {describe(error)}"
 
-  async def _attempt(self, call: ToolCall, context: ToolContext, deadline: float) -> ToolResult:
-    left = deadline - time.monotonic()
+  async def _attempt(self, call: ToolCall, context: ToolContext, clock: Clock) -> ToolResult:
+    left = context.timeout - clock.elapsed
     if left <= 0:
       return _timeout(call, context)
     tool = self._tools[call.name]
     task = asyncio.ensure_future(_invoke(tool, call, dataclasses.replace(context, timeout=left)))
     try:
       # Not wait_for: it would wait for ever on a tool that swallows its cancellation.
-      done, _ = await asyncio.wait({task}, timeout=left)
+      done = await wait_within(task, context.timeout, clock)
     except asyncio.CancelledError:
       await self._abandon(task, call.name)
       raise
@@ -190,18 +218,16 @@ class ToolRegistry:
       await self._abandon(task, call.name)
       return _timeout(call, context)
     if task.cancelled():
-      return ToolResult(ToolStatus.INFRA_ERROR, f"tool {call.name} cancelled itself")
+      return _failed(f"tool {call.name} cancelled itself")
     if error := task.exception():
       _log.warning("tool %s raised", call.name, exc_info=error)
-      return ToolResult(
-        ToolStatus.INFRA_ERROR, _clip(f"tool {call.name} raised {type(error).__name__}: {error}")
-      )
+      fault = fault_of(error, Boundary.TOOL)
+      if not fault.masks:
+        return _error(f"{call.name} cannot do this: {fault.detail}")
+      return _failed(f"tool {call.name} raised {fault.detail}", fault)
     result = task.result()
     if not isinstance(result, ToolResult):
-      return ToolResult(
-        ToolStatus.INFRA_ERROR,
-        f"tool {call.name} returned {type(result).__name__} instead of a ToolResult",
-      )
+      return _failed(f"tool {call.name} returned {type(result).__name__} instead of a ToolResult")
     return result
 
   async def _abandon(self, task: asyncio.Task[ToolResult], name: str) -> None:
@@ -262,6 +288,21 @@ def _references(schema: Any) -> list[str]:
 
 def _error(message: str) -> ToolResult:
   return ToolResult(ToolStatus.ERROR, f"error: {message}")
+
+
+def _failed(message: str, fault: Fault | None = None) -> ToolResult:
+  message = _clip(message)
+  return ToolResult(
+    ToolStatus.INFRA_ERROR,
+    message,
+    fault=fault or Fault(Owner.INFRASTRUCTURE, "tool", message),
+  )
+
+
+def _as_text(result: ToolResult) -> ToolResult:
+  """The result, whose output can be written in any encoding of Unicode."""
+  output = result.output.encode("utf-8", "backslashreplace").decode()
+  return result if output == result.output else dataclasses.replace(result, output=output)
 
 
 def _timeout(call: ToolCall, context: ToolContext) -> ToolResult:

@@ -164,6 +164,9 @@ class SqlTool:
     for place in self._used.pop(episode, ()):
       await self._workspaces.end(place)
 
+  async def is_healthy(self) -> bool:
+    return await self._workspaces.is_healthy()
+
   async def close(self) -> None:
     await self._workspaces.close()
 

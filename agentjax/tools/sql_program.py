@@ -150,6 +150,7 @@ def cell(value: Any) -> Any:
 
 
 def main() -> int:
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
   request = json.load(sys.stdin)
   guard = Guard(request["writable"])
   try:
@@ -159,7 +160,7 @@ def main() -> int:
   except MemoryError:
     print(f"error: the statement needs more than {request['memory_bytes']} bytes of memory")
     return OUT_OF_MEMORY
-  except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+  except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, RecursionError) as error:
     if str(error) == "interrupted":
       print(f"error: the statement did not end within {request['seconds']:g} s")
       return TIMED_OUT

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from agentjax.config import Config, ConfigError, check
+from agentjax.faults import Fault, Owner
+from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import SandboxError
 from agentjax.tools.output import clip, is_unicode
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
@@ -92,7 +94,7 @@ class WebPageConfig(Config):
   seconds: float = 15.0
   memory_bytes: int = 2**30
   concurrency: int = 2
-  queue_seconds: float = 10.0
+  queue_seconds: float = 600.0
   max_characters: int = 4000
 
   def validate(self, path: str = "config") -> None:
@@ -132,7 +134,9 @@ class WebPageTool:
     self._config.validate("web_page")
     self._browser = _find_browser(self._config.browser)
     _probe_isolation()
-    self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+    self._places = Places(
+      self._config.concurrency, self._config.queue_seconds, "web_page.concurrency"
+    )
     properties = {"html": {"type": "string", "description": "source of the page"}}
     of_file = ""
     if workspaces is not None:
@@ -157,18 +161,11 @@ class WebPageTool:
     if not is_unicode("".join(arguments.values())):
       return ToolResult(ToolStatus.ERROR, "error: the argument holds half of a surrogate pair")
     try:
-      async with asyncio.timeout(self._config.queue_seconds):
-        await self._turn().acquire()
-    except TimeoutError:
-      return ToolResult(
-        ToolStatus.INFRA_ERROR,
-        f"no free browser within {self._config.queue_seconds:g} s; raise web_page.concurrency "
-        f"({self._config.concurrency})",
-      )
-    try:
-      return await self._render(arguments, context)
-    finally:
-      self._turn().release()
+      async with self._places.one():
+        return await self._render(arguments, context)
+    except QueueTimeout as error:
+      fault = Fault(Owner.INFRASTRUCTURE, "queue", str(error))
+      return ToolResult(ToolStatus.INFRA_ERROR, str(error), fault=fault)
 
   async def end_episode(self, episode: str) -> None:
     if self.workspaces is not None:
@@ -234,12 +231,6 @@ class WebPageTool:
         return await box.download(path, max_bytes=_MAX_FILE)
       except SandboxError:
         return None
-
-  def _turn(self) -> asyncio.Semaphore:
-    loop = asyncio.get_running_loop()
-    if self._turns is None or self._turns[0] is not loop:
-      self._turns = (loop, asyncio.Semaphore(self._config.concurrency))
-    return self._turns[1]
 
 
 class _BrowserGone(Exception):

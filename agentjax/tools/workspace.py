@@ -19,8 +19,9 @@ import os
 import tarfile
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from agentjax.config import Config, FilePath, check
 from agentjax.files import write_atomically
@@ -28,6 +29,7 @@ from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.build import SandboxConfig
 from agentjax.sandbox.interface import (
   Box,
+  BoxContentError,
   Program,
   PythonScript,
   RunStatus,
@@ -35,8 +37,11 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  is_healthy,
 )
 from agentjax.tools.protocol import ToolContext
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _WRITING = threading.RLock()  # several stores may have one folder
@@ -364,19 +369,34 @@ class Workspaces:
     """The regular files of the workspace, as they are now; nothing is saved.
 
     Raises:
-      SandboxError: it holds more than a snapshot may.
+      BoxContentError, SandboxError: as ``snapshot``.
     """
-    async with self.use(episode) as box:
-      return await asyncio.to_thread(_contents, await box.snapshot())
+    return await self._pack(episode, _contents)
 
   async def snapshot(self, episode: str) -> str:
     """Saves the workspace; the id of its tree, which the caller holds (``TreeStore.release``).
 
     Raises:
-      SandboxError: it holds more than a snapshot may.
+      BoxContentError: it cannot be saved, as it is, while the sandbox works.
+      SandboxError: the sandbox failed.
     """
-    async with self.use(episode) as box:
-      return await asyncio.to_thread(self.store.put, await box.snapshot())
+    return await self._pack(episode, self.store.put)
+
+  async def _pack(self, episode: str, use: Callable[[bytes], T]) -> T:
+    """``use`` of the workspace's archive."""
+    try:
+      async with self.use(episode) as box:
+        return await asyncio.to_thread(use, await box.snapshot())
+    except BoxContentError:
+      raise
+    except SandboxError as error:  # a back end that packs inside the box cannot tell
+      if not await self.is_healthy():
+        raise
+      raise BoxContentError(str(error)) from error
+
+  async def is_healthy(self) -> bool:
+    """Whether an idle program runs in a box of its own."""
+    return await is_healthy(self._sandbox)
 
   async def restore(self, episode: str, tree: str) -> None:
     """Sets the workspace to ``tree``, whatever it held; makes it where there is none.

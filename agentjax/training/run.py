@@ -28,6 +28,7 @@ from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationReport
 from agentjax.rollout.loop import GroupPlayer
+from agentjax.rollout.masking import MaskingWatch
 from agentjax.rollout.program import Player
 from agentjax.rollout.statistics import (
   apart,
@@ -280,6 +281,7 @@ class _Session:
     self.engine = build_engine(self.parts)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
+    self._masking = MaskingWatch()
     # What an earlier process recorded; what is appended from now on does not matter to a resume.
     self.recorded = dict(self.journal.steps)
     self._tell_of_lost_records()
@@ -822,6 +824,9 @@ class _Session:
     values: dict[str, float] = {}
     if alarm := statistics.alarm(self.experiment.reward.fault_alarm):
       logging.warning("step %d: %s", step, alarm)
+    if warning := self._masking.add(trajectories):
+      logging.warning("step %d: %s", step, warning)
+    values |= self._masking.metrics()
     for name, value in statistics.metrics().items():
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()

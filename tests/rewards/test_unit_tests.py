@@ -330,7 +330,7 @@ class Broken:
 
 @pytest.mark.parametrize(
   ("outcomes", "calls"),
-  [([RunStatus.INFRA_ERROR] * 2, 2), ([SandboxError("gone")], 1), ([RunStatus.TIMEOUT], 1)],
+  [([RunStatus.INFRA_ERROR] * 2, 2), ([SandboxError("gone")] * 2, 2), ([RunStatus.TIMEOUT] * 2, 2)],
 )
 def test_faults_of_the_sandbox_are_tried_again_then_mask_the_episode(outcomes, calls):
   sandbox = Broken(*outcomes)

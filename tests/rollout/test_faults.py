@@ -100,9 +100,15 @@ def test_a_fault_of_one_environment_masks_that_episode_alone(run, where, fault, 
     environment_timeout=0.5,
   )
   assert well.status is Status.OK and well.reward == Reward(1.0)
-  assert ill.status is Status.ENV_ERROR and not ill.reward.valid
+  if (where, fault) == ("step", hangs):  # how long an action takes is the policy's
+    assert ill.status is Status.TRUNCATED and ill.reward == Reward(0.0)
+    assert ill.metadata["fault"]["owner"] == "policy" and ill.metadata["fault"]["cause"] == "time"
+  else:
+    assert ill.status is Status.ENV_ERROR and not ill.reward.valid
+    assert ill.metadata["fault"]["owner"] == "infrastructure"
   assert f"{where}() " in ill.metadata["reason"] and reason in ill.metadata["reason"]
-  assert any(Flag.ENV_FAULT in s.flags for s in ill.segments) == (where == "step")
+  masked = ill.status is Status.ENV_ERROR
+  assert any(Flag.ENV_FAULT in s.flags for s in ill.segments) == (masked and where == "step")
   check_trajectory(ill)
   assert sorted(closes) == [1, 2]
   assert engine.live_contexts == engine.live_prefixes == 0
@@ -124,7 +130,7 @@ def test_an_environment_that_ignores_its_cancellation_is_left_behind():
     return trajectory, time.monotonic() - start
 
   trajectory, seconds = asyncio.run(main())
-  assert trajectory.status is Status.ENV_ERROR and closes == [2]
+  assert trajectory.status is Status.TRUNCATED and closes == [2]
   assert seconds < 2.0  # 0.1 s of time-out, 0.05 s of grace; the environment itself takes 3 s
 
 
@@ -396,3 +402,68 @@ def test_a_cancelled_collection_closes_everything(after):
   asyncio.run(main())
   assert sorted(opened) == sorted(closes)
   assert engine.live_contexts == engine.live_prefixes == 0
+
+
+# Whose fault a verdict is that takes too long.
+
+
+def test_an_answer_that_takes_the_verifiers_time_counts_and_its_work_is_cancelled(run):
+  ended = []
+
+  async def judge(trajectory, task):
+    if trajectory.sample == 0 and trajectory.answer:
+      try:
+        await asyncio.sleep(60)
+      finally:
+        ended.append(trajectory.sample)
+    return float(bool(trajectory.answer))
+
+  slow, well = run(solver(), [make_task(1)], samples=2, rewards=graph(judge), reward_timeout=0.5)
+  assert slow.status is Status.OK and slow.reward == Reward(0.0)
+  assert slow.metadata["fault"]["owner"] == "policy" and slow.metadata["fault"]["cause"] == "time"
+  assert well.reward == Reward(1.0)
+  time.sleep(0.2)
+  assert ended and set(ended) == {0}
+
+
+def test_waiting_for_a_place_is_no_part_of_a_verdicts_time(run):
+  from agentjax.places import Places
+
+  places = Places(1)
+
+  async def judge(trajectory, task):
+    async with places.one():
+      await asyncio.sleep(0.4)
+    return 1.0
+
+  members = run(solver(), [make_task(1)], samples=6, rewards=graph(judge), reward_timeout=1.0)
+  assert [m.reward for m in members] == [Reward(1.0)] * 6
+
+
+def test_one_slow_member_takes_nothing_from_the_group_it_is_compared_with(run):
+  async def rank(members, task):
+    if any(m.sample == 1 and m.answer for m in members):
+      await asyncio.sleep(60)
+    return [1.0 + m.sample for m in members]
+
+  rewards = RewardGraph({}, Part("rank"), group_scorers={"rank": rank})
+  members = run(solver(), [make_task(1)], samples=3, rewards=rewards, reward_timeout=0.5)
+  assert [m.status for m in members] == [Status.OK] * 3
+  assert [m.reward.value for m in members] == [1.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+  "error", [ValueError("odd"), RecursionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x")]
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_what_an_action_makes_an_environment_raise_counts(run, error, where):
+  async def breaks():
+    raise error
+
+  (trajectory,) = run(solver(), [make_task(2)], make_environment=faulty_one([], **{where: breaks}))
+  if where == "step":
+    assert trajectory.status is Status.POLICY_ERROR and trajectory.reward == Reward(0.0)
+    assert trajectory.metadata["fault"]["owner"] == "policy"
+  else:
+    assert trajectory.status is Status.ENV_ERROR
+    assert trajectory.metadata["fault"]["owner"] == "infrastructure"

@@ -259,8 +259,8 @@ def test_settings_are_named_by_kind_and_come_back_from_plain_data() -> None:
   config.fusion.limits.wall_seconds = 3.0
   assert SandboxConfig.from_dict(config.to_dict()) == config
   assert config.limits.wall_seconds == 3.0
-  assert config.waiting_seconds == 60.0 + 30.0
-  assert SandboxConfig().waiting_seconds == SandboxConfig().embedded.queue_seconds
+  assert config.overhead_seconds == 30.0
+  assert SandboxConfig().overhead_seconds == 0.0
   with pytest.raises(ConfigError, match=r"sandbox\.fusion\.service\.urls"):
     build_sandbox(SandboxConfig(kind="fusion"))
   with pytest.raises(ConfigError, match=r"sandbox\.kind"):

@@ -65,13 +65,14 @@ def test_shell_and_files_share_a_workspace_and_sql_has_its_own(tmp_path: pathlib
   ("change", "field"),
   [
     (
-      {"names": ("shell",), "timeout": 20.0},
-      r"timeout=20.*> the wall clock.* of workspace\.sandbox",
+      {"names": ("shell",), "timeout": 10.0},
+      r"timeout=10.*> the wall clock.* of workspace\.sandbox",
     ),
     ({"names": ("sql",), "sql": SqlConfig(statement_seconds=10.0)}, r"sql\.statement_seconds"),
-    ({"names": ("web_page",), "timeout": 25.0}, r"> the wall clock.* of web_page"),
+    ({"names": ("web_page",), "timeout": 15.0}, r"> the wall clock.* of web_page"),
     ({"names": ("search",)}, r"search\.corpus"),
     ({"web_page": WebPageConfig(width=0)}, r"web_page\.width"),
+    ({"calls_per_turn": 0}, r"calls_per_turn"),
     ({"workspace": WorkspaceConfig(max_open=0)}, r"workspace\.max_open"),
   ],
 )

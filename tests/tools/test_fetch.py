@@ -106,14 +106,18 @@ def test_redirects_are_checked_and_counted(fetch):
   assert asked == ["/inside", "/file", "/round", "/round", "/round"]
 
 
-def test_what_the_server_does_wrong_is_not_the_policys(fetch):
-  (busy, slow, lost, picture), _ = fetch("/busy", "/slow", "/lost", "/picture", seconds=0.5)
-  assert busy.status is ToolStatus.INFRA_ERROR
+def test_whatever_a_chosen_address_does_the_call_counts(fetch):
+  (busy, lost, picture), asked = fetch("/busy", "/lost", "/picture")
+  assert busy.status is ToolStatus.ERROR and "503" in busy.output
+  assert asked.count("/busy") == 2
+  (slow,), _ = fetch("/slow", seconds=0.5)
   assert slow.status is ToolStatus.TIMEOUT
   assert (lost.status, lost.output) == (ToolStatus.ERROR, "error: status 404\nno such page")
   assert picture.status is ToolStatus.ERROR and "image/png" in picture.output
   (away,), _ = fetch("http://127.0.0.1:9/", allow=("127.0.0.1:*",))
-  assert away.status is ToolStatus.INFRA_ERROR
+  assert away.status is ToolStatus.ERROR and "cannot be reached" in away.output
+  (nowhere,), _ = fetch("http://no-such-name.invalid/", allow=("*:*",))
+  assert nowhere.status is ToolStatus.ERROR and "cannot be reached" in nowhere.output
 
 
 def test_long_answers_are_cut(fetch):

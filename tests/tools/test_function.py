@@ -89,15 +89,19 @@ def test_context_is_passed_and_hidden_from_the_schema() -> None:
   assert call(who, {}).output == "e 7"
 
 
-def test_tool_error_is_an_observation_and_other_exceptions_are_faults() -> None:
+def test_errors_of_data_are_observations_and_other_exceptions_are_faults() -> None:
   @function_tool
   def picky(n: int) -> str:
     if n < 0:
       raise ToolError("n must not be negative")
-    raise KeyError("database")
+    if n == 0:
+      raise KeyError("n")
+    raise ConnectionError("database")
 
   wrong = call(picky, {"n": -1})
   assert (wrong.status, wrong.output) == (ToolStatus.ERROR, "error: n must not be negative")
+  odd = call(picky, {"n": 0})
+  assert odd.status is ToolStatus.ERROR and "KeyError" in odd.output
   assert call(picky, {"n": 1}).status is ToolStatus.INFRA_ERROR
 
 

@@ -263,7 +263,7 @@ def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> No
     (ToolsConfig(names=("calculater",)), r"tools\.names"),
     (ToolsConfig(names=("calculator", "calculator")), "distinct"),
     (ToolsConfig(timeout=0.0), r"tools\.timeout"),
-    (ToolsConfig(names=("python",), timeout=5.0), r"longest wait of python\.sandbox"),
+    (ToolsConfig(names=("python",), timeout=5.0), r"overhead of python\.sandbox"),
     (ToolsConfig(retries=-1), "retries"),
     (ToolsConfig(python=PythonToolConfig(max_characters=0)), r"python\.max_characters"),
     (ToolsConfig(python=PythonToolConfig(max_sessions=0)), r"python\.max_sessions"),

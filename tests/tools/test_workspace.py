@@ -22,7 +22,7 @@ from agentjax.sandbox import (
   SandboxLimits,
   build_sandbox,
 )
-from agentjax.sandbox.interface import Command
+from agentjax.sandbox.interface import BoxContentError, Command
 from agentjax.tools import ToolContext
 from agentjax.tools.workspace import TreeStore, WorkspaceConfig, Workspaces
 
@@ -200,6 +200,20 @@ def test_idle_workspaces_are_closed_and_come_back(
   assert listed == [f"{e}\n/etc/{e}\n" for e in "abcd"]
   assert open_at_once == 2
   assert list(temporary.iterdir()) == []
+
+
+@needs_sandbox
+def test_a_workspace_that_cannot_be_saved_is_nothing_to_others() -> None:
+  deep = "python3 -c \"import os\nfor _ in range(1200):\n  os.mkdir('d'); os.chdir('d')\""
+
+  async def body(workspaces: Workspaces) -> tuple[str, bool]:
+    await shell(workspaces, "a", deep)
+    neighbour = await shell(workspaces, "b", "echo well")  # "a" would be saved and closed here
+    with pytest.raises(BoxContentError):
+      await workspaces.snapshot("a")
+    return neighbour, await workspaces.is_healthy()
+
+  assert run(body, WorkspaceConfig(max_open=1)) == ("well\n", True)
 
 
 @needs_sandbox

@@ -98,7 +98,7 @@ def _read_all(reader: int, data: bytearray) -> bool:
 def _why(status: int) -> str:
   code = os.waitstatus_to_exitcode(status)
   if code == -signal.SIGXCPU:
-    return "time ran out"
+    return "CPU time ran out"
   if code < 0:
     return f"signal {-code}"
   return "" if code == 0 else "it ended early"
