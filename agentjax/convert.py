@@ -255,21 +255,13 @@ def _overrides() -> dict[str, Any]:
   return found
 
 
-def _is_folder(path: pathlib.Path) -> bool:
-  """Whether this is a Hugging Face folder; a run's config.json has no ``model_type``."""
-  file = path / "config.json"
-  if not file.is_file():
-    return False
-  values = json.loads(file.read_text())
-  return isinstance(values, dict) and "model_type" in values
-
-
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
+  from agentjax.models.huggingface import is_folder
   from agentjax.training.progress import print_table
 
-  if _is_folder(pathlib.Path(_INPUT.value)):
+  if is_folder(_INPUT.value):
     summary = to_checkpoint(
       _INPUT.value, _OUTPUT.value, overrides=_overrides(), tokenizer=_TOKENIZER.value
     )

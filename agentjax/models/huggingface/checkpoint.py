@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 
 from agentjax.config import ConfigError, check
 from agentjax.files import CheckpointError
-from agentjax.models.config import GEMMA_KINDS, ModelConfig
+from agentjax.models.config import BUILT_IN, GEMMA_KINDS, ModelConfig
 from agentjax.models.huggingface.families import FAMILIES
 from agentjax.models.huggingface.files import (
   BLOCK_BYTES,
@@ -30,7 +30,7 @@ from agentjax.models.huggingface.files import (
   read_header,
   write_file,
 )
-from agentjax.models.huggingface.layout import Box, overlap, relative, shape_of
+from agentjax.models.huggingface.layout import Box, Layout, overlap, relative, shape_of
 from agentjax.models.huggingface.mapping import Family, Piece, Stored, leaves, resolve
 from agentjax.models.spec import ParamSpec, is_spec
 from agentjax.models.stack import Params, param_specs
@@ -193,10 +193,23 @@ def save_pretrained(
   _wait(f"saved {target}")
 
 
+def is_folder(path: str | os.PathLike[str]) -> bool:
+  """Whether this is a Hugging Face folder; a run's config.json has no ``model_type``.
+
+  Raises:
+    CheckpointError: its ``config.json`` is no JSON.
+  """
+  file = pathlib.Path(path) / CONFIG_FILE
+  return file.is_file() and "model_type" in _read_json(file)
+
+
 def read_config(
   directory: str | os.PathLike[str], *, overrides: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-  """The validated config of a folder, as ``load_pretrained`` returns it; reads no weights.
+  """The validated config of a folder, as ``load_pretrained`` returns it.
+
+  Of the weights it reads the output projection alone, where ``config.json`` says that the file need
+  not hold one and it does.
 
   Raises:
     CheckpointError: ``config.json`` is not there or no JSON.
@@ -214,10 +227,47 @@ def _read_family(folder: pathlib.Path, overrides: Mapping[str, Any]) -> tuple[Fa
       f"{', '.join(sorted(FAMILIES))}."
     )
   family = FAMILIES[kind]
-  fields = family.config_from_hf(values).to_dict()
-  config = ModelConfig.from_dict({**fields, **overrides}, "overrides")
+  try:
+    found = family.config_from_hf(values)
+    found.validate()
+  except ConfigError as error:
+    raise ConfigError(f"{folder / CONFIG_FILE}: {error}") from error
+  if found.tie_embeddings and _holds_another_head(folder, family, found):
+    found = dataclasses.replace(found, tie_embeddings=False)
+  config = ModelConfig.from_dict({**found.to_dict(), **overrides}, "overrides")
   config.validate()
   return family, config
+
+
+def _holds_another_head(folder: pathlib.Path, family: Family, config: ModelConfig) -> bool:
+  """Whether the file of a model with tied embeddings holds an ``lm_head`` that differs from them.
+
+  transformers then takes it, whatever ``tie_word_embeddings`` says.
+  """
+  if not any((folder / name).exists() for name in (_SINGLE, _INDEX)):
+    return False
+  entries, _ = _read_entries(folder, family)
+  untied = dataclasses.replace(config, tie_embeddings=False)
+  both = [
+    entries[stored.name]
+    for stored in resolve(family, untied)[0]
+    if stored.pieces[0].array in ("embedding", "lm_head") and stored.name in entries
+  ]
+  if len(both) < 2 or any(entry.dtype not in DTYPES for entry in both):
+    return False  # load_pretrained says what is missing or wrong
+  size, width = both[0].shape
+  if both[1].shape != (size, width):
+    return True
+  whole = Layout(0, (size, width), (width, 1))
+  with contextlib.ExitStack() as stack:
+    files = [_open(entry.file, stack) for entry in both]
+    for box in whole.boxes(BLOCK_BYTES // 4):
+      pair = [
+        next(entry.blocks(file, whole[box]))[1] for entry, file in zip(both, files, strict=True)
+      ]
+      if not np.array_equal(*pair):
+        return True
+  return False
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -226,6 +276,8 @@ def family_of(config: ModelConfig) -> Family:
   Raises:
     ConfigError: none can; what each of them loses is named.
   """
+  if own := sorted(set(config.pattern) - BUILT_IN):
+    raise ConfigError(f"no family of Hugging Face models has the blocks {', '.join(own)}.")
   lost = {}
   for family in FAMILIES.values():
     try:

@@ -29,9 +29,12 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   per_layer = transformer.get(values, "hidden_size_per_layer_input", 256)
   vocab = transformer.get(values, "vocab_size")
   if per_layer:
-    transformer.require(values, "vocab_size_per_layer_input", vocab)
+    rows = transformer.get(values, "vocab_size_per_layer_input", 262_144)
+    transformer.require({"vocab_size_per_layer_input": rows}, "vocab_size_per_layer_input", vocab)
   types = _layer_types(values)
   pattern = _pattern(values, types)
+  if values.get("rope_scaling"):
+    raise ConfigError("config.json rope_scaling is not supported; supported: rope_parameters.")
   rope = values.get("rope_parameters") or _ROPE
   _check_rope(rope)
   global_dim, global_heads = _global_heads(values, types)
@@ -53,15 +56,15 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     num_heads=transformer.get(values, "num_attention_heads"),
     num_kv_heads=transformer.get(values, "num_key_value_heads"),
     head_dim=transformer.get(values, "head_dim", 256),
-    rope_theta=float(rope[_LOCAL]["rope_theta"]),
+    rope_theta=float(transformer.get(rope[_LOCAL], "rope_theta")),
     d_mlp=transformer.get(values, "intermediate_size"),
     mlp_activation="geglu",
     gemma=Gemma4Config(
       window=transformer.get(values, "sliding_window", 512),
       global_kv_heads=global_heads,
       global_head_dim=global_dim,
-      global_rope_theta=float(rope[_GLOBAL]["rope_theta"]),
-      global_rope_fraction=float(rope[_GLOBAL].get("partial_rotary_factor", 1.0)),
+      global_rope_theta=float(transformer.get(rope[_GLOBAL], "rope_theta")),
+      global_rope_fraction=float(transformer.get(rope[_GLOBAL], "partial_rotary_factor", 1.0)),
       global_key_is_value=transformer.get(values, "attention_k_eq_v", False),
       per_layer_width=per_layer,
       readers_double_mlp=transformer.get(values, "use_double_wide_mlp", False),

@@ -18,8 +18,15 @@ _WIDTHS = {
 }
 
 
-def config_fields(values: Mapping[str, Any], **widths: Any) -> dict[str, Any]:
+def config_fields(
+  values: Mapping[str, Any], *, theta: float = 10_000.0, **widths: Any
+) -> dict[str, Any]:
   """Fields of latent attention; ``widths`` are further fields of ``MlaConfig``.
+
+  Args:
+    values: of config.json.
+    theta: base of the rotary embedding where the file has none.
+    **widths: see above.
 
   Raises:
     ConfigError: biases, or fewer key heads than query heads.
@@ -28,6 +35,8 @@ def config_fields(values: Mapping[str, Any], **widths: Any) -> dict[str, Any]:
   transformer.require(values, "hidden_act", "silu")
   heads = transformer.get(values, "num_attention_heads")
   transformer.require(values, "num_key_value_heads", heads)
+  # transformers takes the width of the rotary embedding from it.
+  transformer.require(values, "head_dim", transformer.get(values, "qk_rope_head_dim"))
   return {
     "num_heads": heads,
     "mla": MlaConfig(
@@ -35,7 +44,7 @@ def config_fields(values: Mapping[str, Any], **widths: Any) -> dict[str, Any]:
       **{ours: transformer.get(values, theirs) for ours, theirs in _WIDTHS.items()},
       **widths,
     ),
-    **transformer.rope_fields(values),
+    **transformer.rope_fields(values, theta),
   }
 
 

@@ -9,17 +9,29 @@ from agentjax.models.config import ModelConfig
 from agentjax.models.huggingface.families import latent, transformer
 from agentjax.models.huggingface.mapping import Family, OneOf, Tensor
 
+_ALIASES = {
+  "num_local_experts": "n_routed_experts",
+  "num_experts_per_tok": "moe_topk",
+  "intermediate_size": "ffn_hidden_size",
+  "moe_intermediate_size": "expert_ffn_hidden_size",
+}
+
 
 def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   """See ``Family``."""
+  values = transformer.renamed(values, _ALIASES)
+  if values.get("num_hidden_layers") is not None:  # two attentions a layer
+    transformer.require(values, "num_hidden_layers", 2 * transformer.get(values, "num_layers"))
   transformer.require(values, "router_bias", False)
   transformer.require(values, "norm_topk_prob", False)
   transformer.require(values, "zero_expert_type", "identity")
   transformer.require(values, "attention_method", "MLA")
   for key in ("mla_scale_q_lora", "mla_scale_kv_lora"):
     transformer.require(values, key, True)
-  fields = latent.config_fields(values, align_variance=True)
+  fields = latent.config_fields(values, theta=1e7, align_variance=True)
   transformer.get(values, "q_lora_rank")
+  mla = fields["mla"]
+  transformer.require(values, "qk_head_dim", mla.nope_dim + mla.rope_dim)
   return transformer.model_config(
     values,
     pattern="S" * transformer.get(values, "num_layers"),
@@ -34,7 +46,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     d_shared_expert=0,
     router_scores="softmax",
     norm_topk=False,
-    routed_scaling=float(transformer.get(values, "routed_scaling_factor", 1.0)),
+    routed_scaling=float(transformer.get(values, "routed_scaling_factor", 6.0)),
     **fields,
   )
 

@@ -31,7 +31,10 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
 def mamba_fields(values: Mapping[str, Any]) -> dict[str, Any]:
   """Fields of Mamba blocks whose keys are the same in every family."""
-  low, high = (_number(v) for v in transformer.get(values, "time_step_limit", (0.0, math.inf)))
+  limits = transformer.get(values, "time_step_limit", (0.0, math.inf))
+  if len(limits) != 2:
+    raise ConfigError(f"config.json time_step_limit={limits!r}; supported: [lowest, highest].")
+  low, high = map(_number, limits)
   return {
     "mamba_groups": transformer.get(values, "n_groups", 8),
     "conv_kernel": transformer.get(values, "conv_kernel", 4),

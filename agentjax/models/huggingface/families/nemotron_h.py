@@ -29,6 +29,8 @@ _ALIASES = {
   "mamba_conv_bias": "use_conv_bias",
   "mamba_chunk_size": "chunk_size",
   "attention_head_dim": "head_dim",
+  "num_local_experts": "n_routed_experts",
+  "layer_types": "layers_block_type",
 }
 
 
@@ -37,7 +39,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
   ``time_step_min`` only sets where steps start; the clamp is ``time_step_limit``.
   """
-  values = {_ALIASES.get(key, key): value for key, value in values.items()}
+  values = transformer.renamed(values, _ALIASES)
   for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias"):
     transformer.require(values, key, False)
   transformer.require(values, "use_conv_bias", True)
@@ -54,7 +56,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     values,
     pattern=pattern,
     norm_eps=transformer.get(values, "layer_norm_epsilon", 1e-5),
-    tie_embeddings=transformer.get(values, "tie_word_embeddings", False),
+    tie_embeddings=False,  # transformers reads the file's head whatever tie_word_embeddings says
     mlp_activation="relu2",
     rope_theta=None,
     **(_attention_fields(values) if "*" in kinds else {}),
@@ -66,7 +68,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _pattern(values: Mapping[str, Any]) -> str:
-  names = values.get("layers_block_type") or values.get("layer_types")
+  names = values.get("layers_block_type")
   if names is None:
     return transformer.get(values, "hybrid_override_pattern")
   return _letters(names, "layers_block_type")
@@ -112,11 +114,16 @@ def _mamba_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mixture_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+  shared = transformer.get(values, "moe_shared_expert_intermediate_size")
+  if shared < 1:
+    raise ConfigError(
+      f"config.json moe_shared_expert_intermediate_size={shared!r}; supported: 1 or more."
+    )
   return {
     "num_experts": transformer.get(values, "n_routed_experts"),
     "experts_per_token": transformer.get(values, "num_experts_per_tok"),
     "d_expert": transformer.get(values, "moe_intermediate_size"),
-    "d_shared_expert": transformer.get(values, "moe_shared_expert_intermediate_size"),
+    "d_shared_expert": shared,
     "routed_scaling": transformer.get(values, "routed_scaling_factor", 1.0),
     "norm_topk": transformer.get(values, "norm_topk_prob", True),
     "num_expert_groups": transformer.get(values, "n_group", 1),
@@ -137,7 +144,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     "num_hidden_layers": len(config.pattern),
     "hybrid_override_pattern": config.pattern,
     "layer_norm_epsilon": config.norm_eps,
-    "tie_word_embeddings": config.tie_embeddings,
+    "tie_word_embeddings": False,
     "num_attention_heads": config.num_heads,
     "num_key_value_heads": config.num_kv_heads,
     "head_dim": config.head_dim,

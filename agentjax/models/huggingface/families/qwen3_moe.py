@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentjax.config import ConfigError
 from agentjax.models.config import ModelConfig
 from agentjax.models.huggingface.families import transformer
 from agentjax.models.huggingface.mapping import Absent, Family, OneOf, Tensor
@@ -16,6 +17,8 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   experts = values.get("num_experts") or transformer.get(values, "num_local_experts", 128)
   dense = transformer.get(values, "mlp_only_layers", [])
   every = transformer.get(values, "decoder_sparse_step", 1)
+  if every < 1:
+    raise ConfigError(f"config.json decoder_sparse_step={every!r}; supported: 1 or more.")
   kinds = (
     "-" if layer in dense or (layer + 1) % every else "E"
     for layer in range(transformer.get(values, "num_hidden_layers"))

@@ -37,6 +37,14 @@ def get(values: Mapping[str, Any], key: str, default: Any = None) -> Any:
   return value
 
 
+def renamed(values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+  """Other names for keys; transformers takes one that is there before the key itself."""
+  other = {
+    aliases[key]: value for key, value in values.items() if value is not None and key in aliases
+  }
+  return {**values, **other}
+
+
 def model_config(values: Mapping[str, Any], **fields: Any) -> ModelConfig:
   """ModelConfig of ``fields`` and of the keys that every family has; not yet validated."""
   if values.get("quantization_config") is not None:
@@ -63,25 +71,35 @@ def attention_fields(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   require(values, "use_sliding_window", False)
   require(values, "hidden_act", "silu")
-  kinds = sorted(set(values.get("layer_types") or ()) - {"full_attention"})
-  if kinds:
-    raise ConfigError(f"config.json layer_types has {kinds}; supported: 'full_attention'.")
+  types, layers = values.get("layer_types"), get(values, "num_hidden_layers")
+  if types is not None and list(types) != ["full_attention"] * layers:
+    raise ConfigError(
+      f"config.json layer_types={types!r} is not supported; supported: {layers} times "
+      "'full_attention'."
+    )
   heads = get(values, "num_attention_heads")
+  # Not evaluated where head_dim is there: the width need not be a multiple of the heads.
+  width = values.get("head_dim") or get(values, "hidden_size") // max(heads, 1)
   return {
     "num_heads": heads,
     "num_kv_heads": get(values, "num_key_value_heads", heads),
-    "head_dim": get(values, "head_dim", get(values, "hidden_size") // heads),
+    "head_dim": width,
     **rope_fields(values),
   }
 
 
-def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Rotary embedding, from ``rope_parameters`` or from ``rope_theta`` and ``rope_scaling``.
+def rope_fields(values: Mapping[str, Any], theta: float = 10_000.0) -> dict[str, Any]:
+  """Rotary embedding as transformers reads it: of two mappings ``rope_scaling`` is the one.
+
+  Args:
+    values: of config.json.
+    theta: where neither the mapping nor the file has a ``rope_theta``.
 
   Raises:
-    ConfigError: a kind that is neither plain nor Llama 3's.
+    ConfigError: a kind that is neither plain nor Llama 3's, or one without a key that it needs.
   """
-  rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+  where = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
+  rope = values.get(where) or {}
   kind = rope.get("rope_type") or rope.get("type") or "default"
   if kind not in ("default", "llama3"):
     raise ConfigError(
@@ -89,17 +107,28 @@ def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     )
   if rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
     raise ConfigError("config.json partial_rotary_factor is not supported; supported: 1.0.")
-  fields = {"rope_theta": float(rope.get("rope_theta") or get(values, "rope_theta", 10_000.0))}
+  fields = {"rope_theta": float(get(rope, "rope_theta", get(values, "rope_theta", theta)))}
   if kind == "llama3":
+    # The key outside goes before the one in the mapping.
+    lengths = (values.get(_LENGTH), rope.get(_LENGTH), values.get("max_position_embeddings"))
+    rope = {**rope, _LENGTH: next((length for length in lengths if length is not None), None)}
+    missing = [key for key in _ROPE_SCALING.values() if rope.get(key) is None]
+    if missing:
+      raise ConfigError(
+        f"config.json {where} has no {', '.join(missing)}, which rope_type='llama3' needs."
+      )
     fields |= {ours: rope[theirs] for ours, theirs in _ROPE_SCALING.items()}
   return fields
+
+
+_LENGTH = "original_max_position_embeddings"
 
 
 _ROPE_SCALING = {
   "rope_scaling_factor": "factor",
   "rope_low_freq_factor": "low_freq_factor",
   "rope_high_freq_factor": "high_freq_factor",
-  "rope_original_length": "original_max_position_embeddings",
+  "rope_original_length": _LENGTH,
 }
 
 

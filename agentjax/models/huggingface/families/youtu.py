@@ -12,7 +12,8 @@ from agentjax.models.huggingface.mapping import Family, Tensor
 
 def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
   """See ``Family``."""
-  interleaved = values.get("rope_interleave")
+  # Null is no, and a missing key is yes.
+  interleaved = bool(values.get("rope_interleave", True))
   return transformer.model_config(
     values,
     pattern="A-" * transformer.get(values, "num_hidden_layers"),
@@ -20,7 +21,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     tie_embeddings=transformer.get(values, "tie_word_embeddings", True),
     d_mlp=transformer.get(values, "intermediate_size"),
     mlp_activation="swiglu",
-    **latent.config_fields(values, interleaved=True if interleaved is None else interleaved),
+    **latent.config_fields(values, interleaved=interleaved),
   )
 
 
