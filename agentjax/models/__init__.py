@@ -6,6 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from agentjax.models.ahead import Ahead, draft, follow, init_ahead, undraftable
+from agentjax.models.blocks import (
+  Appended,
+  BlockKind,
+  BlockReport,
+  Rows,
+  Stepped,
+  register_block,
+  residual_block,
+)
 from agentjax.models.cache import (
   Cache,
   Decoded,
@@ -17,7 +26,6 @@ from agentjax.models.cache import (
   init_cache,
   prepare_decode_params,
   read_slots,
-  reset_slots,
   write_slots,
 )
 from agentjax.models.capture import layer_ends, layer_logits
@@ -80,6 +88,9 @@ if TYPE_CHECKING:
 
 __all__ = [
   "Ahead",
+  "Appended",
+  "BlockKind",
+  "BlockReport",
   "Cache",
   "DecodeParams",
   "Decoded",
@@ -94,7 +105,9 @@ __all__ = [
   "Params",
   "Readout",
   "ResponseScores",
+  "Rows",
   "SecondPassConfig",
+  "Stepped",
   "TokenScores",
   "TokenSets",
   "ValueHead",
@@ -140,8 +153,9 @@ __all__ = [
   "put_tokens",
   "qk_clip_scales",
   "read_slots",
+  "register_block",
+  "residual_block",
   "readout",
-  "reset_slots",
   "restricted_scores",
   "sample_depths",
   "save_pretrained",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from agentjax.config import check
 from agentjax.models.attention import (
   attention,
   attention_extend,
@@ -18,7 +19,8 @@ from agentjax.models.attention import (
   attention_step,
   init_kv_cache,
 )
-from agentjax.models.config import ModelConfig
+from agentjax.models.config import BUILT_IN, ModelConfig
+from agentjax.models.config import KINDS as NAMES
 from agentjax.models.gemma4 import (
   LAYERS,
   Layer,
@@ -115,9 +117,13 @@ class BlockKind:
   Attributes:
     spec: ``config -> params``, a tree of ParamSpec.
     forward: ``(params, x, config, rows, given) -> (x, BlockReport)`` on [B, T, embed].
-    init_cache: ``(config, slots, length) -> entry``: what slots keep of their past, or None.
-    extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed].
-    step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed].
+    init_cache: ``(config, slots, length) -> entry``: what empty slots hold, a pytree of arrays
+      whose leading axis is the slot, or None. A slot that is used again gets this back. An axis
+      that grows with ``length`` is one of places, which start at zero; all else may start anywhere.
+    extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed];
+      a row without tokens, or that names no slot, leaves its slot as it was.
+    step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; so
+      does a slot that is not active.
     routes: whether it has a router.
   """
 
@@ -129,15 +135,34 @@ class BlockKind:
   routes: bool = False
 
 
-def _residual(mixer_spec: Callable[[ModelConfig], Any], **functions: Any) -> BlockKind:
-  """A pre-norm block; ``functions`` run the mixer on the normed stream."""
+def _empty(config: ModelConfig, slots: int, length: int) -> None:
+  """No state."""
+  del config, slots, length
+
+
+def residual_block(
+  mixer_spec: Callable[[ModelConfig], Any],
+  *,
+  forward: Callable[..., tuple[Array, BlockReport]],
+  extend: Callable[..., tuple[Array, Any, Array | None]],
+  step: Callable[..., tuple[Array, Any, Array | None]],
+  init_cache: Callable[[ModelConfig, int, int], Any] = _empty,
+  routes: bool = False,
+) -> BlockKind:
+  """A pre-norm block ``x + mixer(norm x)``.
+
+  Args:
+    mixer_spec: of the mixer's parameters; the norm's are added.
+    forward, extend, step: as in ``BlockKind``, from the normed stream to what is added to it.
+    init_cache, routes: as in ``BlockKind``.
+  """
 
   def spec(config: ModelConfig) -> Block:
     return Block(norm=norm_spec(config.d_model, config), mixer=mixer_spec(config))
 
-  def forward(params: Block, x: Array, config: ModelConfig, rows: Rows, given: Any):
+  def whole(params: Block, x: Array, config: ModelConfig, rows: Rows, given: Any):
     inputs = rms_norm(x, params.norm, config.norm_eps)
-    out, report = functions["forward"](params.mixer, inputs, config, rows, given)
+    out, report = forward(params.mixer, inputs, config, rows, given)
     return x + out, report
 
   def decode(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,11 +175,11 @@ def _residual(mixer_spec: Callable[[ModelConfig], Any], **functions: Any) -> Blo
 
   return BlockKind(
     spec=spec,
-    forward=forward,
-    init_cache=functions.get("init_cache", lambda config, slots, length: None),
-    extend=decode(functions["extend"]),
-    step=decode(functions["step"]),
-    routes=functions.get("routes", False),
+    forward=whole,
+    init_cache=init_cache,
+    extend=decode(extend),
+    step=decode(step),
+    routes=routes,
   )
 
 
@@ -173,7 +198,7 @@ def _mamba2() -> BlockKind:
     out, entry = mamba2_step(params, x, entry, config, active=stepped.active)
     return out, entry, None
 
-  return _residual(
+  return residual_block(
     mamba2_spec,
     forward=forward,
     extend=extend,
@@ -202,7 +227,7 @@ def _attention(
     del given
     return *attend_step(params, x, entry, config, **stepped._asdict()), None
 
-  return _residual(spec, forward=forward, extend=extend, step=step, init_cache=init_cache)
+  return residual_block(spec, forward=forward, extend=extend, step=step, init_cache=init_cache)
 
 
 def _mlp() -> BlockKind:
@@ -210,7 +235,7 @@ def _mlp() -> BlockKind:
     del where, given
     return mlp(params, x, config.mlp_activation), entry, None
 
-  return _residual(
+  return residual_block(
     lambda config: mlp_spec(config, config.d_mlp),
     forward=lambda params, x, config, rows, given: (
       mlp(params, x, config.mlp_activation),
@@ -236,7 +261,7 @@ def _moe() -> BlockKind:
     out, routing = moe(params, x, config, segment_ids=active, experts=given)
     return out, entry, routing.experts
 
-  return _residual(moe_spec, forward=forward, extend=extend, step=step, routes=True)
+  return residual_block(moe_spec, forward=forward, extend=extend, step=step, routes=True)
 
 
 def _longcat() -> BlockKind:
@@ -336,7 +361,7 @@ def _gemma(layer: Layer) -> BlockKind:
   )
 
 
-KINDS: Mapping[str, BlockKind] = {
+KINDS: dict[str, BlockKind] = {
   "M": _mamba2(),
   "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
   "-": _mlp(),
@@ -345,3 +370,35 @@ KINDS: Mapping[str, BlockKind] = {
   "S": _longcat(),
   **{kind: _gemma(layer) for kind, layer in LAYERS.items()},
 }
+
+
+def register_block(character: str, kind: BlockKind, *, name: str) -> None:
+  """Gives a character of ``ModelConfig.pattern`` a block of your own.
+
+  Everything that runs a pattern looks the character up: training, scoring, sampling, forks, parked
+  contexts, checkpoints, sharding and adapters. Call it when your module is imported, and import
+  that module in the Python file that ``--config`` names. Where that is loaded twice, a block of the
+  same name takes its own place.
+
+  Args:
+    character: one printable character that no other block has.
+    kind: the block; ``residual_block`` makes one of a mixer.
+    name: what it is, in a few words, for messages.
+
+  Raises:
+    ConfigError: the character is taken or is not one printable character.
+  """
+  check(
+    len(character) == 1 and character.isprintable() and not character.isspace(),
+    "character",
+    character,
+    "one printable character",
+  )
+  check(
+    character not in NAMES or (character not in BUILT_IN and NAMES[character] == name),
+    "character",
+    character,
+    f"none of {', '.join(f'{k!r} ({v})' for k, v in NAMES.items())}, which are taken",
+  )
+  KINDS[character] = kind
+  NAMES[character] = name

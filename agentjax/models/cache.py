@@ -256,7 +256,10 @@ def read_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
 
 
 def write_slots(cache: Cache, rows: Int[Array, " rows"], states: Cache) -> Cache:
-  """Puts ``states`` into the slots ``rows``; a row at or past the number of slots is dropped."""
+  """Puts ``states`` into the slots ``rows``; a row at or past the number of slots is dropped.
+
+  Slots are emptied with what ``init_cache`` makes.
+  """
   return jax.tree.map(lambda v, s: v.at[rows].set(s, mode="drop"), cache, states)
 
 
@@ -268,20 +271,6 @@ def copy_slot(cache: Cache, source: int | Array, targets: Int[Array, " targets"]
     ),
     cache,
   )
-
-
-def reset_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-  """Empties some slots: length, tail and state become 0, old keys and values are never seen."""
-
-  def clear(v: Array) -> Array:
-    return v.at[rows].set(0, mode="drop")
-
-  blocks = jax.tree.map(
-    lambda entry: jax.tree.map(clear, entry) if isinstance(entry, MambaCache) else entry,
-    cache.blocks,
-    is_leaf=lambda node: isinstance(node, MambaCache),
-  )
-  return dataclasses.replace(cache, blocks=blocks, lengths=clear(cache.lengths))
 
 
 def _extend_exactly(

@@ -25,6 +25,7 @@ KINDS = {
   "x": "Gemma 4 layer, local, with a mixture of experts",
   "X": "Gemma 4 layer, global, with a mixture of experts",
 }
+BUILT_IN = frozenset(KINDS)  # the others are of ``register_block``
 GEMMA_KINDS = "lgLGrRxX"
 EXACT_KINDS = "M*-EA"  # what ``exact_chunk`` holds for
 Activation = Literal["relu2", "swiglu", "geglu"]
@@ -153,7 +154,7 @@ class MtpConfig(Config):
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(self.depths >= 1, f"{path}.depths", self.depths, "at least 1")
-    kinds = {k: v for k, v in KINDS.items() if k not in GEMMA_KINDS}
+    kinds = {k: v for k, v in KINDS.items() if k in BUILT_IN and k not in GEMMA_KINDS}
     check(
       bool(self.pattern) and set(self.pattern) <= set(kinds),
       f"{path}.pattern",
@@ -395,7 +396,9 @@ class ModelConfig(Config):
       bool(self.pattern) and set(self.pattern) <= set(KINDS),
       f"{path}.pattern",
       self.pattern,
-      "a non-empty string of " + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items()),
+      "a non-empty string of "
+      + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items())
+      + "; a block of your own after models.register_block: import the module that calls it",
     )
     positive = (
       "vocab_size d_model unrolled_blocks logits_chunk num_heads num_kv_heads head_dim "
@@ -406,8 +409,10 @@ class ModelConfig(Config):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
     for name in ("norm_eps", "init_scale", "dt_floor", "routed_scaling"):
       check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "above 0")
+    ahead = "" if self.mtp is None else self.mtp.pattern
+    shares_heads = bool(set("*" + GEMMA_KINDS) & set(self.pattern + ahead))
     check(
-      self.num_heads % self.num_kv_heads == 0,
+      not shares_heads or self.num_heads % self.num_kv_heads == 0,
       f"{path}.num_kv_heads",
       self.num_kv_heads,
       f"a divisor of num_heads={self.num_heads}",
@@ -431,7 +436,6 @@ class ModelConfig(Config):
       self.rope_low_freq_factor,
       f"above 0 and below rope_high_freq_factor={self.rope_high_freq_factor}",
     )
-    ahead = "" if self.mtp is None else self.mtp.pattern
     latent = bool(set("AS") & set(self.pattern + ahead))
     check(
       not latent or (self.mla is not None and self.rope_theta is not None),

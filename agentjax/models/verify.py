@@ -21,7 +21,7 @@ from agentjax.models.attend import attend_cache
 from agentjax.models.attention import append_rows, merge_heads, project_heads
 from agentjax.models.blocks import KINDS, Appended, Block, BlockKind
 from agentjax.models.cache import Cache, run_section
-from agentjax.models.config import ModelConfig
+from agentjax.models.config import BUILT_IN, ModelConfig
 from agentjax.models.heads import compute_logits
 from agentjax.models.loop import DecodeSection
 from agentjax.models.mamba2 import MambaCache, advance_state, mix_out, project_in
@@ -60,6 +60,8 @@ def unverifiable(config: ModelConfig) -> str | None:
     return "blocks that run more than once (model.loop, model.second_pass)"
   if config.exact_chunk:
     return "exact log-probs (model.exact_chunk)"
+  if own := sorted(set(config.pattern) - BUILT_IN):
+    return f"blocks of your own, which it cannot roll back (model.pattern has {', '.join(own)})"
   return None
 
 

@@ -190,7 +190,7 @@ def test_a_parked_slot_goes_on_elsewhere(tiny, tiny_params):
 def test_a_reset_slot_is_as_good_as_new(tiny, tiny_params):
   used, fresh = Decoder(tiny_params, tiny), Decoder(tiny_params, tiny)
   used.feed({3: [1, 2, 3, 4, 5, 6, 7, 8], 4: [1]})
-  used.cache = models.reset_slots(used.cache, np.array([3]))
+  used.cache = models.write_slots(used.cache, np.array([3]), models.init_cache(tiny, 1, LENGTH))
   np.testing.assert_array_equal(used.cache.lengths, [0, 0, 0, 0, 1, 0, 0, 0])
   np.testing.assert_array_equal(used.feed({3: [9, 8]})[3], fresh.feed({3: [9, 8]})[3])
   np.testing.assert_array_equal(used.step({3: 7})[3], fresh.step({3: 7})[3])
