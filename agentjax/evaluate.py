@@ -2,8 +2,10 @@
 
   python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a/checkpoints/300
   python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a --output=report.json
+  python -m agentjax.evaluate --config=configs/mine.py --checkpoint=Qwen3-0.6B
 
-``--checkpoint`` may name a run's directory: its newest checkpoint is used. Every figure comes
+``--checkpoint`` may name a run's directory: its newest checkpoint is used. Or a Hugging Face
+folder, which is then ``config.pretrained``. Every figure comes
 with a bootstrap confidence interval over tasks. What is measured is ``config.evaluation``.
 """
 
@@ -22,7 +24,8 @@ _CONFIG = define_config_flag()
 _CHECKPOINT = flags.DEFINE_string(
   "checkpoint",
   None,
-  "Directory of a checkpoint (RUN/checkpoints/STEP), or of a run for its newest.",
+  "Directory of a checkpoint (RUN/checkpoints/STEP), of a run for its newest, or of a model in "
+  "Hugging Face's form.",
   required=True,
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the report to as well.")

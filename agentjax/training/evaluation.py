@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from agentjax.config import ConfigError
 from agentjax.engine import Engine
 from agentjax.models import Params, param_specs
+from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
 from agentjax.rollout.viewer import write_trajectories
@@ -29,6 +30,7 @@ from agentjax.training.extended import extensions_of_run
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
+from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import full_policy, network_specs
 
 
@@ -102,7 +104,8 @@ def evaluate_checkpoint(
 
   Args:
     experiment: validated and frozen here.
-    checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
+    checkpoint: RUN/checkpoints/STEP, or RUN for its newest; or a Hugging Face folder, which is then
+      ``experiment.pretrained``.
     extensions: as in ``Run``; what the run was extended with is used beside it.
     samples_file: text file to write readable episodes to.
 
@@ -111,23 +114,32 @@ def evaluate_checkpoint(
       extended with something that is not given and cannot be imported.
     CheckpointError: there is no checkpoint, or none that is whole.
   """
+  folder = is_folder(checkpoint)
+  if folder:  # its weights are whole: adapters and another run's networks have no part in them
+    experiment = dataclasses.replace(
+      experiment, pretrained=os.fspath(checkpoint), start_from=None, lora=None
+    )
   resolve(experiment)
   settings = experiment.evaluation
   if not settings.tasks:
     raise ConfigError("config.evaluation.tasks=0 measures nothing; allowed: at least 1.")
-  # A tokenizer trained on the tasks stands in the run's directory.
-  directory = newest_first(pathlib.Path(checkpoint))[0].parents[1]
-  call = f"evaluate_checkpoint(experiment, {str(checkpoint)!r}, extensions=Extensions(...))"
-  parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
-  path, policy = load_newest(
-    pathlib.Path(checkpoint), lambda found: (found, load_policy(parts, found))
-  )
+  path, step = pathlib.Path(checkpoint), 0
+  if folder:
+    parts = build_parts(experiment, None, extensions or Extensions())
+    policy = load_folder(parts, path)
+  else:
+    # A tokenizer trained on the tasks stands in the run's directory.
+    directory = newest_first(path)[0].parents[1]
+    call = f"evaluate_checkpoint(experiment, {str(checkpoint)!r}, extensions=Extensions(...))"
+    parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
+    path, policy = load_newest(path, lambda found: (found, load_policy(parts, found)))
+    step = int(path.name)
   engine = build_engine(parts)
 
   runner = LoopThread()
   try:
     plan = settings.plan(settings.samples)
-    report = evaluate_policy(parts, engine, runner, policy, int(path.name), plan)
+    report = evaluate_policy(parts, engine, runner, policy, step, plan)
   finally:
     runner.run(parts.close())
     engine.close()
@@ -141,6 +153,17 @@ def evaluate_checkpoint(
       title=f"{experiment.name}: held-out episodes of {path}",
     )
   return report
+
+
+def load_folder(parts: Parts, folder: pathlib.Path) -> Params:
+  """Policy of a Hugging Face folder on the experiment's mesh.
+
+  Raises:
+    CheckpointError: its weights are damaged or not those that its ``config.json`` asks for.
+  """
+  experiment = parts.experiment
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+  return load_pretrained(folder, mesh=mesh, overrides=runtime_overrides(parts.model))[0]
 
 
 def load_policy(parts: Parts, path: pathlib.Path) -> Params:

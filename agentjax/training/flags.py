@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -34,24 +36,26 @@ def define_config_flag(
     argv: command line the field flags are found in; None is that of the process.
   """
   register_types(Experiment)
+  given = sys.argv if argv is None else argv
+
+  def parse(path: Any) -> Experiment:
+    experiment = path if isinstance(path, Experiment) else load_experiment(path)
+    make_parents(experiment, given, name)
+    return experiment
+
   return config_flags.DEFINE_config_dataclass(
     name,
     Experiment(),
     "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
     flag_values=flag_values,
     sys_argv=argv,
-    parse_fn=_parse_root,
+    parse_fn=parse,
   )
 
 
 def check_overrides(argv: list[str], name: str = "config") -> None:
   """Raises ConfigError for a ``--config.FIELD`` that does not exist, with the nearest names."""
-  for argument in argv[1:]:
-    stripped = argument.lstrip("-")
-    stripped = stripped.removeprefix("no") if stripped.startswith(f"no{name}.") else stripped
-    if not argument.startswith("-") or not stripped.startswith(f"{name}."):
-      continue
-    parts = stripped.split("=", 1)[0].split(".")[1:]
+  for _, parts in _field_flags(argv, name):
     cls: type = Experiment
     where = name
     for i, part in enumerate(parts):
@@ -70,8 +74,37 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
       cls = nested or cls
 
 
-def _parse_root(path: Any) -> Experiment:
-  return path if isinstance(path, Experiment) else load_experiment(path)
+def make_parents(experiment: Experiment, argv: list[str], name: str = "config") -> None:
+  """Makes a part that is None, as ``lora``, where a flag sets a field inside it; the rest defaults.
+
+  Raises:
+    ConfigError: the part has fields without a default, so that no single flag can make it.
+  """
+  for argument, parts in _field_flags(argv, name):
+    node: Any = experiment
+    where = name
+    for part in parts[:-1]:
+      cls = config_type(typing.get_type_hints(type(node)).get(part))
+      if cls is None:
+        break  # check_overrides says so
+      where = f"{where}.{part}"
+      if getattr(node, part) is None:
+        try:
+          setattr(node, part, cls())
+        except TypeError as error:
+          raise ConfigError(
+            f"{where} is None, and {argument} alone cannot make it: {error}."
+          ) from None
+      node = getattr(node, part)
+
+
+def _field_flags(argv: list[str], name: str) -> Iterator[tuple[str, list[str]]]:
+  """Every ``--config.FIELD`` of a command line, and the names on the way to its field."""
+  for argument in argv[1:]:
+    stripped = argument.lstrip("-")
+    stripped = stripped.removeprefix("no") if stripped.startswith(f"no{name}.") else stripped
+    if argument.startswith("-") and stripped.startswith(f"{name}."):
+      yield argument, stripped.split("=", 1)[0].split(".")[1:]
 
 
 class _HintParser(flags.ArgumentParser):

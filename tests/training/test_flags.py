@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
+from agentjax.models.lora import LoraConfig
 from agentjax.training import Experiment, load_experiment
 from agentjax.training.experiment import resolve
 from agentjax.training.flags import (
@@ -54,9 +55,20 @@ def test_overrides_reach_every_kind_of_field():
   assert config["name"] == "b c"
 
 
+def test_a_field_of_a_part_that_is_none_makes_the_part():
+  """The others of the part have their defaults; a part inside a part is made as well."""
+  plain = _resolve()
+  assert plain.lora is None and plain.model.mtp is None
+  config = _resolve("--config.lora.rank=4", "--config.model.mtp.depths=2")
+  assert (config.lora.rank, config.lora.alpha) == (4, LoraConfig().alpha)
+  assert config.model.mtp.depths == 2
+  assert load_experiment(_ROOT / "configs" / "quickstart.py").lora is None
+
+
 @pytest.mark.parametrize(
   ("flag", "message"),
   [
+    ("--config.lora.rank=0", "config.lora.rank=0"),
     ("--config.rl.optimiser.learning_rate=1", "config.rl has no field 'optimiser'; did you mean"),
     ("--config.rl.optimizer.learning_rate=fast", "'fast'"),
     ("--config.rl.objective.advantage.centre=middle", "one of 'none', 'group_mean'"),

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.convert import to_folder
 from agentjax.models.huggingface import load_pretrained, save_pretrained
+from agentjax.models.lora import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.program import EpisodeEnd, tool_episode
 from agentjax.text import HuggingFaceTokenizer, assert_extends, build_chat
@@ -219,6 +221,18 @@ def test_a_checkpoint_belongs_to_the_contents_of_the_folder(finished, folder, da
   weights.write_bytes(content)
   with pytest.raises(ConfigError, match="config.pretrained"):
     evaluate_checkpoint(_experiment(copy, data), directory)
+
+
+def test_a_folder_is_measured_like_a_checkpoint(finished, folder, data, tmp_path):
+  """Before training, and what training made of it, written as a folder; adapters are ignored."""
+  directory, report = finished
+  experiment = _experiment(folder, data)
+  experiment.lora = LoraConfig(rank=2)
+  measured = evaluate_checkpoint(experiment, folder)
+  assert measured.step == 0 and measured.metrics()["greedy"] == report.before["greedy"]
+  to_folder(directory, tmp_path / "trained", tokenizer_from=folder)
+  trained = evaluate_checkpoint(_experiment(folder, data), tmp_path / "trained")
+  assert trained.metrics()["greedy"] == report.after["greedy"]
 
 
 def test_a_trained_policy_goes_back_to_a_folder_and_on_from_there(finished, folder, data, tmp_path):
