@@ -262,10 +262,10 @@ def _holds_another_head(folder: pathlib.Path, family: Family, config: ModelConfi
   with contextlib.ExitStack() as stack:
     files = [_open(entry.file, stack) for entry in both]
     for box in whole.boxes(BLOCK_BYTES // 4):
-      pair = [
+      first, second = (
         next(entry.blocks(file, whole[box]))[1] for entry, file in zip(both, files, strict=True)
-      ]
-      if not np.array_equal(*pair):
+      )
+      if not np.array_equal(first, second):
         return True
   return False
 
