@@ -151,7 +151,7 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "module", ["train", "evaluate", "mine_pivots", "synthesise", "text.train_tokenizer"]
+  "module", ["train", "evaluate", "mine_pivots", "synthesise", "train_tokenizer"]
 )
 def test_help_of_every_entry_point_names_its_flags(module):
   done = subprocess.run(
@@ -174,6 +174,6 @@ def test_help_of_every_entry_point_names_its_flags(module):
       "--judge",
       "--output",
     ],
-    "text.train_tokenizer": ["--input", "--output", "--vocab_size"],
+    "train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr
