@@ -11,12 +11,8 @@ tasks, tools, world and scorers are made as a run of the config makes them.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import itertools
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from absl import flags
 from rich.console import Console
@@ -24,11 +20,6 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.training.flags import define_config_flag
-from agentjax.trajectory.record import Trajectory
-
-if TYPE_CHECKING:
-  from agentjax.training.experiment import Experiment
-  from agentjax.training.parts import Extensions
 
 _CONFIG = define_config_flag()
 _TRAJECTORIES = flags.DEFINE_string(
@@ -45,6 +36,7 @@ def run(argv: list[str]) -> None:
   from agentjax.training.experiment import resolve
   from agentjax.training.extended import extensions_of_run
   from agentjax.training.progress import print_table
+  from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 
   experiment = resolve(_CONFIG.value)
   source, output = pathlib.Path(_TRAJECTORIES.value), pathlib.Path(_OUTPUT.value)
@@ -56,7 +48,9 @@ def run(argv: list[str]) -> None:
   if experiment.data.needs_secret and secret.exists():
     data = dataclasses.replace(experiment.data, secret_file=str(secret))
     experiment = dataclasses.replace(experiment, data=data)
-  call = "agentjax.rescore.rescore_trajectories(experiment, trajectories, Extensions(...))"
+  call = (
+    "agentjax.training.rescoring.rescore_trajectories(experiment, trajectories, Extensions(...))"
+  )
   own = extensions_of_run(directory, None, call=call, needed=("tasks", "scorers"))
   after = rescore_trajectories(experiment, before, own)
   write_store(output, after)
@@ -66,62 +60,6 @@ def run(argv: list[str]) -> None:
     ("part", "before", "now", "changed"),
     compare(before, after),
   )
-
-
-def rescore_trajectories(
-  experiment: Experiment,
-  trajectories: Sequence[Trajectory],
-  extensions: Extensions | None = None,
-) -> list[Trajectory]:
-  """Copies of ``trajectories`` with the rewards that ``experiment`` gives them.
-
-  Args:
-    experiment: validated.
-    trajectories: of its tasks.
-    extensions: tasks and scorers that the run was extended with.
-
-  Raises:
-    ConfigError: parts that do not fit each other, or an episode of a task that is not in the data.
-    DataError: tasks that cannot be read.
-  """
-  from agentjax.rollout.rescoring import rescore
-  from agentjax.training.parts import Extensions, build_scoring
-
-  scoring = build_scoring(experiment, extensions or Extensions())
-  tasks = {task.id: task for task in itertools.chain(scoring.tasks.train, scoring.tasks.test)}
-
-  async def work() -> list[Trajectory]:
-    try:
-      return await rescore(
-        trajectories, tasks, scoring.rewards, timeout=experiment.rollout.reward_timeout
-      )
-    finally:
-      await scoring.close()
-
-  try:
-    return asyncio.run(work())
-  except ValueError as error:
-    raise ConfigError(str(error)) from error
-
-
-def read_trajectories(path: pathlib.Path) -> list[Trajectory]:
-  """The episodes of a run's directory, a journal or a store.
-
-  Raises:
-    ConfigError: no such file, or a damaged one.
-  """
-  from agentjax.training import journal
-  from agentjax.trajectory.store import StoreError, read_store
-
-  file = path / "journal.log" if path.is_dir() else path
-  try:
-    with file.open("rb") as stream:
-      is_journal = stream.read(len(journal.MAGIC)) == journal.MAGIC
-    if is_journal:
-      return [value for kind, value in journal.read_journal(file) if kind == "trajectory"]
-    return list(read_store(file, recover_tail=True))
-  except (OSError, StoreError) as error:
-    raise ConfigError(f"--trajectories={path}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def test_every_task_comes_once_an_epoch_and_a_resume_goes_on_in_the_order(stored
   first = asyncio.run(taken(stream, (1, 2)))
   assert sorted(task for step in first for _, task, _ in step) == [0, 1, 2, 3]
   assert [step for addresses in first for step, *_ in addresses] == [1, 1, 2, 2]
-  state = json.loads(json.dumps(stream.get_state()))
+  state = json.loads(json.dumps(asyncio.run(stream.get_state()).plain))
   resumed = groups()
   resumed.set_state(state)
   assert asyncio.run(taken(stream, (3, 4))) == asyncio.run(taken(resumed, (3, 4)))

@@ -12,7 +12,6 @@ import pytest
 
 from agentjax.data import DataConfig, load_tasks
 from agentjax.data.word_problems import WordProblemConfig
-from agentjax.rescore import read_trajectories, rescore_trajectories
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
 from agentjax.rollout.cheats import Setting, cheats, solution
@@ -22,6 +21,7 @@ from agentjax.rollout.scoring import score
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal
 from agentjax.training.parts import Extensions, build_scoring
+from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
 from tests.envs.test_gates import GATED, experiment
@@ -195,7 +195,7 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
 _READ = """
 import pathlib, sys
 from agentjax.config import ConfigError
-from agentjax.rescore import read_trajectories
+from agentjax.training.rescoring import read_trajectories
 from agentjax.trajectory.store import StoreError
 for path in sys.argv[1:]:
   try:

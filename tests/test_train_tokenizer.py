@@ -50,7 +50,7 @@ def test_bad_input_is_one_line_and_no_model(tmp_path, content, message):
   if content is not None:
     (tmp_path / "in.txt").write_bytes(content)
   run = _run(f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out' / 'm.model'}")
-  assert run.returncode == 1
+  assert run.returncode == 2
   assert message in run.stderr and "Traceback" not in run.stderr
   assert not (tmp_path / "out").exists()
 

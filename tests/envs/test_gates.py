@@ -49,8 +49,8 @@ from tests.data.tfds_folder import write_tfds
 from tests.training.smoke import smoke_experiment
 
 needs_sandbox = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-SOURCES = typing.get_args(typing.get_type_hints(DataConfig)["source"])
-KINDS = typing.get_args(typing.get_type_hints(EnvironmentConfig)["kind"])
+SOURCES = typing.get_args(typing.get_args(typing.get_type_hints(DataConfig)["source"])[0])
+KINDS = typing.get_args(typing.get_args(typing.get_type_hints(EnvironmentConfig)["kind"])[0])
 
 
 @dataclasses.dataclass(frozen=True)
