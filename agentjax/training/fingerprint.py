@@ -19,8 +19,12 @@ def fingerprint(tree: Any) -> str:
   the same for every sharding and summation order; one changed bit changes it. Not cryptographic.
   Sharded arrays are hashed where they lie: only the sums travel.
   """
-  # All leaves are under way before the first result is waited for.
-  every = [_leaf_sums(leaf) for leaf in jax.tree.leaves(tree)]
+  every = []
+  for leaf in jax.tree.leaves(tree):
+    every.append(_leaf_sums(leaf))
+    if jax.process_count() > 1:
+      # Programs under way at once may mix up their sums over processes, and then wait for ever.
+      jax.block_until_ready(every[-1])
   total = np.zeros(_WORDS, np.uint32)
   for i, sums in enumerate(jax.device_get(every)):
     total += np.asarray(_mix(np.asarray(sums) + np.uint32((i * 2 + 1) & 0xFFFFFFFF)))
