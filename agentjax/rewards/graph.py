@@ -292,9 +292,8 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
         raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
       trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
     return reward
-  except (
-    Exception
-  ) as error:  # must not end the run, nor pass for a zero where it is a fault of ours
+  except Exception as error:
+    # It must not end the run, nor pass for a zero where it is a fault of ours.
     _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
     nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
