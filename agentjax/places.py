@@ -61,11 +61,12 @@ class Clock:
         self._waited += time.monotonic() - self._since
 
   def __enter__(self) -> Clock:
-    self._token = _clocks.set((*_clocks.get(), self))
+    _clocks.set((*_clocks.get(), self))
     return self
 
   def __exit__(self, *_: object) -> None:
-    _clocks.reset(self._token)
+    # No token is kept: parts of the work may be within the same clock at once.
+    _clocks.set(_clocks.get()[:-1])
 
 
 async def wait_within(task: asyncio.Future, seconds: float, clock: Clock) -> bool:

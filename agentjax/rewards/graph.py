@@ -223,7 +223,7 @@ class RewardGraph:
     """
     if self.needs_groups:
       raise ValueError(f"parts {', '.join(self._group_scorers)} compare a group; use score_group")
-    await self._score_parts(trajectory, task)
+    await self.score_parts(trajectory, task)
     self._finish(trajectory)
 
   async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
@@ -232,7 +232,11 @@ class RewardGraph:
     Group scorers do not see broken members.
     """
     # At once: a group takes as long as its slowest member.
-    await asyncio.gather(*(self._score_parts(trajectory, task) for trajectory in trajectories))
+    await asyncio.gather(*(self.score_parts(trajectory, task) for trajectory in trajectories))
+    await self.compare(trajectories, task)
+
+  async def compare(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+    """The rest of ``score_group``, for trajectories that ``score_parts`` has seen."""
     members = [t for t in trajectories if not t.status.broken]
     for name, scorer in self._group_scorers.items():
       if not members:
@@ -252,7 +256,8 @@ class RewardGraph:
         if inspect.isawaitable(outcome):
           await outcome
 
-  async def _score_parts(self, trajectory: Trajectory, task: Task) -> None:
+  async def score_parts(self, trajectory: Trajectory, task: Task) -> None:
+    """Fills the parts that look at this trajectory alone; ``compare`` makes the reward of them."""
     if trajectory.task_id != task.id:
       raise ValueError(f"trajectory of task {trajectory.task_id} scored with task {task.id}")
     if trajectory.status.broken:

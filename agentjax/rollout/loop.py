@@ -20,7 +20,7 @@ from agentjax.rollout.program import (
   run_episode,
   tool_episode,
 )
-from agentjax.rollout.scoring import MOST_THREADS, score
+from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import Task, Trajectory
 
 T = TypeVar("T")
@@ -51,9 +51,7 @@ class GroupPlayer:
   baseline: Player | None = None
 
   def __post_init__(self) -> None:
-    concurrency = self.player.config.concurrency
-    self._running = asyncio.Semaphore(concurrency)
-    self._scoring = asyncio.Semaphore(min(concurrency, MOST_THREADS))
+    self._running = asyncio.Semaphore(self.player.config.concurrency)
 
   async def play(
     self, task: Task, addresses: Sequence[Address], finished: Mapping[Address, Trajectory]
@@ -145,8 +143,7 @@ class GroupPlayer:
   ) -> None:
     # Finished members take part in a comparison as copies: they stay as they were recorded.
     scored = [dataclasses.replace(m) if m.address in finished else m for m in members]
-    async with self._scoring:
-      await score(self.rewards, scored, task, timeout=self.player.config.reward_timeout)
+    await score(self.rewards, scored, task, timeout=self.player.config.reward_timeout)
     for member in members:
       if self.on_finish is not None and member.address not in finished:
         self.on_finish(member)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from agentjax.faults import FAULT, Fault, Owner
-from agentjax.places import Clock, owned_by, wait_within
+from agentjax.places import Clock, Places, owned_by, wait_within
 from agentjax.rewards.graph import RewardGraph, emptied, find_culprits
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 T = TypeVar("T")
 
-MOST_THREADS = 256  # that score at one time; a collection lets no more begin
+MOST_THREADS = 256  # that score at one time
+_places = Places(MOST_THREADS)
 
 
 async def score(
@@ -26,8 +27,9 @@ async def score(
 ) -> None:
   """Fills the rewards of some trajectories of one task, together where the graph compares them.
 
-  Runs in another thread and event loop, so scorers may block. They must be safe to run in several
-  threads at once, and must not keep objects that are bound to an event loop.
+  Each trajectory is scored in a thread and event loop of its own, so scorers may block: neither the
+  engine nor the other members of a group wait for them. They must be safe to run in several threads
+  at once, and must not keep objects that are bound to an event loop.
 
   After ``timeout`` seconds, waiting for places of others left out, the work is cancelled; a thread
   that ignores that is left behind and can no longer change the trajectories. Those that take so
@@ -75,20 +77,22 @@ async def _scored(
     for t in trajectories
   ]
 
-  clock = Clock()
+  clock, owner = Clock(), trajectories[0].address if trajectories else None
 
-  async def run() -> None:
-    with owned_by(trajectories[0].address if trajectories else None), clock:
-      await work()
+  async def apart(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+      with owned_by(owner), clock:
+        await work()
+
+    with clock:
+      await _in_thread(run)
 
   async def work() -> None:
-    if rewards.needs_groups:
-      await rewards.score_group(copies, task)
-    else:
-      for copy in copies:
-        await rewards.score(copy, task)
+    parts = (functools.partial(rewards.score_parts, copy, task) for copy in copies)
+    await asyncio.gather(*map(apart, parts))
+    await apart(functools.partial(rewards.compare, copies, task))
 
-  running = asyncio.ensure_future(_in_thread(run))
+  running = asyncio.ensure_future(work())
   try:
     done = await wait_within(running, timeout, clock)
   finally:
@@ -161,14 +165,15 @@ class _Job(Generic[T]):
 
 async def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
   """``work()`` in the event loop of an idle worker, or of a new one; cancelled with its caller."""
-  try:
-    worker = _Worker.idle.pop()
-  except IndexError:
-    worker = _Worker()
-  job = _Job(work)
-  worker.jobs.put(job)
-  try:
-    return await asyncio.wrap_future(job.future)
-  except asyncio.CancelledError:
-    job.cancel()
-    raise
+  async with _places.one():
+    try:
+      worker = _Worker.idle.pop()
+    except IndexError:
+      worker = _Worker()
+    job = _Job(work)
+    worker.jobs.put(job)
+    try:
+      return await asyncio.wrap_future(job.future)
+    except asyncio.CancelledError:
+      job.cancel()
+      raise

@@ -96,6 +96,23 @@ def test_slow_neighbours_take_nothing_from_a_right_answer():
   assert all(e.status is Status.OK for e in episodes)
 
 
+def test_a_scorer_that_blocks_holds_up_no_other_member_of_its_group():
+  from agentjax.rollout.scoring import score
+
+  def blocking(trajectory, task):
+    time.sleep(0.4)
+    return 1.0
+
+  def ranks(trajectories, task):
+    return [float(t.address[2]) for t in trajectories]
+
+  graph = RewardGraph({"blocking": blocking}, Part("blocking"), {"rank": ranks})
+  group = [Trajectory(0, 1, i, "made", []) for i in range(8)]  # 3.2 s one after the other
+  asyncio.run(score(graph, group, Task(1, (), "", "made"), timeout=2.0))
+  assert [t.reward for t in group] == [Reward(1.0)] * 8
+  assert [t.reward_parts["rank"] for t in group] == [Reward(float(i)) for i in range(8)]
+
+
 class Loaded:
   """A sandbox of which runs with files end by the clock while more than one verdict is under way,
   or the first so many of them do."""
