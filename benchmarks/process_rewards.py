@@ -129,6 +129,8 @@ def _text(letters: Iterable[int]) -> str:
 
 def experiment(seed: int, steps: int, rate: float, start: str | None) -> Experiment:
   """The warm start where ``start`` is None, else outcomes alone from there."""
+  objective = preset("prime")
+  objective.advantage.credit = "broadcast"  # until there is a reward a token
   return Experiment(
     name="process_rewards_toy",
     seed=seed,
@@ -163,7 +165,7 @@ def experiment(seed: int, steps: int, rate: float, start: str | None) -> Experim
       tasks_per_step=16,
       row_length=32,
       microbatch_rows=32,
-      objective=preset("prime"),
+      objective=objective,
       optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=2),
     ),
     evaluation=HeldOutConfig(
@@ -210,6 +212,7 @@ def run(setting: Setting, out: pathlib.Path) -> tuple[list[dict[str, float]], di
   elif setting.kind != "none":
     made.rl.process = ProcessConfig(online=OnlineConfig(optimizer, forward=setting.kind))
   if made.rl.process is not None:
+    made.rl.objective.advantage.credit = "reward_to_go"
     made.rl.process.beta, made.rl.process.centre = setting.beta, "leave_one_out"
   held_out = _train(made, setting.left, out / setting.name)
   rows = read_metrics(out / setting.name / "metrics.jsonl")
