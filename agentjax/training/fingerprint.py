@@ -22,8 +22,8 @@ def fingerprint(tree: Any) -> str:
   every = []
   for leaf in jax.tree.leaves(tree):
     every.append(_leaf_sums(leaf))
-    if jax.process_count() > 1:
-      # Programs under way at once may mix up their sums over processes, and then wait for ever.
+    if jax.device_count() > 1:
+      # Sums over devices of programs that are under way at once may wait for each other for ever.
       jax.block_until_ready(every[-1])
   total = np.zeros(_WORDS, np.uint32)
   for i, sums in enumerate(jax.device_get(every)):
@@ -42,11 +42,10 @@ def _leaf_sums(leaf: jax.Array) -> jax.Array:
     position += index * jnp.uint32(stride & 0xFFFFFFFF)
     stride *= bits.shape[axis]
   position *= jnp.uint32(0x01000193)
-  sums = [
-    jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(odd)) ^ jnp.uint32(odd)), dtype=jnp.uint32)
-    for odd in _ODD
-  ]
-  return jnp.stack(sums)
+  odd = jnp.asarray(_ODD).reshape(_WORDS, *(1 for _ in bits.shape))
+  mixed = _mix(bits ^ _mix(position + odd) ^ odd)
+  # One sum for all words, so that one reduction crosses the devices.
+  return jnp.sum(mixed, axis=tuple(range(1, mixed.ndim)), dtype=jnp.uint32)
 
 
 def _bits(x: jax.Array) -> jax.Array:
