@@ -185,15 +185,15 @@ class ProcessBox:
 
   def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote, snapshot_bytes: int):
     self._sandbox = sandbox
-    self._uid = zygote.spare_uid()
+    self.uid = zygote.spare_uid()
     self._files: Disk | _Folder
     if (disks := zygote.disks) is not None:
       limits = sandbox.config.limits
       # A file of one byte takes two blocks of 512 in a snapshot, and 4096 of memory.
       room = limits.disk_bytes + 4 * snapshot_bytes, limits.files + snapshot_bytes // 512
-      self._files = Disk(disks, self._uid, room)
+      self._files = Disk(disks, self.uid, room)
     else:
-      self._files = _Folder(zygote.directory, self._uid)
+      self._files = _Folder(zygote.directory, self.uid)
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
     self._session: ProcessSession | None = None
@@ -270,10 +270,10 @@ class ProcessBox:
 
   def _write(self, files: Mapping[str, bytes]) -> None:
     for path, content in files.items():
-      sandbox_files.write_file(self._root(), path, content, self._uid)
+      sandbox_files.write_file(self._root(), path, content, self.uid)
 
   def _unpack(self, snapshot: bytes) -> None:
-    sandbox_files.unpack(self._root(), snapshot, self._uid)
+    sandbox_files.unpack(self._root(), snapshot, self.uid)
 
   def _stop(self) -> None:
     """Ends what runs now, without waiting for its end."""
@@ -303,7 +303,7 @@ class ProcessBox:
       "program": program,
       "limits": bounds,
       "directory": self._files.path,
-      "uid": self._uid,
+      "uid": self.uid,
       "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
     }
     order = {"session": program["kind"] == "session", "limits": bounds}
