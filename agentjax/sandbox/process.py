@@ -76,6 +76,9 @@ class ProcessSandboxConfig(Config):
       it can hold ``limits.disk_bytes`` and ``limits.files`` beyond what it was given, never more.
       It takes the machine's memory, for all boxes that are open, and only as much as they hold.
       "directory" puts files on the disk and ends a run that is seen to hold more.
+    cgroup: a folder of the group file system (cgroup v2), delegated to this user with the
+      controllers memory and pids, in which nothing else lives; each run then has a group below it
+      that bounds its memory of every kind. None: processes are measured. See docs/security.md.
     directory: where work directories are made; None is the system's temporary directory.
   """
 
@@ -86,6 +89,7 @@ class ProcessSandboxConfig(Config):
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
   disk: Literal["memory", "directory"] = "memory"
+  cgroup: FilePath | None = None
   directory: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
@@ -309,7 +313,8 @@ class ProcessBox:
     order = {"session": program["kind"] == "session", "limits": bounds}
     try:
       directory = self._files.begin(limits, files)
-    except OSError:
+    except OSError as error:
+      self._zygote.hung_up |= isinstance(error, ConnectionError)
       return None
     try:
       if files:
@@ -446,6 +451,7 @@ class _Zygote:
         f"ProcessSandbox needs Linux, this is {sys.platform}; run in a Linux container, or use "
         "tools that need no sandbox"
       )
+    group = None if config.cgroup is None else _opened_group(config.cgroup)
     self.directory = tempfile.mkdtemp(prefix="agentjax-sandbox-", dir=config.directory)
     os.chmod(self.directory, 0o711)
     self._wiped = weakref.finalize(self, _wipe_quietly, self.directory)
@@ -458,6 +464,7 @@ class _Zygote:
     settings = {
       "directory": self.directory,
       "disks": keeper.fileno() if config.disk == "memory" else None,
+      "group": group,
       "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),
       "packages": config.packages,
       "spare": config.concurrency,
@@ -471,13 +478,15 @@ class _Zygote:
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
           cwd="/", env=_environment(interpreter), start_new_session=True,
-          pass_fds=(keeper.fileno(),) if config.disk == "memory" else (),
+          pass_fds=[fd for fd in (settings["disks"], group) if fd is not None],
       )  # fmt: skip
     except OSError as error:
       raise SandboxError(f"cannot start the interpreter {interpreter}: {error}") from error
     finally:
       theirs.close()
       keeper.close()
+      if group is not None:
+        os.close(group)
     hello = self._hello()
     self._requests.settimeout(_GRACE_SECONDS)
     self.disks = self._requests if hello["own_disks"] else None  # to their keeper
@@ -485,10 +494,11 @@ class _Zygote:
     self.mechanisms: list[str] = hello["mechanisms"]
     self._first_uid, self._uids = hello["uids"]
     self.tasks_of_user = _tasks_of_user() + 256  # the trainer may start more threads later
+    self.hung_up = False  # it closed a socket: it is about to end
 
   @property
   def alive(self) -> bool:
-    return self._process.poll() is None
+    return self._process.poll() is None and not self.hung_up
 
   def spare_uid(self) -> int | None:
     """A user id for one box, or None where programs keep ours."""
@@ -509,7 +519,8 @@ class _Zygote:
       if stdin:
         fds.append(_sealed(stdin))
       socket.send_fds(self._control, [json.dumps(order).encode()], fds)
-    except OSError:
+    except OSError as error:
+      self.hung_up |= isinstance(error, ConnectionError)
       ours.close()
       return None
     finally:
@@ -546,6 +557,17 @@ class _Zygote:
       self.end()
       raise SandboxError(f"the sandbox's interpreter did not start: {hello['error']}")
     return hello
+
+
+def _opened_group(path: str) -> int:
+  """A descriptor of the folder of groups; its mount may be written to, unlike the interpreter's."""
+  try:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  except OSError as error:
+    raise SandboxError(
+      f"sandbox.embedded.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
+      "/sys/fs/cgroup that is delegated to this user, or None"
+    ) from error
 
 
 def _sealed(content: bytes) -> int:

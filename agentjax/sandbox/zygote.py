@@ -38,7 +38,7 @@ import traceback
 import typing
 from typing import Any
 
-from agentjax.sandbox import disks, jail, measure, programs
+from agentjax.sandbox import disks, groups, jail, measure, programs
 
 # What snippets import most; loaded once here, so that a run finds them ready.
 _COMMON = (
@@ -61,6 +61,7 @@ class Walls:
 
   def __init__(self, settings: dict[str, Any]):
     self.readable = [*jail.READABLE, *settings["readable"]]
+    self.groups = None if settings["group"] is None else groups.Groups(settings["group"])
     inner = jail.CLONE_NEWNET | jail.CLONE_NEWIPC | jail.CLONE_NEWUTS | jail.CLONE_NEWNS
     self.privileged = jail.holds(lambda: _enter_as_root(inner, settings))
     self.first_uid, self.uids = _spare_uids()
@@ -221,6 +222,8 @@ class Walls:
       "own_file_system": self.view,
       "disk_in_memory": self.own_disks,
       "disk_by_looking": not self.own_disks,
+      "memory_group": self.groups,
+      "memory_by_looking": not self.groups,
       "seccomp": self.seccomp,
       "own_uid": self.uids,
     }
@@ -313,7 +316,7 @@ class Watcher:
       os.close(fd)
     for fd in (out, err, report):
       os.set_blocking(fd, False)
-    return _Run(self._walls.own_disks, self._resident, pid, (out, err), report, channel)
+    return _Run(self._walls, self._resident, pid, (out, err), report, channel)
 
 
 class _Ending(typing.NamedTuple):
@@ -329,15 +332,16 @@ class _Run:
 
   def __init__(
     self,
-    own_disks: bool,
+    walls: Walls,
     resident: int,
     pid: int,
     streams: tuple[int, int],
     report: int,
     channel: socket.socket,
   ):
-    self._own_disks, self._resident, self._pid = own_disks, resident, pid
+    self._walls, self._resident, self._pid = walls, resident, pid
     self._disk: measure.Disk | None = None
+    self._group: groups.Group | None = None
     self._streams, self._report, self._channel = streams, report, channel
     self._poll = select.poll()
 
@@ -349,7 +353,11 @@ class _Run:
     self._limits, self._connection = order.limits, order.connection
     self._connection.settimeout(_HOST_SECONDS)
     self._began = time.monotonic()
-    if not self._own_disks:
+    if self._walls.groups:
+      self._group = self._walls.groups.new(self._most_memory(), order.limits["processes"])
+      with contextlib.suppress(ProcessLookupError):  # its report says why it ended
+        self._group.add(self._pid)
+    if not self._walls.own_disks:
       self._disk = measure.Disk(f"/proc/self/fd/{order.directory}", order.limits)
     with contextlib.suppress(OSError):
       # If the program's process ended during set-up, its report says why.
@@ -361,15 +369,23 @@ class _Run:
       ended = os.pidfd_open(self._pid)
       self._poll.register(ended, select.POLLIN)
     self._poll.register(self._connection, select.POLLIN | select.POLLRDHUP)
+    clean = False
     if order.is_session:
       self.serve_cells()
-      return False
-    clean = self.serve_program()
+    else:
+      clean = self.serve_program()
+    if self._group:
+      self._group.remove()
     for fd in (*self._streams, self._report, order.directory, ended):
       if fd >= 0:
         os.close(fd)
     self._connection.close()
     return clean
+
+  def _most_memory(self) -> int:
+    """What all of the run may take: its own, the interpreter's copied pages, its disk's pages."""
+    disk = self._limits["disk_bytes"] if self._walls.own_disks else 0
+    return self._limits["memory_bytes"] + self._resident + disk
 
   def serve_program(self) -> bool:
     """Waits for the end, kills what is left, answers; whether nothing of the run is left here."""
@@ -480,6 +496,8 @@ class _Run:
     for fd, output in outputs.items():
       _drain(fd, output)
     reason, detail = ending.reason, ending.detail
+    if reason == "exit" and self._group and self._group.ran_out():
+      reason, detail = "memory", f"took more than {self._most_memory()} bytes with all it holds"
     notes = _read_all(self._report)
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
