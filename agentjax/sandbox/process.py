@@ -461,6 +461,8 @@ class _Zygote:
     # Not all of sys.path: it may name the project, whose files hold tasks and their answers.
     packages_path = site.getsitepackages() if config.packages else []
     packages_path = [p for p in packages_path if os.path.isdir(p)]
+    passed = [keeper.fileno()] if config.disk == "memory" else []
+    passed += [] if group is None else [group]
     settings = {
       "directory": self.directory,
       "disks": keeper.fileno() if config.disk == "memory" else None,
@@ -478,7 +480,7 @@ class _Zygote:
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
           cwd="/", env=_environment(interpreter), start_new_session=True,
-          pass_fds=[fd for fd in (settings["disks"], group) if fd is not None],
+          pass_fds=passed,
       )  # fmt: skip
     except OSError as error:
       raise SandboxError(f"cannot start the interpreter {interpreter}: {error}") from error
