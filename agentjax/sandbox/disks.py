@@ -142,8 +142,10 @@ def keep(requests: socket.socket, directory: str) -> None:
       except OSError as error:
         reply.sendall(str(error).encode())
         continue
-      socket.send_fds(reply, [b"disk"], [mount])
-      os.close(mount)
+      try:
+        socket.send_fds(reply, [b"disk"], [mount])
+      finally:  # who asked may be gone, and a mount that stays open keeps its memory
+        os.close(mount)
 
 
 def _bound(place: str, size: int, files: int, *, uid: int | None, again: bool) -> None:

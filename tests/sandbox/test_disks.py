@@ -161,6 +161,23 @@ def test_memory_of_a_disk_is_free_when_its_box_is_closed() -> None:
   with_box(body)
 
 
+def test_keeper_holds_nothing_for_those_who_are_gone() -> None:
+  async def body(sandbox: ProcessSandbox, box: ProcessBox) -> None:
+    assert sandbox._zygote is not None
+    keeper = children(sandbox._zygote._process.pid)[0]
+    await box.upload("x", b"1")
+    before = len(os.listdir(f"/proc/{keeper}/fd"))
+    for _ in range(50):
+      os.kill(keeper, signal.SIGSTOP)
+      os.close(box._files.begin(LIMITS, {}))
+      os.kill(keeper, signal.SIGCONT)
+    assert await box.download("x") == b"1"
+    await printed(box, "1")
+    assert len(os.listdir(f"/proc/{keeper}/fd")) <= before
+
+  with_box(body)
+
+
 def test_killed_keeper_is_an_infrastructure_error_until_it_is_replaced() -> None:
   async def body(sandbox: ProcessSandbox, box: ProcessBox) -> None:
     assert sandbox._zygote is not None
