@@ -120,20 +120,48 @@ def pack(root: str, max_bytes: int) -> bytes:
 
 
 def unpack(root: str, archive: bytes, owner: int | None) -> None:
-  """Inverse of ``pack`` into an empty ``root``.
+  """Inverse of ``pack`` into an empty ``root``; links may lead anywhere, none is followed.
 
   Raises:
     BoxContentError: an entry would leave ``root``, or cannot be made.
+    SandboxError: ``root`` cannot be opened.
   """
   try:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-      tar.extractall(root, filter="data")
-  except (tarfile.TarError, OSError) as error:
+      for entry in tar:
+        if entry.name in (".", ""):
+          continue
+        *parents, name = _parts_of_entry(entry.name)
+        with _opened(root, entry.name, parents, create=True, owner=owner) as parent:
+          _make(tar, entry, name, parent)
+          if owner is not None:
+            os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=False)
+  except (tarfile.TarError, OSError, ValueError) as error:
     raise _error(error, f"not a usable sandbox snapshot: {describe(error)}") from error
-  if owner is not None:
-    for directory, directories, files in os.walk(root):
-      for name in (*directories, *files):
-        os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
+
+
+def _parts_of_entry(name: str) -> list[str]:
+  try:
+    return checked_parts(name)
+  except SandboxError as error:
+    raise BoxContentError(f"not a usable sandbox snapshot: {error}") from error
+
+
+def _make(tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, parent: int) -> None:
+  """Makes an entry in a directory. Raises TarError for one of a kind that ``pack`` leaves out."""
+  if entry.isdir():
+    with contextlib.suppress(FileExistsError):  # a parent of an earlier one
+      os.mkdir(name, 0o700, dir_fd=parent)
+  elif entry.issym():
+    os.symlink(entry.linkname, name, dir_fd=parent)
+  elif entry.isreg() and (content := tar.extractfile(entry)) is not None:
+    mode = 0o700 if entry.mode & 0o111 else 0o600
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(name, flags, mode, dir_fd=parent), "wb") as file:
+      file.write(content.read())
+    os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+  else:
+    raise tarfile.TarError(f"{entry.name!r} is no regular file, directory or symbolic link")
 
 
 def wipe(root: str) -> None:

@@ -46,6 +46,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, os.O_CLOEXEC, 4
 
 # What a run may read or open anywhere; not every system has every path.
 READABLE = (
@@ -246,20 +247,52 @@ def build_view(root: str, readable: Iterable[str], devices: Iterable[str]) -> No
   _mount("none", root, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 
-def enter_view(root: str, directory: str) -> None:
+def enter_view(root: str, directory: str | int) -> None:
   """Makes ``root`` this process's file system, with ``directory`` at ``BOX``, and goes there.
 
   For good once capabilities are dropped. Needs a mount namespace in which no other program's
   directory is there, see ``empty_view``. No descriptor of a directory may be open.
+
+  Args:
+    root: see ``build_view``.
+    directory: a path, or the descriptor of a ``copied_mount``, which is closed.
   """
-  _mount(directory, root + BOX, None, _MS_BIND)
+  if isinstance(directory, int):
+    _syscall(
+        _NUMBERS["move_mount"][0], directory, b"", _AT_FDCWD, os.fsencode(root + BOX),
+        _MOVE_MOUNT_F_EMPTY_PATH,
+    )  # fmt: skip
+    os.close(directory)
+  else:
+    _mount(directory, root + BOX, None, _MS_BIND)
   os.chroot(root)
   os.chdir(BOX)
 
 
 def empty_view(root: str) -> None:
   """Takes the directory at ``BOX`` away again, where ``enter_view`` got as far as that."""
-  _libc.umount2(os.fsencode(root + BOX), _MNT_DETACH)
+  unmount(root + BOX)
+
+
+def mount_memory(path: str, options: str) -> None:
+  """Covers a directory by an empty file system in memory, with tmpfs(5)'s ``options``."""
+  _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def bound_memory(path: str, options: str) -> None:
+  """Gives a ``mount_memory`` other bounds; OSError where it holds more already."""
+  _mount("none", path, None, _MS_REMOUNT | _MS_NOSUID | _MS_NODEV, options)
+
+
+def copied_mount(path: str) -> int:
+  """A descriptor of what is mounted at ``path``, for ``enter_view`` in any namespace. Linux 5.2."""
+  flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
+  return _syscall(_NUMBERS["open_tree"][0], _AT_FDCWD, os.fsencode(path), flags)
+
+
+def unmount(path: str) -> None:
+  """Takes away what is mounted at ``path``, if anything is; who holds it open may go on."""
+  _libc.umount2(os.fsencode(path), _MNT_DETACH)
 
 
 def _set_read_only(path: str, flags: int, *, value: bool) -> None:

@@ -23,11 +23,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agentjax.config import Config, FilePath, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.disks import Disk
 from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
@@ -71,6 +72,13 @@ class ProcessSandboxConfig(Config):
     require: protections without which the sandbox refuses to start.
     allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
       code may then read or change the machine's files, or reach its processes or network.
+    disk: "memory" gives each box a file system of its own in memory, where the machine grants that:
+      it can hold ``limits.disk_bytes`` and ``limits.files`` beyond what it was given, never more.
+      It takes the machine's memory, for all boxes that are open, and only as much as they hold.
+      "directory" puts files on the disk and ends a run that is seen to hold more.
+    cgroup: a folder of the group file system (cgroup v2), delegated to this user with the
+      controllers memory and pids, in which nothing else lives; each run then has a group below it
+      that bounds its memory of every kind. None: processes are measured. See docs/security.md.
     directory: where work directories are made; None is the system's temporary directory.
   """
 
@@ -80,6 +88,8 @@ class ProcessSandboxConfig(Config):
   packages: tuple[str, ...] = ()
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
+  disk: Literal["memory", "directory"] = "memory"
+  cgroup: FilePath | None = None
   directory: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
@@ -112,16 +122,21 @@ class ProcessSandbox:
     """What was probed to hold; empty before the start."""
     return self._zygote.protections if self._zygote is not None else frozenset()
 
+  @property
+  def mechanisms(self) -> tuple[str, ...]:
+    """By what, on this machine; empty before the start."""
+    return tuple(self._zygote.mechanisms) if self._zygote is not None else ()
+
   async def start(self) -> frozenset[Protection]:
     return (await self._ready()).protections
 
   async def create(self, snapshot: bytes | None = None) -> ProcessBox:
     zygote = await self._ready()
-    box = ProcessBox(self, zygote)
+    box = ProcessBox(self, zygote, len(snapshot or b""))
     self._boxes.add(box)
     if snapshot is not None:
       try:
-        await asyncio.to_thread(sandbox_files.unpack, box.directory, snapshot, box.uid)
+        await asyncio.to_thread(box._unpack, snapshot)
       except BaseException:
         await box.close()
         raise
@@ -172,12 +187,17 @@ class ProcessSandbox:
 class ProcessBox:
   """A work directory and its runs; made by ``ProcessSandbox.create``. See the Box protocol."""
 
-  def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote):
+  def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote, snapshot_bytes: int):
     self._sandbox = sandbox
     self.uid = zygote.spare_uid()
-    self.directory = tempfile.mkdtemp(prefix="box-", dir=zygote.directory)
-    if self.uid is not None:
-      os.chown(self.directory, self.uid, self.uid)
+    self._files: Disk | _Folder
+    if (disks := zygote.disks) is not None:
+      limits = sandbox.config.limits
+      # A file of one byte takes two blocks of 512 in a snapshot, and 4096 of memory.
+      room = limits.disk_bytes + 4 * snapshot_bytes, limits.files + snapshot_bytes // 512
+      self._files = Disk(disks, self.uid, room)
+    else:
+      self._files = _Folder(zygote.directory, self.uid)
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
     self._session: ProcessSession | None = None
@@ -199,9 +219,7 @@ class ProcessBox:
         raise SandboxError("a session is open in this box; close it, or run its cells")
       if (full := await self._wait_for_turn(held)) is not None:
         return full
-      for path, content in (files or {}).items():
-        await asyncio.to_thread(sandbox_files.write_file, self._root(), path, content, self.uid)
-      watcher = await self._new_run(as_request(program), limits, stdin)
+      watcher = await self._new_run(as_request(program), limits, stdin, files or {})
       if watcher is None:
         return infra_error("the sandbox's interpreter is gone")
       return (await self._converse(watcher, b"", limits)).result
@@ -217,19 +235,19 @@ class ProcessBox:
   async def upload(self, path: str, content: bytes) -> None:
     async with self._busy:
       self._check_open()
-      await asyncio.to_thread(sandbox_files.write_file, self._root(), path, content, self.uid)
+      await asyncio.to_thread(self._write, {path: content})
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     async with self._busy:
       self._check_open()
-      return await asyncio.to_thread(sandbox_files.read_file, self._root(), path, max_bytes)
+      return await asyncio.to_thread(lambda: sandbox_files.read_file(self._root(), path, max_bytes))
 
   async def snapshot(self) -> bytes:
     async with self._busy:
       self._check_open()
       if self._session is not None:
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
-      return await asyncio.to_thread(sandbox_files.pack, self._root(), _SNAPSHOT_BYTES)
+      return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
 
   async def close(self) -> None:
     if self._closed:
@@ -240,19 +258,26 @@ class ProcessBox:
       if self._session is not None:
         await self._session._end()
       self._sandbox._boxes.discard(self)
-      try:
-        os.rmdir(self.directory)  # most are empty
-      except OSError:
-        await asyncio.to_thread(sandbox_files.wipe, self.directory)
+      if not self._files.drop():
+        await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
   def _check_open(self) -> None:
     if self._closed:
       raise SandboxError("this box is closed; open another with Sandbox.create()")
 
   def _root(self) -> str:
-    """The directory, open to us again whatever mode a program of our own user gave it."""
-    os.chmod(self.directory, 0o700)
-    return self.directory
+    """A path to the files. Raises SandboxError: they are gone with the interpreter."""
+    try:
+      return self._files.root()
+    except OSError as error:
+      raise SandboxError(f"the box's files cannot be reached: {error}") from error
+
+  def _write(self, files: Mapping[str, bytes]) -> None:
+    for path, content in files.items():
+      sandbox_files.write_file(self._root(), path, content, self.uid)
+
+  def _unpack(self, snapshot: bytes) -> None:
+    sandbox_files.unpack(self._root(), snapshot, self.uid)
 
   def _stop(self) -> None:
     """Ends what runs now, without waiting for its end."""
@@ -268,20 +293,35 @@ class ProcessBox:
     return None
 
   async def _new_run(
-    self, program: dict[str, Any], limits: SandboxLimits, stdin: bytes = b""
+    self,
+    program: dict[str, Any],
+    limits: SandboxLimits,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
   ) -> socket.socket | None:
     """The socket to a watcher that was given the run; None when there is none to be had."""
     zygote = await self._sandbox._ready()
+    files = files or {}
     bounds = limits.to_dict()
     request = {
       "program": program,
       "limits": bounds,
-      "directory": self.directory,
+      "directory": self._files.path,
       "uid": self.uid,
       "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
     }
     order = {"session": program["kind"] == "session", "limits": bounds}
-    return zygote.new_run(order, self._root(), json.dumps(request).encode(), stdin)
+    try:
+      directory = self._files.begin(limits, files)
+    except OSError as error:
+      self._zygote.hung_up |= isinstance(error, ConnectionError)
+      return None
+    try:
+      if files:
+        await asyncio.to_thread(self._write, files)
+      return zygote.new_run(order, directory, json.dumps(request).encode(), stdin)
+    finally:
+      os.close(directory)
 
   async def _converse(
     self, connection: socket.socket, cell: bytes, limits: SandboxLimits
@@ -304,6 +344,32 @@ class ProcessBox:
         await _hang_up(connection)
       elif not keep:
         connection.close()
+
+
+class _Folder:
+  """A box's files in a directory of this machine. The same methods as ``Disk``."""
+
+  def __init__(self, parent: str, uid: int | None):
+    self.path = tempfile.mkdtemp(prefix="box-", dir=parent)
+    if uid is not None:
+      os.chown(self.path, uid, uid)
+
+  def root(self) -> str:
+    """The directory, open to us again whatever mode a program of our own user gave it."""
+    os.chmod(self.path, 0o700)
+    return self.path
+
+  def begin(self, limits: SandboxLimits, files: Mapping[str, bytes]) -> int:
+    """A descriptor by which a run's watcher measures the files."""
+    return os.open(self.root(), os.O_PATH | os.O_DIRECTORY)
+
+  def drop(self) -> bool:
+    """Removes it if it is empty; whether nothing is left."""
+    try:
+      os.rmdir(self.path)
+    except OSError:
+      return False
+    return True
 
 
 class ProcessSession:
@@ -385,16 +451,22 @@ class _Zygote:
         f"ProcessSandbox needs Linux, this is {sys.platform}; run in a Linux container, or use "
         "tools that need no sandbox"
       )
+    group = None if config.cgroup is None else _opened_group(config.cgroup)
     self.directory = tempfile.mkdtemp(prefix="agentjax-sandbox-", dir=config.directory)
     os.chmod(self.directory, 0o711)
     self._wiped = weakref.finalize(self, _wipe_quietly, self.directory)
     self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    self._requests, keeper = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     interpreter = getattr(sys, "_base_executable", None) or sys.executable
     # Not all of sys.path: it may name the project, whose files hold tasks and their answers.
     packages_path = site.getsitepackages() if config.packages else []
     packages_path = [p for p in packages_path if os.path.isdir(p)]
+    passed = [keeper.fileno()] if config.disk == "memory" else []
+    passed += [] if group is None else [group]
     settings = {
       "directory": self.directory,
+      "disks": keeper.fileno() if config.disk == "memory" else None,
+      "group": group,
       "readable": sorted({sys.base_prefix, os.path.dirname(os.__file__), *packages_path}),
       "packages": config.packages,
       "spare": config.concurrency,
@@ -408,53 +480,62 @@ class _Zygote:
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
           cwd="/", env=_environment(interpreter), start_new_session=True,
+          pass_fds=passed,
       )  # fmt: skip
     except OSError as error:
       raise SandboxError(f"cannot start the interpreter {interpreter}: {error}") from error
     finally:
       theirs.close()
+      keeper.close()
+      if group is not None:
+        os.close(group)
     hello = self._hello()
+    self._requests.settimeout(_GRACE_SECONDS)
+    self.disks = self._requests if hello["own_disks"] else None  # to their keeper
     self.protections = frozenset(Protection(name) for name in hello["protections"])
     self.mechanisms: list[str] = hello["mechanisms"]
     self._first_uid, self._uids = hello["uids"]
     self.tasks_of_user = _tasks_of_user() + 256  # the trainer may start more threads later
+    self.hung_up = False  # it closed a socket: it is about to end
 
   @property
   def alive(self) -> bool:
-    return self._process.poll() is None
+    return self._process.poll() is None and not self.hung_up
 
   def spare_uid(self) -> int | None:
     """A user id for one box, or None where programs keep ours."""
     return self._first_uid + secrets.randbelow(self._uids) if self._uids else None
 
   def new_run(
-    self, order: dict[str, Any], directory: str, request: bytes, stdin: bytes
+    self, order: dict[str, Any], directory: int, request: bytes, stdin: bytes
   ) -> socket.socket | None:
     """Hands a run to a watcher; returns the socket to it, or None when the interpreter is gone.
 
-    The watcher reads the ``order`` alone: request and stdin are files that it passes on.
+    The watcher reads the ``order`` alone: request and stdin are files that it passes on, as is
+    ``directory``, from ``begin``.
     """
     ours, theirs = socket.socketpair()
-    fds = [theirs.fileno()]
+    fds = [theirs.fileno(), directory]
     try:
-      fds.append(os.open(directory, os.O_PATH | os.O_DIRECTORY))
       fds.append(_sealed(request))
       if stdin:
         fds.append(_sealed(stdin))
       socket.send_fds(self._control, [json.dumps(order).encode()], fds)
-    except OSError:
+    except OSError as error:
+      self.hung_up |= isinstance(error, ConnectionError)
       ours.close()
       return None
     finally:
       theirs.close()
-      for fd in fds[1:]:
+      for fd in fds[2:]:
         os.close(fd)
     ours.setblocking(False)
     return ours
 
   def release(self) -> None:
-    """Lets go of the control socket, at which the interpreter and its watchers end."""
+    """Lets go of the sockets, at which the interpreter, its watchers and the keeper end."""
     self._control.close()
+    self._requests.close()
 
   def end(self) -> None:
     self.release()
@@ -478,6 +559,17 @@ class _Zygote:
       self.end()
       raise SandboxError(f"the sandbox's interpreter did not start: {hello['error']}")
     return hello
+
+
+def _opened_group(path: str) -> int:
+  """A descriptor of the folder of groups; its mount may be written to, unlike the interpreter's."""
+  try:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  except OSError as error:
+    raise SandboxError(
+      f"sandbox.embedded.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
+      "/sys/fs/cgroup that is delegated to this user, or None"
+    ) from error
 
 
 def _sealed(content: bytes) -> int:

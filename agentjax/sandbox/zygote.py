@@ -7,6 +7,7 @@ the program's process alone reads. The host closing that socket ends the run: no
 caller.
 
     host ── control ──► zygote ── fork ──► watcher ── fork ──► program
+                               └── fork ──► keeper (``disks``)
 
 Where the machine grants it, the watcher is pid 1 of a namespace of its own: with it all dies. There
 a process has two ids: the namespace's, which fork, wait and kill use, and the machine's, by which
@@ -37,7 +38,7 @@ import traceback
 import typing
 from typing import Any
 
-from agentjax.sandbox import jail, measure, programs
+from agentjax.sandbox import disks, groups, jail, measure, programs
 
 # What snippets import most; loaded once here, so that a run finds them ready.
 _COMMON = (
@@ -51,6 +52,7 @@ _REST_SECONDS = 2.0  # for a session to come to rest after a cell
 _LEAVE_SECONDS = 4.0  # for the watchers to end after the host has gone, then for what is killed
 _HOST_SECONDS = 600.0  # for a host that is there to send what it began or to take an answer
 _RUNS_OF_WATCHER = 256  # that one may serve, so that nothing piles up in it
+_BRIEF_SECONDS = 0.1  # of a run after which its watcher may serve another
 _PROGRAM_PID = 2  # in a namespace of its own, whose pid 1 is the watcher
 
 
@@ -59,6 +61,7 @@ class Walls:
 
   def __init__(self, settings: dict[str, Any]):
     self.readable = [*jail.READABLE, *settings["readable"]]
+    self.groups = None if settings["group"] is None else groups.Groups(settings["group"])
     inner = jail.CLONE_NEWNET | jail.CLONE_NEWIPC | jail.CLONE_NEWUTS | jail.CLONE_NEWNS
     self.privileged = jail.holds(lambda: _enter_as_root(inner, settings))
     self.first_uid, self.uids = _spare_uids()
@@ -86,6 +89,11 @@ class Walls:
       self._build_view()
     else:
       self.view = ""
+    self.own_disks = bool(
+      settings["disks"] is not None
+      and self.view
+      and jail.holds(functools.partial(self._try_disk, settings["directory"]))
+    )
     self.seccomp = jail.seccomp_known() and jail.holds(self._try_seccomp)
     release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
     # Before Linux 5.14 a user namespace did not count its processes apart.
@@ -133,6 +141,34 @@ class Walls:
       jail.become(self.first_uid)
     for path in settings["readable"]:
       os.listdir(path)
+
+  def _try_disk(self, directory: str) -> None:
+    """Whether a run would meet the bounds of a disk that the keeper made."""
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keeper = os.fork()
+    if keeper == 0:
+      requests.close()
+      disks.keep(theirs, directory)
+      os._exit(0)
+    theirs.close()
+    disk = disks.Disk(requests, self.first_uid if self.uids else None, (1 << 16, 2))
+    mount = disks.received(disk.ask())
+    pid = self.fork()
+    if pid == 0:
+      jail.unshare(jail.CLONE_NEWNS)
+      jail.enter_view(self.view, mount)
+      if self.uids:
+        jail.become(self.first_uid)
+      with open("full", "wb", buffering=0) as file:
+        written = sum(file.write(bytes(1 << 12)) for _ in range(16))
+        with contextlib.suppress(OSError):
+          written += file.write(b"x")
+      os._exit(0 if written == 1 << 16 else 1)
+    ended = os.waitpid(pid, 0)[1]
+    requests.close()
+    os.waitpid(keeper, 0)
+    if ended:
+      raise OSError
 
   def _try_landlock(self) -> None:
     if jail.landlock_version() == 0:
@@ -184,6 +220,10 @@ class Walls:
       "pid_namespace": self.pid_namespace,
       f"landlock_{self.landlock}": self.landlock,
       "own_file_system": self.view,
+      "disk_in_memory": self.own_disks,
+      "disk_by_looking": not self.own_disks,
+      "memory_group": self.groups,
+      "memory_by_looking": not self.groups,
       "seccomp": self.seccomp,
       "own_uid": self.uids,
     }
@@ -219,7 +259,7 @@ class _Order(typing.NamedTuple):
   is_session: bool
   limits: dict[str, Any]
   connection: socket.socket  # to the host
-  directory: int  # descriptor of the box's
+  directory: int  # descriptor of the box's, or of the socket on which its disk comes
   inputs: list[int]  # descriptors of the request, and of the program's stdin if it has any
 
 
@@ -276,7 +316,7 @@ class Watcher:
       os.close(fd)
     for fd in (out, err, report):
       os.set_blocking(fd, False)
-    return _Run(self._resident, pid, (out, err), report, channel)
+    return _Run(self._walls, self._resident, pid, (out, err), report, channel)
 
 
 class _Ending(typing.NamedTuple):
@@ -292,13 +332,16 @@ class _Run:
 
   def __init__(
     self,
+    walls: Walls,
     resident: int,
     pid: int,
     streams: tuple[int, int],
     report: int,
     channel: socket.socket,
   ):
-    self._resident, self._pid = resident, pid
+    self._walls, self._resident, self._pid = walls, resident, pid
+    self._disk: measure.Disk | None = None
+    self._group: groups.Group | None = None
     self._streams, self._report, self._channel = streams, report, channel
     self._poll = select.poll()
 
@@ -309,11 +352,16 @@ class _Run:
     """Sees it through to the answer; whether this process may serve another."""
     self._limits, self._connection = order.limits, order.connection
     self._connection.settimeout(_HOST_SECONDS)
-    self._disk = measure.Disk(f"/proc/self/fd/{order.directory}", order.limits)
     self._began = time.monotonic()
+    if self._walls.groups:
+      self._group = self._walls.groups.new(self._most_memory(), order.limits["processes"])
+      with contextlib.suppress(ProcessLookupError):  # its report says why it ended
+        self._group.add(self._pid)
+    if not self._walls.own_disks:
+      self._disk = measure.Disk(f"/proc/self/fd/{order.directory}", order.limits)
     with contextlib.suppress(OSError):
       # If the program's process ended during set-up, its report says why.
-      socket.send_fds(self._channel, [b"run"], order.inputs)
+      socket.send_fds(self._channel, [b"run"], [order.directory, *order.inputs])
     for fd in order.inputs:
       os.close(fd)
     ended = -1
@@ -321,15 +369,23 @@ class _Run:
       ended = os.pidfd_open(self._pid)
       self._poll.register(ended, select.POLLIN)
     self._poll.register(self._connection, select.POLLIN | select.POLLRDHUP)
+    clean = False
     if order.is_session:
       self.serve_cells()
-      return False
-    clean = self.serve_program()
+    else:
+      clean = self.serve_program()
+    if self._group:
+      self._group.remove()
     for fd in (*self._streams, self._report, order.directory, ended):
       if fd >= 0:
         os.close(fd)
     self._connection.close()
     return clean
+
+  def _most_memory(self) -> int:
+    """What all of the run may take: its own, the interpreter's copied pages, its disk's pages."""
+    disk = self._limits["disk_bytes"] if self._walls.own_disks else 0
+    return self._limits["memory_bytes"] + self._resident + disk
 
   def serve_program(self) -> bool:
     """Waits for the end, kills what is left, answers; whether nothing of the run is left here."""
@@ -337,7 +393,8 @@ class _Run:
     outputs = self._new_outputs()
     ending = self._watch(outputs, self._limits["wall_seconds"], None)
     reason = self._answer(ending, outputs, *_end_all(self._pid))
-    return reason == "exit" and not self._disk.looked
+    brief = time.monotonic() - self._began < _BRIEF_SECONDS
+    return reason == "exit" and brief and not (self._disk and self._disk.looked)
 
   def serve_cells(self) -> None:
     """Runs cells in one interpreter, a frame for each and one back, until it or the host is gone.
@@ -439,6 +496,8 @@ class _Run:
     for fd, output in outputs.items():
       _drain(fd, output)
     reason, detail = ending.reason, ending.detail
+    if reason == "exit" and self._group and self._group.ran_out():
+      reason, detail = "memory", f"took more than {self._most_memory()} bytes with all it holds"
     notes = _read_all(self._report)
     if notes.startswith(b"error "):
       reason, detail = "setup", notes[6:].decode(errors="replace")
@@ -472,7 +531,9 @@ class _Run:
     """Waits for the first reason to end the run, or the cell where there is a ``cpu_start``."""
     if cpu_start is not None:
       self._poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-    deadline = self._disk.deadline = self._began + wall_seconds
+    deadline = self._began + wall_seconds
+    if self._disk:
+      self._disk.deadline = deadline
     look = self._began + _TICK
     most = self._limits["output_kill_bytes"]
     while True:
@@ -515,7 +576,7 @@ class _Run:
       return _Ending("processes", f"runs more than {limits['processes']} processes and threads")
     if cpu_start is not None and measure.cpu_seconds(family) - cpu_start > limits["cpu_seconds"]:
       return _Ending("cpu")
-    if (detail := self._disk.too_much(family)) is not None:
+    if self._disk and (detail := self._disk.too_much(family)) is not None:
       return _Ending("disk", detail)
     return None
 
@@ -541,16 +602,29 @@ class _Program:
       # What any program does is done here while there is time, so that its pages are copied before.
       rehearsal = {"source": "[str(i) for i in range(2)]", "seed": 0}
       programs.run_source(rehearsal, "<tool>", {}, show_last=False)
-      self._become_ready(*_inputs(self._channel))
+      self._become_ready(*self._inputs())
     except BaseException as error:
       self._note(f"error {type(error).__name__}: {error}")
       os._exit(127)
     programs.run_program(self._request, self._report, self._channel, namespace)
 
-  def _become_ready(self, request: dict[str, Any], stdin: int) -> None:
-    self._request = request
+  def _inputs(self) -> tuple[int, int, int]:
+    """Descriptors of the directory, the request and what the program reads."""
+    _, fds, _, _ = socket.recv_fds(self._channel, 16, 3)
+    if not fds:
+      raise EOFError
+    return fds[0], fds[1], fds[2] if len(fds) > 2 else os.open(os.devnull, os.O_RDONLY)
+
+  def _become_ready(self, directory: int, request: int, stdin: int) -> None:
+    with open(request, "rb") as file:
+      self._request = json.load(file)
     os.dup2(stdin, 0)
     os.close(stdin)
+    self._mount = None
+    if self._walls.own_disks:
+      self._mount = disks.received(socket.socket(fileno=directory))
+    else:
+      os.close(directory)
     self._raise_walls()
 
   def _raise_walls(self) -> None:
@@ -573,7 +647,7 @@ class _Program:
       cpu_seconds=None if request["program"]["kind"] == "session" else limits["cpu_seconds"],
     )
     if walls.view:
-      jail.enter_view(walls.view, request["directory"])
+      jail.enter_view(walls.view, request["directory"] if self._mount is None else self._mount)
       request["directory"] = jail.BOX
     else:
       os.chdir(request["directory"])
@@ -611,16 +685,6 @@ def _next_order(control: socket.socket) -> _Order | None:
   return _Order(
     order["session"], order["limits"], socket.socket(fileno=connection), directory, inputs
   )
-
-
-def _inputs(channel: socket.socket) -> tuple[dict[str, Any], int]:
-  """The request, and a descriptor of what the program reads."""
-  _, fds, _, _ = socket.recv_fds(channel, 16, 2)
-  if not fds:
-    raise EOFError
-  with open(fds[0], "rb") as file:
-    request = json.load(file)
-  return request, fds[1] if len(fds) > 1 else os.open(os.devnull, os.O_RDONLY)
 
 
 def _end_all(pid: int) -> tuple[int, float]:
@@ -692,6 +756,7 @@ def main(settings: dict[str, Any]) -> None:
   control = socket.socket(fileno=0)
   try:
     walls = Walls(settings)
+    keeper = _fork_keeper(walls, settings)
     sys.path.extend(settings["packages_path"])
     tempfile.tempdir = settings["directory"]  # some packages cannot be loaded without one
     for name in (*_COMMON, *settings["packages"]):
@@ -712,6 +777,7 @@ def main(settings: dict[str, Any]) -> None:
       "protections": walls.protections(),
       "mechanisms": walls.mechanisms(),
       "uids": [walls.first_uid, walls.uids],
+      "own_disks": walls.own_disks,
     }
   except BaseException:
     control.sendall(json.dumps({"error": traceback.format_exc()}).encode())
@@ -722,7 +788,8 @@ def main(settings: dict[str, Any]) -> None:
   gc.collect()
   gc.freeze()  # the collector would touch, and so copy, many pages in each fork
   gc.disable()
-  _keep_watchers(control, Watcher(walls, (space, resident), namespace), settings["spare"])
+  watcher = Watcher(walls, (space, resident), namespace)
+  _keep_watchers(control, watcher, settings["spare"], keeper)
 
 
 def _prepare_python() -> dict[str, Any]:
@@ -740,11 +807,35 @@ def _prepare_python() -> dict[str, Any]:
   return namespace
 
 
-_watchers: set[int] = set()  # children of this process that it forked itself
+_own: set[int] = set()  # children of this process that it forked itself
 
 
-def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> None:
-  """Keeps ``wanted`` watchers standing by until the host closes ``control`` and all have ended."""
+def _fork_keeper(walls: Walls, settings: dict[str, Any]) -> int | None:
+  """The process that makes the boxes' disks, where they have any; this one cannot reach it."""
+  if settings["disks"] is None:
+    return None
+  pid = os.fork() if walls.own_disks else None
+  if pid == 0:
+    try:
+      jail.die_with_parent(signal.SIGKILL)
+      jail.be_readable(value=False)
+      os.close(0)  # the watchers' socket
+      disks.keep(socket.socket(fileno=settings["disks"]), settings["directory"])
+    finally:
+      os._exit(0)
+  os.close(settings["disks"])
+  if pid is not None:
+    _own.add(pid)
+  return pid
+
+
+def _keep_watchers(
+  control: socket.socket, watcher: Watcher, wanted: int, keeper: int | None
+) -> None:
+  """Keeps ``wanted`` watchers standing by until the host closes ``control`` and all have ended.
+
+  Also ends when the ``keeper`` has: the host then starts this interpreter again.
+  """
   jail.adopt_orphans()
   news, news_write = os.pipe()
   os.set_blocking(news, False)
@@ -771,6 +862,8 @@ def _keep_watchers(control: socket.socket, watcher: Watcher, wanted: int) -> Non
     if ended := set(_reap_watchers()):
       every = {number: pid for number, pid in every.items() if pid not in ended}
     spare &= every.keys()
+    if keeper in ended:
+      break
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
   deadline = time.monotonic() + _LEAVE_SECONDS
   while measure.children("self") and time.monotonic() < deadline + _LEAVE_SECONDS:
@@ -787,9 +880,9 @@ def _reap_watchers() -> list[int]:
   with contextlib.suppress(ChildProcessError):
     while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
       ended.append(child[0])
-      _watchers.discard(child[0])
+      _own.discard(child[0])
       if os.WIFSIGNALED(child[1]):
-        for orphan in set(measure.children("self")) - _watchers:
+        for orphan in set(measure.children("self")) - _own:
           for victim in (orphan, *measure.descendants(orphan)):
             measure.kill(victim)
   return ended
@@ -798,7 +891,7 @@ def _reap_watchers() -> list[int]:
 def _fork_watcher(control: socket.socket, watcher: Watcher, news: int, number: int) -> int:
   pid = watcher.fork()
   if pid:
-    _watchers.add(pid)
+    _own.add(pid)
     return pid
   code = 1
   try:

@@ -42,7 +42,7 @@ class PythonToolConfig(Config):
     max_characters: characters of output the policy sees, half from the head and half from the tail.
     stateful: keep one interpreter an episode, as a notebook does; else each call starts afresh.
     max_sessions: interpreters kept at once where stateful; give at least as many as episodes run at
-      once. Each may hold ``sandbox.limits.memory_bytes``.
+      once. Each may hold ``sandbox.limits.memory_bytes``, and ``disk_bytes`` of files in memory.
     idle_seconds: an interpreter unused for this long may be closed.
   """
 

@@ -76,7 +76,8 @@ class WorkspaceConfig(Config):
     store: folder of saved trees, where all of them stay; None is a temporary one that holds only
       what an episode can still go back to, gone when the tools are closed.
     max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
-      opened again at their next call.
+      opened again at their next call. Each takes memory for its files, where the sandbox's
+      ``disk`` is "memory".
     max_bytes: disk space of one workspace; a shell command that leaves more sets it back.
     max_files: files and folders of one workspace, likewise.
   """

@@ -77,8 +77,13 @@ async def serve(config: ProcessSandboxConfig) -> None:
   except SandboxError as error:
     print(json.dumps({"error": str(error)}), flush=True)
     return
-  directory = (await _directory(sandbox)) if protections else ""
-  print(json.dumps({"protections": protections, "directory": directory}), flush=True)
+  assert sandbox._zygote is not None
+  hello = {
+    "protections": protections,
+    "mechanisms": sandbox.mechanisms,
+    "directory": sandbox._zygote.directory,
+  }
+  print(json.dumps(hello), flush=True)
   notebook = Notebook(sandbox)
   loop = asyncio.get_running_loop()
   while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -122,12 +127,6 @@ async def _run(
   program = Command(tuple(request["argv"])) if "argv" in request else PythonCell(request["code"])
   stdin = request.get("stdin", "").encode()
   return await run_once(sandbox, program, stdin=stdin, limits=limits)
-
-
-async def _directory(sandbox: ProcessSandbox) -> str:
-  box = await sandbox.create()
-  await box.close()
-  return os.path.dirname(box.directory)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ class Machine:
   def is_root(self) -> bool:
     return os.geteuid() == 0 and not self.name.startswith("user")
 
-  def grants(self, protection: str) -> bool:
-    return protection in self.hello["protections"]
+  def grants(self, name: str) -> bool:
+    """Whether this protection holds, or this mechanism of one."""
+    return name in (*self.hello["protections"], *self.hello["mechanisms"])
 
   def run(self, code: str, **limits: Any) -> dict[str, Any]:
     return self.ask({"runs": [{"code": code, "limits": limits}]})[0]

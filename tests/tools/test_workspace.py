@@ -274,12 +274,5 @@ def test_impossible_settings_are_refused_by_name(tmp_path: pathlib.Path) -> None
       dataclasses.replace(WorkspaceConfig(), **change).validate("workspace")
 
 
-def _boxes(workspaces: Workspaces) -> list[str]:
-  """The folders of open boxes; "view" is where they are mounted."""
-  return [name for name in os.listdir(_home(workspaces)) if name != "view"]
-
-
-def _home(workspaces: Workspaces) -> str:
-  """The folder that holds the boxes."""
-  zygote = workspaces._sandbox._zygote  # type: ignore[attr-defined]
-  return zygote.directory
+def _boxes(workspaces: Workspaces) -> list[object]:
+  return list(workspaces._sandbox._boxes)  # type: ignore[attr-defined]

@@ -53,7 +53,8 @@ class Attack:
     expected: statuses that a contained run may end with.
     prints: what its output must contain.
     limits: fields of SandboxLimits that differ from ``QUICK``.
-    needs: the protection without which the machine does not promise to contain it.
+    needs: the protection, or mechanism of one, without which the machine does not promise to
+      contain it.
     after: a program run next, in a box of its own; ``prints`` and ``expected`` are about this one.
     beside: a program run at the same time, in a box of its own.
   """
@@ -67,6 +68,19 @@ class Attack:
   needs: str | None = None
   after: str = ""
   beside: str = ""
+
+
+def _measured(disk_bytes: int, files: int = 10_000) -> str:
+  """Program text by which the process ``first`` tells what all files take, while others write."""
+  return f"""
+if os.getpid() == first:
+  disk = os.statvfs(".")
+  made = disk.f_files - disk.f_ffree - 1
+  held = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+  most = max(disk.f_blocks * disk.f_frsize, held)
+  if most > {disk_bytes} or max(made, disk.f_files - 1) > {files}: print("REACHED", most, made)
+  print("measured", held, made)
+"""
 
 
 QUICK = {"wall_seconds": 4.0, "memory_bytes": 2**27}
@@ -187,7 +201,7 @@ attempt("mq_open", lambda: call(240 if X86 else 180, b"MARKER", 0o102, 0o600, No
     "many files",
     "disk space by many files",
     "for i in range(10**6): open(str(i), 'wb').write(bytes(2**20))",
-    expected=("killed",),
+    expected=("killed", "error"),
     limits={"disk_bytes": 2**24},
   ),
   Attack(
@@ -195,7 +209,7 @@ attempt("mq_open", lambda: call(240 if X86 else 180, b"MARKER", 0o102, 0o600, No
     "disk space by files without a name",
     "held = []\nfor i in range(100):\n  held.append(open('f', 'wb'))\n  os.unlink('f')\n"
     "  held[-1].write(bytes(2**20))\n  held[-1].flush()\ntime.sleep(9)",
-    expected=("killed",),
+    expected=("killed", "error"),
     limits={"disk_bytes": 2**24},
   ),
   Attack(
@@ -208,14 +222,14 @@ attempt("mq_open", lambda: call(240 if X86 else 180, b"MARKER", 0o102, 0o600, No
     "inode flood",
     "the file system's inodes",
     "for i in range(10**7): os.close(os.open(str(i), os.O_CREAT))",
-    expected=("killed",),
+    expected=("killed", "error"),
     limits={"files": 500},
   ),
   Attack(
     "deep directories",
     "the walk that measures and the one that wipes",
     "while True:\n  os.mkdir('d')\n  os.chdir('d')",
-    expected=("killed", "timeout"),
+    expected=("killed", "timeout", "error"),
     limits={"files": 5000, "wall_seconds": 1.0},
   ),
   Attack(
@@ -423,7 +437,7 @@ for i in range(64):
 time.sleep(1.5)
 print("REACHED")
 """,
-    expected=("killed",),
+    expected=("killed", "error"),
     limits={"disk_bytes": 2**24, "file_bytes": 2**21},
   ),
   Attack(
@@ -471,7 +485,7 @@ if child == 0:
   libc.syscall(60 if X86 else 93, 0)
 time.sleep(3)
 """,
-    expected=("killed",),
+    expected=("killed", "ok"),
     limits={"disk_bytes": 2**24},
   ),
   Attack(
@@ -487,6 +501,69 @@ print("REACHED")
 """,
     expected=("killed", "error"),
     limits={"disk_bytes": 2**24},
+  ),
+  # -- disks that are bounded by the kernel: nothing is over the bound at any time
+  Attack(
+    "many writers",
+    "disk space, by 16 processes that write as fast as they can until they are ended",
+    f"""
+first = os.getpid()
+for i in range(15):
+  if os.fork() == 0: break
+held, end = [], time.time() + 1.5
+while time.time() < end:
+  try:
+    name = f"{{os.getpid()}}-{{len(held)}}"
+    held.append(os.open(name, os.O_RDWR | os.O_CREAT))
+    if len(held) % 2: os.unlink(name)
+    for _ in range(8): os.write(held[-1], bytes(2**20))
+  except OSError: held and os.close(held.pop(0))
+{_measured(2**25)}""",
+    limits={"disk_bytes": 2**25, "file_bytes": 2**23, "memory_bytes": 2**28},
+    prints="measured",
+    needs="disk_in_memory",
+  ),
+  Attack(
+    "sparse and mapped files",
+    "disk space, by pages of holes that many processes map and write to",
+    f"""
+first = os.getpid()
+import mmap
+for i in range(12):
+  if os.fork() == 0:
+    for n in range(4):
+      with open(f"{{i}}-{{n}}", "wb+") as file:
+        file.truncate(2**22)
+        os.unlink(file.name)
+        pages = mmap.mmap(file.fileno(), 2**22)
+      for at in range(0, 2**22, 4096): pages[at] = 1
+    time.sleep(9)
+time.sleep(1.5)
+{_measured(2**24)}""",
+    limits={"disk_bytes": 2**24, "file_bytes": 2**22, "memory_bytes": 2**28},
+    prints="measured",
+    needs="disk_in_memory",
+  ),
+  Attack(
+    "inode flood of many",
+    "inodes, by many processes: files, directories, links of both kinds, files without a name",
+    f"""
+first = os.getpid()
+for i in range(7):
+  if os.fork() == 0: break
+open("first", "a").close()
+made, held, end = [], [], time.time() + 1.0
+makers = [lambda n: os.mkdir(n), lambda n: os.symlink("x", n), lambda n: os.link("first", n),
+          lambda n: held.append(os.open(n, os.O_CREAT)),
+          lambda n: held.append(os.open(".", os.O_TMPFILE | os.O_RDWR))]
+for number in range(10**6):
+  try: makers[number % 5](f"{{os.getpid()}}-{{number}}")
+  except OSError: pass
+  if time.time() > end: break
+{_measured(2**28, 500)}""",
+    limits={"files": 500},
+    prints="measured",
+    needs="disk_in_memory",
   ),
   Attack(
     "space in attributes",

@@ -17,12 +17,12 @@ _BY_NAME = {attack.name: attack for attack in ATTACKS}
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[str, tuple[World, dict[str, Any]]]]:
-  """World and its census before any attack, by machine; started when first asked for.
+def worlds() -> Iterator[dict[tuple[str, str], tuple[World, dict[str, Any]]]]:
+  """World and its census before any attack, by machine and disk; started when first asked for.
 
   In the end each machine must be as it was before the attacks.
   """
-  started: dict[str, tuple[World, dict[str, Any]]] = {}
+  started: dict[tuple[str, str], tuple[World, dict[str, Any]]] = {}
   yield started
   try:
     for world, before in started.values():
@@ -34,18 +34,20 @@ def worlds() -> Iterator[dict[str, tuple[World, dict[str, Any]]]]:
       world.machine.close()
 
 
-def _world(worlds: Any, name: str) -> World:
-  if name not in worlds:
+def _world(worlds: Any, name: str, disk: str = "memory") -> World:
+  if (name, disk) not in worlds:
     try:
-      world = World(Machine(name))
+      world = World(Machine(name, {"disk": disk}))
     except NoMachine as reason:
       pytest.skip(str(reason))
-    worlds[name] = world, world.census()
-  return worlds[name][0]
+    worlds[name, disk] = world, world.census()
+  return worlds[name, disk][0]
 
 
-def _carry_out(worlds: Any, machine: str, attack: Attack, *, as_cells: bool = False) -> None:
-  world = _world(worlds, machine)
+def _carry_out(
+  worlds: Any, machine: str, attack: Attack, *, as_cells: bool = False, disk: str = "memory"
+) -> None:
+  world = _world(worlds, machine, disk)
   if attack.needs and not world.machine.grants(attack.needs):
     pytest.skip(f"machine {machine} does not promise {attack.needs}, and says so")
   assert world.carry_out(attack, as_cells=as_cells) == []
@@ -80,6 +82,18 @@ def test_every_attack_is_contained_by_weaker_walls(worlds: Any, name: str, machi
 @pytest.mark.parametrize("name", _BY_NAME)
 def test_attack_from_a_cell_of_a_session_is_contained(worlds: Any, name: str, machine: str) -> None:
   _carry_out(worlds, machine, _BY_NAME[name], as_cells=True)
+
+
+_OF_DISKS = ("many files", "deleted files", "sparse file", "inode flood", "deep directories",
+             "mapped deleted files", "files behind a dead first thread", "files without a name",
+             "descriptors in flight", "closes its own directory", "second slot",
+             "changes the parent")  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", _FAST)
+@pytest.mark.parametrize("name", _OF_DISKS)
+def test_attack_is_contained_where_disks_are_watched(worlds: Any, name: str, machine: str) -> None:
+  _carry_out(worlds, machine, _BY_NAME[name], disk="directory")
 
 
 @pytest.mark.parametrize("name", ["kills", "daemon", "writes to every descriptor", "reads files"])
