@@ -263,7 +263,7 @@ class _Packed:
       segment_ids=jnp.asarray(segment_ids),
       positions=jnp.asarray(positions),
       weights=jnp.asarray(weights, jnp.float32),
-      log_probs=jnp.asarray(as_float["behaviour"]),
+      behaviour_log_probs=jnp.asarray(as_float["behaviour"]),
       entropies=jnp.asarray(as_float["entropies"]),
       versions=jnp.asarray(np.where(weights > 0, 0, -1), jnp.int32),
       turns=jnp.asarray(turns),

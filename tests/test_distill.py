@@ -366,7 +366,7 @@ def test_the_command_plays_scores_and_stores(tmp_path):
     for segment in trajectory.segments:
       drawn = segment.sampled
       np.testing.assert_allclose(
-        segment.teacher_log_probs[drawn], segment.log_probs[drawn], atol=1e-3
+        segment.teacher_log_probs[drawn], segment.behaviour_log_probs[drawn], atol=1e-3
       )
   command(
     "train",

@@ -524,18 +524,23 @@ def prepare(
 
   metrics: dict[str, Array] = {}
   if old_log_probs is not None:
-    metrics |= mismatch_metrics(old_log_probs, batch.log_probs, weights)
+    metrics |= mismatch_metrics(old_log_probs, batch.behaviour_log_probs, weights)
   else:
     if config.needs_old_log_probs:
       raise ValueError(
         "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
         "or set weight_level='none', filter_level='none', veto_below=None."
       )
-    old_log_probs = batch.log_probs
+    old_log_probs = batch.behaviour_log_probs
   kept, importance, dropped = weights, jnp.ones_like(weights), None
   if loss.mismatch.active:
     importance, keep = mismatch_correction(
-      old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
+      old_log_probs,
+      batch.behaviour_log_probs,
+      weights,
+      segment_ids,
+      loss.mismatch,
+      turns=batch.turns,
     )
     left = jnp.sum(jnp.where(keep, weights, 0)) / jnp.maximum(jnp.sum(weights), 1e-9)
     metrics["mismatch/kept"] = left
@@ -555,7 +560,7 @@ def prepare(
       segment_ids=segment_ids,
       turns=batch.turns,
       old_log_probs=old_log_probs,
-      behaviour_log_probs=batch.log_probs,
+      behaviour_log_probs=batch.behaviour_log_probs,
       entropies=batch.entropies,
       turn_rewards=turn_rewards,
       token_rewards=token_rewards,
@@ -669,7 +674,7 @@ def prepare(
     segment_ids=segment_ids,
     turns=batch.turns,
     old_log_probs=old_log_probs,
-    behaviour_log_probs=batch.log_probs,
+    behaviour_log_probs=batch.behaviour_log_probs,
     reference_log_probs=reference_log_probs,
     clip_high_bonus=bonus,
     dropped=dropped,
@@ -745,8 +750,8 @@ def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") ->
     weights=batch.weights,
     segment_ids=batch.segment_ids,
     turns=batch.turns,
-    old_log_probs=batch.log_probs,
-    behaviour_log_probs=batch.log_probs,
+    old_log_probs=batch.behaviour_log_probs,
+    behaviour_log_probs=batch.behaviour_log_probs,
   )
 
 

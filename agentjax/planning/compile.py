@@ -283,7 +283,7 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     segment_ids=integers,
     positions=integers,
     weights=floats,
-    log_probs=floats,
+    behaviour_log_probs=floats,
     entropies=floats,
     versions=integers,
     turns=integers,

@@ -608,7 +608,7 @@ class Learner:
       networks = dataclasses.replace(state.networks, policy=self.policy(state))
       log_probs, old_values = self._scores(networks, batch, rows)
       if alone:
-        batch = dataclasses.replace(batch, log_probs=log_probs)
+        batch = dataclasses.replace(batch, behaviour_log_probs=log_probs)
       if recomputed:
         extra["old_log_probs"] = log_probs
       if self._critic:
@@ -657,7 +657,7 @@ class Learner:
       extra["turn_rewards"] = paid_by_turn(sequences, of_turns, credited)
     metrics: dict[str, Any] = {}
     if self.process is not None:
-      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
+      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.behaviour_log_probs))
       reference = self.process.log_probs("reference", batch, sequences, reference_log_probs)
       online = self.process.config.online
       learnt: dict[str, float] = {}

@@ -14,8 +14,8 @@ Array = jax.Array
 class Batch:
   """Packed rows. Everything per token is aligned with the token itself.
 
-  ``log_probs[b, t]`` is log p(token_ids[b, t] | earlier tokens of its sequence) and is 0 on the
-  first token of a sequence, whose weight is 0. Sequences are never split across rows.
+  ``behaviour_log_probs[b, t]`` is log p(token_ids[b, t] | earlier tokens of its sequence) and is 0
+  on the first token of a sequence, whose weight is 0. Sequences are never split across rows.
 
   Attributes:
     token_ids: int32 [B, T].
@@ -24,7 +24,7 @@ class Batch:
       and groups tokens for reductions.
     positions: int32 [B, T], restart at 0 in every sequence.
     weights: float32 [B, T], loss weight of the token as a target; 0 on prompts, tools, padding.
-    log_probs: float32 [B, T], behaviour log-probs; entropies: float32 [B, T], behaviour entropies.
+    behaviour_log_probs, entropies: float32 [B, T], under the sampler, nats.
     versions: int32 [B, T], weight version that sampled the token, -1 elsewhere.
     turns: int32 [B, T], index of the model call in its sequence, -1 on padding.
     experts: uint8 or uint16 [B, T, routers, choices], what the sampler's routers chose (see
@@ -43,7 +43,7 @@ class Batch:
   segment_ids: Array
   positions: Array
   weights: Array
-  log_probs: Array
+  behaviour_log_probs: Array
   entropies: Array
   versions: Array
   turns: Array

@@ -21,7 +21,7 @@ _FIELDS = {
   "token_ids": np.int32,
   "sampled": np.bool_,
   "weights": np.float32,
-  "log_probs": np.float32,
+  "behaviour_log_probs": np.float32,
   "entropies": np.float32,
   "versions": np.int32,
 }
@@ -47,7 +47,8 @@ class TokenPath:
 
   Attributes:
     segments: indices of its segments in the trajectory, root first.
-    token_ids: int32. sampled: bool. weights, log_probs, entropies: float32. versions: int32.
+    token_ids: int32. sampled: bool. weights, behaviour_log_probs, entropies: float32.
+    versions: int32.
     turns: int32, the model call each token belongs to.
     segment_of: int32, index in the trajectory of the segment each token stands in.
     experts: [n, routers, choices] as in ``Segment``; None where no segment has any.
@@ -60,7 +61,7 @@ class TokenPath:
   token_ids: np.ndarray
   sampled: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turns: np.ndarray
@@ -143,7 +144,7 @@ class TrajectoryBuilder:
       token_ids=ids,
       sampled=np.zeros(n, np.bool_),
       weights=np.full(n, weight, np.float32),
-      log_probs=np.zeros(n, np.float32),
+      behaviour_log_probs=np.zeros(n, np.float32),
       entropies=np.zeros(n, np.float32),
       versions=np.full(n, -1, np.int32),
       parent=parent,
@@ -157,7 +158,7 @@ class TrajectoryBuilder:
   def append_sampled(
     self,
     token_ids: Sequence[int] | np.ndarray,
-    log_probs: Sequence[float] | np.ndarray,
+    behaviour_log_probs: Sequence[float] | np.ndarray,
     entropies: Sequence[float] | np.ndarray,
     versions: Sequence[int] | np.ndarray | int,
     *,
@@ -172,7 +173,7 @@ class TrajectoryBuilder:
     """Adds one model call: tokens the policy drew.
 
     Args:
-      token_ids: int [n]. log_probs, entropies: float [n], nats, of the behaviour distribution.
+      token_ids: int [n]. behaviour_log_probs, entropies: float [n], nats, under the sampler.
       versions: int [n] or one int, weight version that drew them, >= 0.
       weights: loss weights [n]; None means 1. Zero where the policy wrote what it should not learn.
       parent: index of the segment this continues; None starts a root.
@@ -192,7 +193,7 @@ class TrajectoryBuilder:
       token_ids=ids,
       sampled=np.ones(n, np.bool_),
       weights=np.ones(n, np.float32) if weights is None else np.array(weights, np.float32),
-      log_probs=np.array(log_probs, np.float32),
+      behaviour_log_probs=np.array(behaviour_log_probs, np.float32),
       entropies=np.array(entropies, np.float32),
       versions=np.full(n, versions, np.int32)
       if isinstance(versions, int | np.integer)
@@ -393,7 +394,11 @@ def _is_sound(segment: Segment) -> bool:
 
   Extremes alone, as they cost a fraction of the rules below; a NaN fails every comparison.
   """
-  weights, log_probs, entropies = segment.weights, segment.log_probs, segment.entropies
+  weights, behaviour_log_probs, entropies = (
+    segment.weights,
+    segment.behaviour_log_probs,
+    segment.entropies,
+  )
   if not len(segment) or segment.token_ids.min() < 0:
     return False
   if not (weights.min() >= 0 and weights.max() < np.inf):
@@ -401,15 +406,15 @@ def _is_sound(segment: Segment) -> bool:
   if segment.sampled.all():
     return bool(
       segment.versions.min() >= 0
-      and log_probs.max() <= _ROUNDING
-      and log_probs.min() > -np.inf
+      and behaviour_log_probs.max() <= _ROUNDING
+      and behaviour_log_probs.min() > -np.inf
       and entropies.min() >= -_ROUNDING
       and entropies.max() < np.inf
     )
   return bool(
     not segment.sampled.any()
     and segment.versions.max() < 0
-    and not log_probs.any()
+    and not behaviour_log_probs.any()
     and not entropies.any()
   )
 
@@ -445,9 +450,9 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
     ("token_ids", segment.token_ids >= 0, "ids >= 0"),
     ("versions", (segment.versions >= 0) == drawn, ">= 0 where sampled, -1 elsewhere"),
     (
-      "log_probs",
-      np.isfinite(segment.log_probs)
-      & np.where(drawn, segment.log_probs <= _ROUNDING, segment.log_probs == 0),
+      "behaviour_log_probs",
+      np.isfinite(segment.behaviour_log_probs)
+      & np.where(drawn, segment.behaviour_log_probs <= _ROUNDING, segment.behaviour_log_probs == 0),
       "finite and <= 0 where sampled, 0 elsewhere",
     ),
     (

@@ -20,7 +20,7 @@ from agentjax.trajectory.builder import TEACHERS_WORD, TokenPath, join_known, to
 from agentjax.trajectory.experts import join, unrecorded
 from agentjax.trajectory.record import BRANCHES, Trajectory
 
-_PER_TOKEN = ("token_ids", "weights", "log_probs", "entropies", "versions", "turns")
+_PER_TOKEN = ("token_ids", "weights", "behaviour_log_probs", "entropies", "versions", "turns")
 
 
 class PackingError(ValueError):
@@ -33,7 +33,7 @@ class PackedSequence:
 
   Attributes:
     name: where it comes from, for messages.
-    token_ids: int32 [n]. weights, log_probs, entropies: float32 [n]. versions, turns: int32 [n].
+    token_ids, versions, turns: int32 [n]. weights, behaviour_log_probs, entropies: float32 [n].
     reward: value, 0 where not valid. valid: whether it is one.
     group: id of the group for group statistics, >= 0.
     experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
@@ -49,7 +49,7 @@ class PackedSequence:
   name: str
   token_ids: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turns: np.ndarray
@@ -213,7 +213,7 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
     return None
   kept = np.r_[0, np.arange(weighted[0] + 1, len(sequence))]
   arrays = {name: getattr(sequence, name)[kept] for name in _PER_TOKEN}
-  arrays["log_probs"] = np.zeros_like(arrays["log_probs"])
+  arrays["behaviour_log_probs"] = np.zeros_like(arrays["behaviour_log_probs"])
   return dataclasses.replace(
     sequence,
     **arrays,
@@ -379,7 +379,7 @@ def pack(
     segment_ids=grid(numbers, 0, np.int32),
     positions=grid(within, 0, np.int32),
     weights=grid(np.where(first, 0.0, gather("weights")), 0.0, np.float32),
-    log_probs=grid(np.where(first, 0.0, gather("log_probs")), 0.0, np.float32),
+    behaviour_log_probs=grid(np.where(first, 0.0, gather("behaviour_log_probs")), 0.0, np.float32),
     entropies=grid(np.where(first, 0.0, gather("entropies")), 0.0, np.float32),
     versions=grid(gather("versions"), -1, np.int32),
     turns=grid(gather("turns"), -1, np.int32),

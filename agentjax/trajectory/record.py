@@ -113,7 +113,7 @@ class Segment:
     token_ids: int32 [n].
     sampled: bool [n], True where the policy drew the token (False for markup, prompts, tool text).
     weights: float32 [n], loss weight; by default 1 where sampled.
-    log_probs, entropies: float32 [n] under the sampler, nats; 0 where not sampled.
+    behaviour_log_probs, entropies: float32 [n] under the sampler, nats; 0 where not sampled.
     versions: int32 [n], weight version that sampled the token; -1 where not sampled.
     turn: index of the model call this segment belongs to.
     agent, policy: role in the episode and the parameter set that plays it.
@@ -134,7 +134,7 @@ class Segment:
   token_ids: np.ndarray
   sampled: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turn: int = 0

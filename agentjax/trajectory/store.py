@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAGIC = b"AJXTRAJ\0"
-VERSION = 5  # raise it whenever the fields of a record change
+VERSION = 6  # raise it whenever the fields of a record change
 
 _SEGMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Segment))
 _TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))

@@ -29,7 +29,7 @@ def batch(valid=(True, True, True, True)):
     segment_ids=np.repeat(np.arange(1, 5, dtype=np.int32), 3).reshape(rows, time),
     positions=np.tile(np.arange(time, dtype=np.int32), (rows, 1)),
     weights=weights,
-    log_probs=zeros - 1.0,
+    behaviour_log_probs=zeros - 1.0,
     entropies=zeros,
     versions=zeros.astype(np.int32),
     turns=zeros.astype(np.int32),
@@ -53,7 +53,7 @@ def coefficients(branches, ratio, data=None):
   def loss(log_probs):
     return objective(prepared.with_scores(log_probs, jnp.zeros_like(log_probs)))[0]
 
-  gradient = -jax.grad(loss)(jnp.asarray(data.log_probs) + jnp.log(ratio))
+  gradient = -jax.grad(loss)(jnp.asarray(data.behaviour_log_probs) + jnp.log(ratio))
   return np.asarray(gradient) * (1.0 if data.num_sequences == 0 else _scale(prepared))
 
 

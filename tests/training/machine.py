@@ -65,7 +65,7 @@ def sequences(count: int = 8, length: int = 6) -> list[PackedSequence]:
       name=str(i),
       token_ids=rng.integers(0, 16, length).astype(np.int32),
       weights=np.ones(length, np.float32),
-      log_probs=np.full(length, -2.0, np.float32),
+      behaviour_log_probs=np.full(length, -2.0, np.float32),
       entropies=np.zeros(length, np.float32),
       versions=np.zeros(length, np.int32),
       turns=np.zeros(length, np.int32),

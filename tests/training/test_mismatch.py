@@ -36,7 +36,7 @@ def packed():
 def trainer_of(batch, differences):
   """The sampler's log-probs plus ``differences`` on the weighted tokens, nonsense elsewhere."""
   scored = np.full(batch.token_ids.shape, -9.0, np.float32)
-  scored[batch.weights > 0] = batch.log_probs[batch.weights > 0] + np.float32(differences)
+  scored[batch.weights > 0] = batch.behaviour_log_probs[batch.weights > 0] + np.float32(differences)
   return scored
 
 
@@ -74,7 +74,7 @@ def test_the_worst_token_is_named_once_it_passes_the_alarm(packed, caplog):
 def test_nothing_with_weight_gives_no_report(packed):
   _, batch = packed
   empty = batch.replace(weights=np.zeros_like(batch.weights))
-  assert mismatch_report([empty], [empty.log_probs], 1.0) is None
+  assert mismatch_report([empty], [empty.behaviour_log_probs], 1.0) is None
 
 
 def test_tokens_of_mixed_versions_are_weighted_by_what_each_was_sampled_with(packed):
@@ -91,7 +91,7 @@ def test_tokens_of_mixed_versions_are_weighted_by_what_each_was_sampled_with(pac
   np.testing.assert_allclose(ratio, np.exp(gaps), rtol=1e-5)
   np.testing.assert_array_equal(np.asarray(prepared.old_log_probs)[inside], old[inside])
   np.testing.assert_array_equal(
-    np.asarray(prepared.behaviour_log_probs)[inside], batch.log_probs[inside]
+    np.asarray(prepared.behaviour_log_probs)[inside], batch.behaviour_log_probs[inside]
   )
 
 

@@ -142,7 +142,7 @@ def _sampled():
   )
   experts = np.moveaxis(np.asarray(scores.routing.experts), 0, 2).astype(np.uint8)
   return made, [
-    dataclasses.replace(s, log_probs=np.asarray(scores.log_probs[i]), experts=experts[i])
+    dataclasses.replace(s, behaviour_log_probs=np.asarray(scores.log_probs[i]), experts=experts[i])
     for i, s in enumerate(members)
   ]
 

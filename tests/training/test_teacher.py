@@ -336,7 +336,7 @@ def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay
   cut = without_prompt(sequence)
   np.testing.assert_array_equal(cut.token_ids, np.r_[1, sequence.token_ids[5:]])
   np.testing.assert_array_equal(cut.weights, np.r_[0, sequence.weights[5:]])
-  assert not cut.log_probs.any() and cut.reward == sequence.reward
+  assert not cut.behaviour_log_probs.any() and cut.reward == sequence.reward
   assert without_prompt(dataclasses.replace(sequence, weights=sequence.weights * 0)) is None
 
 

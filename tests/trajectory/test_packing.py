@@ -23,7 +23,7 @@ PAD = 63
 GRIDS = {
   "token_ids": PAD,
   "weights": 0,
-  "log_probs": 0,
+  "behaviour_log_probs": 0,
   "entropies": 0,
   "versions": -1,
   "turns": -1,
@@ -37,7 +37,7 @@ def _sequence(length: int, seed: int = 0, **about) -> PackedSequence:
     name=f"sequence {seed}",
     token_ids=rng.integers(0, 60, length).astype(np.int32),
     weights=rng.random(length).astype(np.float32),
-    log_probs=-rng.random(length).astype(np.float32),
+    behaviour_log_probs=-rng.random(length).astype(np.float32),
     entropies=rng.random(length).astype(np.float32),
     versions=rng.integers(-1, 5, length).astype(np.int32),
     turns=np.sort(rng.integers(0, 4, length)).astype(np.int32),
@@ -107,7 +107,7 @@ def test_unpacking_gives_back_what_was_packed(lengths, more_rows, more_places):
     assert len(parts) == places and not any(len(p) for p in parts[len(lengths) :])
     for part, sequence in zip(parts, sequences, strict=False):
       expected = np.arange(len(sequence)) if name == "positions" else getattr(sequence, name).copy()
-      if name in ("weights", "log_probs", "entropies"):
+      if name in ("weights", "behaviour_log_probs", "entropies"):
         expected[:1] = 0  # nothing stands before the first token to predict it from
       np.testing.assert_array_equal(part, expected)
   padding = batch.segment_ids == 0
@@ -237,7 +237,7 @@ def test_dtypes_are_those_the_batch_documents():
   integers = ("token_ids", "segment_ids", "positions", "versions", "turns", "groups")
   assert dtypes == {
     **dict.fromkeys(integers, "int32"),
-    **dict.fromkeys(("weights", "log_probs", "entropies", "rewards"), "float32"),
+    **dict.fromkeys(("weights", "behaviour_log_probs", "entropies", "rewards"), "float32"),
     "valid": "bool",
   }
 
