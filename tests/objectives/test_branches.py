@@ -1,7 +1,5 @@
 """Tokens that several branches share: ARPO's soft and hard advantages (2507.19849)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +34,7 @@ def batch(valid=(True, True, True, True)):
     rewards=np.array(REWARDS, np.float32),
     valid=np.array(valid),
     groups=np.zeros(4, np.int32),
-    branches=branches,
+    columns={"branches": branches},
   )
 
 
@@ -87,7 +85,7 @@ def test_a_masked_branch_does_not_count_in_the_mean():
 
 
 def test_without_branches_hard_is_soft():
-  plain = dataclasses.replace(batch(), branches=None)
+  plain = batch().without("branches")
   np.testing.assert_array_equal(coefficients("hard", 1.4, plain), coefficients("soft", 1.4, plain))
 
 

@@ -135,9 +135,12 @@ def test_recorded_log_probs_are_the_trainers(trajectories, params):
   )
   drawn = np.asarray(batch.versions) >= 0
   assert drawn.sum() > 150
-  for name in ("behaviour_log_probs", "entropies"):
-    ours, trainers = np.asarray(getattr(batch, name)), np.asarray(getattr(scores, name))
-    np.testing.assert_allclose(ours[drawn], trainers[drawn], rtol=0, atol=2e-5, err_msg=name)
+  for ours, trainers in (
+    (batch.behaviour_log_probs, scores.log_probs),
+    (batch.entropies, scores.entropies),
+  ):
+    pair = np.asarray(ours)[drawn], np.asarray(trainers)[drawn]
+    np.testing.assert_allclose(*pair, rtol=0, atol=2e-5)
 
 
 def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(

@@ -84,8 +84,8 @@ def test_tokens_of_mixed_versions_are_weighted_by_what_each_was_sampled_with(pac
   config = ObjectiveConfig()
   config.policy_loss.mismatch = MismatchConfig(weight_level="token", weight_cap=None)
   old = trainer_of(batch, gaps)
-  prepared, _ = prepare(batch.replace(experts=None), config, old_log_probs=old)
-  bare, _ = prepare(batch.replace(experts=None), ObjectiveConfig(), old_log_probs=old)
+  prepared, _ = prepare(batch, config, old_log_probs=old)
+  bare, _ = prepare(batch, ObjectiveConfig(), old_log_probs=old)
   inside = batch.weights > 0
   ratio = np.asarray(prepared.advantages)[inside] / np.asarray(bare.advantages)[inside]
   np.testing.assert_allclose(ratio, np.exp(gaps), rtol=1e-5)

@@ -186,7 +186,7 @@ def in_a_run(name, folder, monkeypatch):
     batch,
     ready.prepared,
     prepare(
-      batch.unasked(),
+      batch.for_loss(),
       preset(name).with_parts_of({"environment": 1.0, "turns": 0.25}),
       old_log_probs=batch.behaviour_log_probs + drift(batch, 1)
       if experiment.rl.old_log_probs == "recomputed"
