@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,23 @@ import numpy as np
 from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.function import LossFunction
 from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective, prepare
-from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.batch import Batch, filled_batch
+from agentjax.trajectory.columns import Column, Level, registered_columns
 
 _TIME = 20  # tokens a row in the checks; the longest sequence of an example has 8
 _PER_TOKEN = ("log_probs", "old", "behaviour", "reference", "entropies", "values")
 _DISTILLATION = ("teacher", "divergences")
+
+
+def _own_columns(*levels: Level) -> tuple[Column, ...]:
+  """Registered columns that losses are given beside the core ones, of a shape that is known."""
+  return tuple(
+    column
+    for column in registered_columns(core=False)
+    if column.in_loss
+    and column.level in levels
+    and not any(isinstance(size, str) for size in column.shape)
+  )
 
 
 def check_objective(
@@ -129,10 +142,19 @@ class _Sequence:
   weights: np.ndarray
   turns: np.ndarray
   tokens: dict[str, np.ndarray]
+  whole: dict[str, np.ndarray]  # columns of sequences
 
   def changed(self, where: np.ndarray, random: np.random.Generator) -> _Sequence:
-    noise = {k: np.where(where, random.normal(size=v.shape), v) for k, v in self.tokens.items()}
-    return dataclasses.replace(self, tokens=noise)
+    def noise(value: np.ndarray, at: np.ndarray) -> np.ndarray:
+      inside = at.reshape((*at.shape, *(1,) * (value.ndim - at.ndim)))
+      return np.where(inside, random.normal(size=value.shape), value)
+
+    every = np.asarray(where.all())
+    return dataclasses.replace(
+      self,
+      tokens={name: noise(value, where) for name, value in self.tokens.items()},
+      whole={name: noise(value, every) for name, value in self.whole.items()},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +179,10 @@ class _Example:
         tokens[name] = tokens["log_probs"] + random.normal(0, 0.2, length)
       for name in _DISTILLATION:
         tokens[name] = np.abs(random.normal(0, 0.4, length))
-      sequences.append(_Sequence(weights, (np.arange(length) > cut).astype(int), tokens))
+      for column in _own_columns("token", "turn"):
+        tokens[column.name] = random.normal(0, 0.4, (length, *column.sizes))
+      whole = {c.name: random.normal(size=c.sizes) for c in _own_columns("sequence")}
+      sequences.append(_Sequence(weights, (np.arange(length) > cut).astype(int), tokens, whole))
     return cls(
       sequences=(*sequences, None),
       rewards=np.array([1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]),
@@ -208,6 +233,11 @@ class _Example:
     changed = [s if s is None else s.changed(s.weights == 0, random) for s in self.sequences]
     return dataclasses.replace(self, sequences=tuple(changed))
 
+  def of_sequences(self, column: Column) -> np.ndarray:
+    """[N, ...] of a column of sequences."""
+    nothing = column.filled(())
+    return np.stack([nothing if s is None else s.whole[column.name] for s in self.sequences])
+
   def on_invalid(self) -> dict[int, np.ndarray]:
     return {
       i: np.ones(len(s.weights), bool)
@@ -244,7 +274,9 @@ class _Packed:
   @classmethod
   def create(cls, example: _Example, rows: _Rows) -> _Packed:
     shape, random = (rows.rows, rows.time), np.random.default_rng(7)
-    fields = {k: example.garbage * random.normal(size=shape) for k in (*_PER_TOKEN, *_DISTILLATION)}
+    own = {c.name: (*shape, *c.sizes) for c in _own_columns("token", "turn")}
+    shapes = dict.fromkeys((*_PER_TOKEN, *_DISTILLATION), shape) | own
+    fields = {k: example.garbage * random.normal(size=v) for k, v in shapes.items()}
     segment_ids, turns = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
     weights, positions = np.zeros(shape), np.zeros(shape, np.int32)
     for number, row, start in rows.places:
@@ -258,18 +290,24 @@ class _Packed:
       for name, values in sequence.tokens.items():
         fields[name][row, span] = values
     as_float = {k: np.asarray(v, np.float32) for k, v in fields.items()}
-    batch = Batch(
-      token_ids=jnp.zeros(shape, jnp.int32),
+    batch = dataclasses.replace(
+      jax.tree.map(jnp.asarray, filled_batch(*shape, sequences=len(example.rewards))),
       segment_ids=jnp.asarray(segment_ids),
       positions=jnp.asarray(positions),
       weights=jnp.asarray(weights, jnp.float32),
-      log_probs=jnp.asarray(as_float["behaviour"]),
+      behaviour_log_probs=jnp.asarray(as_float["behaviour"]),
       entropies=jnp.asarray(as_float["entropies"]),
       versions=jnp.asarray(np.where(weights > 0, 0, -1), jnp.int32),
       turns=jnp.asarray(turns),
       rewards=jnp.asarray(example.rewards, jnp.float32),
       valid=jnp.asarray(example.valid),
       groups=jnp.asarray(example.groups, jnp.int32),
+      columns={
+        c.name: jnp.asarray(as_float[c.name] if c.name in own else example.of_sequences(c)).astype(
+          c.dtypes[0]
+        )
+        for c in _own_columns("token", "turn", "sequence")
+      },
     )
     return cls(batch, as_float)
 
@@ -375,7 +413,7 @@ class _Checker:
     part = jnp.asarray(random.uniform(size=prepared.weights.shape), jnp.float32)
     total = 0.0
     for factor in (part, 1 - part):
-      scaled = {"coefficients": prepared.coefficients * factor}
+      scaled: dict[str, Any] = {"coefficients": prepared.coefficients * factor}
       if prepared.value_coefficients is not None:
         scaled["value_coefficients"] = prepared.value_coefficients * factor
       total += float(self._loss(scores, dataclasses.replace(prepared, **scaled))[0][0])

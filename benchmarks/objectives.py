@@ -154,7 +154,7 @@ def packed(sizes: Sizes, rows: int, length: int) -> Any:
       name=str(i),
       token_ids=rng.integers(8, sizes.vocab, length).astype(np.int32),
       weights=drawn,
-      log_probs=(-rng.random(length) * drawn).astype(np.float32),
+      behaviour_log_probs=(-rng.random(length) * drawn).astype(np.float32),
       entropies=rng.random(length).astype(np.float32),
       versions=np.where(drawn > 0, 0, -1).astype(np.int32),
       turns=np.zeros(length, np.int32),
@@ -331,12 +331,12 @@ def run_losses(sizes: Sizes) -> None:
   rows, length = sizes.memory_rows, sizes.memory_time
   batch = packed(sizes, rows, length)
   values = jnp.zeros((rows, length))
-  now = batch.log_probs - 0.01
+  now = batch.behaviour_log_probs - 0.01
   for name in _PRESETS.value:
     config = preset(name)
     extra: dict[str, Any] = {"values": values} if config.needs_values else {}
     if config.needs_reference:
-      extra["reference_log_probs"] = jnp.asarray(batch.log_probs)
+      extra["reference_log_probs"] = jnp.asarray(batch.behaviour_log_probs)
     prepared, _ = jax.jit(lambda b, e, c=config: prepare(b, c, **e))(batch, extra)
     objective = policy_objective(config)
     critic = values if config.needs_values else None

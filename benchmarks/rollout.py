@@ -557,7 +557,7 @@ class NoEnvironment(Environment):
 _TURN = np.array([*TOKENIZER.encode("a turn of some 20 bytes"), TOKENIZER.special.end], np.int32)
 _SAMPLE = Sample(
   token_ids=_TURN,
-  log_probs=np.full(len(_TURN), -1.0, np.float32),
+  behaviour_log_probs=np.full(len(_TURN), -1.0, np.float32),
   entropies=np.ones(len(_TURN), np.float32),
   sampling_log_probs=np.full(len(_TURN), -1.0, np.float32),
   versions=np.zeros(len(_TURN), np.int32),

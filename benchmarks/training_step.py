@@ -47,7 +47,7 @@ def _batch(vocab_size: int):
       name=str(i),
       token_ids=rng.integers(8, vocab_size, length).astype(np.int32),
       weights=(rng.random(length) < 0.5).astype(np.float32),
-      log_probs=-rng.random(length).astype(np.float32),
+      behaviour_log_probs=-rng.random(length).astype(np.float32),
       entropies=rng.random(length).astype(np.float32),
       versions=np.zeros(length, np.int32),
       turns=np.zeros(length, np.int32),

@@ -112,8 +112,8 @@ def test_every_token_is_stored_with_what_the_teacher_thinks_of_it(stored):
   for plain, scored in zip(before, after, strict=True):
     for ours, theirs in zip(plain.segments, scored.segments, strict=True):
       np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
-      assert theirs.teacher_log_probs.shape == theirs.token_ids.shape
-      assert (theirs.teacher_log_probs[theirs.sampled] < 0).all()
+      assert theirs.columns["teacher_log_probs"].shape == theirs.token_ids.shape
+      assert (theirs.columns["teacher_log_probs"][theirs.sampled] < 0).all()
 
 
 def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stored, tmp_path):
@@ -133,7 +133,7 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
   )
   drawn = np.concatenate([p.sampled[1:] for p in paths])
   old, new = (np.concatenate([s.log_probs for s in scores])[drawn] for scores in (before, after))
-  teacher = np.concatenate([p.teacher_log_probs[1:] for p in paths])[drawn]
+  teacher = np.concatenate([p.columns["teacher_log_probs"][1:] for p in paths])[drawn]
   assert np.corrcoef(new - old, teacher - old)[0, 1] > 0.3
 
   # The first step learns from what the two policies themselves say of its own episodes.
@@ -154,7 +154,7 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
       (models.init(dataclasses.replace(WIDER, init_scale=3.0), jax.random.key(1)), WIDER),
     )
   )  # fmt: skip
-  stored_word = np.concatenate([p.teacher_log_probs[1:] for p in first])[drawn]
+  stored_word = np.concatenate([p.columns["teacher_log_probs"][1:] for p in first])[drawn]
   np.testing.assert_allclose(stored_word, by_teacher, atol=1e-4)
   metrics = read_metrics(tmp_path / "run/metrics.jsonl")
   assert metrics[0]["distillation/advantage"] == pytest.approx(
@@ -366,7 +366,7 @@ def test_the_command_plays_scores_and_stores(tmp_path):
     for segment in trajectory.segments:
       drawn = segment.sampled
       np.testing.assert_allclose(
-        segment.teacher_log_probs[drawn], segment.log_probs[drawn], atol=1e-3
+        segment.columns["teacher_log_probs"][drawn], segment.behaviour_log_probs[drawn], atol=1e-3
       )
   command(
     "train",

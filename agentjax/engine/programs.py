@@ -308,7 +308,7 @@ class Programs:
       routed = self._compact(out.experts)
       chunk = Chunk(
         token_ids=chunk.token_ids.at[step].set(token_ids),
-        log_probs=chunk.log_probs.at[step].set(drawn.log_probs),
+        behaviour_log_probs=chunk.behaviour_log_probs.at[step].set(drawn.behaviour_log_probs),
         entropies=chunk.entropies.at[step].set(drawn.entropies),
         sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
         counts=chunk.counts + live,
@@ -327,7 +327,7 @@ class Programs:
     routed = jax.eval_shape(self._routed, device, params) if record else None
     chunk = Chunk(
       token_ids=jnp.zeros(shape, jnp.int32),
-      log_probs=jnp.zeros(shape, jnp.float32),
+      behaviour_log_probs=jnp.zeros(shape, jnp.float32),
       entropies=jnp.zeros(shape, jnp.float32),
       sampling_log_probs=jnp.zeros(shape, jnp.float32),
       counts=jnp.zeros(shape[1:], jnp.int32),
@@ -454,13 +454,13 @@ class Programs:
         return into.at[jnp.arange(slots)[:, None], target].set(values, mode="drop")
 
       both = [jnp.concatenate(v, axis=1) for v in zip(first[1:], behind[1:], strict=True)]
-      log_probs, entropies, sampling_log_probs = both
+      behaviour_log_probs, entropies, sampling_log_probs = both
       stopped = jnp.any(taken & stops, axis=1)
       routed = self._compact(out.experts)
       guesses = found[:, None] & live[:, None] & (forced < 0)
       chunk = Chunk(
         token_ids=record(chunk.token_ids, token_ids),
-        log_probs=record(chunk.log_probs, log_probs),
+        behaviour_log_probs=record(chunk.behaviour_log_probs, behaviour_log_probs),
         entropies=record(chunk.entropies, entropies),
         sampling_log_probs=record(chunk.sampling_log_probs, sampling_log_probs),
         counts=filled + counts,
@@ -485,7 +485,7 @@ class Programs:
       routed = blank(shape.dtype, size, *shape.shape[1:])
     chunk = Chunk(
       token_ids=blank(jnp.int32, size),
-      log_probs=blank(jnp.float32, size),
+      behaviour_log_probs=blank(jnp.float32, size),
       entropies=blank(jnp.float32, size),
       sampling_log_probs=blank(jnp.float32, size),
       counts=blank(jnp.int32),

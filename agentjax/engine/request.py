@@ -106,8 +106,8 @@ class Sample:
 
   Attributes:
     token_ids: int32 [n], the stop token included.
-    log_probs, entropies: float32 [n], nats, of the temperature-scaled distribution that the trainer
-      recomputes, whatever the filters were.
+    behaviour_log_probs, entropies: float32 [n], nats, of the temperature-scaled distribution that
+      the trainer recomputes, whatever the filters were.
     sampling_log_probs: float32 [n], under the distribution that was drawn from, after the grammar's
       mask, top-k, top-p and min-p.
     versions: int32 [n], version of the weights that sampled the token.
@@ -117,7 +117,7 @@ class Sample:
   """
 
   token_ids: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   sampling_log_probs: np.ndarray
   versions: np.ndarray
@@ -160,7 +160,7 @@ class Chunk(NamedTuple):
   """What a decode dispatch gave; the first ``counts[s]`` columns of row s are valid."""
 
   token_ids: Array  # int32 [slots, chunk_tokens]
-  log_probs: Array  # float32 [slots, chunk_tokens]
+  behaviour_log_probs: Array  # float32 [slots, chunk_tokens]
   entropies: Array  # float32 [slots, chunk_tokens]
   sampling_log_probs: Array  # float32 [slots, chunk_tokens]
   counts: Array  # int32 [slots]
@@ -222,7 +222,7 @@ class Generation:
     self._parts.append(
       (
         chunk.token_ids[slot, :count],
-        chunk.log_probs[slot, :count],
+        chunk.behaviour_log_probs[slot, :count],
         chunk.entropies[slot, :count],
         chunk.sampling_log_probs[slot, :count],
         versions,
@@ -249,10 +249,10 @@ class Generation:
     """The sample of a call that has ended, without what came behind a stop string."""
     assert self.finish is not None
     columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
-    token_ids, log_probs, entropies, sampling_log_probs, versions = columns
+    token_ids, behaviour_log_probs, entropies, sampling_log_probs, versions = columns
     return Sample(
       token_ids,
-      log_probs,
+      behaviour_log_probs,
       entropies,
       sampling_log_probs,
       versions,

@@ -28,7 +28,7 @@ class Draws(NamedTuple):
   """One token for every slot; log-probs and entropies in nats."""
 
   token_ids: Int[Array, " slots"]
-  log_probs: Float[Array, " slots"]  # of the temperature-scaled distribution
+  behaviour_log_probs: Float[Array, " slots"]  # of the temperature-scaled distribution
   entropies: Float[Array, " slots"]  # of the temperature-scaled distribution
   sampling_log_probs: Float[Array, " slots"]  # after mask, top-k, top-p, min-p; 0 where greedy
 
@@ -116,7 +116,7 @@ def draw(
 
   return Draws(
     token_ids=token_ids,
-    log_probs=at_token(scaled) - normaliser,
+    behaviour_log_probs=at_token(scaled) - normaliser,
     entropies=entropies,
     sampling_log_probs=jnp.where(greedy, 0.0, at_token(choices) - kept_normaliser),
   )

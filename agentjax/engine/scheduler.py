@@ -506,7 +506,7 @@ class _Lane:
 
   def _read(self, slot: int, job: _Job, chunk: Chunk, version: int) -> None:
     context, count = job.context, int(chunk.counts[slot])
-    if not np.isfinite(chunk.log_probs[slot, :count]).all():
+    if not np.isfinite(chunk.behaviour_log_probs[slot, :count]).all():
       context._engine._drop(context, "its log-probs are not finite", NonFiniteError)
       return
     if chunk.experts is not None:

@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from agentjax.config import ConfigError
 from agentjax.names import check_callable
 from agentjax.objectives.function import describe, load_function
+from agentjax.trajectory.batch import abstract_batch, column_or_fill
+from agentjax.trajectory.columns import core_fields
 
 _PATH = "objective.advantage.function"
 
@@ -40,6 +42,7 @@ class AdvantageInputs:
     behaviour_log_probs: of the policy that sampled.
     entropies: of the distribution that a token was drawn from, nats.
     reference_log_probs: None unless something asks for them (``objective.with_reference``).
+    columns: by name [B, T, ...], as in ``Prepared``; see ``column``.
   """
 
   rewards: Float[Array, "sequences"]
@@ -54,6 +57,11 @@ class AdvantageInputs:
   turn_rewards: Float[Array, "batch time"] | None = None
   token_rewards: Float[Array, "batch time"] | None = None
   reference_log_probs: Float[Array, "batch time"] | None = None
+  columns: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+  def column(self, name: str) -> Array:
+    """[B, T, ...] of a registered column, its fill where the batch has none."""
+    return column_or_fill(self.columns, name, self.weights.shape)
 
 
 AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
@@ -84,17 +92,18 @@ def own_advantages(
     ConfigError: it cannot be traced, or returns something else than a float array [B, T].
   """
   inside = inputs.weights > 0
-  clean = {
-    field.name: jnp.where(inside, value, 0)
-    for field in dataclasses.fields(inputs)
-    if (value := getattr(inputs, field.name)) is not None
-    and value.ndim == 2
-    and jnp.issubdtype(value.dtype, jnp.inexact)
-  }
-  clean["rewards"] = jnp.where(inputs.valid, inputs.rewards, 0)
-  inputs = dataclasses.replace(inputs, **clean)
+  rewards = jnp.where(inputs.valid, inputs.rewards, 0)
+  clean = jax.tree.map(lambda x: x if x.ndim == 1 else zero_outside(inside, x), inputs)
+  inputs = dataclasses.replace(clean, rewards=rewards)
   check_advantages(function, inputs)
   return jnp.where(inside, function(inputs), 0)
+
+
+def zero_outside(inside: Bool[Array, "batch time"], values: Array) -> Array:
+  """A float array [B, T, ...] with 0 on tokens that are not inside; any other as it is."""
+  if not jnp.issubdtype(values.dtype, jnp.inexact):
+    return values
+  return jnp.where(jnp.expand_dims(inside, tuple(range(2, values.ndim))), values, 0)
 
 
 def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
@@ -130,23 +139,14 @@ def abstract_advantage_inputs(
 ) -> AdvantageInputs:
   """Shapes and dtypes of what the function of a run is given, to trace it without data."""
 
-  def tokens(dtype: Any, present: bool = True) -> Any:
-    return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
-
-  def each(dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct((sequences,), dtype)
-
-  wide = ("weights", "old_log_probs", "behaviour_log_probs", "entropies")
+  batch = abstract_batch(rows, time, sequences)
+  core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
   return AdvantageInputs(
-    rewards=each(jnp.float32),
-    valid=each(jnp.bool_),
-    groups=each(jnp.int32),
-    segment_ids=tokens(jnp.int32),
-    turns=tokens(jnp.int32),
-    turn_rewards=tokens(jnp.float32, turn_rewards),
-    token_rewards=tokens(jnp.float32, token_rewards),
-    reference_log_probs=tokens(jnp.float32, reference),
-    **{name: tokens(jnp.float32) for name in wide},
+    **core,
+    old_log_probs=batch.weights,
+    turn_rewards=batch.weights if turn_rewards else None,
+    token_rewards=batch.weights if token_rewards else None,
+    reference_log_probs=batch.weights if reference else None,
   )
 
 

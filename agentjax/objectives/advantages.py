@@ -79,10 +79,10 @@ class AdvantageConfig(Config):
       "turn_then_token" is RAGEN's bi-level GAE (``returns.bilevel_gae``): over turns with
       ``turn_gamma``, then over the tokens of each with ``gamma``.
     turn_gamma: see ``index_set``; .95 in RAGEN (2504.20073).
-    branches: what a token gets that several branches of one episode share (``Batch.branches``);
-      every copy of it is in the batch. "soft": each copy the advantage of its own branch; "hard":
-      all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its default). On
-      policy both have one gradient; once ratios are clipped they differ.
+    branches: what a token gets that several branches of one episode share (the column
+      ``branches``); every copy of it is in the batch. "soft": each copy the advantage of its own
+      branch; "hard": all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its
+      default). On policy both have one gradient; once ratios are clipped they differ.
     gamma: discount a step, for "reward_to_go" and "gae".
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces

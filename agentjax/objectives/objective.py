@@ -32,6 +32,7 @@ from agentjax.objectives.advantage_function import (
   AdvantageInputs,
   advantage_function,
   own_advantages,
+  zero_outside,
 )
 from agentjax.objectives.advantages import (
   EVERY_PART,
@@ -73,7 +74,8 @@ from agentjax.objectives.segments import (
 )
 from agentjax.objectives.staged import StagedConfig, stage_corrections, staged_advantages
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
-from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.batch import Batch, abstract_batch, column_or_fill, token_columns
+from agentjax.trajectory.columns import core_fields
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -262,6 +264,8 @@ class Prepared:
     rewarded: bool, tokens of sequences whose reward is above 0.
     old_values, returns, value_coefficients: outputs of the value head at the start, their targets
       and the coefficients of its loss.
+    columns: by name [B, T, ...], the registered columns of the batch that losses are given
+      (``trajectory.columns``); a sequence's value stands on all its tokens. See ``column``.
   """
 
   advantages: Float[Array, "batch time"]
@@ -280,6 +284,11 @@ class Prepared:
   old_values: Float[Array, "batch time"] | None = None
   returns: Float[Array, "batch time"] | None = None
   value_coefficients: Float[Array, "batch time"] | None = None
+  columns: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+  def column(self, name: str) -> Array:
+    """[B, T, ...] of a registered column, its fill where the batch has none."""
+    return column_or_fill(self.columns, name, self.weights.shape)
 
   def scaled(self, factor: float) -> Prepared:
     """With a loss that is ``factor`` times as large."""
@@ -356,9 +365,7 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
     if not returns_per_token(own, inputs, name):
       return own(inputs)
     inside = inputs.weights > 0
-    clean = jax.tree.map(
-      lambda x: jnp.where(inside, x, 0) if jnp.issubdtype(x.dtype, jnp.inexact) else x, inputs
-    )
+    clean = jax.tree.map(lambda x: zero_outside(inside, x), inputs)
     per_token, metrics = per_token_result(own(clean))
     wrong = jnp.sum(inside & ~jnp.isfinite(per_token)).astype(jnp.float32)
     counted = inside if inputs.dropped is None else inside & ~inputs.dropped
@@ -450,28 +457,48 @@ def _with_terms(
   return result, sums
 
 
+def abstract_prepared(
+  config: ObjectiveConfig, batch: Batch, *, recomputed: bool, token_rewards: bool
+) -> Prepared:
+  """Shapes and dtypes of what ``prepare`` returns for a batch of shapes and dtypes.
+
+  Args:
+    config: of the objective; functions of one's own are not looked at.
+    batch: ``trajectory.batch.abstract_batch``.
+    recomputed: old log-probs are the trainer's.
+    token_rewards: there are rewards on tokens besides the outcome.
+  """
+  credit, taught = config.advantage, config.distillation
+  tokens, sequences = batch.weights, batch.rewards
+  parts: Any = jax.ShapeDtypeStruct((batch.num_sequences, len(credit.parts)), sequences.dtype)
+  given = {
+    "old_log_probs": (tokens, recomputed or config.needs_old_log_probs),
+    "reference_log_probs": (tokens, config.needs_reference),
+    "teacher_log_probs": (tokens, taught is not None and taught.form == "sampled"),
+    "values": (tokens, config.needs_values),
+    "token_rewards": (tokens, token_rewards),
+    "turn_rewards": (tokens, bool(credit.turn_rewards)),
+    "baselines": (sequences, config.needs_baseline),
+    "consistency": (sequences, config.ambiguity is not None),
+    "part_rewards": (parts, bool(credit.parts)),
+  }
+  extra = {name: shape for name, (shape, present) in given.items() if present}
+  return jax.eval_shape(lambda b, e: prepare(b, config, **e)[0], batch, extra)
+
+
 def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs:
   """Shapes and dtypes of what the objective of a run is given, to trace it without data."""
-
-  def array(dtype: Any, present: bool = True) -> Any:
-    return jax.ShapeDtypeStruct((rows, time), dtype) if present else None
-
-  flags = dict.fromkeys(("covariance_selected", "dropped", "rewarded"), jnp.bool_)
-  mismatch = config.policy_loss.mismatch
-  kinds = {"segment_ids": jnp.int32, "turns": jnp.int32} | flags
-  absent = {
-    "clip_high_bonus": config.ambiguity is None,
-    "reference_log_probs": not config.needs_reference,
-    "dropped": not (mismatch.drops and mismatch.dropped == "count"),
-    "covariance_selected": config.policy_loss.covariance == "none",
-    "divergences": not config.needs_divergences,
-  }
-  absent |= dict.fromkeys(
-    ("values", "old_values", "returns", "value_coefficients"), not config.needs_values
+  batch = abstract_batch(rows, time, sequences=rows)
+  plain = dataclasses.replace(
+    config, advantage=dataclasses.replace(config.advantage, function=None)
   )
-  fields = [field.name for field in dataclasses.fields(LossInputs)]
-  return LossInputs(
-    **{n: array(kinds.get(n, jnp.float32), not absent.get(n, False)) for n in fields}
+  prepared = abstract_prepared(plain, batch, recomputed=False, token_rewards=False)
+  tokens = prepared.weights
+  return prepared.with_scores(
+    log_probs=tokens,
+    entropies=tokens,
+    values=tokens if config.needs_values else None,
+    divergences=tokens if config.needs_divergences else None,
   )
 
 
@@ -524,18 +551,23 @@ def prepare(
 
   metrics: dict[str, Array] = {}
   if old_log_probs is not None:
-    metrics |= mismatch_metrics(old_log_probs, batch.log_probs, weights)
+    metrics |= mismatch_metrics(old_log_probs, batch.behaviour_log_probs, weights)
   else:
     if config.needs_old_log_probs:
       raise ValueError(
         "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
         "or set weight_level='none', filter_level='none', veto_below=None."
       )
-    old_log_probs = batch.log_probs
+    old_log_probs = batch.behaviour_log_probs
   kept, importance, dropped = weights, jnp.ones_like(weights), None
   if loss.mismatch.active:
     importance, keep = mismatch_correction(
-      old_log_probs, batch.log_probs, weights, segment_ids, loss.mismatch, turns=batch.turns
+      old_log_probs,
+      batch.behaviour_log_probs,
+      weights,
+      segment_ids,
+      loss.mismatch,
+      turns=batch.turns,
     )
     left = jnp.sum(jnp.where(keep, weights, 0)) / jnp.maximum(jnp.sum(weights), 1e-9)
     metrics["mismatch/kept"] = left
@@ -544,22 +576,17 @@ def prepare(
     elif loss.mismatch.drops:
       importance, dropped = jnp.where(keep, importance, 0), ~keep
 
-  starts, bonus = None, None
+  starts, bonus, columns = None, None, token_columns(batch)
   advantage = advantage_function(settings.function, advantage)
   if advantage is not None:
+    core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
     inputs = AdvantageInputs(
-      rewards=batch.rewards,
-      valid=batch.valid,
-      groups=batch.groups,
-      weights=weights,
-      segment_ids=segment_ids,
-      turns=batch.turns,
+      **core | {"weights": weights},
       old_log_probs=old_log_probs,
-      behaviour_log_probs=batch.log_probs,
-      entropies=batch.entropies,
       turn_rewards=turn_rewards,
       token_rewards=token_rewards,
       reference_log_probs=reference_log_probs,
+      columns=columns,
     )
     credit = _Credit(own_advantages(advantage, inputs))
     outcome = sequence_sum(jnp.abs(credit.advantages), segment_ids, batch.num_sequences)
@@ -631,8 +658,8 @@ def prepare(
         ),
       )
   advantages = credit.advantages
-  if settings.branches == "hard" and batch.branches is not None:
-    advantages = merge_branches(advantages, weights, batch.branches)
+  if settings.branches == "hard" and "branches" in batch.columns:
+    advantages = merge_branches(advantages, weights, batch.columns["branches"])
   if settings.whiten:
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:
@@ -669,7 +696,7 @@ def prepare(
     segment_ids=segment_ids,
     turns=batch.turns,
     old_log_probs=old_log_probs,
-    behaviour_log_probs=batch.log_probs,
+    behaviour_log_probs=batch.behaviour_log_probs,
     reference_log_probs=reference_log_probs,
     clip_high_bonus=bonus,
     dropped=dropped,
@@ -678,6 +705,7 @@ def prepare(
     old_values=values,
     returns=credit.returns,
     value_coefficients=credit.value_coefficients,
+    columns=columns,
   )
   learning = jnp.where(batch.valid, outcome != 0, False)
   metrics |= {
@@ -745,8 +773,9 @@ def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") ->
     weights=batch.weights,
     segment_ids=batch.segment_ids,
     turns=batch.turns,
-    old_log_probs=batch.log_probs,
-    behaviour_log_probs=batch.log_probs,
+    old_log_probs=batch.behaviour_log_probs,
+    behaviour_log_probs=batch.behaviour_log_probs,
+    columns=token_columns(batch),
   )
 
 

@@ -18,7 +18,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
 from agentjax.models.spec import abstract
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import abstract_prepared, policy_objective
 from agentjax.planning.hlo import ProgramCost, program_cost
 from agentjax.sharding import (
   MeshConfig,
@@ -33,7 +33,7 @@ from agentjax.training.optimizer import build_optimizer
 from agentjax.training.state import abstract_state, network_specs, state_shardings
 from agentjax.training.teacher import TeacherHead, TeacherTargets
 from agentjax.training.update import UpdateBatch, make_update, split_rows
-from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.batch import abstract_batch
 
 _GIB = 2**30
 
@@ -275,43 +275,15 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
   """
   stage, time = experiment.rl, experiment.rl.row_length
   micro, rows = rows, 2 * rows
-  integers: Any = jax.ShapeDtypeStruct((rows, time), jnp.int32)
-  floats: Any = jax.ShapeDtypeStruct((rows, time), jnp.float32)
-  sequences: Any = functools.partial(jax.ShapeDtypeStruct, (rows,))
-  batch = Batch(
-    token_ids=integers,
-    segment_ids=integers,
-    positions=integers,
-    weights=floats,
-    log_probs=floats,
-    entropies=floats,
-    versions=integers,
-    turns=integers,
-    rewards=sequences(jnp.float32),
-    valid=sequences(bool),
-    groups=sequences(jnp.int32),
+  batch = abstract_batch(rows, time, sequences=rows)
+  prepared = abstract_prepared(
+    stage.objective,
+    batch,
+    recomputed=stage.old_log_probs == "recomputed",
+    token_rewards=stage.process is not None,
   )
-  extra: dict[str, Any] = {}
-  if stage.old_log_probs == "recomputed":
-    extra["old_log_probs"] = floats
-  if stage.objective.needs_reference:
-    extra["reference_log_probs"] = floats
-  if stage.objective.needs_values:
-    extra["values"] = floats
-  credit = stage.objective.advantage
-  if credit.parts:
-    extra["part_rewards"] = jax.ShapeDtypeStruct((rows, len(credit.parts)), jnp.float32)
-  if credit.turn_rewards:
-    extra["turn_rewards"] = floats
-  if stage.process is not None:
-    extra["token_rewards"] = floats
-  if stage.objective.needs_baseline:
-    extra["baselines"] = sequences(jnp.float32)
+  whole = UpdateBatch(batch.token_ids, batch.positions, prepared)
   taught = stage.objective.distillation
-  if taught is not None and taught.form == "sampled":
-    extra["teacher_log_probs"] = floats
-  prepared, _ = jax.eval_shape(lambda b, e: prepare(b, stage.objective, **e), batch, extra)
-  whole = UpdateBatch(integers, integers, prepared)
   if taught is not None and (taught.keep < 1 or stage.objective.needs_divergences):
     eighth = -(-time // 8)
     count = min(-(-math.ceil(taught.keep * time) // eighth) * eighth, time)

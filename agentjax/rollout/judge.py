@@ -123,4 +123,4 @@ class EngineJudge:
       )
     finally:
       context.close()
-    return float(sample.log_probs.sum(dtype=np.float64))
+    return float(sample.behaviour_log_probs.sum(dtype=np.float64))

@@ -337,7 +337,7 @@ class Episode:
     cut = sample.finish is not Finish.STOP
     self._last_turn = self._builder.append_sampled(
       sample.token_ids,
-      sample.log_probs,
+      sample.behaviour_log_probs,
       sample.entropies,
       sample.versions,
       seconds=time.monotonic() - start,

@@ -24,7 +24,7 @@ from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
 from agentjax.trajectory.store import from_record, to_record
 
 MAGIC = b"AJXJRNL\0"
-VERSION = 5
+VERSION = 6
 
 Address = tuple[int, int, int]
 

@@ -89,6 +89,7 @@ from agentjax.training.update import (
   used_micro_batches,
 )
 from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import TEACHER_COLUMNS
 from agentjax.trajectory.packing import (
   PackedSequence,
   pack,
@@ -530,7 +531,7 @@ class Learner:
     factor = settings.selection.loss_factor(groups, settings.tasks_per_step)
     batches = [self._pack_rl(part) for part in parts]
     if not settings.replay_experts:
-      batches = [dataclasses.replace(batch, experts=None) for batch in batches]
+      batches = [batch.without("experts") for batch in batches]
     ready: list[_Ready] = []
     for batch, part in zip(batches, parts, strict=True):
       state, one = self._prepare_rl(phase, state, batch, part, rows)
@@ -608,7 +609,7 @@ class Learner:
       networks = dataclasses.replace(state.networks, policy=self.policy(state))
       log_probs, old_values = self._scores(networks, batch, rows)
       if alone:
-        batch = dataclasses.replace(batch, log_probs=log_probs)
+        batch = dataclasses.replace(batch, behaviour_log_probs=log_probs)
       if recomputed:
         extra["old_log_probs"] = log_probs
       if self._critic:
@@ -617,7 +618,7 @@ class Learner:
     if self._reference:
       frozen = Networks(policy=state.reference, value=None)
       # The reference chooses its own experts: those recorded are the sampler's.
-      own = dataclasses.replace(batch, experts=None)
+      own = batch.without("experts")
       reference_log_probs = self._scores(frozen, own, rows)[0]
     if self._compares:
       extra["reference_log_probs"] = reference_log_probs
@@ -657,7 +658,7 @@ class Learner:
       extra["turn_rewards"] = paid_by_turn(sequences, of_turns, credited)
     metrics: dict[str, Any] = {}
     if self.process is not None:
-      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.log_probs))
+      policy_log_probs = np.asarray(extra.get("old_log_probs", batch.behaviour_log_probs))
       reference = self.process.log_probs("reference", batch, sequences, reference_log_probs)
       online = self.process.config.online
       learnt: dict[str, float] = {}
@@ -667,7 +668,7 @@ class Learner:
         state, model, learnt = self._learn_rewards(online, state, batch, sequences, reference, rows)
       extra["token_rewards"], metrics = self.process.score(credited, sequences, model, reference)
       metrics |= learnt
-    bare = dataclasses.replace(batch, experts=None).unasked()
+    bare = batch.for_loss()
     if staged is not None:
       stages = self._parts.experiment.rollout.max_turns
       names = ("rewards", "known", "stages")
@@ -705,8 +706,7 @@ class Learner:
     Metrics are of the model before it has learnt from these episodes.
     """
     assert state.process is not None
-    # It chooses its own experts.
-    own = dataclasses.replace(batch, experts=None).unasked()
+    own = batch.for_loss()  # it chooses its own experts
     if online.outcome:
       values, known = part_rewards(sequences, (online.outcome,), batch.num_sequences)
       valid = np.asarray(batch.valid) & known
@@ -777,14 +777,16 @@ class Learner:
     sequences = to_sequences(trajectories)
     if len(sequences) != len(trajectories):
       raise ValueError("an episode has several branches, or no token; give episodes of one path.")
-    batch = self._pack_rl([s.unasked() for s in sequences])
+    batch = self._pack_rl(sequences).without(*TEACHER_COLUMNS)
     answers = self.teachers.ask(settings, policy, batch, sequences)
     each = {k: unpack(v, batch.segment_ids, len(sequences)) for k, v in answers.items()}
     return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
 
   def _scores(self, networks: Networks, batch: Batch, rows: int) -> tuple[Any, Any]:
     token_ids, segment_ids, positions, experts = self._place(
-      split_rows((batch.token_ids, batch.segment_ids, batch.positions, batch.experts), rows)
+      split_rows(
+        (batch.token_ids, batch.segment_ids, batch.positions, batch.columns.get("experts")), rows
+      )
     )
     count = used_micro_batches(batch.segment_ids, rows)
     with jax.set_mesh(self.mesh):
@@ -806,7 +808,7 @@ class Learner:
       batch.token_ids,
       batch.positions,
       jax.tree.map(_to_host, ready.prepared),
-      batch.experts,
+      batch.columns.get("experts"),
       depths,
       ready.kept,
       ready.teacher,

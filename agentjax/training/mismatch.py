@@ -80,7 +80,7 @@ def mismatch_report(
   gaps, cells = [], []
   for number, (batch, scored) in enumerate(zip(batches, log_probs, strict=True)):
     rows, columns = np.nonzero(np.asarray(batch.weights) > 0)
-    gaps.append((scored - np.asarray(batch.log_probs))[rows, columns].astype(np.float64))
+    gaps.append((scored - np.asarray(batch.behaviour_log_probs))[rows, columns].astype(np.float64))
     cells.append(np.stack([np.full_like(rows, number), rows, columns], axis=1))
   gap, cell = np.concatenate(gaps), np.concatenate(cells)
   if not gap.size:
@@ -105,7 +105,7 @@ def mismatch_report(
       sequence=of_worst(batch.segment_ids) - 1,
       position=of_worst(batch.positions),
       version=of_worst(batch.versions),
-      sampler=of_worst(batch.log_probs),
+      sampler=of_worst(batch.behaviour_log_probs),
       trainer=of_worst(log_probs[number]),
     ),
   )

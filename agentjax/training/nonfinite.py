@@ -42,10 +42,11 @@ def count_nonfinite(inputs: LossInputs, loss: Array) -> dict[str, Array]:
   ``nonfinite/loss`` is 1 where the loss itself is.
   """
   counts = {"loss": ~jnp.isfinite(loss)}
-  for field in dataclasses.fields(inputs):
-    value = getattr(inputs, field.name)
+  arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+  for name, value in (arrays | arrays.pop("columns")).items():
     if value is not None and jnp.issubdtype(value.dtype, jnp.inexact):
-      counts[field.name] = jnp.sum((inputs.weights > 0) & ~jnp.isfinite(value))
+      bad = ~jnp.isfinite(value).reshape(*inputs.weights.shape, -1).all(axis=-1)
+      counts[name] = jnp.sum((inputs.weights > 0) & bad)
   return {PREFIX + name: count.astype(jnp.float32) for name, count in counts.items()}
 
 
@@ -70,7 +71,10 @@ def broken_update(values: Mapping[str, float]) -> str:
 
 def describe_nonfinite(values: Mapping[str, float]) -> str:
   """Names the array that went bad first; "" where all are finite."""
-  name = next((name for name in _ORDER if values.get(PREFIX + name)), None)
+  found = [key.removeprefix(PREFIX) for key in values if key.startswith(PREFIX) and values[key]]
+  # Columns of the batch come first: they were there before anything was computed.
+  order = [*(name for name in found if name not in _ORDER), *_ORDER]
+  name = next((name for name in order if name in found), None)
   if name is None:
     return ""
   if name == "loss":

@@ -178,5 +178,5 @@ def with_answers(trajectory: Trajectory, answers: Mapping[str, np.ndarray]) -> T
     if "ids" in pieces and (segment.sampled.any() or segment.weights.any()):
       said["teacher_top_ids"] = pieces["ids"][i].astype(np.int32)
       said["teacher_top_log_probs"] = pieces["candidates"][i].astype(np.float32)
-    segments.append(dataclasses.replace(segment, **said))
+    segments.append(segment.with_columns(said))
   return dataclasses.replace(trajectory, segments=segments)

@@ -28,6 +28,7 @@ from agentjax.text.chat import Chat
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import TEACHER_COLUMNS
 from agentjax.trajectory.packing import PackedSequence, repack, unpack
 
 
@@ -139,7 +140,8 @@ class ProcessRewards:
     """
     policy = self._policies[name]
     if policy is not None:
-      return policy.ask(DistillationConfig(), None, batch.unasked(), sequences)["log_probs"]
+      bare = batch.without(*TEACHER_COLUMNS)  # what another teacher said is not its answer
+      return policy.ask(DistillationConfig(), None, bare, sequences)["log_probs"]
     assert own is not None
     return own
 

@@ -30,7 +30,7 @@ from agentjax.training.teacher import template_fingerprint
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreWriter, read_store
 
-_EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 2
+_EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -387,12 +387,12 @@ class Teachers:
 
 def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
   """What ``make_ask`` would answer, as it was stored; None where that is not there."""
-  names = {"log_probs": batch.teacher_log_probs}
+  names = {"log_probs": "teacher_log_probs"}
   if settings.form == "top_k":
-    names = {"candidates": batch.teacher_top_log_probs, "ids": batch.teacher_top_ids}
-  if settings.needs_live_teacher or any(known is None for known in names.values()):
+    names = {"candidates": "teacher_top_log_probs", "ids": "teacher_top_ids"}
+  if settings.needs_live_teacher or not batch.columns.keys() >= set(names.values()):
     return None
-  found = {name: np.asarray(known) for name, known in names.items()}
+  found = {name: np.asarray(batch.columns[column]) for name, column in names.items()}
   if settings.form == "top_k":
     stored = found["ids"].shape[-1]
     if settings.top_k > stored:

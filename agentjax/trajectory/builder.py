@@ -9,30 +9,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from agentjax.trajectory.experts import fit, join
+from agentjax.trajectory.columns import (
+  Column,
+  ColumnError,
+  core_fields,
+  find_column,
+  get_column,
+  join_known,
+  known_names,
+  value_or_fill,
+)
+from agentjax.trajectory.experts import fit
 from agentjax.trajectory.record import Flag, Reward, Segment, Status, ToolRecord, Trajectory
-
-_FIELDS = {
-  "token_ids": np.int32,
-  "sampled": np.bool_,
-  "weights": np.float32,
-  "log_probs": np.float32,
-  "entropies": np.float32,
-  "versions": np.int32,
-}
-
-
-# What a teacher said of tokens, and what stands where it was not asked.
-TEACHERS_WORD = {
-  "teacher_log_probs": np.nan,
-  "teacher_top_ids": -1,
-  "teacher_top_log_probs": np.nan,
-}
 
 LAST = -1  # as a parent: the segment appended last, or none where it would be the first
 
@@ -47,31 +40,31 @@ class TokenPath:
 
   Attributes:
     segments: indices of its segments in the trajectory, root first.
-    token_ids: int32. sampled: bool. weights, log_probs, entropies: float32. versions: int32.
+    token_ids: int32. sampled: bool. weights, behaviour_log_probs, entropies: float32.
+    versions: int32.
     turns: int32, the model call each token belongs to.
     segment_of: int32, index in the trajectory of the segment each token stands in.
-    experts: [n, routers, choices] as in ``Segment``; None where no segment has any.
-    teacher_log_probs: float32, NaN where not known; None where no segment has any.
-    teacher_top_ids, teacher_top_log_probs: int32 and float32 [n, k], -1 and NaN where not known;
-      None where no segment has any.
+    columns: by name [n, ...], the registered columns of tokens and turns that a segment has, with
+      the fill where others have none. A turn's value stands on all tokens of its segment.
   """
 
   segments: tuple[int, ...]
   token_ids: np.ndarray
   sampled: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turns: np.ndarray
   segment_of: np.ndarray
-  experts: np.ndarray | None = None
-  teacher_log_probs: np.ndarray | None = None
-  teacher_top_ids: np.ndarray | None = None
-  teacher_top_log_probs: np.ndarray | None = None
+  columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
+
+  def column(self, name: str) -> np.ndarray:
+    """[n, ...] of a column of tokens or turns, its fill where no segment has one."""
+    return value_or_fill(self.columns, name, (len(self),))
 
 
 class TrajectoryBuilder:
@@ -118,6 +111,7 @@ class TrajectoryBuilder:
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
+    columns: Mapping[str, Any] | None = None,
   ) -> int:
     """Adds tokens the policy did not draw: prompts, markup, tool results, demonstrations.
 
@@ -128,12 +122,14 @@ class TrajectoryBuilder:
         segment counts as a model call.
       parent: index of the segment this continues; None starts a root.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
+      columns: by name what else is known, see ``set_columns``.
 
     Returns:
       Index of the new segment.
 
     Raises:
       TrajectoryError: an impossible parent.
+      ColumnError: an unknown column.
     """
     ids = np.array(token_ids, np.int32)
     n = len(ids)
@@ -143,7 +139,7 @@ class TrajectoryBuilder:
       token_ids=ids,
       sampled=np.zeros(n, np.bool_),
       weights=np.full(n, weight, np.float32),
-      log_probs=np.zeros(n, np.float32),
+      behaviour_log_probs=np.zeros(n, np.float32),
       entropies=np.zeros(n, np.float32),
       versions=np.full(n, -1, np.int32),
       parent=parent,
@@ -152,12 +148,13 @@ class TrajectoryBuilder:
       visible_to=visible_to,
       seconds=seconds,
       flags=frozenset(flags),
+      columns=columns,
     )
 
   def append_sampled(
     self,
     token_ids: Sequence[int] | np.ndarray,
-    log_probs: Sequence[float] | np.ndarray,
+    behaviour_log_probs: Sequence[float] | np.ndarray,
     entropies: Sequence[float] | np.ndarray,
     versions: Sequence[int] | np.ndarray | int,
     *,
@@ -168,21 +165,24 @@ class TrajectoryBuilder:
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
+    columns: Mapping[str, Any] | None = None,
   ) -> int:
     """Adds one model call: tokens the policy drew.
 
     Args:
-      token_ids: int [n]. log_probs, entropies: float [n], nats, of the behaviour distribution.
+      token_ids: int [n]. behaviour_log_probs, entropies: float [n], nats, under the sampler.
       versions: int [n] or one int, weight version that drew them, >= 0.
       weights: loss weights [n]; None means 1. Zero where the policy wrote what it should not learn.
       parent: index of the segment this continues; None starts a root.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
+      columns: by name what else is known, see ``set_columns``.
 
     Returns:
       Index of the new segment.
 
     Raises:
       TrajectoryError: arrays of unlike lengths, or an impossible parent.
+      ColumnError: an unknown column.
     """
     ids = np.array(token_ids, np.int32)
     n = len(ids)
@@ -192,7 +192,7 @@ class TrajectoryBuilder:
       token_ids=ids,
       sampled=np.ones(n, np.bool_),
       weights=np.ones(n, np.float32) if weights is None else np.array(weights, np.float32),
-      log_probs=np.array(log_probs, np.float32),
+      behaviour_log_probs=np.array(behaviour_log_probs, np.float32),
       entropies=np.array(entropies, np.float32),
       versions=np.full(n, versions, np.int32)
       if isinstance(versions, int | np.integer)
@@ -203,6 +203,7 @@ class TrajectoryBuilder:
       visible_to=visible_to,
       seconds=seconds,
       flags=frozenset(flags),
+      columns=columns,
     )
 
   def path_ids(self, index: int | None = None) -> np.ndarray:
@@ -227,8 +228,25 @@ class TrajectoryBuilder:
     start = 0
     for i in path(self._trajectory, len(segments) - 1 if index is None else index):
       segment = segments[i]
-      segment.experts = fit(experts[start : start + len(segment)], len(segment))
+      chosen = fit(experts[start : start + len(segment)], len(segment))
+      segments[i] = segment.with_columns({"experts": chosen})
       start += len(segment)
+
+  def set_columns(self, index: int, values: Mapping[str, Any]) -> None:
+    """Notes what is known of the tokens of segment ``index``, or of the turn that it is.
+
+    Args:
+      index: of the segment.
+      values: by the name of a registered column one value a token, or one value for a column of
+        turns.
+
+    Raises:
+      ColumnError: an unknown column.
+      TrajectoryError: values of another shape.
+    """
+    segment = self._trajectory.segments[index].with_columns(_cast(values))
+    _check_segment(self._trajectory, index, segment)
+    self._trajectory.segments[index] = segment
 
   def flag(self, index: int, *flags: Flag) -> None:
     """Adds flags to a segment, for what is known only after it was appended."""
@@ -244,10 +262,14 @@ class TrajectoryBuilder:
     answer: str | None = None,
     metadata: dict[str, Any] | None = None,
     turn_rewards: dict[str, list[float | None]] | None = None,
+    columns: Mapping[str, Any] | None = None,
   ) -> Trajectory:
     """The checked trajectory. ``reward`` None means it is invalid until a reward graph ran.
 
+    ``columns`` are those of sequences, one value each.
+
     Raises:
+      ColumnError: an unknown column.
       TrajectoryError: see ``check_trajectory``.
     """
     trajectory = dataclasses.replace(
@@ -260,17 +282,28 @@ class TrajectoryBuilder:
       answer=answer,
       metadata={} if metadata is None else metadata,
       turn_rewards={} if turn_rewards is None else turn_rewards,
+      columns=_cast(columns),
     )
     check_trajectory(trajectory)
     return trajectory
 
-  def _add(self, owner: str, *, calls: int, parent: int | None, **fields: Any) -> int:
+  def _add(
+    self,
+    owner: str,
+    *,
+    calls: int,
+    parent: int | None,
+    columns: Mapping[str, Any] | None,
+    **fields: Any,
+  ) -> int:
     index = len(self._trajectory.segments)
     if parent == LAST:
       parent = index - 1 if index else None
     _check_parent(self._trajectory, index, parent)
     after = calls + (0 if parent is None else self._calls[parent])
-    segment = Segment(owner=owner, parent=parent, turn=max(after - 1, 0), **fields)
+    segment = Segment(
+      owner=owner, parent=parent, turn=max(after - 1, 0), columns=_cast(columns), **fields
+    )
     _check_segment(self._trajectory, index, segment)
     self._trajectory.segments.append(segment)
     self._calls.append(after)
@@ -310,31 +343,32 @@ def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
   chain = [trajectory.segments[i] for i in indices]
   lengths = [len(segment) for segment in chain]
   arrays: dict[str, Any] = {
-    name: np.concatenate([getattr(s, name) for s in chain]) for name in _FIELDS
+    column.name: np.concatenate([getattr(s, column.name) for s in chain])
+    for column in core_fields(Segment)
   }
-  for name, fill in TEACHERS_WORD.items():
-    arrays[name] = join_known([getattr(s, name) for s in chain], lengths, fill)
+  extra = {}
+  for column in known_names([s.columns for s in chain], "token", "turn"):
+    parts = [_on_tokens(column, segment) for segment in chain]
+    extra[column.name] = join_known(column, parts, lengths)
   return TokenPath(
     segments=indices,
     turns=np.repeat(np.array([s.turn for s in chain], np.int32), lengths),
     segment_of=np.repeat(np.array(indices, np.int32), lengths),
-    experts=join([s.experts for s in chain], lengths),
+    columns=extra,
     **arrays,
   )
 
 
-def join_known(
-  parts: Sequence[np.ndarray | None], lengths: Sequence[int], fill: float
-) -> np.ndarray | None:
-  """Parts [n, ...] of these lengths in one array, ``fill`` where one is None; None if all are."""
-  known = next((part for part in parts if part is not None), None)
-  if known is None:
-    return None
-  filled = [
-    np.full((n, *known.shape[1:]), fill, known.dtype) if part is None else part
-    for part, n in zip(parts, lengths, strict=True)
-  ]
-  return np.concatenate(filled)
+def _on_tokens(column: Column, segment: Segment) -> np.ndarray | None:
+  """[n, ...]: a turn's value on every token of its segment."""
+  values = segment.columns.get(column.name)
+  if values is None or column.level == "token":
+    return values
+  return np.broadcast_to(values, (len(segment), *values.shape))
+
+
+def _cast(columns: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+  return {name: get_column(name).cast(values) for name, values in (columns or {}).items()}
 
 
 def token_paths(trajectory: Trajectory) -> list[TokenPath]:
@@ -359,14 +393,15 @@ def token_paths(trajectory: Trajectory) -> list[TokenPath]:
 def check_trajectory(trajectory: Trajectory) -> None:
   """Raises TrajectoryError unless the tree and its per-token data hold together.
 
-  Parents stand before their children; the arrays of a segment have one length and the dtypes of
-  ``Segment``; a sampled token has a version >= 0, any other has version -1 and no log-prob or
-  entropy; log-probs are finite and <= 0, entropies finite and >= 0, weights finite and >= 0. Turn
-  rewards are a finite number or None for every segment.
+  Parents stand before their children; the arrays of a segment have one length and the dtypes that
+  their columns are registered with; a sampled token has a version >= 0, any other has version -1
+  and no log-prob or entropy; log-probs are finite and <= 0, entropies finite and >= 0, weights
+  finite and >= 0. Turn rewards are a finite number or None for every segment.
   """
   for i, segment in enumerate(trajectory.segments):
     _check_parent(trajectory, i, segment.parent)
     _check_segment(trajectory, i, segment)
+  _check_columns(trajectory.columns, "sequence", (), f"trajectory {trajectory.address}")
   for name, paid in trajectory.turn_rewards.items():
     if len(paid) != len(trajectory.segments) or not all(p is None or np.isfinite(p) for p in paid):
       raise TrajectoryError(
@@ -393,7 +428,11 @@ def _is_sound(segment: Segment) -> bool:
 
   Extremes alone, as they cost a fraction of the rules below; a NaN fails every comparison.
   """
-  weights, log_probs, entropies = segment.weights, segment.log_probs, segment.entropies
+  weights, behaviour_log_probs, entropies = (
+    segment.weights,
+    segment.behaviour_log_probs,
+    segment.entropies,
+  )
   if not len(segment) or segment.token_ids.min() < 0:
     return False
   if not (weights.min() >= 0 and weights.max() < np.inf):
@@ -401,43 +440,30 @@ def _is_sound(segment: Segment) -> bool:
   if segment.sampled.all():
     return bool(
       segment.versions.min() >= 0
-      and log_probs.max() <= _ROUNDING
-      and log_probs.min() > -np.inf
+      and behaviour_log_probs.max() <= _ROUNDING
+      and behaviour_log_probs.min() > -np.inf
       and entropies.min() >= -_ROUNDING
       and entropies.max() < np.inf
     )
   return bool(
     not segment.sampled.any()
     and segment.versions.max() < 0
-    and not log_probs.any()
+    and not behaviour_log_probs.any()
     and not entropies.any()
   )
 
 
 def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None:
   n = len(segment.token_ids)
-  for name, dtype in _FIELDS.items():
-    array = getattr(segment, name)
-    if array.shape != (n,) or array.dtype != dtype:
+  for column in core_fields(Segment):
+    try:
+      column.check(getattr(segment, column.name), (n,))
+    except ColumnError as error:
       raise TrajectoryError(
-        f"{_where(trajectory, index)}: {name} is {array.dtype}{list(array.shape)}; allowed: "
-        f"{np.dtype(dtype)}[{n}], as there are {n} token ids."
-      )
-  experts = segment.experts
-  if experts is not None and (
-    experts.ndim != 3 or len(experts) != n or experts.dtype not in (np.uint8, np.uint16)
-  ):
-    raise TrajectoryError(
-      f"{_where(trajectory, index)}: experts is {experts.dtype}{list(experts.shape)}; allowed: "
-      f"None, or uint8 or uint16 [{n}, routers, choices], as there are {n} token ids."
-    )
-  teacher = segment.teacher_log_probs
-  if teacher is not None and (teacher.shape != (n,) or teacher.dtype != np.float32):
-    raise TrajectoryError(
-      f"{_where(trajectory, index)}: teacher_log_probs is {teacher.dtype}{list(teacher.shape)}; "
-      f"allowed: None, or float32[{n}], as there are {n} token ids."
-    )
-  _check_candidates(trajectory, index, segment)
+        f"{_where(trajectory, index)}: {error}, as there are {n} token ids."
+      ) from error
+  if segment.columns:
+    _check_columns(segment.columns, "token", (n,), _where(trajectory, index))
   if _is_sound(segment):
     return
   drawn = segment.sampled
@@ -445,9 +471,9 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
     ("token_ids", segment.token_ids >= 0, "ids >= 0"),
     ("versions", (segment.versions >= 0) == drawn, ">= 0 where sampled, -1 elsewhere"),
     (
-      "log_probs",
-      np.isfinite(segment.log_probs)
-      & np.where(drawn, segment.log_probs <= _ROUNDING, segment.log_probs == 0),
+      "behaviour_log_probs",
+      np.isfinite(segment.behaviour_log_probs)
+      & np.where(drawn, segment.behaviour_log_probs <= _ROUNDING, segment.behaviour_log_probs == 0),
       "finite and <= 0 where sampled, 0 elsewhere",
     ),
     (
@@ -467,18 +493,32 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
       )
 
 
-def _check_candidates(trajectory: Trajectory, index: int, segment: Segment) -> None:
-  n, ids, log_probs = len(segment), segment.teacher_top_ids, segment.teacher_top_log_probs
-  if ids is None and log_probs is None:
-    return
-  given = [f"{x.dtype}{list(x.shape)}" if x is not None else "None" for x in (ids, log_probs)]
-  k = ids.shape[-1] if ids is not None and ids.ndim == 2 else "k"
-  if given != [f"int32[{n}, {k}]", f"float32[{n}, {k}]"]:
-    raise TrajectoryError(
-      f"{_where(trajectory, index)}: teacher_top_ids and teacher_top_log_probs are "
-      f"{' and '.join(given)}; allowed: None for both, or int32[{n}, k] and float32[{n}, k], as "
-      f"there are {n} token ids."
-    )
+def _check_columns(
+  columns: Mapping[str, np.ndarray], level: str, rows: tuple[int, ...], where: str
+) -> None:
+  """Columns of sequences where ``level`` says so, else of tokens and turns. Others are kept."""
+  sizes: dict[str, tuple[int, str]] = {}
+  for name, values in columns.items():
+    column = find_column(name)
+    if column is None:
+      continue
+    if column.core or (column.level == "sequence") != (level == "sequence"):
+      place = "a field" if column.core else f"a column of a {column.level}"
+      raise TrajectoryError(f"{where}: {name} is {place} and does not stand in these columns.")
+    try:
+      column.check(values, rows if column.level == level else ())
+    except ColumnError as error:
+      reason = f", as there are {rows[0]} token ids" if column.level == "token" else ""
+      raise TrajectoryError(f"{where}: {error}{reason}.") from error
+    missing = [other for other in column.together if other not in columns]
+    if missing:
+      raise TrajectoryError(f"{where}: {name} stands without {', '.join(missing)}; allowed: both.")
+    for size, got in zip(column.shape, values.shape[-len(column.shape) :], strict=False):
+      known, other = sizes.setdefault(str(size), (got, name))
+      if isinstance(size, str) and known != got:
+        raise TrajectoryError(
+          f"{where}: {name} has {size}={got} and {other} has {known}; allowed: one number."
+        )
 
 
 def _where(trajectory: Trajectory, index: int) -> str:

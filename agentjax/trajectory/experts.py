@@ -7,8 +7,6 @@ places; its routers choose for themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 
@@ -27,13 +25,3 @@ def fit(experts: np.ndarray, tokens: int) -> np.ndarray:
   missing = max(tokens - len(experts), 0)
   widths = ((0, missing), *((0, 0),) * (experts.ndim - 1))
   return np.pad(experts[:tokens], widths, constant_values=unrecorded(experts.dtype))
-
-
-def join(parts: Sequence[np.ndarray | None], lengths: Sequence[int]) -> np.ndarray | None:
-  """Parts of these lengths in one array, unrecorded where a part is None; None if all are."""
-  known = next((part for part in parts if part is not None), None)
-  if known is None:
-    return None
-  return np.concatenate(
-    [fit(known[:0] if p is None else p, n) for p, n in zip(parts, lengths, strict=True)]
-  )

@@ -9,18 +9,23 @@ list given.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.builder import TEACHERS_WORD, TokenPath, join_known, token_paths
-from agentjax.trajectory.experts import join, unrecorded
+from agentjax.trajectory.builder import TokenPath, token_paths
+from agentjax.trajectory.columns import (
+  Column,
+  core_fields,
+  find_column,
+  join_known,
+  known_names,
+  value_or_fill,
+)
 from agentjax.trajectory.record import BRANCHES, Trajectory
-
-_PER_TOKEN = ("token_ids", "weights", "log_probs", "entropies", "versions", "turns")
 
 
 class PackingError(ValueError):
@@ -33,14 +38,11 @@ class PackedSequence:
 
   Attributes:
     name: where it comes from, for messages.
-    token_ids: int32 [n]. weights, log_probs, entropies: float32 [n]. versions, turns: int32 [n].
+    token_ids, versions, turns: int32 [n]. weights, behaviour_log_probs, entropies: float32 [n].
     reward: value, 0 where not valid. valid: whether it is one.
     group: id of the group for group statistics, >= 0.
-    experts: uint8 or uint16 [n, routers, choices], or None where not recorded.
-    branches: int32 [n], as in ``Batch``; None where it shares nothing.
-    teacher_log_probs: float32 [n], NaN where not known; None where not recorded.
-    teacher_top_ids, teacher_top_log_probs: int32 and float32 [n, k], -1 and NaN where not known;
-      None where not recorded.
+    columns: by name what else is known: [n, ...] of columns of tokens and turns, [...] of columns
+      of sequences. Names that are not registered do not get into a batch.
     source: name of the data set of its task.
     reward_parts: values of the named parts of its reward, without those that are not valid.
     turn_rewards: by part float32 [n], what a turn was paid, on its last token; NaN elsewhere.
@@ -49,18 +51,14 @@ class PackedSequence:
   name: str
   token_ids: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turns: np.ndarray
   reward: float = 0.0
   valid: bool = True
   group: int = 0
-  experts: np.ndarray | None = None
-  branches: np.ndarray | None = None
-  teacher_log_probs: np.ndarray | None = None
-  teacher_top_ids: np.ndarray | None = None
-  teacher_top_log_probs: np.ndarray | None = None
+  columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
   source: str = ""
   reward_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   turn_rewards: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -68,11 +66,15 @@ class PackedSequence:
   def __len__(self) -> int:
     return len(self.token_ids)
 
-  def unasked(self) -> PackedSequence:
-    """Without what teachers said of it."""
-    return dataclasses.replace(
-      self, teacher_log_probs=None, teacher_top_ids=None, teacher_top_log_probs=None
-    )
+  def column(self, name: str) -> np.ndarray:
+    """[n, ...] of a column of tokens or turns, [...] of sequences; its fill where there is none."""
+    column = find_column(name)
+    of_sequence = column is not None and column.level == "sequence"
+    return value_or_fill(self.columns, name, () if of_sequence else (len(self),))
+
+  def with_columns(self, values: Mapping[str, np.ndarray]) -> Self:
+    """A copy with these columns beside or in place of its own."""
+    return dataclasses.replace(self, columns={**self.columns, **values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +105,16 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
     step, task_id, sample = trajectory.address
     branches = trajectory.metadata.get(BRANCHES)
     for tokens in token_paths(trajectory):
+      columns = {**tokens.columns, **trajectory.columns}
+      if branches is not None:
+        columns["branches"] = _shared(trajectory, branches, tokens, segments)
       result.append(
         PackedSequence(
           name=f"step={step}, task={task_id}, sample={sample}, leaf={tokens.segments[-1]}",
           reward=trajectory.reward.value if trajectory.reward.value is not None else 0.0,
           valid=trajectory.reward.valid and not trajectory.status.masked,
           group=group,
-          experts=tokens.experts,
-          **{name: getattr(tokens, name) for name in TEACHERS_WORD},
+          columns=columns,
           source=trajectory.source,
           reward_parts={
             name: part.value
@@ -121,8 +125,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
             name: _at_ends(paid, trajectory, tokens)
             for name, paid in trajectory.turn_rewards.items()
           },
-          branches=None if branches is None else _shared(trajectory, branches, tokens, segments),
-          **{name: getattr(tokens, name) for name in _PER_TOKEN},
+          **{c.name: getattr(tokens, c.name) for c in core_fields(PackedSequence, "token")},
         )
       )
   return result
@@ -205,22 +208,30 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   """The sequence without what stands between its first token and its first weighted one.
 
   Its first token stays as the start that every conversation has. Positions then count from there.
-  Observations between later turns stay, without weight. Log-probs of the sampler and choices of its
-  routers go, as they were made after the prompt. None where no token has weight.
+  Observations between later turns stay, without weight. Columns that were computed after the prompt
+  (``Column.conditional``) go; behaviour log-probs become 0. None where no token has weight.
   """
   weighted = np.flatnonzero(sequence.weights[1:] > 0)
   if not weighted.size:
     return None
   kept = np.r_[0, np.arange(weighted[0] + 1, len(sequence))]
-  arrays = {name: getattr(sequence, name)[kept] for name in _PER_TOKEN}
-  arrays["log_probs"] = np.zeros_like(arrays["log_probs"])
+  arrays: dict[str, Any] = {}
+  for column in core_fields(PackedSequence, "token"):
+    values = getattr(sequence, column.name)[kept]
+    arrays[column.name] = (
+      np.full_like(values, column.fill_value()) if column.conditional else values
+    )
+  extra = {}
+  for column in known_names([sequence.columns], "token", "turn", "sequence"):
+    values = sequence.columns[column.name]
+    if not column.conditional:
+      extra[column.name] = values if column.level == "sequence" else values[kept]
   return dataclasses.replace(
     sequence,
     **arrays,
     turn_rewards={name: paid[kept] for name, paid in sequence.turn_rewards.items()},
-    experts=None,
-    branches=None,
-  ).unasked()
+    columns=extra,
+  )
 
 
 def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
@@ -295,8 +306,8 @@ def pack(
   """Packs sequences into a Batch of numpy arrays [rows, row_length] and [max_sequences].
 
   The first token of a sequence has nothing before it to be predicted from: its weight, log-prob and
-  entropy are 0 in the batch. Padding has ``pad_id``, segment 0, version and turn -1, unrecorded
-  experts, zero else.
+  entropy are 0 in the batch, and it has the fill of every other ``predicted`` column. Padding has
+  ``pad_id`` and the fill of each column, as have tokens and sequences of which it is not known.
 
   Args:
     sequences: in the order of the [N] arrays. One without tokens keeps its place there.
@@ -318,17 +329,8 @@ def pack(
       f"{count} sequences for max_sequences={places}; raise max_sequences or give fewer."
     )
   lengths = np.array([len(s) for s in sequences], np.int64)
-  for sequence, length in zip(sequences, lengths, strict=True):
-    if length > row_length:
-      raise PackingError(
-        f"the sequence ({sequence.name}) has {length} tokens, row_length={row_length}; "
-        "raise row_length or lower the limit on tokens of an episode."
-      )
-    if sequence.valid and not np.isfinite(sequence.reward):
-      raise PackingError(
-        f"the sequence ({sequence.name}) has reward {sequence.reward} marked valid; allowed: a "
-        "finite value, or valid=False."
-      )
+  for sequence in sequences:
+    _check_sequence(sequence, row_length)
   plan = plan_rows(lengths, row_length, align)
   num_rows = plan.num_rows if rows is None else rows
   if plan.num_rows > num_rows:
@@ -346,50 +348,82 @@ def pack(
     flat[cells] = values
     return flat.reshape(num_rows, row_length, *values.shape[1:])
 
-  def gather(name: str) -> np.ndarray:
-    parts = [getattr(s, name) for s in sequences]
-    for sequence, part in zip(sequences, parts, strict=True):
-      if part.shape != (len(sequence),):
-        raise PackingError(
-          f"the sequence ({sequence.name}) has {name} of shape {part.shape} for {len(sequence)} "
-          "token ids; allowed: one number a token."
-        )
-    return np.concatenate(parts)
+  def lay(column: Column, values: np.ndarray) -> Any:
+    fill = column.fill_value(values.dtype)
+    if column.predicted:
+      values = values.copy()
+      values[first] = fill
+    return grid(values, fill, values.dtype)
 
-  rewards: Any = np.zeros(places, np.float32)
-  rewards[:count] = [s.reward if s.valid else 0.0 for s in sequences]
-  valid: Any = np.zeros(places, np.bool_)
-  valid[:count] = [s.valid for s in sequences]
-  groups: Any = np.full(places, -1, np.int32)
-  groups[:count] = [s.group for s in sequences]
-  numbers = np.repeat(np.arange(1, count + 1), lengths)
-  chosen: Any = join([s.experts for s in sequences], lengths.tolist())
-  if chosen is not None:
-    chosen = grid(chosen, unrecorded(chosen.dtype), chosen.dtype)
-  shared: Any = None
-  if any(s.branches is not None for s in sequences):
-    alone = [np.zeros(len(s), np.int32) if s.branches is None else s.branches for s in sequences]
-    shared = grid(np.concatenate(alone), 0, np.int32)
-  words: dict[str, Any] = {}
-  for name, missing in TEACHERS_WORD.items():
-    said = join_known([getattr(s, name) for s in sequences], lengths.tolist(), missing)
-    words[name] = None if said is None else grid(said, missing, said.dtype)
-  return Batch(
-    token_ids=grid(gather("token_ids"), pad_id, np.int32),
-    segment_ids=grid(numbers, 0, np.int32),
-    positions=grid(within, 0, np.int32),
-    weights=grid(np.where(first, 0.0, gather("weights")), 0.0, np.float32),
-    log_probs=grid(np.where(first, 0.0, gather("log_probs")), 0.0, np.float32),
-    entropies=grid(np.where(first, 0.0, gather("entropies")), 0.0, np.float32),
-    versions=grid(gather("versions"), -1, np.int32),
-    turns=grid(gather("turns"), -1, np.int32),
-    rewards=rewards,
-    valid=valid,
-    groups=groups,
-    experts=chosen,
-    branches=shared,
-    **words,
-  )
+  made: dict[str, Any] = {
+    "segment_ids": grid(np.repeat(np.arange(1, count + 1), lengths), 0, np.int32),
+    "positions": grid(within, 0, np.int32),
+    "token_ids": grid(_joined(sequences, "token_ids"), pad_id, np.int32),
+  }
+  outcomes = _outcomes(sequences)
+  for column in core_fields(Batch):
+    name = column.name
+    if column.level == "sequence":
+      made[name] = _of_sequences(column, outcomes[name], places)
+    elif name not in made:
+      made[name] = lay(column, _joined(sequences, name).astype(column.dtypes[0], copy=False))
+  columns = {
+    column.name: _of_sequences(column, parts, places)
+    if column.level == "sequence"
+    else lay(column, join_known(column, parts, lengths.tolist()))
+    for column, parts in _parts(sequences)
+  }
+  return Batch(**made, columns=columns)
+
+
+def _check_sequence(sequence: PackedSequence, row_length: int) -> None:
+  if len(sequence) > row_length:
+    raise PackingError(
+      f"the sequence ({sequence.name}) has {len(sequence)} tokens, row_length={row_length}; "
+      "raise row_length or lower the limit on tokens of an episode."
+    )
+  if sequence.valid and not np.isfinite(sequence.reward):
+    raise PackingError(
+      f"the sequence ({sequence.name}) has reward {sequence.reward} marked valid; allowed: a "
+      "finite value, or valid=False."
+    )
+
+
+def _joined(sequences: Sequence[PackedSequence], name: str) -> np.ndarray:
+  """[all tokens] of a core column."""
+  parts = [getattr(s, name) for s in sequences]
+  for sequence, part in zip(sequences, parts, strict=True):
+    if part.shape != (len(sequence),):
+      raise PackingError(
+        f"the sequence ({sequence.name}) has {name} of shape {part.shape} for {len(sequence)} "
+        "token ids; allowed: one number a token."
+      )
+  return np.concatenate(parts)
+
+
+def _outcomes(sequences: Sequence[PackedSequence]) -> dict[str, list[Any]]:
+  """The core columns of sequences."""
+  return {
+    "rewards": [s.reward if s.valid else 0.0 for s in sequences],
+    "valid": [s.valid for s in sequences],
+    "groups": [s.group for s in sequences],
+  }
+
+
+def _parts(
+  sequences: Sequence[PackedSequence],
+) -> Iterator[tuple[Column, list[np.ndarray | None]]]:
+  """The registered columns that one of the sequences has, and what each has of it."""
+  held = [s.columns for s in sequences]
+  for column in known_names(held, "token", "turn", "sequence"):
+    yield column, [columns.get(column.name) for columns in held]
+
+
+def _of_sequences(column: Column, values: Sequence[Any], places: int) -> Any:
+  """[places, ...], the fill where a value is None and in unused places."""
+  parts = [None if value is None else column.cast(value)[None] for value in values]
+  unused = places - len(parts)
+  return join_known(column, [*parts, *[None] * unused], [1] * places)
 
 
 def pack_trajectories(

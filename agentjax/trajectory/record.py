@@ -2,7 +2,8 @@
 
 A trajectory is a tree of segments. Every token carries, from the moment it is made, whether the
 policy sampled it, its loss weight, behaviour log-prob, entropy and the version of the weights that
-sampled it: what is not recorded then cannot be had later.
+sampled it: what is not recorded then cannot be had later. What else may be known of a token, a turn
+or a sequence stands in ``columns`` (``trajectory.columns``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from agentjax.trajectory.columns import find_column, value_or_fill
 
 
 class Status(enum.StrEnum):
@@ -113,28 +116,23 @@ class Segment:
     token_ids: int32 [n].
     sampled: bool [n], True where the policy drew the token (False for markup, prompts, tool text).
     weights: float32 [n], loss weight; by default 1 where sampled.
-    log_probs, entropies: float32 [n] under the sampler, nats; 0 where not sampled.
+    behaviour_log_probs, entropies: float32 [n] under the sampler, nats; 0 where not sampled.
     versions: int32 [n], weight version that sampled the token; -1 where not sampled.
     turn: index of the model call this segment belongs to.
     agent, policy: role in the episode and the parameter set that plays it.
     parent: index of the segment this one continues in ``Trajectory.segments``; None at a root.
     visible_to: agents that see it; empty means all.
     seconds: wall time the segment took.
-    experts: uint8 or uint16 [n, routers, choices], what the sampler's routers chose (see
-      ``trajectory.experts``); None where that was not recorded.
-    teacher_log_probs: float32 [n], log-prob of the token under a teacher that was asked once and
-      for all, nats; NaN where it was not asked. None where no token was put to one.
-    teacher_top_ids: int32 [n, k], candidates for the place of the token, the likeliest first; -1
-      where the teacher was not asked. None where it was asked for none.
-    teacher_top_log_probs: float32 [n, k], log-probs of the candidates under the teacher, nats; NaN
-      where it was not asked. None with ``teacher_top_ids``.
+    columns: by name [n, ...], what else was recorded of each token; a column of turns has one value
+      [...] here. Names that are not registered are kept as they are. Segments of branched episodes
+      share the mapping: replace it, do not write into it.
   """
 
   owner: str
   token_ids: np.ndarray
   sampled: np.ndarray
   weights: np.ndarray
-  log_probs: np.ndarray
+  behaviour_log_probs: np.ndarray
   entropies: np.ndarray
   versions: np.ndarray
   turn: int = 0
@@ -144,13 +142,20 @@ class Segment:
   visible_to: tuple[str, ...] = ()
   seconds: float = 0.0
   flags: frozenset[Flag] = frozenset()
-  experts: np.ndarray | None = None
-  teacher_log_probs: np.ndarray | None = None
-  teacher_top_ids: np.ndarray | None = None
-  teacher_top_log_probs: np.ndarray | None = None
+  columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
+
+  def column(self, name: str) -> np.ndarray:
+    """[n, ...] of a column of tokens, [...] of one of turns; its fill where there is none."""
+    column = find_column(name)
+    of_turn = column is not None and column.level == "turn"
+    return value_or_fill(self.columns, name, () if of_turn else (len(self),))
+
+  def with_columns(self, values: Mapping[str, np.ndarray]) -> Segment:
+    """A copy with these columns beside or in place of its own."""
+    return dataclasses.replace(self, columns={**self.columns, **values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +216,8 @@ class Trajectory:
   ``turn_rewards`` say of parts of the reward which turns earned them: by the part's name one number
   a segment, what was paid for it, and None where it was not judged. They sum up to the part. Parts
   that are given for the episode as a whole have none.
+
+  ``columns`` holds by name what else is known of the episode as a whole (columns of sequences).
   """
 
   step: int
@@ -226,6 +233,7 @@ class Trajectory:
   answer: str | None = None  # final answer as the environment read it
   group: str = ""  # group key of the advantage; "" means the task
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+  columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   @property
   def address(self) -> tuple[int, int, int]:

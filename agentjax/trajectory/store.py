@@ -1,4 +1,9 @@
-"""Trajectories on disk, bit for bit: a record log with one trajectory a record. No jax."""
+"""Trajectories on disk, bit for bit: a record log with one trajectory a record. No jax.
+
+Columns stand in a record by name, each with its dtype and shape. A reader keeps those that it does
+not know and writes them back, and fills those that the file lacks, so that a new column breaks no
+file and needs no other version of the format.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import (
   Flag,
   Reward,
@@ -30,9 +36,14 @@ __all__ = [
 ]
 
 MAGIC = b"AJXTRAJ\0"
-VERSION = 5  # raise it whenever the fields of a record change
+VERSION = 6  # raise it when a field changes that is no column; columns come and go without
 
-_SEGMENT_FIELDS = tuple(f.name for f in dataclasses.fields(Segment))
+_CORE = core_fields(Segment)
+_SEGMENT_FIELDS = tuple(
+  f.name
+  for f in dataclasses.fields(Segment)
+  if f.name != "columns" and f.name not in {column.name for column in _CORE}
+)
 _TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))
 
 
@@ -52,6 +63,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     "answer": trajectory.answer,
     "group": trajectory.group,
     "metadata": trajectory.metadata,
+    "columns": dict(trajectory.columns),
   }
 
 
@@ -59,13 +71,12 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
   """Inverse of ``to_record``.
 
   Raises:
-    ValueError: a field is missing, unknown or impossible.
+    ValueError: a field is missing, unknown or impossible, or a column is missing that no fill could
+      stand for.
   """
   try:
     values = dict(record)
-    values["segments"] = [
-      Segment(**{**s, "flags": frozenset(Flag(f) for f in s["flags"])}) for s in record["segments"]
-    ]
+    values["segments"] = [_segment(s) for s in record["segments"]]
     values["status"] = Status(record["status"])
     values["reward"] = Reward(*record["reward"])
     values["reward_parts"] = {k: Reward(*v) for k, v in record["reward_parts"].items()}
@@ -113,7 +124,23 @@ def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> S
 def _segment_record(segment: Segment) -> dict[str, Any]:
   record = {name: getattr(segment, name) for name in _SEGMENT_FIELDS}
   record["flags"] = sorted(str(f) for f in segment.flags)
+  record["columns"] = {c.name: getattr(segment, c.name) for c in _CORE} | dict(segment.columns)
   return record
+
+
+def _segment(record: Mapping[str, Any]) -> Segment:
+  values = dict(record)
+  columns = dict(values.pop("columns"))
+  length = len(columns["token_ids"])
+  for column in _CORE:
+    if column.name in columns:
+      values[column.name] = columns.pop(column.name)
+    elif column.needed:
+      raise ValueError(f"not the record of a trajectory: a segment has no {column.name}")
+    else:
+      values[column.name] = column.filled((length,))
+  values["flags"] = frozenset(Flag(f) for f in values["flags"])
+  return Segment(**values, columns=columns)
 
 
 def _tool_record(tool: ToolRecord) -> dict[str, Any]:

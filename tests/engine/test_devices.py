@@ -33,7 +33,7 @@ def sampled(params, lanes):
         *(f.generate(SampleRequest(address_key(1, i, k), 6)) for k, f in enumerate(forks)))
     for c in (context, *forks):
       c.close()
-    return np.concatenate([s.log_probs for s in (first, *later)])
+    return np.concatenate([s.behaviour_log_probs for s in (first, *later)])
   async def main():
     prefix = await engine.prefill([1, 2, 3])
     return await asyncio.gather(*(one(prefix, i) for i in range(6)))

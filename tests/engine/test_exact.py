@@ -125,7 +125,7 @@ def assert_exact(config: models.ModelConfig, sizes: EngineConfig, temperature: f
     assert len(one["drawn"]) == 2
     for start, sample in one["drawn"]:
       end = start + len(sample.token_ids)
-      np.testing.assert_array_equal(sample.log_probs, log_probs[start:end])
+      np.testing.assert_array_equal(sample.behaviour_log_probs, log_probs[start:end])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_bfloat16_without_the_grid_is_off_by_less_than_half_a_nat():
   played = play(config, _SIZES, 1.0)
   found = trained(config, played, 1.0)
   gaps = [
-    np.abs(sample.log_probs - log_probs[start : start + len(sample.token_ids)]).max()
+    np.abs(sample.behaviour_log_probs - log_probs[start : start + len(sample.token_ids)]).max()
     for one, log_probs in zip(played, found, strict=True)
     for start, sample in one["drawn"]
   ]

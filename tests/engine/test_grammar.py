@@ -195,7 +195,7 @@ def test_log_probs_of_both_distributions_are_recorded(engine, params, model_conf
   for one in samples:
     ids = one.token_ids
     scores = trainer_scores(params, model_config, [1, 2, *ids], temperature or 1.0)
-    np.testing.assert_allclose(one.log_probs, scores.log_probs[0, 2:], atol=3e-5)
+    np.testing.assert_allclose(one.behaviour_log_probs, scores.log_probs[0, 2:], atol=3e-5)
     np.testing.assert_allclose(one.entropies, scores.entropies[0, 2:], atol=3e-5)
     logits = np.asarray(models.compute_logits(params, model_config, scores.hidden[0]), np.float64)
     state = 0
@@ -214,7 +214,7 @@ def test_log_probs_of_both_distributions_are_recorded(engine, params, model_conf
         np.testing.assert_allclose(one.sampling_log_probs[t], expected, atol=3e-5)
       state = grammar.advance(state, [token])
   if not settings:
-    gap = np.concatenate([s.sampling_log_probs - s.log_probs for s in samples])
+    gap = np.concatenate([s.sampling_log_probs - s.behaviour_log_probs for s in samples])
     assert gap.max() > 1.0
 
 

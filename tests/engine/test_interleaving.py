@@ -73,7 +73,7 @@ async def act(engine: Engine, weights, steps, tiny: bool) -> list[Trial]:
     sample = await trial.context.generate(SampleRequest(address_key(key, 1), 6))
     for v in set(sample.versions.tolist()):
       trial.version = v if trial.version in (v, None) else -1
-    trial.history.append(("call", key, sample.token_ids, sample.log_probs))
+    trial.history.append(("call", key, sample.token_ids, sample.behaviour_log_probs))
 
   for kind, which in steps:
     trial = live[which % len(live)] if live else None
@@ -137,7 +137,7 @@ async def fresh(engine: Engine, history) -> list[tuple]:
         await context.extend(event[1])
     else:
       sample = await context.generate(SampleRequest(address_key(event[1], 1), 6))
-      results.append((sample.token_ids, sample.log_probs))
+      results.append((sample.token_ids, sample.behaviour_log_probs))
   if context is not None:
     context.close()
   return results

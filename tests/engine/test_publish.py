@@ -79,7 +79,7 @@ def test_tokens_carry_the_version_that_sampled_them_while_another_thread_publish
   assert mixed > 0
 
 
-FIELDS = ("token_ids", "versions", "log_probs")
+FIELDS = ("token_ids", "versions", "behaviour_log_probs")
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _CHILD = """

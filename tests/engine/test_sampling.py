@@ -83,7 +83,7 @@ def test_draws_follow_the_filtered_distribution(settings):
   np.testing.assert_allclose(found.sampling_log_probs, np.log(expected[found.token_ids]), atol=2e-6)
   # What the trainer recomputes knows nothing of the filters.
   probs = softmax(scaled)
-  np.testing.assert_allclose(found.log_probs, np.log(probs[found.token_ids]), atol=2e-6)
+  np.testing.assert_allclose(found.behaviour_log_probs, np.log(probs[found.token_ids]), atol=2e-6)
   np.testing.assert_allclose(found.entropies, -(probs * np.log(probs)).sum(), rtol=2e-6)
 
 
@@ -107,7 +107,7 @@ def test_filters_keep_what_sorting_keeps():
 def test_temperature_zero_takes_the_best_token_and_reports_temperature_one():
   found = draws(np.tile(LOGITS, (8, 1)), temperature=0.0)
   assert set(found.token_ids) == {int(LOGITS.argmax())}
-  np.testing.assert_allclose(found.log_probs, np.log(softmax(LOGITS).max()), atol=1e-6)
+  np.testing.assert_allclose(found.behaviour_log_probs, np.log(softmax(LOGITS).max()), atol=1e-6)
   np.testing.assert_array_equal(found.sampling_log_probs, 0.0)
 
 
@@ -136,7 +136,9 @@ def test_forced_tokens_are_scored_not_drawn():
   forced = np.arange(-1, VOCAB - 1)
   found = draws(np.tile(LOGITS, (VOCAB, 1)), forced=forced)
   np.testing.assert_array_equal(found.token_ids[1:], forced[1:])
-  np.testing.assert_allclose(found.log_probs[1:], np.log(softmax(LOGITS))[forced[1:]], atol=2e-6)
+  np.testing.assert_allclose(
+    found.behaviour_log_probs[1:], np.log(softmax(LOGITS))[forced[1:]], atol=2e-6
+  )
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_p": 0.9}], ids=str)
@@ -145,7 +147,7 @@ def test_ids_past_the_limit_are_never_drawn_but_count_in_log_probs(settings):
   found = draws(logits, vocab_limit=5, **settings)
   assert found.token_ids.max() < 5
   np.testing.assert_allclose(
-    found.log_probs, np.log(softmax(logits[0]))[found.token_ids], atol=2e-6
+    found.behaviour_log_probs, np.log(softmax(logits[0]))[found.token_ids], atol=2e-6
   )
 
 

@@ -31,7 +31,7 @@ def request(*address: int, tokens: int = 11, **fields) -> SampleRequest:
 def assert_same_bits(found: list[Sample], expected: list[Sample]) -> None:
   assert len(found) == len(expected)
   for a, b in zip(found, expected, strict=True):
-    for name in ("token_ids", "log_probs", "entropies", "versions"):
+    for name in ("token_ids", "behaviour_log_probs", "entropies", "versions"):
       np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     assert a.finish == b.finish
 
@@ -221,7 +221,7 @@ def test_a_stop_string_across_tokens_cuts_the_call_without_a_trace(make_engine, 
   expected = asyncio.run(sample(end))
   assert found[0].finish == Finish.STOP_STRING and expected[0].finish == Finish.LENGTH
   np.testing.assert_array_equal(found[0].token_ids, expected[0].token_ids)
-  np.testing.assert_array_equal(found[0].log_probs, expected[0].log_probs)
+  np.testing.assert_array_equal(found[0].behaviour_log_probs, expected[0].behaviour_log_probs)
   assert_same_bits(found[1:], expected[1:])
   assert free_slots(engine) == 4
 
@@ -549,7 +549,7 @@ def test_a_conversation_that_comes_back_whole_costs_its_new_tokens(make_engine):
   assert engine.stats.extended_tokens == len(PROMPTS[0]) + 2 + 2
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_array_equal(a.token_ids, b.token_ids)
-    np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+    np.testing.assert_allclose(a.behaviour_log_probs, b.behaviour_log_probs, atol=1e-5)
 
 
 def test_known_prefixes_make_way_for_parked_contexts(make_engine):

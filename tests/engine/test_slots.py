@@ -41,7 +41,7 @@ def trainer_scores(params, config, ids, temperature=1.0) -> models.TokenScores:
 
 
 def assert_same_bits(a: Sample, b: Sample) -> None:
-  for name in ("token_ids", "log_probs", "entropies", "sampling_log_probs"):
+  for name in ("token_ids", "behaviour_log_probs", "entropies", "sampling_log_probs"):
     np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
   assert a.finish == b.finish
 
@@ -64,9 +64,9 @@ def test_log_probs_and_entropies_are_those_of_the_trainer(
   for prompt, (sample,) in zip(PROMPTS, results, strict=True):
     scores = trainer_scores(params, model_config, [*prompt, *sample.token_ids], temperature)
     start = len(prompt)
-    np.testing.assert_allclose(sample.log_probs, scores.log_probs[0, start:], atol=2e-5)
+    np.testing.assert_allclose(sample.behaviour_log_probs, scores.log_probs[0, start:], atol=2e-5)
     np.testing.assert_allclose(sample.entropies, scores.entropies[0, start:], atol=2e-5)
-    assert (sample.sampling_log_probs >= sample.log_probs - 1e-5).all()
+    assert (sample.sampling_log_probs >= sample.behaviour_log_probs - 1e-5).all()
 
 
 def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
@@ -90,7 +90,7 @@ def test_extending_a_live_context_equals_reading_it_at_once(slot_engine, params,
   plan.temperature[2] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, [*ids, *tail, *chunk.token_ids[2]])
-  np.testing.assert_allclose(chunk.log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
+  np.testing.assert_allclose(chunk.behaviour_log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
   assert slot_engine.lengths[2] == 41
 
 
@@ -105,7 +105,7 @@ def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, pa
   plan.temperature[1] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, ids)
-  np.testing.assert_allclose(chunk.log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
+  np.testing.assert_allclose(chunk.behaviour_log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
 
 
 def test_order_slots_and_neighbours_change_no_bit(slot_engine):
@@ -130,7 +130,7 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
   chunk = slot_engine.decode(plan)
   for slot in (1, 2, 3):
     np.testing.assert_array_equal(chunk.token_ids[slot], chunk.token_ids[0])
-    np.testing.assert_array_equal(chunk.log_probs[slot], chunk.log_probs[0])
+    np.testing.assert_array_equal(chunk.behaviour_log_probs[slot], chunk.behaviour_log_probs[0])
 
 
 def test_idle_slots_are_left_bit_for_bit(slot_engine):

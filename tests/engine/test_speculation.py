@@ -42,7 +42,7 @@ def assert_same_tokens(
   for a, b in zip(sum(found, []), sum(expected, []), strict=True):
     np.testing.assert_array_equal(a.token_ids, b.token_ids)
     assert a.finish == b.finish
-    for name in ("log_probs", "entropies", "sampling_log_probs"):
+    for name in ("behaviour_log_probs", "entropies", "sampling_log_probs"):
       np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=atol, err_msg=name)
 
 
@@ -68,7 +68,9 @@ def test_log_probs_are_those_of_the_trainer(drafting, params, model_config):
   results = drafting.generate([LOOP, PROMPTS[2]], seed=0, max_tokens=30)
   for prompt, [sample] in zip([LOOP, PROMPTS[2]], results, strict=True):
     scores = trainer_scores(params, model_config, [*prompt, *sample.token_ids])
-    np.testing.assert_allclose(sample.log_probs, scores.log_probs[0, len(prompt) :], atol=2e-5)
+    np.testing.assert_allclose(
+      sample.behaviour_log_probs, scores.log_probs[0, len(prompt) :], atol=2e-5
+    )
 
 
 def test_order_slots_and_neighbours_change_no_bit(drafting):

@@ -48,7 +48,7 @@ class Packer:
       segment_ids=segment_ids,
       positions=zeros,
       weights=self.pack(weights),
-      log_probs=self.pack(behaviour),
+      behaviour_log_probs=self.pack(behaviour),
       entropies=jnp.zeros(zeros.shape),
       versions=zeros,
       turns=zeros if turns is None else self.pack(turns, fill=-1),

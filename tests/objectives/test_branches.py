@@ -1,7 +1,5 @@
 """Tokens that several branches share: ARPO's soft and hard advantages (2507.19849)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +27,14 @@ def batch(valid=(True, True, True, True)):
     segment_ids=np.repeat(np.arange(1, 5, dtype=np.int32), 3).reshape(rows, time),
     positions=np.tile(np.arange(time, dtype=np.int32), (rows, 1)),
     weights=weights,
-    log_probs=zeros - 1.0,
+    behaviour_log_probs=zeros - 1.0,
     entropies=zeros,
     versions=zeros.astype(np.int32),
     turns=zeros.astype(np.int32),
     rewards=np.array(REWARDS, np.float32),
     valid=np.array(valid),
     groups=np.zeros(4, np.int32),
-    branches=branches,
+    columns={"branches": branches},
   )
 
 
@@ -53,7 +51,7 @@ def coefficients(branches, ratio, data=None):
   def loss(log_probs):
     return objective(prepared.with_scores(log_probs, jnp.zeros_like(log_probs)))[0]
 
-  gradient = -jax.grad(loss)(jnp.asarray(data.log_probs) + jnp.log(ratio))
+  gradient = -jax.grad(loss)(jnp.asarray(data.behaviour_log_probs) + jnp.log(ratio))
   return np.asarray(gradient) * (1.0 if data.num_sequences == 0 else _scale(prepared))
 
 
@@ -87,7 +85,7 @@ def test_a_masked_branch_does_not_count_in_the_mean():
 
 
 def test_without_branches_hard_is_soft():
-  plain = dataclasses.replace(batch(), branches=None)
+  plain = batch().without("branches")
   np.testing.assert_array_equal(coefficients("hard", 1.4, plain), coefficients("soft", 1.4, plain))
 
 

@@ -253,7 +253,7 @@ def test_dropped_tokens_are_out_of_the_mean(packer):
     return policy_objective(config)(inputs)[0]
 
   value, (to_divergence, to_log_prob) = jax.value_and_grad(loss, (0, 1))(
-    divergences, batch.log_probs
+    divergences, batch.behaviour_log_probs
   )
   assert value == pytest.approx((2 + 8) / 2)
   wanted = [[0, 0.5, 0], [0, 0, 0.5]]

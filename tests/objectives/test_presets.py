@@ -54,7 +54,7 @@ def example():
     segment_ids=jnp.asarray(segment_ids),
     positions=jnp.zeros(inside.shape, jnp.int32),
     weights=jnp.asarray(inside, jnp.float32),
-    log_probs=behaviour,
+    behaviour_log_probs=behaviour,
     entropies=jnp.ones(inside.shape),
     versions=jnp.zeros(inside.shape, jnp.int32),
     turns=jnp.asarray(turns),

@@ -18,7 +18,7 @@ def segment(turn, sampled):
     token_ids=np.zeros(n, np.int32),
     sampled=np.array(sampled, bool),
     weights=np.array(sampled, np.float32),
-    log_probs=np.zeros(n, np.float32),
+    behaviour_log_probs=np.zeros(n, np.float32),
     entropies=np.zeros(n, np.float32),
     versions=np.zeros(n, np.int32),
   )

@@ -132,7 +132,7 @@ class _Context:
       finish = Finish.LENGTH if room == request.max_tokens else Finish.CONTEXT_FULL
     return Sample(
       token_ids=ids,
-      log_probs=-np.linspace(0.1, 0.9, n, dtype=np.float32),
+      behaviour_log_probs=-np.linspace(0.1, 0.9, n, dtype=np.float32),
       entropies=np.linspace(0.2, 1.0, n, dtype=np.float32)
       if self.engine.entropy is None
       else np.full(n, self.engine.entropy(self.address, self.turn - 1), np.float32),

@@ -290,8 +290,8 @@ def test_branches_survive_the_store(run):
   members, _ = grow(run, config, entropy=unsure_at(1), total=2, rungs=2)
   again = [from_record(to_record(t)) for t in members]
   np.testing.assert_equal(
-    pack(to_sequences(again), row_length=400, pad_id=0).branches,
-    pack(to_sequences(members), row_length=400, pad_id=0).branches,
+    pack(to_sequences(again), row_length=400, pad_id=0).columns["branches"],
+    pack(to_sequences(members), row_length=400, pad_id=0).columns["branches"],
   )
 
 
@@ -299,7 +299,7 @@ def test_copies_of_a_token_have_one_number_in_the_batch(run):
   config = dataclasses.replace(UNSURE_ONLY, roots=1)
   members, _ = grow(run, config, entropy=unsure_at(1), total=3, rungs=2)
   sequences = to_sequences(members)
-  first, second = sequences[0].branches, sequences[1].branches
+  first, second = (s.columns["branches"] for s in sequences[:2])
   same = np.flatnonzero(first[: len(second)] == second[: len(first)])
   shared = sum(len(s) for s in members[1].segments[: members[1].metadata[BRANCHES].index(1)])
   assert same.tolist() == list(range(shared)) and (first > 0).all()

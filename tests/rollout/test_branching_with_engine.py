@@ -115,7 +115,7 @@ def test_a_branch_is_what_a_fresh_computation_along_its_ids_gives(engine, member
     check_trajectory(trajectory)
     for segment, sample in replay(engine, trajectory):
       np.testing.assert_array_equal(segment.token_ids, sample.token_ids)
-      np.testing.assert_array_equal(segment.log_probs, sample.log_probs)
+      np.testing.assert_array_equal(segment.behaviour_log_probs, sample.behaviour_log_probs)
       np.testing.assert_array_equal(segment.entropies, sample.entropies)
 
 
@@ -136,7 +136,7 @@ def test_concurrency_changes_no_bit(engine, members):
 
 def test_a_tree_search_of_a_real_model_does_not_depend_on_time(engine):
   def sure(trajectory, task):
-    drawn = [s.log_probs.mean() for s in trajectory.segments if s.sampled.any()]
+    drawn = [s.behaviour_log_probs.mean() for s in trajectory.segments if s.sampled.any()]
     return float(np.exp(drawn[-1]))
 
   search = TreeSearch(TreeConfig(width=3, beam=2), sure)

@@ -56,8 +56,8 @@ def test_a_tool_call_and_its_result_are_recorded_token_by_token(run):
     drawn = segment.sampled
     assert (segment.weights == drawn).all()
     assert (segment.versions == np.where(drawn, 3, -1)).all()
-    assert (segment.log_probs[drawn] < 0).all() and (segment.entropies[drawn] > 0).all()
-    assert not segment.log_probs[~drawn].any() and not segment.entropies[~drawn].any()
+    assert (segment.behaviour_log_probs[drawn] < 0).all() and (segment.entropies[drawn] > 0).all()
+    assert not segment.behaviour_log_probs[~drawn].any() and not segment.entropies[~drawn].any()
 
 
 def test_the_record_is_the_conversation_rendered_at_once(run):

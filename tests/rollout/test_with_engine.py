@@ -135,9 +135,12 @@ def test_recorded_log_probs_are_the_trainers(trajectories, params):
   )
   drawn = np.asarray(batch.versions) >= 0
   assert drawn.sum() > 150
-  for name in ("log_probs", "entropies"):
-    ours, trainers = np.asarray(getattr(batch, name)), np.asarray(getattr(scores, name))
-    np.testing.assert_allclose(ours[drawn], trainers[drawn], rtol=0, atol=2e-5, err_msg=name)
+  for ours, trainers in (
+    (batch.behaviour_log_probs, scores.log_probs),
+    (batch.entropies, scores.entropies),
+  ):
+    pair = np.asarray(ours)[drawn], np.asarray(trainers)[drawn]
+    np.testing.assert_allclose(*pair, rtol=0, atol=2e-5)
 
 
 def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
@@ -155,7 +158,9 @@ def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
       return chunk
     slot = int(np.flatnonzero(chunk.counts)[0])
     return chunk._replace(
-      log_probs=np.where(np.arange(len(chunk.counts))[:, None] == slot, np.nan, chunk.log_probs)
+      behaviour_log_probs=np.where(
+        np.arange(len(chunk.counts))[:, None] == slot, np.nan, chunk.behaviour_log_probs
+      )
     )
 
   monkeypatch.setattr(slots, "decode", poisoned)
@@ -164,7 +169,7 @@ def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
   assert len(broken) == 1
   (lost,) = (found[i] for i in broken)
   assert not lost.reward.valid and "not finite" in lost.metadata["reason"]
-  assert not np.isnan(np.concatenate([s.log_probs for s in lost.segments])).any()
+  assert not np.isnan(np.concatenate([s.behaviour_log_probs for s in lost.segments])).any()
   others = [t for i, t in enumerate(found) if i not in broken]
   np.testing.assert_equal(
     content(others), content([t for i, t in enumerate(trajectories) if i not in broken])

@@ -65,7 +65,7 @@ def sequences(count: int = 8, length: int = 6) -> list[PackedSequence]:
       name=str(i),
       token_ids=rng.integers(0, 16, length).astype(np.int32),
       weights=np.ones(length, np.float32),
-      log_probs=np.full(length, -2.0, np.float32),
+      behaviour_log_probs=np.full(length, -2.0, np.float32),
       entropies=np.zeros(length, np.float32),
       versions=np.zeros(length, np.int32),
       turns=np.zeros(length, np.int32),
@@ -79,10 +79,10 @@ def sequences(count: int = 8, length: int = 6) -> list[PackedSequence]:
 def update_batch(members: list[PackedSequence], rows: int) -> tuple[Any, UpdateBatch]:
   """Rows of 12 tokens as a Batch, and what an update reads of it, not yet split."""
   batch = pack(members, row_length=12, pad_id=0, rows=rows)
-  bare = dataclasses.replace(batch, experts=None)
-  prepared, _ = prepare(bare, ObjectiveConfig())
+  prepared, _ = prepare(batch.for_loss(), ObjectiveConfig())
   prepared = jax.tree.map(np.asarray, prepared)
-  return batch, UpdateBatch(batch.token_ids, batch.positions, prepared, batch.experts)
+  experts = batch.columns.get("experts")
+  return batch, UpdateBatch(batch.token_ids, batch.positions, prepared, experts)
 
 
 def step(

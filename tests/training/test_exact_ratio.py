@@ -90,7 +90,7 @@ def test_the_first_update_has_ratio_one(tmp_path, pattern):
   # The log-probs that the update computes are the sampler's, on every weighted token.
   scores, _ = learner._scores(state.networks, batch, 1)
   weighted = np.asarray(batch.weights) > 0
-  np.testing.assert_array_equal(scores[weighted], np.asarray(batch.log_probs)[weighted])
+  np.testing.assert_array_equal(scores[weighted], np.asarray(batch.behaviour_log_probs)[weighted])
   before = jax.tree.map(np.asarray, state.networks)
   state, metrics = learner.rl_step(state, trajectories, 1)
   assert metrics["mismatch/max"] == 0.0

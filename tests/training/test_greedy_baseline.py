@@ -88,7 +88,9 @@ def test_the_greedy_episode_takes_the_likeliest_tokens(finished):
   sampled, greedy = apart(list(_episodes(directory).values()))
 
   def log_probs(trajectories):
-    return np.concatenate([s.log_probs[s.sampled] for t in trajectories for s in t.segments])
+    return np.concatenate(
+      [s.behaviour_log_probs[s.sampled] for t in trajectories for s in t.segments]
+    )
 
   # Of 264 ids, nearly uniform: the likeliest is likelier than most that are drawn.
   assert np.mean(log_probs(sampled) < log_probs(greedy).min()) > 0.6

@@ -33,7 +33,9 @@ def test_reopened_journal_knows_its_steps_and_episodes_and_appends_none_twice(tm
   assert journal.steps[2] == StepRecord(2, "rl", ((2, 3, 0), (2, 7, 0)), "hash2")
   episodes = journal.trajectories(lambda address: address[0] == 2)
   assert set(episodes) == {(2, 3, 0), (2, 7, 0)}
-  np.testing.assert_array_equal(episodes[2, 3, 0].segments[1].log_probs, np.float32([-0.5, -0.25]))
+  np.testing.assert_array_equal(
+    episodes[2, 3, 0].segments[1].behaviour_log_probs, np.float32([-0.5, -0.25])
+  )
   assert episodes[2, 3, 0].tools[0].output == "2"
   journal.add_trajectory(_trajectory(2, 3))
   journal.finish_step(StepRecord(2, "rl", (), "hash2"))

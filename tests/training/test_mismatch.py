@@ -36,7 +36,7 @@ def packed():
 def trainer_of(batch, differences):
   """The sampler's log-probs plus ``differences`` on the weighted tokens, nonsense elsewhere."""
   scored = np.full(batch.token_ids.shape, -9.0, np.float32)
-  scored[batch.weights > 0] = batch.log_probs[batch.weights > 0] + np.float32(differences)
+  scored[batch.weights > 0] = batch.behaviour_log_probs[batch.weights > 0] + np.float32(differences)
   return scored
 
 
@@ -74,7 +74,7 @@ def test_the_worst_token_is_named_once_it_passes_the_alarm(packed, caplog):
 def test_nothing_with_weight_gives_no_report(packed):
   _, batch = packed
   empty = batch.replace(weights=np.zeros_like(batch.weights))
-  assert mismatch_report([empty], [empty.log_probs], 1.0) is None
+  assert mismatch_report([empty], [empty.behaviour_log_probs], 1.0) is None
 
 
 def test_tokens_of_mixed_versions_are_weighted_by_what_each_was_sampled_with(packed):
@@ -84,14 +84,14 @@ def test_tokens_of_mixed_versions_are_weighted_by_what_each_was_sampled_with(pac
   config = ObjectiveConfig()
   config.policy_loss.mismatch = MismatchConfig(weight_level="token", weight_cap=None)
   old = trainer_of(batch, gaps)
-  prepared, _ = prepare(batch.replace(experts=None), config, old_log_probs=old)
-  bare, _ = prepare(batch.replace(experts=None), ObjectiveConfig(), old_log_probs=old)
+  prepared, _ = prepare(batch, config, old_log_probs=old)
+  bare, _ = prepare(batch, ObjectiveConfig(), old_log_probs=old)
   inside = batch.weights > 0
   ratio = np.asarray(prepared.advantages)[inside] / np.asarray(bare.advantages)[inside]
   np.testing.assert_allclose(ratio, np.exp(gaps), rtol=1e-5)
   np.testing.assert_array_equal(np.asarray(prepared.old_log_probs)[inside], old[inside])
   np.testing.assert_array_equal(
-    np.asarray(prepared.behaviour_log_probs)[inside], batch.log_probs[inside]
+    np.asarray(prepared.behaviour_log_probs)[inside], batch.behaviour_log_probs[inside]
   )
 
 

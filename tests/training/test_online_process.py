@@ -85,7 +85,7 @@ def _episodes(seed, *, right=0, count=16, valid=True):
         name=str(i),
         token_ids=ids,
         weights=weights,
-        log_probs=-5 * weights,
+        behaviour_log_probs=-5 * weights,
         entropies=5 * weights,
         versions=np.where(weights > 0, 1, -1).astype(np.int32),
         turns=np.zeros(len(ids), np.int32),

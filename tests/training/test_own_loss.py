@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -132,13 +133,9 @@ def test_the_array_that_went_bad_first_is_named(tmp_path):
 
 def inputs_with(**bad):
   shapes = abstract_inputs(ObjectiveConfig(with_reference=True), 2, 3)
-  arrays = {
-    f.name: None if (s := getattr(shapes, f.name)) is None else jnp.ones(s.shape, s.dtype)
-    for f in dataclasses.fields(shapes)
-  }
-  for name, value in bad.items():
-    arrays[name] = arrays[name].at[0, 1:].set(value)
-  return type(shapes)(**arrays)
+  inputs = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), shapes)
+  spoilt = {name: getattr(inputs, name).at[0, 1:].set(value) for name, value in bad.items()}
+  return dataclasses.replace(inputs, **spoilt)
 
 
 @pytest.mark.parametrize(

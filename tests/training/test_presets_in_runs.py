@@ -157,12 +157,12 @@ def in_a_run(name, folder, monkeypatch):
   def scores(networks, batch, rows):
     del rows
     seed = 2 if networks.policy == "reference" else 1
-    return batch.log_probs + drift(batch, seed), drift(batch, 3)
+    return batch.behaviour_log_probs + drift(batch, seed), drift(batch, 3)
 
   def ask(settings, policy, batch, sequences):
     del policy, sequences
     shape = (*batch.token_ids.shape, settings.top_k)
-    answers = {"log_probs": batch.log_probs + drift(batch, 4)}
+    answers = {"log_probs": batch.behaviour_log_probs + drift(batch, 4)}
     answers |= {"ids": np.zeros(shape, np.int32), "candidates": np.zeros(shape, np.float32)}
     answers |= {"hidden": np.zeros((*batch.token_ids.shape, 2), np.float32)}
     return answers | {"entropies": 1 + drift(batch, 5), "divergences": np.abs(drift(batch, 6))}
@@ -171,7 +171,7 @@ def in_a_run(name, folder, monkeypatch):
     del update, rows, depths
     seen.append((batch, ready))
     figures = dict.fromkeys(("bad_steps", "grad_norm", "update_norm"), 0.0)
-    return state, figures, np.asarray(batch.log_probs)[None]
+    return state, figures, np.asarray(batch.behaviour_log_probs)[None]
 
   monkeypatch.setattr(learner, "_scores", scores)
   monkeypatch.setattr(learner.teachers, "ask", ask)
@@ -186,13 +186,13 @@ def in_a_run(name, folder, monkeypatch):
     batch,
     ready.prepared,
     prepare(
-      batch.unasked(),
+      batch.for_loss(),
       preset(name).with_parts_of({"environment": 1.0, "turns": 0.25}),
-      old_log_probs=batch.log_probs + drift(batch, 1)
+      old_log_probs=batch.behaviour_log_probs + drift(batch, 1)
       if experiment.rl.old_log_probs == "recomputed"
       else None,
-      reference_log_probs=batch.log_probs + drift(batch, 2),
-      teacher_log_probs=batch.log_probs + drift(batch, 4),
+      reference_log_probs=batch.behaviour_log_probs + drift(batch, 2),
+      teacher_log_probs=batch.behaviour_log_probs + drift(batch, 4),
       values=drift(batch, 3),
       baselines=np.full(8, 0.3, np.float32),
       part_rewards=np.array(
@@ -207,7 +207,7 @@ def in_a_run(name, folder, monkeypatch):
 def unit_gradient(name, batch, prepared):
   config = preset(name)
   loss = policy_objective(config)
-  now = jnp.asarray(batch.log_probs + drift(batch, 7))
+  now = jnp.asarray(batch.behaviour_log_probs + drift(batch, 7))
   blank = jnp.asarray(drift(batch, 3)) if config.needs_values else None
 
   def total(log_probs, divergences):

@@ -106,14 +106,16 @@ def test_choices_travel_through_a_trajectory_into_the_rows_of_a_batch():
   trajectory = from_record(decode_record(encode_record(to_record(builder.build()))))
   (path,) = token_paths(trajectory)
   none = unrecorded(experts.dtype)
-  np.testing.assert_array_equal(path.experts[:5], experts)
-  assert (path.experts[5:] == none).all() and path.experts.dtype == np.uint8
+  found = path.columns["experts"]
+  np.testing.assert_array_equal(found[:5], experts)
+  assert (found[5:] == none).all() and found.dtype == np.uint8
   batch = pack_trajectories([trajectory], row_length=10, pad_id=0)
-  assert batch.experts.shape == (1, 10, 2, 2) and (batch.experts[0, 5:] == none).all()
-  asked = np.asarray(replayed(jnp.asarray(batch.experts)))
+  packed = batch.columns["experts"]
+  assert packed.shape == (1, 10, 2, 2) and (packed[0, 5:] == none).all()
+  asked = np.asarray(replayed(jnp.asarray(packed)))
   np.testing.assert_array_equal(asked[:, 0, :5], np.moveaxis(experts, 1, 0))
   assert (asked[:, 0, 5:] == -1).all()
-  trajectory.segments[0].experts = experts[:2]
+  trajectory.segments[0].columns = {"experts": experts[:2]}
   with pytest.raises(TrajectoryError, match=r"experts is uint8\[2, 2, 2\].*\[3, routers, choices"):
     check_trajectory(trajectory)
 
@@ -142,7 +144,9 @@ def _sampled():
   )
   experts = np.moveaxis(np.asarray(scores.routing.experts), 0, 2).astype(np.uint8)
   return made, [
-    dataclasses.replace(s, log_probs=np.asarray(scores.log_probs[i]), experts=experts[i])
+    dataclasses.replace(
+      s, behaviour_log_probs=np.asarray(scores.log_probs[i]), columns={"experts": experts[i]}
+    )
     for i, s in enumerate(members)
   ]
 
@@ -166,9 +170,11 @@ def test_an_update_goes_the_sampler_s_way_and_still_trains_the_router():
     perturbed.networks.policy,
     MIXTURE,
     *(jnp.asarray(v) for v in (batch.token_ids, batch.segment_ids, batch.positions)),
-    experts=replayed(jnp.asarray(batch.experts)),
+    experts=replayed(jnp.asarray(batch.columns["experts"])),
   ).routing.load
-  recorded = np.bincount(np.concatenate([s.experts for s in members]).reshape(-1), minlength=4)
+  recorded = np.bincount(
+    np.concatenate([s.columns["experts"] for s in members]).reshape(-1), minlength=4
+  )
   np.testing.assert_array_equal(load[0], recorded)
 
   before = np.asarray(perturbed.networks.policy.groups[0][1].mixer.router)
@@ -200,9 +206,9 @@ def test_a_run_with_replay_can_be_resumed_and_replayed_to_the_same_bits(tmp_path
   with again._session() as session:
     trajectories = session.journal.trajectories(lambda address: address[0] == 2).values()
     segments = [s for t in trajectories for s in t.segments]
-    assert segments and all(s.experts.shape == (len(s), 1, 1) for s in segments)
+    assert segments and all(s.columns["experts"].shape == (len(s), 1, 1) for s in segments)
     drawn = [s for s in segments if s.sampled.any()]
-    assert drawn and all((s.experts < 4).all() for s in drawn)
+    assert drawn and all((s.columns["experts"] < 4).all() for s in drawn)
     assert session.replay(2).identical
 
 

@@ -45,7 +45,7 @@ def ascents(tokens, rewards, kept, strength):
     segment_ids=number[:, None] + 1,
     positions=0 * number[:, None],
     weights=column,
-    log_probs=chosen(log_policy(WEIGHTS)),
+    behaviour_log_probs=chosen(log_policy(WEIGHTS)),
     entropies=0 * column,
     versions=0 * number[:, None],
     turns=0 * number[:, None],

@@ -310,7 +310,7 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
     answers = live.score_by_teachers(episodes(), asked, live.policy(state))
     for trajectory, said in zip(episodes(), answers, strict=True):
       scored = with_answers(trajectory, said)
-      assert [s.teacher_top_ids is None for s in scored.segments] == [True, False, True, False]
+      assert ["teacher_top_ids" in s.columns for s in scored.segments] == [False, True, False, True]
       writer.append_trajectory(scored)
   shutil.rmtree(tmp_path / "teacher")
   without, other = build(tmp_path, (), settings, rollouts="stored")
@@ -336,7 +336,7 @@ def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay
   cut = without_prompt(sequence)
   np.testing.assert_array_equal(cut.token_ids, np.r_[1, sequence.token_ids[5:]])
   np.testing.assert_array_equal(cut.weights, np.r_[0, sequence.weights[5:]])
-  assert not cut.log_probs.any() and cut.reward == sequence.reward
+  assert not cut.behaviour_log_probs.any() and cut.reward == sequence.reward
   assert without_prompt(dataclasses.replace(sequence, weights=sequence.weights * 0)) is None
 
 

@@ -85,7 +85,12 @@ def test_a_shared_prefix_keeps_its_weight_on_the_first_leaf():
   first, second = token_paths(builder.build())
   assert first.weights.tolist() == [0, 1, 1, 1]
   assert second.weights.tolist() == [0, 0, 0, 1]
-  assert second.log_probs.tolist() == [0, -0.5, -1.0, -0.5]  # only the weight is counted once
+  assert second.behaviour_log_probs.tolist() == [
+    0,
+    -0.5,
+    -1.0,
+    -0.5,
+  ]  # only the weight is counted once
   assert second.sampled.tolist() == [False, True, True, True]
 
 
@@ -188,11 +193,11 @@ def test_a_tree_with_a_cycle_or_a_stranger_is_refused(parents, segment):
   [
     ("token_ids", np.array([1, -2], np.int32)),
     ("token_ids", np.array([1, 2], np.int64)),
-    ("log_probs", np.array([-1, np.nan], np.float32)),
-    ("log_probs", np.array([-1, -np.inf], np.float32)),
-    ("log_probs", np.array([-1, 0.5], np.float32)),
-    ("log_probs", np.array([-1], np.float32)),
-    ("log_probs", np.array([-1, -1], np.float64)),
+    ("behaviour_log_probs", np.array([-1, np.nan], np.float32)),
+    ("behaviour_log_probs", np.array([-1, -np.inf], np.float32)),
+    ("behaviour_log_probs", np.array([-1, 0.5], np.float32)),
+    ("behaviour_log_probs", np.array([-1], np.float32)),
+    ("behaviour_log_probs", np.array([-1, -1], np.float64)),
     ("entropies", np.array([-0.5, 1], np.float32)),
     ("versions", np.array([0, -1], np.int32)),
     ("weights", np.array([1, -1], np.float32)),
@@ -212,7 +217,9 @@ def test_impossible_token_data_is_refused_by_name(field, value):
 
 def test_arrays_of_unlike_lengths_never_enter():
   builder = _builder()
-  with pytest.raises(TrajectoryError, match=r"log_probs is float32\[1\].*there are 2 token ids"):
+  with pytest.raises(
+    TrajectoryError, match=r"behaviour_log_probs is float32\[1\].*there are 2 token ids"
+  ):
     builder.append_sampled([1, 2], [-1.0], [0.0, 0.0], 0)
   assert not builder.segments
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax.trajectory.builder import TrajectoryBuilder, TrajectoryError, check_trajectory
+from agentjax.trajectory.columns import TEACHER_COLUMNS
 from agentjax.trajectory.packing import (
   PackedSequence,
   PackingError,
@@ -23,7 +24,7 @@ PAD = 63
 GRIDS = {
   "token_ids": PAD,
   "weights": 0,
-  "log_probs": 0,
+  "behaviour_log_probs": 0,
   "entropies": 0,
   "versions": -1,
   "turns": -1,
@@ -37,7 +38,7 @@ def _sequence(length: int, seed: int = 0, **about) -> PackedSequence:
     name=f"sequence {seed}",
     token_ids=rng.integers(0, 60, length).astype(np.int32),
     weights=rng.random(length).astype(np.float32),
-    log_probs=-rng.random(length).astype(np.float32),
+    behaviour_log_probs=-rng.random(length).astype(np.float32),
     entropies=rng.random(length).astype(np.float32),
     versions=rng.integers(-1, 5, length).astype(np.int32),
     turns=np.sort(rng.integers(0, 4, length)).astype(np.int32),
@@ -53,28 +54,33 @@ def test_what_a_teacher_said_goes_with_its_tokens_through_a_tree():
     builder.append_sampled([3, 4, 5], [-1.0] * 3, [0.0] * 3, 0, parent=parent)
   trajectory = builder.build(reward=Reward(1.0))
   for i in (1, 2):
-    segment = trajectory.segments[i]
-    segment.teacher_top_ids = np.arange(6, dtype=np.int32).reshape(3, 2) + 10 * i
-    segment.teacher_top_log_probs = -segment.teacher_top_ids.astype(np.float32)
+    ids = np.arange(6, dtype=np.int32).reshape(3, 2) + 10 * i
+    trajectory.segments[i].columns = {
+      "teacher_top_ids": ids,
+      "teacher_top_log_probs": -ids.astype(np.float32),
+    }
   check_trajectory(trajectory)
   alone = _sequence(4, 7)
   batch = pack([*to_sequences([trajectory]), alone], row_length=16, pad_id=PAD)
-  assert batch.teacher_log_probs is None
-  parts = unpack(batch.teacher_top_ids, batch.segment_ids, 3)
+  assert batch.columns.keys() == {"teacher_top_ids", "teacher_top_log_probs"}
+  found, log_probs = batch.columns["teacher_top_ids"], batch.columns["teacher_top_log_probs"]
+  parts = unpack(found, batch.segment_ids, 3)
   none = [[-1, -1]]
   np.testing.assert_array_equal(parts[0], 2 * none + [[10, 11], [12, 13], [14, 15]])
   np.testing.assert_array_equal(parts[1], 2 * none + [[20, 21], [22, 23], [24, 25]])
   np.testing.assert_array_equal(parts[2], 4 * none)
-  known = batch.teacher_top_ids >= 0
+  known = found >= 0
   assert not known[batch.segment_ids == 0].any()
-  np.testing.assert_array_equal(np.isnan(batch.teacher_top_log_probs), ~known)
-  np.testing.assert_array_equal(
-    batch.teacher_top_log_probs[known], -batch.teacher_top_ids[known].astype(np.float32)
-  )
-  assert batch.unasked().teacher_top_ids is None
-  assert all(s.unasked().teacher_top_log_probs is None for s in to_sequences([trajectory]))
-  trajectory.segments[1].teacher_top_log_probs = None
-  with pytest.raises(TrajectoryError, match=r"int32\[3, 2\] and None; allowed: None for both, or"):
+  np.testing.assert_array_equal(np.isnan(log_probs), ~known)
+  np.testing.assert_array_equal(log_probs[known], -found[known].astype(np.float32))
+  assert not batch.without(*TEACHER_COLUMNS).columns
+  columns = trajectory.segments[1].columns
+  trajectory.segments[1].columns = {"teacher_top_ids": columns["teacher_top_ids"]}
+  with pytest.raises(TrajectoryError, match="teacher_top_ids .* without teacher_top_log_probs"):
+    check_trajectory(trajectory)
+  fewer = columns["teacher_top_log_probs"][:, :1]
+  trajectory.segments[1].columns = {**columns, "teacher_top_log_probs": fewer}
+  with pytest.raises(TrajectoryError, match="candidates=1 and teacher_top_ids has 2"):
     check_trajectory(trajectory)
 
 
@@ -107,7 +113,7 @@ def test_unpacking_gives_back_what_was_packed(lengths, more_rows, more_places):
     assert len(parts) == places and not any(len(p) for p in parts[len(lengths) :])
     for part, sequence in zip(parts, sequences, strict=False):
       expected = np.arange(len(sequence)) if name == "positions" else getattr(sequence, name).copy()
-      if name in ("weights", "log_probs", "entropies"):
+      if name in ("weights", "behaviour_log_probs", "entropies"):
         expected[:1] = 0  # nothing stands before the first token to predict it from
       np.testing.assert_array_equal(part, expected)
   padding = batch.segment_ids == 0
@@ -233,11 +239,12 @@ def test_an_episode_without_a_prompt_gives_no_sequence():
 
 def test_dtypes_are_those_the_batch_documents():
   batch = pack([_sequence(3)], row_length=4, pad_id=PAD)
-  dtypes = {k: str(v.dtype) for k, v in vars(batch).items() if v is not None}
+  dtypes = {k: str(v.dtype) for k, v in vars(batch).items() if k != "columns"}
+  assert not batch.columns
   integers = ("token_ids", "segment_ids", "positions", "versions", "turns", "groups")
   assert dtypes == {
     **dict.fromkeys(integers, "int32"),
-    **dict.fromkeys(("weights", "log_probs", "entropies", "rewards"), "float32"),
+    **dict.fromkeys(("weights", "behaviour_log_probs", "entropies", "rewards"), "float32"),
     "valid": "bool",
   }
 
