@@ -1,4 +1,4 @@
-"""The rule language: what a rule consists of, its parser and its printer.
+"""The rule language: what a rule consists of, and its parser.
 
 The grammar is that of AgentSpec (2503.18666) with comments and four additions of ours: predicates
 take strings as well as numbers and any number of both, may be named ``module:function``, and
@@ -33,11 +33,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from agentjax.config import ConfigError
+from agentjax.rollout.guards.interface import EVENTS
 
 T = TypeVar("T")
 
 ACTIONS = ("user_inspection", "llm_self_reflect", "stop", "skip", "none")
-EVENTS = ("before_action", "after_action", "state_change", "finish", "any")
+TRIGGERS = (*EVENTS, "any")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -175,48 +176,6 @@ def parse_rules(text: str, source: str = "rules") -> tuple[Rule, ...]:
     raise RuleError([(Position(1, 1), "rules are nested too deeply")], source=source) from error
 
 
-def format_rules(rules: Sequence[Rule]) -> str:
-  """Text that ``parse_rules`` reads as ``rules``; comments are not kept."""
-  return "\n".join(
-    f"rule @{rule.name}\n"
-    f"trigger\n  {rule.trigger}\n"
-    "check\n"
-    + "".join(f"  {_show_predicate(p)}\n" for p in rule.predicates)
-    + "enforce\n"
-    + "".join(f"  {_show_enforcement(e)}\n" for e in rule.enforcements)
-    + "end\n"
-    for rule in rules
-  )
-
-
-def _show_predicate(predicate: Predicate) -> str:
-  if isinstance(predicate, Constant):
-    return "true" if predicate.value else "false"
-  if isinstance(predicate, Not):
-    return f"!{_show_predicate(predicate.predicate)}"
-  if not predicate.arguments:
-    return predicate.name
-  return f"{predicate.name}({', '.join(json.dumps(a) for a in predicate.arguments)})"
-
-
-def _show_enforcement(enforcement: Enforcement) -> str:
-  if isinstance(enforcement, Act):
-    return enforcement.action
-  if isinstance(enforcement, Invocation):
-    return _show_value(enforcement)
-  place = f"{enforcement.scope}:{enforcement.component}:{enforcement.name}"
-  return f"{place}={json.dumps(enforcement.number)}"
-
-
-def _show_value(value: Value) -> str:
-  if isinstance(value, Variable):
-    return value.name if value.key is None else f"{value.name}[{json.dumps(value.key)}]"
-  if isinstance(value, Invocation):
-    pairs = ", ".join(f"{json.dumps(k)}: {_show_value(v)}" for k, v in value.arguments)
-    return f"invoke_action({value.tool}, {{{pairs}}})"
-  return json.dumps(value)
-
-
 _TOKEN = re.compile(
   r"""
     (?P<blank>\s+|//[^\n]*)
@@ -263,7 +222,7 @@ class _Parser:
     self._take_text("@")
     name = self._take("name", "the rule's name").text
     self._take_text("trigger")
-    trigger = self._take("name", "a tool's name", *EVENTS)
+    trigger = self._take("name", "a tool's name", *TRIGGERS)
     self._take_text("check")
     predicates = [self._predicate()]
     while self._peek.text != "enforce":

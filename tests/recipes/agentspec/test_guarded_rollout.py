@@ -1,14 +1,13 @@
 """Guards in whole rollouts: what the record says of them, and how a run gets them."""
 
-import dataclasses
-
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.recipes.agentspec import AgentSpecConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.branching import BranchSampler
 from agentjax.rollout.config import BranchConfig
-from agentjax.rollout.guards import GuardsConfig, PermissionConfig, guard_environments
+from agentjax.rollout.guards import GuardsConfig, guard_environments
 from agentjax.rollout.viewer import render
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import GUARDS, Flag, Status
@@ -26,7 +25,9 @@ SCRIPT = [say("", call="calculator 99+1"), say("", call="calculator 2+2"), say("
 
 
 def guarded(**settings):
-  return guard_environments(question, GuardsConfig(rules=RULES, **settings), REGISTRY)
+  return guard_environments(
+    question, GuardsConfig(rules=AgentSpecConfig(text=RULES), **settings), REGISTRY
+  )
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_branch_keeps_what_guards_did_before_it(run):
 
 
 def test_a_run_guards_its_environments_by_its_settings(tmp_path):
-  experiment = smoke_experiment(guards=GuardsConfig(rules=RULES))
+  experiment = smoke_experiment(guards=GuardsConfig(rules=AgentSpecConfig(text=RULES)))
   experiment.validate()
   parts = build_parts(experiment, tmp_path, Extensions())
   (task, *_) = parts.tasks.train
@@ -112,15 +113,9 @@ def test_a_run_guards_its_environments_by_its_settings(tmp_path):
 
 def test_rules_that_do_not_fit_the_tools_stop_a_run_before_it_starts(tmp_path):
   rules = "rule @x trigger calcualtor check true enforce stop end"
-  experiment = smoke_experiment(guards=GuardsConfig(rules=rules))
+  experiment = smoke_experiment(guards=GuardsConfig(rules=AgentSpecConfig(text=rules)))
   experiment.validate()
-  with pytest.raises(ConfigError, match=r"config.guards.rules:1:17: unknown trigger 'calcualtor'"):
+  with pytest.raises(
+    ConfigError, match=r"config.guards.rules.text:1:17: unknown trigger 'calcualtor'"
+  ):
     build_parts(experiment, tmp_path, Extensions())
-
-
-def test_who_is_asked_must_have_time_to_answer():
-  experiment = smoke_experiment()
-  settings = PermissionConfig(channels=("terminal",), timeout=200.0)
-  experiment = dataclasses.replace(experiment, guards=GuardsConfig(permissions=settings))
-  with pytest.raises(ConfigError, match="config.guards.permissions.timeout=200"):
-    experiment.validate()

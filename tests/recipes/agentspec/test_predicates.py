@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from agentjax.rollout.guards.predicates import PREDICATES, Situation, Step
+from agentjax.recipes.agentspec.predicates import PREDICATES
+from agentjax.rollout.guards import Situation, Step
 from agentjax.tools.protocol import ToolResult, ToolStatus
 
 

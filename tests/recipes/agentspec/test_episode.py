@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.envs.environment import Action
 from agentjax.envs.number_game import GuessNumber, guess_number_tasks
-from agentjax.rollout.guards import GuardError, GuardsConfig
-from agentjax.trajectory.record import Message, Status, ToolCall, ToolRecord
+from agentjax.recipes.agentspec import AgentSpecConfig
+from agentjax.trajectory.record import Message, Status, ToolCall
 from tests.rollout.guards.conftest import TASK, shell
+from tests.rollout.guards.test_permissions import Person
 
 THINK = "not done: rule @x objects. Think again, and choose another way."
 
@@ -27,11 +28,6 @@ def test_a_call_that_no_rule_is_about_runs_as_if_there_were_none(play):
   assert played.ran == ["ls"]
   assert played.outputs == [["ran ls"]]
   assert played.guards == []
-
-
-def test_without_guards_the_environment_stays_as_it_is(play):
-  played = play(shell("ls"))
-  assert type(played.environment).__name__ == "QuestionEnvironment"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_rules_act_in_their_order_until_one_refuses(play):
 def test_the_rules_of_the_file_come_before_those_of_the_text(play, tmp_path):
   (tmp_path / "a.rules").write_text(rule("file", enforce="skip"))
   rules = rule("text", enforce="stop")
-  played = play(shell("rm -rf x"), rules=rules, rules_file=str(tmp_path / "a.rules"))
+  played = play(shell("rm -rf x"), rules=rules, file=str(tmp_path / "a.rules"))
   assert played.guards == [("rule @file", "skip")]
 
 
@@ -242,42 +238,6 @@ def test_calls_that_cannot_be_run_ask_nobody(play):
   assert [record.status for record in played.steps[0].tools] == ["error"] * 3
 
 
-def test_addresses_among_the_arguments_must_be_allowed(play):
-  from agentjax.tools.egress import EgressConfig
-
-  settings = {"egress": EgressConfig(allow=("example.org",)), "egress_tools": ("sh*",)}
-  played = play(
-    shell("get https://example.org/x"),
-    shell("get https://example.org.evil.net/x"),
-    shell("see http://169.254.169.254/latest and https://example.org"),
-    **settings,
-  )
-  assert played.ran == ["get https://example.org/x"]
-  assert played.guards == [("egress", "deny")] * 2
-  assert "is not among the allowed hosts" in played.outputs[1][0]
-
-
-def test_an_environment_that_passes_the_guards_by_is_an_error(play):
-  class Sly(Environment):
-    tools = ()
-
-    async def reset(self, task, key):
-      return Observation(task.prompt)
-
-    async def step(self, action):
-      record = ToolRecord(0, "shell", {}, "ok", "done", 0.0)
-      return Step(Observation((Message("tool", "done"),)), tools=(record,))
-
-    def snapshot(self):
-      return b""
-
-    def restore(self, state):
-      pass
-
-  with pytest.raises(GuardError, match="Sly ran shell past the guards"):
-    play(shell("ls"), make=lambda task: Sly(), rules=rule())
-
-
 def test_a_snapshot_holds_what_guards_remember(play):
   rules = rule(check="is_repeated") + rule("y", check="is_destructive", enforce="llm_self_reflect")
   rules += rule("z", check='input_matches("pwd")', enforce="tool:shell:calls=2")
@@ -298,17 +258,16 @@ def test_a_snapshot_holds_what_guards_remember(play):
 @pytest.mark.parametrize(
   ("settings", "said"),
   [
-    ({"rules": "rule"}, "config.guards.rules:1:5: expected '@'"),
-    ({"rules_file": "no/such/file"}, "rules_file='no/such/file' cannot be read"),
-    ({"triggers": ("a b",)}, "config.guards.triggers='a b'"),
-    ({"egress_tools": ("*",)}, "nothing while config.guards.egress is None"),
-    ({"max_reflections": -1}, "config.guards.max_reflections=-1"),
-    ({"tool_timeout": 0.0}, "config.guards.tool_timeout=0.0"),
+    ({"text": "rule"}, "config.guards.rules.text:1:5: expected '@'"),
+    ({"file": "no/such/file"}, "config.guards.rules.file='no/such/file' cannot be read"),
+    ({"triggers": ("a b",)}, "config.guards.rules.triggers='a b'"),
+    ({"max_reflections": -1}, "config.guards.rules.max_reflections=-1"),
+    ({"tool_timeout": 0.0}, "config.guards.rules.tool_timeout=0.0"),
   ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings, said):
   with pytest.raises(ConfigError) as caught:
-    GuardsConfig(**settings).validate()
+    AgentSpecConfig(**settings).validate()
   assert said in str(caught.value)
 
 
@@ -317,6 +276,36 @@ def test_modules_of_predicates_must_exist(play):
     play(predicates=("no_such_module",))
 
 
+def test_no_rules_guard_nothing(play):
+  played = play(shell("ls"), rules="// none")
+  assert type(played.environment).__name__ == "QuestionEnvironment"
+
+
 def test_the_reset_shows_the_task_unchanged(play):
   environment = play(rules=rule()).environment
   assert asyncio.run(environment.reset(TASK, 1)).messages == TASK.prompt
+
+
+def test_a_person_decides_over_a_call_and_the_answer_is_recorded(play):
+  rules = "rule @ask trigger shell check is_destructive enforce user_inspection end"
+  for granted in (True, False):
+    person = Person(answer=granted)
+    played = play(shell("rm -rf x"), rules=rules, channels=[person])
+    assert played.ran == ["rm -rf x"] * granted
+    assert person.asked[0].content == '{"command": "rm -rf x"}'
+    (record,) = played.steps[0].guards
+    word = "granted" if granted else "refused"
+    assert record.reason == f"user_inspection: {word} (person)"
+
+
+def test_in_training_nobody_is_asked_and_the_call_refused(play):
+  rules = "rule @ask trigger shell check true enforce user_inspection end"
+  played = play(shell("ls"), rules=rules)
+  assert played.outputs == [["skipped"]]
+  assert played.steps[0].guards[0].reason == "user_inspection: refused (nobody can be asked)"
+
+
+@pytest.mark.parametrize("commands", [("ls", "pwd"), ("pwd", "ls")])
+def test_calls_of_one_turn_know_no_results_of_it(play, commands):
+  rules = rule(check="calls_over(1)") + rule("y", check="output_characters_over(0)", enforce="stop")
+  assert play(shell(*commands), rules=rules).outputs == [[f"ran {commands[0]}", "skipped"]]

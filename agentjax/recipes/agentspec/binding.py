@@ -1,6 +1,6 @@
 """Rules bound to the tools and predicates of a run: all that can be wrong with them is found here.
 
-What a rule means at run time stands in ``guards.episode``.
+What a rule means while an episode runs stands in ``agentspec.episode``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from agentjax.config import ConfigError
 from agentjax.names import load
-from agentjax.rollout.guards.predicates import PREDICATES, Situation
-from agentjax.rollout.guards.syntax import (
-  EVENTS,
+from agentjax.recipes.agentspec.predicates import PREDICATES
+from agentjax.recipes.agentspec.syntax import (
+  TRIGGERS,
   Constant,
   Invocation,
   Not,
@@ -33,6 +33,7 @@ from agentjax.rollout.guards.syntax import (
   Test,
   Variable,
 )
+from agentjax.rollout.guards.interface import EVENTS, Situation
 
 VARIABLES: Mapping[str, Callable[[Situation], Any]] = {
   "user_input": lambda s: s.user_input,
@@ -74,13 +75,13 @@ class RuleSet:
   def __init__(self, rules: Sequence[BoundRule]):
     self.rules = tuple(rules)
     self._by_event = {
-      event: [r for r in rules if r.rule.trigger in (event, "any")]
-      for event in EVENTS
-      if event != "any"
+      event: [r for r in rules if r.rule.trigger in (event, "any")] for event in EVENTS
     }
     # Tools and phrases trigger before the action.
     self._by_event["before_action"] = [
-      r for r in rules if r.rule.trigger not in EVENTS or r.rule.trigger in ("before_action", "any")
+      r
+      for r in rules
+      if r.rule.trigger not in TRIGGERS or r.rule.trigger in ("before_action", "any")
     ]
 
   def __bool__(self) -> bool:
@@ -94,7 +95,7 @@ class RuleSet:
     """Rules that are about this event: by its name, the tool's, or how an input begins."""
     for bound in self._by_event[situation.event]:
       trigger = bound.rule.trigger
-      if trigger in EVENTS or trigger == situation.tool_name:
+      if trigger in TRIGGERS or trigger == situation.tool_name:
         yield bound
       elif any(text.lstrip().startswith(bound.phrase) for text in situation.texts):
         yield bound
@@ -131,7 +132,7 @@ def bind_rules(
 class _Binder:
   def __init__(self, tools: Mapping[str, Mapping[str, Any]], triggers: Collection[str]):
     self._tools = tools
-    self._triggers = [*EVENTS, *tools, *triggers]
+    self._triggers = [*TRIGGERS, *tools, *triggers]
     self.problems: list[tuple[Position, str]] = []
 
   def rule(self, rule: Rule) -> BoundRule:
@@ -141,7 +142,7 @@ class _Binder:
         "trigger",
         rule.trigger,
         self._triggers,
-        "; name tools that environments bring and beginnings of inputs in guards.triggers",
+        "; name tools that environments bring and beginnings of inputs in guards.rules.triggers",
       )
     for enforcement in rule.enforcements:
       if isinstance(enforcement, Invocation):
@@ -256,7 +257,7 @@ class _Binder:
   def _setting(self, setting: Setting) -> None:
     if setting.scope != "tool":
       self._unknown(setting.position, "scope", setting.scope, ["tool"])
-    elif setting.component not in (known := [t for t in self._triggers if t not in EVENTS]):
+    elif setting.component not in (known := [t for t in self._triggers if t not in TRIGGERS]):
       self._unknown(setting.position, "tool", setting.component, known)
     elif setting.name not in SETTINGS:
       self._unknown(setting.position, "setting", setting.name, list(SETTINGS))

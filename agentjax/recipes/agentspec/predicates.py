@@ -1,4 +1,4 @@
-"""What rules and hooks see of an episode, the registry of predicates, and the bundled ones.
+"""The registry of predicates, and the bundled ones.
 
 A predicate is a pure function of a ``Situation`` and of the literals it is given in a rule::
 
@@ -20,72 +20,17 @@ that what must not happen belongs into the sandbox.
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
-import functools
-import json
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from agentjax.tools.protocol import ToolResult, ToolStatus
+from agentjax.rollout.guards.interface import Situation, Step, as_json, strings
+from agentjax.tools.protocol import ToolStatus
 
 F = TypeVar("F", bound=Callable[..., bool])
-
-
-@dataclasses.dataclass
-class Step:
-  """A call of the episode. ``status`` is "" and ``output`` empty in the turn that makes it."""
-
-  turn: int
-  tool: str
-  arguments: Mapping[str, Any]
-  status: str = ""
-  output: str = ""
-  seconds: float = 0.0
-
-  @functools.cached_property
-  def signature(self) -> str:
-    """The same text for the same call, whatever the order of its arguments."""
-    return f"{self.tool} {as_json(self.arguments)}"
-
-
-@dataclasses.dataclass
-class Situation:
-  """What is about to happen, or just did. Predicates only read it.
-
-  Attributes:
-    event: "before_action", "after_action", "state_change" or "finish".
-    turn: of the policy, from 0.
-    user_input: the last message of the user in the task's prompt.
-    tool_name: the tool; "" where the event is about no tool.
-    tool_input: its arguments; ``{"text": ...}`` for "finish", where text is the policy's answer.
-    steps: calls of the episode before this one, those of the same turn included. Results are known
-      from the next turn on, so that they do not depend on which call was quicker.
-    result: of the call, for "after_action".
-    observation: what the policy is about to be shown, for "after_action" and "state_change".
-  """
-
-  event: str
-  turn: int
-  user_input: str = ""
-  tool_name: str = ""
-  tool_input: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  steps: Sequence[Step] = ()
-  result: ToolResult | None = None
-  observation: str = ""
-
-  @functools.cached_property
-  def texts(self) -> tuple[str, ...]:
-    """All strings among the arguments."""
-    return tuple(strings(self.tool_input))
-
-  @functools.cached_property
-  def signature(self) -> str:
-    """As ``Step.signature``."""
-    return f"{self.tool_name} {as_json(self.tool_input)}"
 
 
 PREDICATES: dict[str, Callable[..., bool]] = {}
@@ -110,23 +55,6 @@ def predicate(name: str) -> Callable[[F], F]:
     return function
 
   return register
-
-
-def strings(value: Any) -> Iterator[str]:
-  """All strings in a JSON value, in its order."""
-  if isinstance(value, str):
-    yield value
-  elif isinstance(value, Mapping):
-    for item in value.values():
-      yield from strings(item)
-  elif isinstance(value, list | tuple):
-    for item in value:
-      yield from strings(item)
-
-
-def as_json(value: Any) -> str:
-  """JSON with sorted keys; what has no JSON form stands as its ``str``."""
-  return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
 # What is called and with what.

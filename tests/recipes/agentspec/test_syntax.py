@@ -1,5 +1,6 @@
-"""The rule language: what it reads, what it prints, and what it says about text it cannot read."""
+"""The rule language: what it reads, and what it says about text it cannot read."""
 
+import json
 import re
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rollout.guards.syntax import (
+from agentjax.recipes.agentspec.syntax import (
   ACTIONS,
-  EVENTS,
+  TRIGGERS,
   Act,
   Constant,
   Invocation,
@@ -20,7 +21,6 @@ from agentjax.rollout.guards.syntax import (
   Setting,
   Test,
   Variable,
-  format_rules,
   parse_rules,
 )
 
@@ -114,7 +114,7 @@ RULES = st.lists(
   st.builds(
     Rule,
     NAMES,
-    NAMES | st.sampled_from(EVENTS),
+    NAMES | st.sampled_from(TRIGGERS),
     st.lists(PREDICATES, min_size=1, max_size=3).map(tuple),
     st.lists(ENFORCEMENTS, min_size=1, max_size=3).map(tuple),
   ),
@@ -123,10 +123,36 @@ RULES = st.lists(
 )
 
 
+def written(node):
+  """A node as text."""
+  match node:
+    case Rule():
+      checks, enforcements = map(" ".join, (map(written, node.predicates),
+                                            map(written, node.enforcements)))  # fmt: skip
+      return f"rule @{node.name} trigger {node.trigger} check {checks} enforce {enforcements} end"
+    case Constant():
+      return str(node.value).lower()
+    case Not():
+      return f"!{written(node.predicate)}"
+    case Test():
+      arguments = ", ".join(map(written, node.arguments))
+      return f"{node.name}({arguments})" if arguments else node.name
+    case Act():
+      return node.action
+    case Setting():
+      return f"{node.scope}:{node.component}:{node.name}={written(node.number)}"
+    case Invocation():
+      pairs = ", ".join(f"{json.dumps(k)}: {written(v)}" for k, v in node.arguments)
+      return f"invoke_action({node.tool}, {{{pairs}}})"
+    case Variable():
+      return node.name if node.key is None else f"{node.name}[{json.dumps(node.key)}]"
+  return json.dumps(node)
+
+
 @settings(max_examples=150, deadline=None)
 @given(RULES)
-def test_what_is_printed_reads_as_the_same_rules(rules):
-  read = parse_rules(format_rules(rules))
+def test_any_rules_that_are_written_out_are_read_as_they_were(rules):
+  read = parse_rules("\n".join(map(written, rules)))
   assert read == tuple(rules)
   assert repr(read) == repr(tuple(rules))  # which tells 1 from 1.0 and True
 
