@@ -1,23 +1,5 @@
 r"""Makes training data with models that are there already. ``--method`` says how.
 
-``--method=tessy``: a teacher and a student write traces together, for supervised learning (TESSY,
-2604.14164).
-
-  python -m agentjax.synthesise --method=tessy --spans=labels.jsonl --predictor=words.npy
-
-trains the boundary predictor: a row has a ``text``, and ``spans`` [[start, end], ...] or verbatim
-``phrases`` that are style. ``--teacher_spans`` and ``--teacher_predictor`` make one of its own for
-the teacher's texts. Then
-
-  python -m agentjax.synthesise --method=tessy --config=configs/tessy_word_problems.py \
-      --predictor=words.npy --student.path=runs/warm --teacher.path=runs/teacher --output=traces
-
-writes a trace for each of the first ``--tasks`` training tasks of the config's data. Training on
-the folder:
-
-  python -m agentjax.train --config=CONFIG --config.data.source=jsonl --config.data.path=traces \
-      --config.data.jsonl.messages_field=messages --config.data.jsonl.test_file= ...
-
 ``--method=c2``: rubrics that help a judge and rubrics that mislead it, for a generator and a
 verifier of rubrics (C2, 2604.13618).
 
@@ -34,16 +16,12 @@ stopped.
 
 from __future__ import annotations
 
-import sys
-
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.data.synthesis_folder import Report
-from agentjax.data.tessy import TessyConfig, WordClassifier, read_spans
 from agentjax.rewards.c2 import C2Config
 from agentjax.training.c2_synthesis import (
   JudgeModelConfig,
@@ -53,26 +31,12 @@ from agentjax.training.c2_synthesis import (
   synthesise_rubrics,
 )
 from agentjax.training.flags import define_config_flag, register_types
-from agentjax.training.progress import ProgressDisplay
-from agentjax.training.synthesis import WriterConfig, synthesise_traces
+from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
-for _type in (WriterConfig, TessyConfig, JudgeModelConfig, C2Config):
+for _type in (JudgeModelConfig, C2Config):
   register_types(_type)
-_METHOD = flags.DEFINE_enum("method", None, ["tessy", "c2"], "What is made.", required=True)
-_STUDENT = config_flags.DEFINE_config_dataclass("student", WriterConfig(), "tessy: writes style.")
-_TEACHER = config_flags.DEFINE_config_dataclass(
-  "teacher", WriterConfig(), "tessy: writes what is hard."
-)
-_TESSY = config_flags.DEFINE_config_dataclass("tessy", TessyConfig(), "tessy: chunks and limits.")
-_PREDICTOR = flags.DEFINE_string("predictor", None, "tessy: boundary predictor (.npy).")
-_TEACHER_PREDICTOR = flags.DEFINE_string(
-  "teacher_predictor", None, "tessy: that of the teacher's texts; --predictor if not given."
-)
-_SPANS = flags.DEFINE_string("spans", None, "tessy: labelled texts to train --predictor on first.")
-_TEACHER_SPANS = flags.DEFINE_string(
-  "teacher_spans", None, "tessy: labelled texts to train --teacher_predictor on first."
-)
+_METHOD = flags.DEFINE_enum("method", None, ["c2"], "What is made.", required=True)
 _GENERATOR = config_flags.DEFINE_config_dataclass(
   "generator", generator_config(), "c2: writes rubrics."
 )
@@ -87,63 +51,17 @@ _TASKS = flags.DEFINE_integer(
 )
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Tasks, or pairs, at once.", lower_bound=1)
 
-_OF_METHOD = {
-  "tessy": ("student", "teacher", "tessy", "predictor", "teacher_predictor", "spans",
-            "teacher_spans"),
-  "c2": ("generator", "judge", "c2", "pairs"),
-}  # fmt: skip
-
-_HELD_OUT = 10  # one labelled text in so many measures the predictor
-
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  method = _METHOD.value
-  _check_flags(method, sys.argv[1:])
-  console = Console()
-  _tessy(console) if method == "tessy" else _rubrics(console)
-
-
-def _check_flags(method: str, arguments: list[str]) -> None:
-  """Raises ConfigError for what the other method takes."""
-  given = {a.lstrip("-").split("=")[0].split(".")[0] for a in arguments if a.startswith("-")}
-  for other, names in _OF_METHOD.items():
-    if other != method and (strange := given & set(names)):
-      raise ConfigError(f"--{min(strange)} is a flag of --method={other}, not of {method}.")
+  _rubrics(Console())
 
 
 def _needed(flag: flags.FlagHolder[str | None]) -> str:
   if not flag.value:
     raise ConfigError(f"--method={_METHOD.value} needs --{flag.name}.")
   return flag.value
-
-
-def _tessy(console: Console) -> None:
-  if _TEACHER_SPANS.value and not _TEACHER_PREDICTOR.value:
-    raise ConfigError("--teacher_spans needs --teacher_predictor=FILE to write to.")
-  student = _predictor(_needed(_PREDICTOR), _SPANS.value, console)
-  teacher = student
-  if _TEACHER_PREDICTOR.value:
-    teacher = _predictor(_TEACHER_PREDICTOR.value, _TEACHER_SPANS.value, console)
-  if _OUTPUT.value is None:
-    return
-  with ProgressDisplay(console, {}) as display:
-    written = synthesise_traces(
-      _CONFIG.value,
-      _OUTPUT.value,
-      writers={"student": _STUDENT.value, "teacher": _TEACHER.value},
-      predictors={"student": student, "teacher": teacher},
-      tessy=_TESSY.value,
-      tasks=_TASKS.value,
-      concurrency=_CONCURRENCY.value,
-      report=_shown(display),
-    )
-  _say(
-    console,
-    f"{_OUTPUT.value}: {written.traces} traces and {written.given_up} tasks given up, "
-    f"{written.kept} of them from before; the teacher wrote {100 * written.teacher_share:.0f}%",
-  )
 
 
 def _rubrics(console: Console) -> None:
@@ -159,7 +77,7 @@ def _rubrics(console: Console) -> None:
       judge=_JUDGE.value,
       c2=_C2.value,
       concurrency=_CONCURRENCY.value,
-      report=_shown(display),
+      report=report_to(display),
     )
   data = written.data
   _say(
@@ -177,41 +95,6 @@ def _rubrics(console: Console) -> None:
     f"--config.rl.rollouts={output}/episodes --config.rl.steps={steps} (three passes), and with "
     f"--config.data.path={output}/verifier",
   )
-
-
-def _shown(display: ProgressDisplay) -> Report:
-  """Shows each kind of row as a stage of its own."""
-
-  def report(what: str, done: int, total: int) -> None:
-    if what != display.stage_name:
-      display.stage(what, total, done)
-    display.update(done, {})
-
-  return report
-
-
-def _predictor(path: str, spans: str | None, console: Console) -> WordClassifier:
-  """The predictor of a file, trained and written first where labelled texts are given."""
-  if spans is None:
-    try:
-      return WordClassifier.load(path)
-    except (OSError, ValueError) as error:
-      raise ConfigError(
-        f"{path} is no boundary predictor ({error}); train one with --spans."
-      ) from error
-  texts, found = read_spans(spans)
-  try:
-    if len(texts) >= _HELD_OUT:
-      rest = [i for i in range(len(texts)) if i % _HELD_OUT]
-      trial = WordClassifier.train([texts[i] for i in rest], [found[i] for i in rest])
-      share = trial.accuracy(texts[::_HELD_OUT], found[::_HELD_OUT])
-      _say(console, f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right")
-    predictor = WordClassifier.train(texts, found)
-  except ValueError as error:
-    raise ConfigError(f"{spans}: {error}") from error
-  predictor.save(path)
-  _say(console, f"{path}: trained on {len(texts)} texts")
-  return predictor
 
 
 def _say(console: Console, text: str) -> None:

@@ -51,9 +51,9 @@ from agentjax.rewards.judges import LetterJudge, question_key
 from agentjax.rollout.judge import EngineJudge
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
+from agentjax.training.model_pool import ModelPool, endpoint_identity
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_models import SOURCE, C2Data, write_c2
-from agentjax.training.synthesis import ModelPool, endpoint_identity
 from agentjax.trajectory.record import Message, Task
 
 RUBRICS, MARGINS = "rubrics.jsonl", "margins.jsonl"

@@ -8,11 +8,11 @@ import pytest
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.data.tessy import GivenUpError
 from agentjax.engine import Engine, EngineConfig, Finish, SamplingConfig
+from agentjax.recipes.tessy.flow import GivenUpError
+from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
 from agentjax.rewards.endpoint import JudgeRefusedError
 from agentjax.rewards.judges import JudgeUnavailableError
-from agentjax.rollout.writers import EngineWriter, HttpWriter, HttpWriterConfig
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.data.tessy import (
+from agentjax.recipes.tessy.flow import (
   Continuation,
   GivenUpError,
   TessyConfig,

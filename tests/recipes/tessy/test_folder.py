@@ -8,8 +8,8 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, load_tasks
 from agentjax.data.config import JsonlConfig
-from agentjax.data.tessy import Continuation, TessyConfig, read_spans
-from agentjax.data.tessy_folder import write_traces
+from agentjax.recipes.tessy.flow import Continuation, TessyConfig, read_spans
+from agentjax.recipes.tessy.folder import write_traces
 from agentjax.trajectory.record import Message, Task
 
 _TASKS = [

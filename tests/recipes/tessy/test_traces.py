@@ -14,15 +14,15 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.config import JsonlConfig
-from agentjax.data.tessy import TessyConfig, WordClassifier
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.files import write_atomically
+from agentjax.recipes.tessy.flow import TessyConfig, WordClassifier
+from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.text import ByteTokenizer
 from agentjax.training import Experiment, Extensions, OptimizerConfig, Run, SupervisedStage
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.metrics import read_metrics
 from agentjax.training.state import Networks, TrainState
-from agentjax.training.synthesis import WriterConfig, synthesise_traces
 from agentjax.trajectory.record import Message, Task
 from tests.training.smoke import quiet
 
@@ -181,7 +181,7 @@ def test_the_command_trains_the_predictor_and_writes(models_on_disk, tmp_path):
 
   def command(*flags):
     return subprocess.run(
-      [sys.executable, "-m", "agentjax.synthesise", "--method=tessy", *flags],
+      [sys.executable, "-m", "agentjax.recipes.tessy.synthesise", *flags],
       cwd=tmp_path,
       capture_output=True,
       text=True,

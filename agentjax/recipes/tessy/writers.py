@@ -1,4 +1,4 @@
-"""Models that go on with a text (``agentjax.data.tessy.Writer``): our engine, or an endpoint."""
+"""Models that go on with a text (``flow.Writer``): our engine, or an endpoint."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, Literal
 
 from agentjax.config import check
-from agentjax.data.tessy import Continuation, GivenUpError
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
+from agentjax.recipes.tessy.flow import Continuation, GivenUpError
 from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
 from agentjax.rewards.judges import question_key, question_text, retry
 from agentjax.rollout import keys

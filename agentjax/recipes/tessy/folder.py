@@ -24,7 +24,7 @@ from agentjax.data.synthesis_folder import (
   plain_messages,
   unreported,
 )
-from agentjax.data.tessy import (
+from agentjax.recipes.tessy.flow import (
   Author,
   BoundaryPredictor,
   GivenUpError,
