@@ -141,7 +141,6 @@ _CASES = {
   "mine_pivots: nothing named": (("mine_pivots", _SMOKE, "--output={run}"), "--trajectories"),
   "recipe's command: nothing named": (("recipes.tessy.synthesise",), "--predictor=FILE is needed"),
   "recipe's command: no such": (("recipes.tessy.nosuch",), "allowed: train"),
-  "synthesise: no method": (("synthesise",), "--method"),
   "train_tokenizer: no file": (
     ("train_tokenizer", "--input={place}/nosuch", "--output={run}"),
     "nosuch",

@@ -156,8 +156,8 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
     "train",
     "evaluate",
     "mine_pivots",
+    "recipes.c2.synthesise",
     "recipes.tessy.synthesise",
-    "synthesise",
     "train_tokenizer",
   ],
 )
@@ -174,7 +174,7 @@ def test_help_of_every_entry_point_names_its_flags(module):
     "evaluate": ["--config", "--checkpoint", "--output"],
     "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
     "recipes.tessy.synthesise": ["--config", "--predictor", "--teacher", "--output"],
-    "synthesise": ["--method", "--config", "--pairs", "--judge", "--output"],
+    "recipes.c2.synthesise": ["--config", "--pairs", "--judge", "--output"],
     "train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr

@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from agentjax.config import Config, check
-from agentjax.rewards.graph import Scorer
 from agentjax.rewards.judges import (
   Judge,
   LetterJudge,
@@ -45,7 +44,7 @@ from agentjax.trajectory.record import Message, Task, Trajectory
 Letter = Literal["A", "B"]
 RubricLabel = Literal["helpful", "misleading"]
 
-REWARD_PARTS = ("c2_preference", "c2_rubric", "c2_format")
+REWARD_PARTS = tuple(f"{__name__}:{name}" for name in ("c2_preference", "c2_rubric", "c2_format"))
 REWARD_WEIGHTS = (0.6, 0.3, 0.1)  # of the parts, for a RewardConfig
 CRITERIA = ("Helpfulness", "Completeness", "Safety", "Instruction-following")
 
@@ -315,30 +314,6 @@ async def measure(pair: Pair, rubric: str | None, judge: LetterJudge, *, key: in
 # ----------------------------------------------------------------------------- what is trained on
 
 
-@dataclasses.dataclass(frozen=True)
-class PreferenceRow:
-  """A reply that is to become likelier than another."""
-
-  id: int
-  prompt: tuple[Message, ...]
-  chosen: str
-  rejected: str
-
-
-def generator_rows(syntheses: Sequence[Synthesis], *, seed: int) -> list[PreferenceRow]:
-  """Step 2: one row a pair that was kept; ``seed`` is that of the C2Config."""
-  return [
-    PreferenceRow(
-      s.pair.id,
-      rubric_messages(s.pair, key=question_key(seed, s.pair.id)),
-      s.chosen,
-      s.rejected,
-    )
-    for s in syntheses
-    if s.selection is not None
-  ]
-
-
 def verifier_tasks(syntheses: Sequence[Synthesis], *, seed: int, source: str = "c2") -> list[Task]:
   """Step 3: three tasks a pair that was kept; ``task.answer`` is "A", "B helpful" and the like."""
   tasks: list[Task] = []
@@ -382,13 +357,6 @@ def c2_rubric(trajectory: Trajectory, task: Task) -> float:
 def c2_format(trajectory: Trajectory, task: Task) -> float:
   """+1 for analysis, word on the rubric and verdict in their order, -1 otherwise."""
   return -1.0 if _read(trajectory, task)[0] is None else 1.0
-
-
-C2_SCORERS: Mapping[str, Scorer] = {
-  "c2_preference": c2_preference,
-  "c2_rubric": c2_rubric,
-  "c2_format": c2_format,
-}
 
 
 # -------------------------------------------------------------------------------------- inference

@@ -7,15 +7,13 @@ import pathlib
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.c2 import (
+from agentjax.recipes.c2.rubrics import (
   REWARD_PARTS,
   REWARD_WEIGHTS,
   C2Config,
   Judgement,
   Verdict,
   arrange,
-  generator_rows,
   judge_pair,
   margin,
   read_rubric,
@@ -26,6 +24,8 @@ from agentjax.rewards.c2 import (
   verdict_messages,
   verifier_tasks,
 )
+from agentjax.recipes.c2.runs import generator_rows
+from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.trajectory.record import Message, Status, Task
 from tests.rewards.judging import Scripted, episode, run
 

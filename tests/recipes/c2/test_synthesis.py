@@ -18,29 +18,26 @@ from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
-from agentjax.rewards import c2
-from agentjax.rewards.c2 import C2Config, generator_rows
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
-from agentjax.rewards.judges import JudgeUnavailableError
-from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.text import HuggingFaceTokenizer
-from agentjax.training import Extensions, Run, c2_synthesis, load_experiment, reward_models
-from agentjax.training.c2_synthesis import (
+from agentjax.recipes.c2 import rubrics, runs, synthesis
+from agentjax.recipes.c2.rubrics import C2Config
+from agentjax.recipes.c2.runs import generator_rows, write_c2
+from agentjax.recipes.c2.synthesis import (
   JudgeModelConfig,
   generator_config,
   judge_config,
   read_pairs,
   synthesise_rubrics,
 )
+from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
+from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
+from agentjax.rewards.judges import JudgeUnavailableError
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.text import HuggingFaceTokenizer
+from agentjax.training import Extensions, Run, load_experiment, preferences
 from agentjax.training.experiment import resolve
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
-from agentjax.training.reward_models import (
-  TooLongError,
-  preference_tasks,
-  write_c2,
-)
+from agentjax.training.preferences import TooLongError, preference_tasks
 from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet
 from tests.training.stages import staged_experiment
@@ -48,7 +45,7 @@ from tests.training.teachers import MODEL, save_policy
 
 pytest.importorskip("aiohttp", reason="needs the extra [web]")
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[3]
 _ROWS = [
   {"prompt": f"Name a prime above {i}.", "chosen": f"It is {i}1.", "rejected": f"It is {i}4, é."}
   for i in range(1, 6)
@@ -166,7 +163,7 @@ def test_the_folder_holds_what_the_functions_give_pair_by_pair(endpoint, pairs, 
   judge = HttpJudge(HttpJudgeConfig(endpoint.url, "big", max_tokens=512))
 
   async def one_by_one():
-    return [await c2.synthesise(pair, generator, judge, _CONFIG) for pair in pairs]
+    return [await rubrics.synthesise(pair, generator, judge, _CONFIG) for pair in pairs]
 
   found = asyncio.run(one_by_one())
   tasks = TaskSplits(preference_tasks(generator_rows(found, seed=0)), ())
@@ -208,12 +205,12 @@ def test_killed_at_any_stage_it_goes_on_and_asks_nothing_twice(
     if stage == "verifier":
       write = write_atomically
       patch.setattr(
-        reward_models,
+        runs,
         "write_atomically",
         lambda path, text: _die() if path.parent.name == stage else write(path, text),
       )
     if stage == "episodes":
-      patch.setattr(reward_models, "write_episodes", _die)
+      patch.setattr(preferences, "write_episodes", _die)
     _synthesise(cut, pairs, endpoint.url, report=_killed_at(stage, 2))
   for name in ("rubrics", "margins"):
     if (file := cut / f"{name}.jsonl").exists():
@@ -399,10 +396,10 @@ def _recipe(name, folder, **rl):
 def test_the_recipes_run_from_pairs_to_generator_and_verifier(endpoint, pairs, tmp_path):
   """A Hugging Face folder writes the rubrics, and both runs start from it."""
   folder, out = tmp_path / "qwen3", tmp_path / "c2"
-  rubrics = [f"<analyze>hm</analyze>\n1. Safety: Is it {word}?" for word in ("kind", "loud")]
-  write_vocabulary(folder, corpus=tuple(rubrics), vocab_size=400, split=False)
+  texts = [f"<analyze>hm</analyze>\n1. Safety: Is it {word}?" for word in ("kind", "loud")]
+  write_vocabulary(folder, corpus=tuple(texts), vocab_size=400, split=False)
   tokenizer = HuggingFaceTokenizer(folder)
-  ids = [tokenizer.encode(rubric) for rubric in rubrics]
+  ids = [tokenizer.encode(rubric) for rubric in texts]
   assert [len(one) for one in ids] == [1, 1]
   (start,) = {tokenizer.encode("\n\n")[-1]}
   stop = tokenizer.controls["<|im_end|>"]
@@ -417,7 +414,7 @@ def test_the_recipes_run_from_pairs_to_generator_and_verifier(endpoint, pairs, t
   ).data
   assert data.preferences >= 3
   written = {r for row in map(json.loads, open(out / "rubrics.jsonl")) for r in row["rubrics"]}
-  assert written == set(rubrics)
+  assert written == set(texts)
 
   made = _recipe("c2_generator", folder, steps=2, tasks_per_step=data.preferences)
   made.rl.rollouts, made.data.path = str(out / "episodes"), str(out / "generator")
@@ -429,13 +426,13 @@ def test_the_recipes_run_from_pairs_to_generator_and_verifier(endpoint, pairs, t
   made.data.path = str(out / "verifier")
   assert Run(made, tmp_path / "v", console=quiet()).train().finished
   row = read_metrics(tmp_path / "v/metrics.jsonl")[0]
-  assert row["reward/part_c2_format"] == -1.0  # it writes rubrics and no verdicts
+  assert row[f"reward/part_{rubrics.REWARD_PARTS[2]}"] == -1.0  # it writes rubrics and no verdicts
   assert row["reward/mean"] < 0
 
 
 def _command(folder, *flags, **options):
   return subprocess.Popen(
-    [sys.executable, "-m", "agentjax.synthesise", *flags],
+    [sys.executable, "-m", "agentjax.recipes.c2.synthesise", *flags],
     cwd=folder,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -447,7 +444,7 @@ def _command(folder, *flags, **options):
 @pytest.mark.slow
 def test_the_command_is_killed_and_goes_on(endpoint, pairs, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(_experiment().to_dict()))
-  flags = ["--method=c2", "--config=config.json", "--pairs=pairs.jsonl", "--output=c2"]
+  flags = ["--config=config.json", "--pairs=pairs.jsonl", "--output=c2"]
   flags += ["--c2.rubrics=4", "--c2.rounds=2", "--concurrency=2"]
   for name in ("generator", "judge"):
     flags += [f"--{name}.http.base_url={endpoint.url}", f"--{name}.http.model=big"]
@@ -456,7 +453,7 @@ def test_the_command_is_killed_and_goes_on(endpoint, pairs, tmp_path):
     time.sleep(0.05)
 
   endpoint.fault = slowly
-  for name in (c2_synthesis.RUBRICS, c2_synthesis.MARGINS):
+  for name in (synthesis.RUBRICS, synthesis.MARGINS):
     process = _command(tmp_path, *flags)
     while process.poll() is None and not (tmp_path / "c2" / name).exists():
       time.sleep(0.01)
@@ -471,8 +468,8 @@ def test_the_command_is_killed_and_goes_on(endpoint, pairs, tmp_path):
 
   for more, named in (
     (["--c2.rubrics=5"], "settings.c2.rubrics is 5 here and 4 there"),
-    (["--predictor=x.npy"], "--predictor is a flag of --method=tessy"),
-    (["--pairs="], "--method=c2 needs --pairs"),
+    (["--predictor=x.npy"], "Unknown command line flag 'predictor'"),
+    (["--pairs="], "--pairs=''"),
     (["--pairs=none.jsonl"], "no such file"),
     (["--judge.path=x"], "judge.path='x'"),
   ):

@@ -1,7 +1,7 @@
-r"""Training reward models: preferences as stored episodes, and C2's two runs as experiments.
+r"""C2's two runs as experiments, and the files that they read.
 
 Nothing here is a loop: a run of ``agentjax.training.run.Run`` trains what these functions set up.
-``python -m agentjax.synthesise --method=c2`` writes what configs/c2_generator.py and
+``python -m agentjax.recipes.c2.synthesise`` writes what configs/c2_generator.py and
 configs/c2_verifier.py read.
 """
 
@@ -19,103 +19,39 @@ from agentjax.config import check
 from agentjax.data.synthesis_folder import plain_messages
 from agentjax.files import write_atomically
 from agentjax.objectives import preset
-from agentjax.rewards import RewardConfig
-from agentjax.rewards.c2 import (
+from agentjax.recipes.c2.rubrics import (
   REWARD_PARTS,
   REWARD_WEIGHTS,
-  PreferenceRow,
   Synthesis,
-  generator_rows,
+  rubric_messages,
   verifier_tasks,
 )
+from agentjax.rewards import RewardConfig
+from agentjax.rewards.judges import question_key
 from agentjax.training.experiment import Experiment
 from agentjax.training.parts import Parts
-from agentjax.training.stored import Manifest, write_episodes
-from agentjax.training.teacher import template_fingerprint
-from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.record import Message, Reward, Task, Trajectory
+from agentjax.training.preferences import (
+  PreferenceRow,
+  TooLongError,
+  preference_tasks,
+  preference_trajectories,
+  store_pairs,
+)
+from agentjax.trajectory.record import Trajectory
 
-SOURCE = "preferences"
 
-
-def preference_tasks(rows: Sequence[PreferenceRow], *, source: str = SOURCE) -> list[Task]:
-  """The prompts of the rows as tasks; the demonstration is the chosen reply."""
+def generator_rows(syntheses: Sequence[Synthesis], *, seed: int) -> list[PreferenceRow]:
+  """Step 2: one row a pair that was kept; ``seed`` is that of the C2Config."""
   return [
-    Task(row.id, row.prompt, "chosen", source, (Message("assistant", row.chosen),)) for row in rows
+    PreferenceRow(
+      s.pair.id,
+      rubric_messages(s.pair, key=question_key(seed, s.pair.id)),
+      s.chosen,
+      s.rejected,
+    )
+    for s in syntheses
+    if s.selection is not None
   ]
-
-
-class TooLongError(ValueError):
-  """A preference has more tokens than a row of the run that is to learn from it."""
-
-
-def preference_trajectories(
-  row: PreferenceRow, parts: Parts, *, source: str = SOURCE
-) -> tuple[Trajectory, Trajectory]:
-  """Chosen with reward 1 and rejected with reward 0, as two episodes of one task.
-
-  Raises:
-    TooLongError: one is longer than ``rl.row_length``.
-  """
-  made = []
-  for sample, (reply, reward) in enumerate(((row.chosen, 1.0), (row.rejected, 0.0))):
-    turns = (Message("assistant", reply),)
-    builder = TrajectoryBuilder(step=0, task_id=row.id, sample=sample, source=source)
-    length = 0
-    for span in parts.chat.conversation(row.prompt, turns, ()):
-      builder.append(span.owner, span.ids, weight=float(span.target))
-      length += len(span.ids)
-    limit = parts.experiment.rl.row_length
-    if length > limit:
-      raise TooLongError(
-        f"reply {sample} of preference {row.id} has {length} tokens with its prompt; "
-        f"config.rl.row_length={limit} allows {limit}."
-      )
-    made.append(builder.build(reward=Reward(reward)))
-  return made[0], made[1]
-
-
-def write_preferences(
-  folder: str | os.PathLike[str],
-  rows: Sequence[PreferenceRow],
-  parts: Parts,
-  *,
-  source: str = SOURCE,
-) -> Manifest:
-  """Writes a folder for ``config.rl.rollouts``: the pairs that DPO learns from.
-
-  Args:
-    folder: new or empty.
-    rows: with ids of their own.
-    parts: vocabulary and chat of the run that will read it.
-    source: name of the data set, as in ``preference_tasks``.
-
-  Raises:
-    ValueError: no row, an id twice, or a reply that is too long.
-    CheckpointError: the folder is in use.
-  """
-  if len({row.id for row in rows}) != len(rows) or not rows:
-    raise ValueError(f"{len(rows)} preferences; allowed: at least one, each with an id of its own.")
-  return _store(
-    folder, [t for row in rows for t in preference_trajectories(row, parts, source=source)], parts
-  )
-
-
-def _store(
-  folder: str | os.PathLike[str], episodes: Sequence[Trajectory], parts: Parts
-) -> Manifest:
-  manifest = Manifest(
-    tokenizer=parts.tokenizer.fingerprint(),
-    template=template_fingerprint(parts.chat, parts.experiment.chat),
-    policy="",
-    teachers={},
-    demonstrations_by="",
-    temperature=parts.experiment.rl.sampling.temperature or 1.0,
-    episodes=len(episodes),
-    tokens=sum(int((s.weights > 0).sum()) for t in episodes for s in t.segments),
-  )
-  write_episodes(folder, episodes, manifest)
-  return manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +132,7 @@ def write_c2(
       for task in made
     ]
     write_atomically(root / name / "train.jsonl", "".join(line + "\n" for line in lines))
-  _store(root / "episodes", episodes, parts)
+  store_pairs(root / "episodes", episodes, parts)
   return C2Data(len(kept), len(tasks), len(rows) - len(kept), len(rows) - len(shown))
 
 

@@ -1,16 +1,13 @@
-r"""Makes training data with models that are there already. ``--method`` says how.
+r"""Makes rubrics that help a judge and rubrics that mislead it (C2, 2604.13618).
 
-``--method=c2``: rubrics that help a judge and rubrics that mislead it, for a generator and a
-verifier of rubrics (C2, 2604.13618).
-
-  python -m agentjax.synthesise --method=c2 --config=configs/c2_generator.py --pairs=pairs.jsonl \
+  python -m agentjax.recipes.c2.synthesise --config=configs/c2_generator.py --pairs=pairs.jsonl \
       --generator.path=FOLDER --judge.path=FOLDER --output=runs/c2
 
 A row of the pairs has a ``prompt``, a text or messages, and the texts ``chosen`` and ``rejected``.
 The folder is what configs/c2_generator.py and configs/c2_verifier.py read.
 
 A model is a run, a checkpoint or a Hugging Face folder, or stands behind an endpoint
-(``--teacher.http.base_url=URL --teacher.http.model=NAME``). The same command goes on where it was
+(``--judge.http.base_url=URL --judge.http.model=NAME``). The same command goes on where it was
 stopped.
 """
 
@@ -22,8 +19,8 @@ from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.rewards.c2 import C2Config
-from agentjax.training.c2_synthesis import (
+from agentjax.recipes.c2.rubrics import C2Config
+from agentjax.recipes.c2.synthesis import (
   JudgeModelConfig,
   generator_config,
   judge_config,
@@ -36,38 +33,30 @@ from agentjax.training.progress import ProgressDisplay, report_to
 _CONFIG = define_config_flag()
 for _type in (JudgeModelConfig, C2Config):
   register_types(_type)
-_METHOD = flags.DEFINE_enum("method", None, ["c2"], "What is made.", required=True)
 _GENERATOR = config_flags.DEFINE_config_dataclass(
-  "generator", generator_config(), "c2: writes rubrics."
+  "generator", generator_config(), "Writes rubrics."
 )
 _JUDGE = config_flags.DEFINE_config_dataclass(
-  "judge", judge_config(), "c2: is helped or misled by them."
+  "judge", judge_config(), "Is helped or misled by them."
 )
-_C2 = config_flags.DEFINE_config_dataclass("c2", C2Config(), "c2: how many, and seeds.")
-_PAIRS = flags.DEFINE_string("pairs", None, "c2: preferences (.jsonl).")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made; without one nothing is.")
+_C2 = config_flags.DEFINE_config_dataclass("c2", C2Config(), "How many, and seeds.")
+_PAIRS = flags.DEFINE_string("pairs", None, "Preferences (.jsonl).", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
 _TASKS = flags.DEFINE_integer(
-  "tasks", None, "Training tasks, or pairs, the first so many; all if not given.", lower_bound=1
+  "tasks", None, "Pairs, the first so many; all if not given.", lower_bound=1
 )
-_CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Tasks, or pairs, at once.", lower_bound=1)
+_CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Pairs at once.", lower_bound=1)
 
 
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  _rubrics(Console())
-
-
-def _needed(flag: flags.FlagHolder[str | None]) -> str:
-  if not flag.value:
-    raise ConfigError(f"--method={_METHOD.value} needs --{flag.name}.")
-  return flag.value
-
-
-def _rubrics(console: Console) -> None:
-  output, preferences = _needed(_OUTPUT), _needed(_PAIRS)
+  for flag in (_OUTPUT, _PAIRS):
+    if not flag.value:
+      raise ConfigError(f"--{flag.name}={flag.value!r}; allowed: a path.")
+  console, output = Console(), _OUTPUT.value
   _C2.value.validate("c2")
-  pairs = read_pairs(preferences, order_seed=_C2.value.order_seed)[: _TASKS.value]
+  pairs = read_pairs(_PAIRS.value, order_seed=_C2.value.order_seed)[: _TASKS.value]
   with ProgressDisplay(console, {}) as display:
     written = synthesise_rubrics(
       _CONFIG.value,

@@ -34,7 +34,7 @@ from agentjax.data.synthesis_folder import (
   unreported,
 )
 from agentjax.engine import ContextLengthError, SamplingConfig
-from agentjax.rewards.c2 import (
+from agentjax.recipes.c2.rubrics import (
   C2Config,
   NotFiniteError,
   Pair,
@@ -45,6 +45,7 @@ from agentjax.rewards.c2 import (
   weigh,
   write_rubrics,
 )
+from agentjax.recipes.c2.runs import C2Data, write_c2
 from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.rewards.http_judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import LetterJudge, question_key
@@ -53,7 +54,7 @@ from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.model_pool import ModelPool, endpoint_identity
 from agentjax.training.parts import Extensions, build_parts
-from agentjax.training.reward_models import SOURCE, C2Data, write_c2
+from agentjax.training.preferences import SOURCE
 from agentjax.trajectory.record import Message, Task
 
 RUBRICS, MARGINS = "rubrics.jsonl", "margins.jsonl"
