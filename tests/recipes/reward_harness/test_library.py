@@ -4,7 +4,7 @@ import json
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.rewards.harness import (
+from agentjax.recipes.reward_harness.library import (
   Demonstration,
   Edit,
   Entry,

@@ -1,6 +1,6 @@
 import pytest
 
-from agentjax.rewards.rational import (
+from agentjax.recipes.rational_rewards.critiques import (
   EDITING,
   Rationale,
   consistent,
