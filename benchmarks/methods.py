@@ -40,6 +40,7 @@ from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import compute_logits
 from agentjax.objectives import preset
 from agentjax.objectives.supervised import supervised_objective
+from agentjax.recipes.moclip import MoClipConfig
 from agentjax.rewards.mistakes import MedsConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text.answers import mark_answer
@@ -79,11 +80,11 @@ MODEL = ModelConfig(
 BATCH = 64
 HELD_OUT = 200
 PRACTISED = 32
-METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
-  "AdamW": ("adamw", None),
-  "MoClip": ("moclip", None),
-  "Replay": ("adamw", LogitsReplayConfig()),
-  "both": ("moclip", LogitsReplayConfig()),
+METHODS: dict[str, tuple[MoClipConfig | None, LogitsReplayConfig | None]] = {
+  "AdamW": (None, None),
+  "MoClip": (MoClipConfig(), None),
+  "Replay": (None, LogitsReplayConfig()),
+  "both": (MoClipConfig(), LogitsReplayConfig()),
 }
 
 
@@ -190,8 +191,8 @@ def run_forgetting() -> None:
     with tempfile.TemporaryDirectory() as folder:
       CheckpointStore(folder, 1, base.parts.base_identity).save(_BASE.value, base.state, {})
       for rate in _RATES.value:
-        for method, (name, replay) in METHODS.items():
-          settings = OptimizerConfig(name=name, learning_rate=float(rate))  # type: ignore[arg-type]
+        for method, (direction, replay) in METHODS.items():
+          settings = OptimizerConfig(direction=direction, learning_rate=float(rate))
           start = os.path.join(folder, str(_BASE.value))
           run = Tuning(skills[NEW][0], seed, _STEPS.value, settings, replay, start)
           curve: list[tuple[float, ...]] = []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
 from agentjax.models import ParamSpec
-from agentjax.training.moclip import cap_angle, scale_by_moclip
+from agentjax.recipes.moclip.optimizer import MoClipConfig, cap_angle, scale_by_moclip
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 
 
@@ -112,7 +112,7 @@ _SPECS = {
 
 def test_a_config_selects_it_for_every_array_that_is_trained():
   config = OptimizerConfig(
-    name="moclip", learning_rate=0.1, weight_decay=0.5, clip_norm=None, max_angle=30.0
+    direction=MoClipConfig(max_angle=30.0), learning_rate=0.1, weight_decay=0.5, clip_norm=None
   )
   optimizer = build_optimizer(config, 10, _SPECS)
   rng = np.random.default_rng(1)
@@ -141,7 +141,7 @@ def test_a_config_selects_it_for_every_array_that_is_trained():
 
 def test_a_sharded_tree_moves_as_a_whole_one():
   flags = "--xla_force_host_platform_device_count=2"
-  root = str(pathlib.Path(__file__).resolve().parents[2])
+  root = str(pathlib.Path(__file__).resolve().parents[3])
   environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": root}
   subprocess.run([sys.executable, __file__], env=environment, check=True, timeout=300)
 
@@ -165,8 +165,8 @@ def _compare_on_two_devices():
 
 
 def test_an_impossible_cap_names_its_field():
-  with pytest.raises(ConfigError, match=r"config\.optimizer\.max_angle=180"):
-    OptimizerConfig(max_angle=180.0).validate()
+  with pytest.raises(ConfigError, match=r"config\.optimizer\.direction\.max_angle=180"):
+    OptimizerConfig(direction=MoClipConfig(max_angle=180.0)).validate()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ al., 2407.05872): a ratio of 1 gives a step of 1.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -23,9 +24,49 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float
 
+from agentjax.config import check
+from agentjax.models.matrices import stack_axes
+from agentjax.models.spec import is_spec
+from agentjax.training.optimizer import DirectionConfig, OptimizerConfig
+
 Array = jax.Array
 
 _NO_PLANE = 1e-6  # of the gradient's norm: below it float32 cannot say in which plane to turn
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MoClipConfig(DirectionConfig):
+  """MoClip, with the ``b1`` and ``b2`` of the optimiser's settings.
+
+  Attributes:
+    max_angle: degrees that a gradient may turn away from its momentum; None is no cap. The paper's
+      value is not public; 45 is ours. Gradients of reinforcement learning turn sharply: there 90 to
+      120 forbids reversals only.
+    atan2_scale: a of ``a arctan2(m, sqrt(v))``, 4/pi in common Adam-atan2 code.
+  """
+
+  max_angle: float | None = 45.0
+  atan2_scale: float = 4 / math.pi
+
+  def validate(self, path: str = "config.optimizer.direction") -> None:
+    super().validate(path)
+    angle = self.max_angle
+    check(angle is None or 0 < angle < 180, f"{path}.max_angle", angle, "0 < degrees < 180 or none")
+    check(self.atan2_scale > 0, f"{path}.atan2_scale", self.atan2_scale, "> 0")
+
+  def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
+    """See ``DirectionConfig.build``."""
+    return scale_by_moclip(
+      config.b1,
+      config.b2,
+      max_angle=self.max_angle,
+      scale=self.atan2_scale,
+      stack=jax.tree.map(
+        lambda spec: stack_axes(spec) if spec.trained else optax.MaskedNode(),
+        specs,
+        is_leaf=is_spec,
+      ),
+    )
 
 
 def cap_angle(
