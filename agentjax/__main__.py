@@ -16,7 +16,6 @@ COMMANDS = {
   "check": "tries to cheat a config's rewards",
   "rescore": "computes the rewards of stored episodes again",
   "distill": "stores episodes with what teachers say of them",
-  "mine_pivots": "finds the turns of trajectories that are worth training on",
   "plan": "compiles a run for TPUs that are not there",
   "train_tokenizer": "makes a vocabulary from text",
   "convert": "Hugging Face folder to checkpoint and back",

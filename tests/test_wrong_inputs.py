@@ -138,7 +138,7 @@ _CASES = {
     ("distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
     "empty",
   ),
-  "mine_pivots: nothing named": (("mine_pivots", _SMOKE, "--output={run}"), "--trajectories"),
+  "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),
   "recipe's command: nothing named": (("recipes.tessy.synthesise",), "--predictor=FILE is needed"),
   "recipe's command: no such": (("recipes.tessy.nosuch",), "allowed: train"),
   "train_tokenizer: no file": (

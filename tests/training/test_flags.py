@@ -155,7 +155,7 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   [
     "train",
     "evaluate",
-    "mine_pivots",
+    "recipes.pivotrl.mine",
     "recipes.c2.synthesise",
     "recipes.tessy.synthesise",
     "train_tokenizer",
@@ -172,7 +172,7 @@ def test_help_of_every_entry_point_names_its_flags(module):
   wanted = {
     "train": ["--config", "--workdir", "--replay_step"],
     "evaluate": ["--config", "--checkpoint", "--output"],
-    "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
+    "recipes.pivotrl.mine": ["--config", "--trajectories", "--samples", "--max_mean"],
     "recipes.tessy.synthesise": ["--config", "--predictor", "--teacher", "--output"],
     "recipes.c2.synthesise": ["--config", "--pairs", "--judge", "--output"],
     "train_tokenizer": ["--input", "--output", "--vocab_size"],

@@ -1,14 +1,15 @@
 r"""Finds the turns of experts' trajectories from which a policy can learn (PivotRL, 2603.21383).
 
-  python -m agentjax.mine_pivots --config=configs/pivotrl_tool_calls.py --checkpoint=runs/a \
-      --trajectories=airline.jsonl.gz --form=openai --tools=tools.json --output=pivots
+  python -m agentjax.recipes.pivotrl.mine --config=configs/pivotrl_tool_calls.py \
+      --checkpoint=runs/a --trajectories=airline.jsonl.gz --form=openai --tools=tools.json \
+      --output=pivots
 
 Every assistant turn is sampled ``--samples`` times by the policy and judged by ``config.reward``.
 ``--output`` then holds ``candidates.jsonl``, all turns that could be profiled; ``pivots.jsonl``,
 those whose rewards differ, with a mean below ``--max_mean``; and ``report.json``, with what was
 refused and why.
 
-  python -m agentjax.mine_pivots --config=runs/b/config.json --checkpoint=runs/b \
+  python -m agentjax.recipes.pivotrl.mine --config=runs/b/config.json --checkpoint=runs/b \
       --rows=pivots/candidates.jsonl --if_stale=runs/b --output=pivots_2
 
 profiles known turns again with a later policy, if most groups of run b no longer have two rewards
@@ -29,14 +30,9 @@ from rich.console import Console
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.data.agent_trajectories import TrajectoryForm, read_trajectories
-from agentjax.data.pivots import (
-  PivotRow,
-  candidates,
-  read_pivots,
-  select_pivots,
-  write_pivots,
-)
+from agentjax.data.pivots import PivotRow, read_pivots, write_pivots
 from agentjax.files import write_atomically
+from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.tools.declared import DeclaredTool, read_tools
 from agentjax.training.flags import define_config_flag
 
@@ -92,12 +88,8 @@ _WINDOW = flags.DEFINE_integer("window", 10, "Latest steps of the run that are l
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.training.pivots import (
-    StalenessConfig,
-    mixed_shares,
-    profile_checkpoint,
-    staleness,
-  )
+  from agentjax.recipes.pivotrl.profiles import profile_checkpoint
+  from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_shares, staleness
 
   console = Console()
   if _IF_STALE.value is not None:

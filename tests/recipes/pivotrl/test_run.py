@@ -11,11 +11,14 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import candidates, read_pivots, write_pivots
+from agentjax.data.pivots import read_pivots, write_pivots
 from agentjax.engine import EngineConfig
 from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.recipes.pivotrl.profiles import profile_checkpoint
+from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.turns import candidates
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text.chat import MarkedChat
@@ -34,11 +37,10 @@ from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import resolve
 from agentjax.training.parts import Extensions, build_parts
-from agentjax.training.pivots import mixed_shares, profile_checkpoint
 from agentjax.trajectory.record import Message, ToolCall
 from tests.training.smoke import quiet
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[3]
 TOOL = read_tool({"name": "find", "parameters": {"type": "object", "properties": {}}})
 TALKS = [
   (Message("user", f"Thing {i}?"), Message("assistant", f"It is {i}."), Message("user", "Thanks."),
@@ -149,7 +151,7 @@ def test_the_command_mines_and_looks_at_staleness_first(trained, tmp_path):
   trajectories.write_text("".join(json.dumps({"messages": m, "id": "t"}) + "\n" for m in messages))
 
   def mine(*arguments):
-    command = [sys.executable, "-m", "agentjax.mine_pivots", f"--config={run}/config.json"]
+    command = [sys.executable, "-m", "agentjax.recipes.pivotrl.mine", f"--config={run}/config.json"]
     done = subprocess.run(
       [*command, f"--checkpoint={run}", f"--output={tmp_path}/out", *arguments],
       cwd=_ROOT,

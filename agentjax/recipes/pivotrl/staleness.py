@@ -1,4 +1,4 @@
-"""PivotRL (2603.21383): turns for a run to train on, their profiles, and when these are stale."""
+"""When the profiles of turns are stale: the share of a run's groups whose rewards still differ."""
 
 from __future__ import annotations
 
@@ -11,81 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agentjax.config import Config, ConfigError, check
-from agentjax.data import TaskSplits
-from agentjax.data.pivots import PivotRow
-from agentjax.envs.pivot import PivotEnvironment
-from agentjax.models.huggingface import load_pretrained
-from agentjax.rewards.pivot import PivotScorer
-from agentjax.rollout.pivots import Profiles, profile_pivots
-from agentjax.sharding import make_mesh
-from agentjax.training.checkpoint import latest_checkpoint
-from agentjax.training.evaluation import build_engine, load_policy
-from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.journal import read_journal
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.parts import Extensions, build_parts
-from agentjax.training.placement import place
-from agentjax.training.pretrained import runtime_overrides
 from agentjax.trajectory.record import Trajectory
-
-
-def profile_checkpoint(
-  experiment: Experiment,
-  checkpoint: str | os.PathLike[str] | None,
-  rows: Sequence[PivotRow],
-  *,
-  samples: int,
-) -> Profiles:
-  """``profile_pivots`` with the policy of a checkpoint.
-
-  Sampling is that of ``config.rl``, so that profiles say what training will meet.
-
-  Args:
-    experiment: of the run; validated and frozen here.
-    checkpoint: RUN/checkpoints/STEP, or RUN for its newest; None takes ``config.pretrained``.
-    rows: turns to profile.
-    samples: K.
-
-  Raises:
-    ConfigError: neither checkpoint nor pretrained folder, or a checkpoint of another config.
-    CheckpointError: there is no checkpoint.
-  """
-  resolve(experiment)
-  if checkpoint is None and experiment.pretrained is None:
-    raise ConfigError("a policy is needed: give --checkpoint=RUN or --config.pretrained=DIR.")
-  path = None if checkpoint is None else latest_checkpoint(pathlib.Path(checkpoint))
-  parts = build_parts(
-    experiment,
-    None if path is None else path.parents[1],
-    Extensions(tasks=TaskSplits([], []), make_environment=lambda task: PivotEnvironment()),
-  )
-  if path is not None:
-    policy = load_policy(parts, path)
-  else:
-    assert experiment.pretrained is not None
-    mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-    policy, _ = load_pretrained(
-      experiment.pretrained, mesh=mesh, overrides=runtime_overrides(parts.model)
-    )
-  engine = build_engine(parts)
-  runner = LoopThread()
-  try:
-    engine.publish(policy, 0 if path is None else int(path.name))
-    return runner.run(
-      profile_pivots(
-        rows,
-        samples=samples,
-        player=parts.player(engine, experiment.rl.sampling, experiment.seed),
-        rewards=parts.rewards,
-        refusal=PivotScorer(experiment.reward.pivot).refusal
-        if "pivot" in experiment.reward.parts
-        else lambda task: None,
-      )
-    )
-  finally:
-    runner.run(parts.close())
-    engine.close()
-    runner.close()
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 
+from agentjax.config import ConfigError
+from agentjax.data import TaskSplits
 from agentjax.data.pivots import PivotRow, Profile
 from agentjax.envs.pivot import PivotEnvironment
+from agentjax.models.huggingface import load_pretrained
 from agentjax.rewards import RewardGraph
+from agentjax.rewards.pivot import PivotScorer
 from agentjax.rollout import keys
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.rollout.statistics import num_sampled_tokens
+from agentjax.sharding import make_mesh
+from agentjax.training.checkpoint import latest_checkpoint
+from agentjax.training.evaluation import build_engine, load_policy
+from agentjax.training.experiment import Experiment, resolve
+from agentjax.training.loop_thread import LoopThread
+from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.placement import place
+from agentjax.training.pretrained import runtime_overrides
 from agentjax.trajectory.record import Task, Trajectory
 
 _AT_ONCE = 64  # rows whose episodes are held at one time: each holds its whole history
@@ -99,3 +113,62 @@ async def profile_pivots(
         broken = groups[row.id][0]
         refused[row.id] = broken.reward.reason or str(broken.status)
   return Profiles(profiled, refused, sampled_tokens, prompt_tokens)
+
+
+def profile_checkpoint(
+  experiment: Experiment,
+  checkpoint: str | os.PathLike[str] | None,
+  rows: Sequence[PivotRow],
+  *,
+  samples: int,
+) -> Profiles:
+  """``profile_pivots`` with the policy of a checkpoint.
+
+  Sampling is that of ``config.rl``, so that profiles say what training will meet.
+
+  Args:
+    experiment: of the run; validated and frozen here.
+    checkpoint: RUN/checkpoints/STEP, or RUN for its newest; None takes ``config.pretrained``.
+    rows: turns to profile.
+    samples: K.
+
+  Raises:
+    ConfigError: neither checkpoint nor pretrained folder, or a checkpoint of another config.
+    CheckpointError: there is no checkpoint.
+  """
+  resolve(experiment)
+  if checkpoint is None and experiment.pretrained is None:
+    raise ConfigError("a policy is needed: give --checkpoint=RUN or --config.pretrained=DIR.")
+  path = None if checkpoint is None else latest_checkpoint(pathlib.Path(checkpoint))
+  parts = build_parts(
+    experiment,
+    None if path is None else path.parents[1],
+    Extensions(tasks=TaskSplits([], []), make_environment=lambda task: PivotEnvironment()),
+  )
+  if path is not None:
+    policy = load_policy(parts, path)
+  else:
+    assert experiment.pretrained is not None
+    mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+    policy, _ = load_pretrained(
+      experiment.pretrained, mesh=mesh, overrides=runtime_overrides(parts.model)
+    )
+  engine = build_engine(parts)
+  runner = LoopThread()
+  try:
+    engine.publish(policy, 0 if path is None else int(path.name))
+    return runner.run(
+      profile_pivots(
+        rows,
+        samples=samples,
+        player=parts.player(engine, experiment.rl.sampling, experiment.seed),
+        rewards=parts.rewards,
+        refusal=PivotScorer(experiment.reward.pivot).refusal
+        if "pivot" in experiment.reward.parts
+        else lambda task: None,
+      )
+    )
+  finally:
+    runner.run(parts.close())
+    engine.close()
+    runner.close()
