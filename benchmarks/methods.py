@@ -40,8 +40,8 @@ from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import compute_logits
 from agentjax.objectives import preset
 from agentjax.objectives.supervised import supervised_objective
+from agentjax.recipes.meds import MedsConfig
 from agentjax.recipes.moclip import MoClipConfig
-from agentjax.rewards.mistakes import MedsConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text.answers import mark_answer
 from agentjax.training import (
@@ -258,7 +258,7 @@ def meds_experiment(seed: int, meds: MedsConfig | None) -> Experiment:
       row_length=256,
       microbatch_rows=8,
       objective=preset("dapo"),
-      meds=meds,
+      shaping=meds,
       optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2),
     ),
     evaluation=HeldOutConfig(tasks=0),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rewards.mistakes import (
+from agentjax.recipes.meds.mistakes import (
   NOISE,
   MedsConfig,
   MistakeMemory,
@@ -113,5 +113,5 @@ def test_the_answer_is_the_token_after_the_last_marker(pieces, place):
 
 @pytest.mark.parametrize("field,value", [("radius", 0.0), ("marker", ""), ("neighbours", 0)])
 def test_impossible_settings_name_the_field(field, value):
-  with pytest.raises(ConfigError, match=f"meds.{field}"):
+  with pytest.raises(ConfigError, match=f"config.rl.shaping.{field}"):
     MedsConfig(**{field: value}).validate()

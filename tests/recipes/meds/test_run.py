@@ -8,14 +8,14 @@ import pytest
 
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, sequence_advantages
-from agentjax.rewards.mistakes import MedsConfig
+from agentjax.recipes.meds import mistakes
+from agentjax.recipes.meds.mistakes import PART, MedsConfig, RepeatedMistakes
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.text.tokenizer import ByteTokenizer
-from agentjax.training import meds
 from agentjax.training.checkpoint import CheckpointConfig
-from agentjax.training.meds import PART, RepeatedMistakes
 from agentjax.training.metrics import read_metrics
+from agentjax.training.shaping import ShapingTools
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack
 from agentjax.trajectory.record import Reward, Status
@@ -42,7 +42,9 @@ def _shaper(**settings):
 
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   config = MedsConfig(radius=1e-3, **settings)
-  return RepeatedMistakes(config, _MODEL, _TOKENIZER.token_bytes(), mesh, packed, rows=2)
+  return RepeatedMistakes(
+    config, ShapingTools(_MODEL, _TOKENIZER.token_bytes(), mesh, packed, rows=2)
+  )
 
 
 _WRONG, _OTHER = "so \\boxed{5}", "take 2 from 2: \\boxed{0}"
@@ -93,17 +95,17 @@ def test_a_group_that_is_all_wrong_learns_from_it_as_plain_grpo_does_not():
 @pytest.mark.slow
 def test_the_memory_is_saved_with_the_run_and_replayed_from(tmp_path, monkeypatch):
   # Whatever such a small policy writes has an answer, is wrong, and is like all else.
-  monkeypatch.setattr(meds, "answer_place", lambda pieces, marker: len(pieces) - 1)
+  monkeypatch.setattr(mistakes, "answer_place", lambda pieces, marker: len(pieces) - 1)
 
   def make():
     schedule = ScheduleConfig()
     punished = MedsConfig(right_from=2.0, radius=2.0, alpha=0.3, beta=1.0)
-    rl = dataclasses.replace(staged_experiment(schedule).rl, steps=5, meds=punished)
+    rl = dataclasses.replace(staged_experiment(schedule).rl, steps=5, shaping=punished)
     return run(tmp_path / "run", schedule, rl=rl, checkpoint=CheckpointConfig(every=2))
 
   make().train()
   costs = [row["meds/penalty"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
   assert costs[0] == 0 and costs[-1] > 0
   assert make().replay(5).identical
-  monkeypatch.setattr(meds.MistakeMemory, "set_state", lambda memory, state: None)
+  monkeypatch.setattr(mistakes.MistakeMemory, "set_state", lambda memory, state: None)
   assert not make().replay(5).identical

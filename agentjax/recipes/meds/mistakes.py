@@ -22,16 +22,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import check
+from agentjax.models import ModelConfig, Params, layer_ends, layer_logits
+from agentjax.sharding import time_multiple
+from agentjax.training import processes
+from agentjax.training.shaping import ShapingConfig, ShapingTools
+from agentjax.training.update import split_rows, used_micro_batches
+from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.packing import PackedSequence, to_sequences
+from agentjax.trajectory.record import Reward, Trajectory
 
 NOISE = -1
+PART = "repeated_mistake"  # name of the penalty among the parts of a reward
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class MedsConfig(Config):
+class MedsConfig(ShapingConfig):
   """Penalty on repeated mistakes.
 
   Attributes:
@@ -56,7 +66,7 @@ class MedsConfig(Config):
   radius: float = 0.1
   most: int = 512
 
-  def validate(self, path: str = "meds") -> None:
+  def validate(self, path: str = "config.rl.shaping") -> None:
     super().validate(path)
     for name in ("alpha", "beta"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
@@ -66,6 +76,19 @@ class MedsConfig(Config):
     check(self.last_layers >= least, f"{path}.last_layers", self.last_layers, f">= {least}")
     for name in ("neighbours", "most"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
+
+  def check_model(self, model: ModelConfig, path: str) -> None:
+    """Features are of single blocks, so that no block may run more than once."""
+    check(
+      model.loop is None and model.second_pass is None,
+      path,
+      self,
+      "none for a model whose blocks run more than once: its features are of single blocks",
+    )
+
+  def build(self, tools: ShapingTools) -> RepeatedMistakes:
+    """See ``ShapingConfig.build``."""
+    return RepeatedMistakes(self, tools)
 
 
 def repetition_penalty(members: int, alpha: float, beta: float) -> float:
@@ -188,3 +211,106 @@ def _unit(features: np.ndarray) -> np.ndarray:
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   return np.linalg.norm(a[:, None].astype(np.float64) - b[None].astype(np.float64), axis=-1)
+
+
+class RepeatedMistakes:
+  """Shapes the rewards of each step by the memory of the steps before; a ``shaping.Shaper``."""
+
+  def __init__(self, config: MedsConfig, tools: ShapingTools):
+    model = tools.model
+    self._config, self._bytes, self._mesh = config, tools.token_bytes, tools.mesh
+    self._pack, self._rows = tools.pack, tools.rows
+    self._memory = MistakeMemory(config)
+    self.get_state, self.set_state = self._memory.get_state, self._memory.set_state
+    blocks = layer_ends(model.pattern)[-config.last_layers :]
+    plain = dataclasses.replace(model, exact_chunk=0)
+    self._logits = jax.jit(
+      lambda params, ids, segments, positions, places: layer_logits(
+        params, plain, ids, segments, positions, places, blocks
+      )
+    )
+
+  def shape(
+    self, policy: Params, trajectories: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], dict[str, float]]:
+    """The step's episodes with penalties on repeated mistakes, which it then remembers.
+
+    A penalty is taken off ``reward`` and noted in ``reward_parts`` as "repeated_mistake". Whatever
+    filters groups by how many of them were right must look at the parts, not at the shaped reward.
+
+    Args:
+      policy: as the step begins.
+      trajectories: scored, in the order of addresses.
+
+    Returns:
+      Copies, and metrics: ``meds/wrong`` (share of the episodes that were wrong and had an answer),
+      ``meds/repeated`` (share of those that were punished), ``meds/penalty`` (their mean penalty).
+    """
+    wrong, sequences, places = [], [], []
+    for i, trajectory in enumerate(trajectories):
+      value = trajectory.reward.value
+      masked = value is None or trajectory.status.masked or not trajectory.segments
+      if masked or value >= self._config.right_from:  # type: ignore[operator]
+        continue
+      path, sequence = token_paths(trajectory)[-1], to_sequences([trajectory])[-1]
+      pieces = [
+        self._bytes[token] or b"" if own else b""
+        for token, own in zip(path.token_ids, path.sampled, strict=True)
+      ]
+      place = answer_place(pieces, self._config.marker)
+      if place:
+        wrong.append(i)
+        sequences.append(sequence)
+        places.append(place)
+    result = list(trajectories)
+    metrics = {"meds/wrong": len(wrong) / max(len(result), 1)}
+    if not wrong:
+      return result, metrics | {"meds/repeated": 0.0, "meds/penalty": 0.0}
+    features = self._features(policy, sequences, places)
+    tasks = [f"{result[i].source}/{result[i].task_id}" for i in wrong]
+    penalties = self._memory.penalties(tasks, list(features))
+    for i, penalty in zip(wrong, penalties, strict=True):
+      before = result[i]
+      assert before.reward.value is not None
+      result[i] = dataclasses.replace(
+        before,
+        reward=Reward(before.reward.value - penalty),
+        reward_parts={**before.reward_parts, PART: Reward(-penalty)},
+      )
+    return result, metrics | {
+      "meds/repeated": float(np.mean(np.array(penalties) > 0)),
+      "meds/penalty": float(np.mean(penalties)),
+    }
+
+  def _features(
+    self, policy: Params, sequences: Sequence[PackedSequence], places: Sequence[int]
+  ) -> np.ndarray:
+    """Float32 [wrong, layers], or one less where differences are taken."""
+    batch = self._pack(sequences)
+    numbers = np.asarray(batch.segment_ids)
+    cells: dict[int, list[tuple[int, int]]] = {}  # of each row: sequence, place in the row
+    for i, place in enumerate(places):
+      row, start = (int(v[0]) for v in np.nonzero(numbers == i + 1))
+      cells.setdefault(row, []).append((i, start + place))
+    multiple = time_multiple(self._mesh)
+    count = multiple
+    while count < max(len(row) for row in cells.values()):
+      count *= 2  # few shapes are ever compiled
+    grid = np.zeros((len(numbers), count), np.int32)
+    for row, found in cells.items():
+      grid[row, : len(found)] = [place for _, place in found]
+    given: Any = (batch.token_ids, batch.segment_ids, batch.positions, grid)
+    given = split_rows(given, self._rows)
+    values: np.ndarray | None = None
+    with jax.set_mesh(self._mesh):
+      for micro in range(used_micro_batches(batch.segment_ids, self._rows)):
+        part = self._logits(policy, *(v[micro] for v in given))
+        found_here = np.asarray(processes.local_copy(part))
+        if values is None:
+          values = np.zeros((len(places), found_here.shape[-1]), np.float32)
+        for row, found in cells.items():
+          if row // self._rows == micro:
+            for column, (i, _) in enumerate(found):
+              values[i] = found_here[row % self._rows, column]
+    assert values is not None
+    return np.diff(values, axis=1) if self._config.differences else values
