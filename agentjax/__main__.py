@@ -1,7 +1,11 @@
-"""``python -m agentjax COMMAND``: the same as ``python -m agentjax.COMMAND``, and ``fields``."""
+"""``python -m agentjax COMMAND``: the same as ``python -m agentjax.COMMAND``, and ``fields``.
+
+``recipes.METHOD.COMMAND`` is a command of a published method.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 
@@ -12,12 +16,24 @@ COMMANDS = {
   "check": "tries to cheat a config's rewards",
   "rescore": "computes the rewards of stored episodes again",
   "distill": "stores episodes with what teachers say of them",
-  "synthesise": "makes training data with models that are there already",
-  "mine_pivots": "finds the turns of trajectories that are worth training on",
   "plan": "compiles a run for TPUs that are not there",
   "train_tokenizer": "makes a vocabulary from text",
   "convert": "Hugging Face folder to checkpoint and back",
 }
+
+
+RECIPE = "recipes.METHOD.COMMAND"
+
+
+def _is_recipe(word: str) -> bool:
+  """Whether a word is the name of a module of a recipe."""
+  folder, _, rest = word.partition(".")
+  if folder != "recipes" or not all(part.isidentifier() for part in rest.split(".")):
+    return False
+  try:
+    return importlib.util.find_spec(f"agentjax.{word}") is not None
+  except ModuleNotFoundError:
+    return False
 
 
 def main() -> None:
@@ -27,9 +43,11 @@ def main() -> None:
     width = max(map(len, COMMANDS))
     print("agentjax COMMAND [--flag=value ...]; each command has --help.\n")
     print("\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items()))
+    print(f"  {RECIPE}  of a published method; docs/methods.md names them")
     sys.exit(0 if words else 2)
-  if words[0] not in COMMANDS:
-    print(f"error: no command {words[0]!r}; allowed: {', '.join(COMMANDS)}.", file=sys.stderr)
+  if words[0] not in COMMANDS and not _is_recipe(words[0]):
+    allowed = ", ".join((*COMMANDS, RECIPE))
+    print(f"error: no command {words[0]!r}; allowed: {allowed}.", file=sys.stderr)
     sys.exit(2)
   if words[0] == "fields":
     from agentjax.fields import main as fields

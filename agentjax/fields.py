@@ -2,9 +2,11 @@
 
   python -m agentjax fields rl.optimizer
   python -m agentjax fields learning_rate
+  python -m agentjax fields agentjax.recipes.agentspec:AgentSpecConfig
 
 The word is the beginning of fields' names, or a part of one. Without a word all fields are listed.
-Each is set by ``--config.FIELD=VALUE``.
+Each is set by ``--config.FIELD=VALUE``. ``module:attribute`` lists the settings of a thing that can
+be chosen, which are set below the field that chooses it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import textwrap
 import typing
 from collections.abc import Iterator, Sequence
 
-from agentjax.config import Config
+from agentjax.config import Config, ConfigError
+from agentjax.names import Choice, find_choice, is_own
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import config_type, describe_hint
 
@@ -40,7 +43,7 @@ def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[Fiel
   for field in dataclasses.fields(cls):
     name, hint = f"{path}{field.name}", hints[field.name]
     inner = config_type(hint)
-    if inner is not None:
+    if inner is not None and not issubclass(inner, Choice):
       yield from list_fields(inner, f"{name}.")
       continue
     default = field.default
@@ -51,7 +54,13 @@ def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[Fiel
 
 
 def find_fields(word: str) -> list[FieldInfo]:
-  """Fields whose name begins with ``word``; if there are none, those that contain it."""
+  """Fields whose name begins with ``word``; if there are none, those that contain it.
+
+  Raises:
+    ConfigError: ``word`` has the form ``module:attribute`` and names no ``Choice``.
+  """
+  if is_own(word):
+    return list(list_fields(find_choice(word, "word", Choice)))
   fields = list(list_fields())
   word = word.removeprefix("--").removeprefix("config.").rstrip(".")
   begins = [f for f in fields if f.name == word or f.name.startswith(f"{word}.") or not word]
@@ -70,7 +79,11 @@ def main(arguments: Sequence[str]) -> int:
   if len(arguments) > 1 or any(a in ("-h", "--help") for a in arguments):
     print(__doc__)
     return 0 if len(arguments) == 1 else 2
-  found = find_fields(arguments[0] if arguments else "")
+  try:
+    found = find_fields(arguments[0] if arguments else "")
+  except ConfigError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
   if not found:
     print(f"error: no field has {arguments[0]!r} in its name.", file=sys.stderr)
     return 2

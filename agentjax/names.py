@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
 import sys
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from agentjax.config import ConfigError, check
+from agentjax.config import Config, ConfigError, check
+
+C = TypeVar("C", bound="Choice")
 
 
 def is_own(name: str) -> bool:
@@ -101,3 +104,48 @@ def wrong(name: str, path: str, found: Any, allowed: str) -> ConfigError:
   """The error for an object that is not what the setting takes."""
   kind = found.__name__ if isinstance(found, type) else type(found).__name__
   return ConfigError(f"{path}={name!r} is {kind}; allowed: {allowed}.")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Choice(Config):
+  """Settings of a thing that a run chooses. The class of the settings is the choice.
+
+  A room declares what may be chosen as a subclass, and a field of that type. A value of the field
+  is an instance of any class below it, wherever that class is defined. In JSON, ``use`` names the
+  class as ``module:attribute``, and the other keys are its fields. On the command line
+  ``--config.FIELD=module:attribute`` chooses it, and later flags set its fields.
+  """
+
+  def to_dict(self) -> dict[str, Any]:
+    cls = type(self)
+    return {"use": f"{cls.__module__}:{cls.__qualname__}"} | super().to_dict()
+
+  @classmethod
+  def from_dict(cls, values: dict[str, Any], path: str = "config") -> Self:
+    name = values.get("use") if isinstance(values, dict) else None
+    if not isinstance(name, str):
+      raise ConfigError(f"{path}.use={name!r}; allowed: 'module:attribute' of {_below(cls)}.")
+    chosen = find_choice(name, f"{path}.use", cls)
+    return super(Choice, chosen).from_dict({k: v for k, v in values.items() if k != "use"}, path)
+
+
+def find_choice(name: str, path: str, base: type[C]) -> type[C]:
+  """The class below ``base`` that ``module:attribute`` names.
+
+  Args:
+    name: the setting.
+    path: its dotted name, for messages.
+    base: what the class must be a subclass of.
+
+  Raises:
+    ConfigError: no such name, or something else.
+  """
+  check_name(name, path)
+  found = load(name, path, _below(base))
+  if not (isinstance(found, type) and issubclass(found, base)):
+    raise wrong(name, path, found, _below(base))
+  return found
+
+
+def _below(base: type) -> str:
+  return f"a class below {base.__module__}:{base.__qualname__}"

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from absl import app, flags
 
+from agentjax.recipes.agentspec import AgentSpecConfig
 from agentjax.rollout.guards import (
   EpisodeGuard,
   GuardsConfig,
@@ -68,7 +69,7 @@ def rules(count: int, check: str) -> GuardsConfig:
   text = "\n".join(
     f"rule @r{i} trigger before_action check {check} enforce stop end" for i in range(count)
   )
-  return GuardsConfig(rules=text)
+  return GuardsConfig(rules=AgentSpecConfig(text=text))
 
 
 def hooks(count: int, run: str, kind: str = "python") -> GuardsConfig:

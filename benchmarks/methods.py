@@ -40,7 +40,8 @@ from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import compute_logits
 from agentjax.objectives import preset
 from agentjax.objectives.supervised import supervised_objective
-from agentjax.rewards.mistakes import MedsConfig
+from agentjax.recipes.meds import MedsConfig
+from agentjax.recipes.moclip import MoClipConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text.answers import mark_answer
 from agentjax.training import (
@@ -79,11 +80,11 @@ MODEL = ModelConfig(
 BATCH = 64
 HELD_OUT = 200
 PRACTISED = 32
-METHODS: dict[str, tuple[str, LogitsReplayConfig | None]] = {
-  "AdamW": ("adamw", None),
-  "MoClip": ("moclip", None),
-  "Replay": ("adamw", LogitsReplayConfig()),
-  "both": ("moclip", LogitsReplayConfig()),
+METHODS: dict[str, tuple[MoClipConfig | None, LogitsReplayConfig | None]] = {
+  "AdamW": (None, None),
+  "MoClip": (MoClipConfig(), None),
+  "Replay": (None, LogitsReplayConfig()),
+  "both": (MoClipConfig(), LogitsReplayConfig()),
 }
 
 
@@ -190,8 +191,8 @@ def run_forgetting() -> None:
     with tempfile.TemporaryDirectory() as folder:
       CheckpointStore(folder, 1, base.parts.base_identity).save(_BASE.value, base.state, {})
       for rate in _RATES.value:
-        for method, (name, replay) in METHODS.items():
-          settings = OptimizerConfig(name=name, learning_rate=float(rate))  # type: ignore[arg-type]
+        for method, (direction, replay) in METHODS.items():
+          settings = OptimizerConfig(direction=direction, learning_rate=float(rate))
           start = os.path.join(folder, str(_BASE.value))
           run = Tuning(skills[NEW][0], seed, _STEPS.value, settings, replay, start)
           curve: list[tuple[float, ...]] = []
@@ -257,7 +258,7 @@ def meds_experiment(seed: int, meds: MedsConfig | None) -> Experiment:
       row_length=256,
       microbatch_rows=8,
       objective=preset("dapo"),
-      meds=meds,
+      shaping=meds,
       optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2),
     ),
     evaluation=HeldOutConfig(tasks=0),

@@ -32,12 +32,15 @@ from rich.console import Console
 
 from agentjax.data import TaskSplits
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import PivotRow, candidates, select_pivots
+from agentjax.data.pivots import PivotRow
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.recipes.pivotrl.profiles import profile_checkpoint
+from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
@@ -56,7 +59,6 @@ from agentjax.training import (
 )
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.evaluation import evaluate_checkpoint
-from agentjax.training.pivots import mixed_shares, profile_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 _SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of worlds, warm starts and arms.")

@@ -1,6 +1,6 @@
 r"""C2, the rubric generator: DPO on rubrics that helped a judge against rubrics that misled it.
 
-1. python -m agentjax.synthesise --method=c2 --config=configs/c2_generator.py \
+1. python -m agentjax.recipes.c2.synthesise --config=configs/c2_generator.py \
        --config.pretrained=FOLDER --pairs=pairs.jsonl --generator.path=FOLDER --judge.path=FOLDER \
        --output=runs/c2
 2. python -m agentjax.train --config=configs/c2_generator.py --workdir=runs/c2_generator \
@@ -19,8 +19,9 @@ import pathlib
 
 from agentjax.data import DataConfig
 from agentjax.data.config import JsonlConfig
+from agentjax.recipes.c2.runs import c2_generator
 from agentjax.training import Experiment, load_experiment
-from agentjax.training.reward_models import SOURCE, c2_generator
+from agentjax.training.preferences import SOURCE
 
 
 def get_config() -> Experiment:

@@ -12,8 +12,8 @@ import pathlib
 
 from agentjax.data import DataConfig
 from agentjax.data.config import JsonlConfig
+from agentjax.recipes.c2.runs import c2_verifier
 from agentjax.training import Experiment, load_experiment
-from agentjax.training.reward_models import c2_verifier
 
 
 def get_config() -> Experiment:

@@ -3,13 +3,14 @@ r"""PivotRL: GRPO on those turns of experts' trajectories that the policy gets r
 Three commands: profile the turns with the policy, train on those that are kept, profile again when
 they are stale.
 
-  python -m agentjax.mine_pivots --config=configs/pivotrl_tool_calls.py \
+  python -m agentjax.recipes.pivotrl.mine --config=configs/pivotrl_tool_calls.py \
       --config.pretrained=Qwen3-4B-Instruct --trajectories=trajectories.jsonl --form=openai \
       --output=pivots
   python -m agentjax.train --config=configs/pivotrl_tool_calls.py \
       --config.pretrained=Qwen3-4B-Instruct --workdir=runs/pivots
-  python -m agentjax.mine_pivots --config=runs/pivots/config.json --checkpoint=runs/pivots \
-      --rows=pivots/candidates.jsonl --if_stale=runs/pivots --output=pivots_2
+  python -m agentjax.recipes.pivotrl.mine --config=runs/pivots/config.json \
+      --checkpoint=runs/pivots --rows=pivots/candidates.jsonl --if_stale=runs/pivots \
+      --output=pivots_2
 
 With r(s, a) = 1 where action a does what the expert did at history s, and K samples of the policy
 pi_0 (2603.21383, sections 3.1 and 3.2):

@@ -3,17 +3,18 @@ r"""Supervised learning on traces that a teacher and a student wrote together (T
   make quickstart
   python -m agentjax.train --config=configs/opd_word_problems.py --workdir=runs/student \
       --config.rl.steps=0 --config.rl.teachers= --config.rl.objective.distillation=none
-  python -m agentjax.synthesise --method=tessy --spans=labels.jsonl --predictor=words.npy
-  python -m agentjax.synthesise --method=tessy --config=configs/tessy_word_problems.py \
+  python -m agentjax.recipes.tessy.synthesise --spans=labels.jsonl --predictor=words.npy
+  python -m agentjax.recipes.tessy.synthesise --config=configs/tessy_word_problems.py \
       --predictor=words.npy \
       --config.data.source=word_problems \
       --student.path=runs/student --teacher.path=runs/quickstart --output=runs/traces
   python -m agentjax.train --config=configs/tessy_word_problems.py --workdir=runs/tessy
 
-``labels.jsonl`` holds traces with the spans that are style (see ``agentjax.synthesise``). Real
-models stand in as Hugging Face folders or behind endpoints:
-``--teacher.http.base_url=http://host:8000/v1 --teacher.http.model=NAME``. The paper trains on 80
-thousand traces of one teacher; its rates and batch sizes were not found, those here are ours.
+``labels.jsonl`` holds traces with the spans that are style (see
+``agentjax.recipes.tessy.synthesise``). Real models stand in as Hugging Face folders or behind
+endpoints: ``--teacher.http.base_url=http://host:8000/v1 --teacher.http.model=NAME``. The paper
+trains on 80 thousand traces of one teacher; its rates and batch sizes were not found, those here
+are ours.
 """
 
 import pathlib

@@ -40,13 +40,13 @@ def _with_flags(name, *changes):
 
 
 def test_the_plain_runs_beside_the_recipes_are_flags():
-  assert _with_flags("meds_word_problems", "--config.rl.meds=none").rl.meds is None
+  assert _with_flags("meds_word_problems", "--config.rl.shaping=none").rl.shaping is None
   plain = _with_flags(
     "moclip_word_problems",
-    "--config.supervised.optimizer.name=adamw",
+    "--config.supervised.optimizer.direction=none",
     "--config.supervised.logits_replay=none",
   ).supervised
-  assert (plain.optimizer.name, plain.logits_replay) == ("adamw", None)
+  assert (plain.optimizer.direction, plain.logits_replay) == (None, None)
   tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")
   assert tasks.data.source == "word_problems"
 

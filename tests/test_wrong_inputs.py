@@ -138,8 +138,9 @@ _CASES = {
     ("distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
     "config.rl.teachers",
   ),
-  "mine_pivots: nothing named": (("mine_pivots", _SMOKE, "--output={run}"), "--trajectories"),
-  "synthesise: no method": (("synthesise",), "--method"),
+  "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),
+  "recipe's command: nothing named": (("recipes.tessy.synthesise",), "--predictor=FILE is needed"),
+  "recipe's command: no such": (("recipes.tessy.nosuch",), "allowed: train"),
   "train_tokenizer: no file": (
     ("train_tokenizer", "--input={place}/nosuch", "--output={run}"),
     "nosuch",

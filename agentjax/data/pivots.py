@@ -1,12 +1,7 @@
-r"""Pivots: turns of experts' trajectories from which a policy has something to learn (2603.21383).
+"""Single turns of experts' trajectories as rows of a file, and the tasks that are made of them.
 
-Every assistant turn of a trajectory is a candidate: the history before it, and what the expert did.
-A candidate is profiled with K one-turn samples of a policy, whose rewards r_1..r_K say whether they
-did the same; with ``mean = 1/K sum r_k`` and ``variance = 1/K sum (r_k - mean)^2`` it is a pivot
-where ``variance > 0`` and ``mean < lambda``. A turn without variance has no advantage in GRPO, and
-so no gradient.
-
-A row keeps the expert's turn apart from the history; a task made of it shows the history alone.
+A row keeps the expert's turn apart from the history; a task made of it shows the history alone. A
+row may have a profile: what samples of a policy at this turn have earned.
 """
 
 from __future__ import annotations
@@ -17,7 +12,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentjax.data.agent_trajectories import AgentTrajectory
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl
 from agentjax.data.splits import FIRST_TEST_ID
@@ -26,7 +20,6 @@ from agentjax.tools.declared import DECLARED_TOOLS, DeclaredTool, read_tools
 from agentjax.trajectory.record import Message, Task, ToolCall
 
 _FORMAT = 1
-_THINKING_END = "</think>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,55 +89,6 @@ class PivotRow:
       demonstration=(self.expected,),
       metadata=metadata,
     )
-
-
-def candidates(trajectories: Iterable[AgentTrajectory], source: str) -> list[PivotRow]:
-  """Every assistant turn of every trajectory that has a message before it, in order.
-
-  What the expert thought before the turn (up to ``</think>``) is no part of the expected action;
-  the thinking of earlier turns stays in the history as the trajectory has it.
-  """
-  rows: list[PivotRow] = []
-  for trajectory in trajectories:
-    turn = 0
-    for index, message in enumerate(trajectory.messages):
-      if message.role != "assistant":
-        continue
-      if index:
-        content = message.content.rpartition(_THINKING_END)[2].lstrip("\n")
-        rows.append(
-          PivotRow(
-            id=len(rows),
-            source=source,
-            trajectory=trajectory.name,
-            turn=turn,
-            history=trajectory.messages[:index],
-            expected=dataclasses.replace(message, content=content),
-            tools=trajectory.tools,
-          )
-        )
-      turn += 1
-  return rows
-
-
-def select_pivots(
-  rows: Iterable[PivotRow], *, max_mean: float = 1.0, limit: int | None = None
-) -> list[PivotRow]:
-  """The profiled rows with ``variance > 0`` and ``mean < max_mean``, by id.
-
-  Args:
-    rows: profiled; those without a profile are left out.
-    max_mean: lambda. The paper gives no figure; 1 is the filter on variance alone.
-    limit: at most so many, the easiest are dropped first; None keeps all.
-  """
-  kept = [
-    row
-    for row in rows
-    if row.profile is not None and row.profile.variance > 0 and row.profile.mean < max_mean
-  ]
-  if limit is not None:
-    kept = sorted(kept, key=lambda r: (r.profile.mean if r.profile else 0.0, r.id))[:limit]
-  return sorted(kept, key=lambda r: r.id)
 
 
 def pivot_tasks(

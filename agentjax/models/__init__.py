@@ -56,7 +56,6 @@ from agentjax.models.spec import (
   count,
   decay_mask,
   init_params,
-  trained_mask,
 )
 from agentjax.models.stack import (
   DecodeParams,
@@ -162,7 +161,6 @@ __all__ = [
   "score_responses",
   "score_tokens",
   "take_tokens",
-  "trained_mask",
   "undraftable",
   "unverifiable",
   "update_router_bias",

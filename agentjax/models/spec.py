@@ -89,11 +89,6 @@ def count(specs: Any) -> int:
   return sum(math.prod(spec.shape) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
 
 
-def trained_mask(specs: Any) -> Any:
-  """Tree of bool: arrays that gradients move."""
-  return jax.tree.map(lambda spec: spec.trained, specs, is_leaf=is_spec)
-
-
 def decay_mask(specs: Any) -> Any:
   """Tree of bool: arrays that weight decay applies to."""
   return jax.tree.map(lambda spec: spec.trained and spec.decayed, specs, is_leaf=is_spec)

@@ -44,7 +44,6 @@ from agentjax.objectives.preference import (
   dpo_loss,
   implicit_prm_loss,
   preference_advantages,
-  promise_progress_loss,
 )
 from agentjax.objectives.presets import PRESETS, preset
 from agentjax.objectives.returns import (
@@ -110,7 +109,6 @@ __all__ = [
   "prepare_staged",
   "prepare_supervised",
   "preset",
-  "promise_progress_loss",
   "reward_to_go",
   "select_tokens",
   "sequence_advantages",

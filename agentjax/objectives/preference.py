@@ -146,31 +146,5 @@ def preference_advantages(
   }
 
 
-def promise_progress_loss(
-  promises: Float[Array, "*steps"],
-  previous: Float[Array, "*steps"],
-  promise_labels: Float[Array, "*steps"],
-  progress_labels: Float[Array, "*steps"],
-  *,
-  beta: float,
-) -> Float[Array, "*steps"]:
-  r"""AgentPRM's ``(q_t - Q_t)^2 + beta ((q_t - q_{t-1}) - A_t)^2``, one a step.
-
-  The source gives ``L = L_Q + beta L_A``; its beta was not found, and that progress is the
-  difference of two promises and both terms are squares is our reading.
-
-  Args:
-    promises, previous: the model's q of this step and of the one before (0 at the first).
-    promise_labels, progress_labels: of ``rewards.process.promise_and_progress``.
-    beta: weight of progress.
-
-  References:
-    AgentPRM, 2511.08325.
-  """
-  promised = jnp.square(promises - jax.lax.stop_gradient(promise_labels))
-  progressed = jnp.square(promises - previous - jax.lax.stop_gradient(progress_labels))
-  return promised + beta * progressed
-
-
 def _over(numerator: Array, denominator: Array) -> Array:
   return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)

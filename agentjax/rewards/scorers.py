@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentjax.rewards.answers import answers_equal
-from agentjax.rewards.c2 import C2_SCORERS
 from agentjax.rewards.graph import Scorer
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
@@ -76,5 +75,4 @@ SCORERS: Mapping[str, Scorer] = {
   "turns": turns,
   "sampled_tokens": sampled_tokens,
   "environment": environment,
-  **C2_SCORERS,
 }

@@ -29,7 +29,6 @@ from agentjax.text.tokenizer import (
 from agentjax.text.tool_calls import (
   ParsedTurn,
   ToolCallFormat,
-  describe_tools,
   format_call,
   parse_turn,
 )
@@ -60,7 +59,6 @@ __all__ = [
   "build_tokenizer",
   "check_chat",
   "conversation_texts",
-  "describe_tools",
   "format_call",
   "parse_turn",
   "train_sentencepiece",

@@ -212,14 +212,6 @@ def arguments_language(name: str, schema: Mapping[str, Any]) -> Language:
     raise LanguageError(f"tool {name!r}: {error}") from error
 
 
-def describe_tools(tools: Sequence[DescribedTool]) -> str:
-  """One JSON line a tool (name, description, parameters), for a system prompt."""
-  return "\n".join(
-    _dump({"name": t.name, "description": t.description, "parameters": dict(t.parameters)})
-    for t in tools
-  )
-
-
 def _split(ids: list[int], separator: int) -> list[list[int]]:
   parts: list[list[int]] = [[]]
   for i in ids:

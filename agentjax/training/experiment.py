@@ -22,7 +22,6 @@ from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.mistakes import MedsConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
@@ -38,6 +37,7 @@ from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
+from agentjax.training.shaping import ShapingConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
@@ -161,7 +161,8 @@ class RLStage(Config):
     rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
-    meds: penalties on mistakes that a task has seen before (``rewards.mistakes``); None is off.
+    shaping: what changes the rewards of a step's episodes before advantages are computed, such as
+      ``agentjax.recipes.meds:MedsConfig``; None is off.
     process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
   """
@@ -193,7 +194,7 @@ class RLStage(Config):
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: FilePath | None = None
   stop_above_kl: float | None = None
-  meds: MedsConfig | None = None
+  shaping: ShapingConfig | None = None
   process: ProcessConfig | None = None
 
   @property
@@ -794,12 +795,8 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
-  check(
-    experiment.rl.meds is None or (model.loop is None and model.second_pass is None),
-    f"{path}.rl.meds",
-    experiment.rl.meds,
-    "none for a model whose blocks run more than once: its features are of single blocks",
-  )
+  if experiment.rl.shaping is not None:
+    experiment.rl.shaping.check_model(model, f"{path}.rl.shaping")
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:

@@ -19,6 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from agentjax.config import Config, ConfigError
+from agentjax.names import Choice, find_choice
 from agentjax.training.experiment import Experiment, load_experiment
 
 
@@ -61,34 +62,58 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
     for i, part in enumerate(parts):
       hints = typing.get_type_hints(cls)
       if part not in hints:
-        near = difflib.get_close_matches(part, hints, n=3)
-        raise ConfigError(
-          f"{where} has no field {part!r}"
-          + (f"; did you mean {', '.join(near)}?" if near else ".")
-          + f" Allowed: {', '.join(sorted(hints))}."
-        )
+        raise _no_field(where, part, hints)
       where = f"{where}.{part}"
       nested = config_type(hints[part])
+      if nested is not None and issubclass(nested, Choice):
+        break  # make_parents knows which fields the chosen thing has
       if nested is None and i + 1 < len(parts):
         raise ConfigError(f"{where} is a single value and has no field {parts[i + 1]!r}.")
       cls = nested or cls
 
 
+def _no_field(where: str, part: str, hints: dict[str, Any]) -> ConfigError:
+  near = difflib.get_close_matches(part, hints, n=3)
+  return ConfigError(
+    f"{where} has no field {part!r}"
+    + (f"; did you mean {', '.join(near)}?" if near else ".")
+    + f" Allowed: {', '.join(sorted(hints))}."
+  )
+
+
 def make_parents(experiment: Experiment, argv: list[str], name: str = "config") -> None:
   """Makes a part that is None, as ``lora``, where a flag sets a field inside it; the rest defaults.
 
+  A part that is a ``Choice`` is made where a flag names its class.
+
   Raises:
-    ConfigError: the part has fields without a default, so that no single flag can make it.
+    ConfigError: the part has fields without a default, so that no single flag can make it; a choice
+      that no flag and no config has made, or that has no such field.
   """
   for argument, parts in _field_flags(argv, name):
     node: Any = experiment
     where = name
-    for part in parts[:-1]:
-      cls = config_type(typing.get_type_hints(type(node)).get(part))
+    for i, part in enumerate(parts):
+      hints = typing.get_type_hints(type(node))
+      if isinstance(node, Choice):
+        register_types(type(node))
+        if part not in hints:
+          raise _no_field(f"{where} ({type(node).__name__})", part, hints)
+      cls = config_type(hints.get(part))
       if cls is None:
-        break  # check_overrides says so
+        break  # a single value, or check_overrides says so
       where = f"{where}.{part}"
+      if i + 1 == len(parts):
+        _, _, text = argument.partition("=")
+        if issubclass(cls, Choice) and text.lower() not in ("", "none", "null"):
+          setattr(node, part, find_choice(text, where, cls)())
+        break
       if getattr(node, part) is None:
+        if issubclass(cls, Choice):
+          raise ConfigError(
+            f"{where} is None, and {argument} is a setting of what is chosen there; set "
+            f"--{where}=module:attribute before it."
+          )
         try:
           setattr(node, part, cls())
         except TypeError as error:
@@ -135,6 +160,8 @@ def describe_hint(hint: Any) -> str:
       names.append("none")
     elif typing.get_origin(option) is typing.Literal:
       names.append("one of " + ", ".join(map(repr, typing.get_args(option))))
+    elif _is_choice(option):
+      names.append(f"module:attribute of a {option.__name__}")
     elif typing.get_origin(option) is tuple:
       names.append(f"comma-separated {describe_hint(typing.get_args(option)[0])}")
     else:
@@ -161,6 +188,8 @@ def _parse_text(text: str, option: Any) -> Any:
     inner = typing.get_args(option)[0]
     parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
     return tuple(_HintParser(inner).parse(p) for p in parts)
+  if _is_choice(option):
+    return find_choice(text, "the flag", option)()
   if option is bool:
     if text.lower() in ("true", "1"):
       return True
@@ -168,6 +197,10 @@ def _parse_text(text: str, option: Any) -> Any:
       return False
     raise ValueError(text)
   return option(text)
+
+
+def _is_choice(option: Any) -> bool:
+  return isinstance(option, type) and issubclass(option, Choice)
 
 
 def config_type(hint: Any) -> type[Config] | None:
@@ -188,7 +221,7 @@ def register_types(cls: type[Config]) -> None:
   for field in dataclasses.fields(cls):
     hint = hints[field.name]
     nested = config_type(hint)
-    if nested is not None:
+    if nested is not None and not issubclass(nested, Choice):
       field.type = hint
       register_types(nested)
     elif hint is bool:

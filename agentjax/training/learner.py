@@ -50,7 +50,6 @@ from agentjax.training.experiment import (
   check_model_features,
 )
 from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
-from agentjax.training.meds import RepeatedMistakes
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.optimizer import (
@@ -62,6 +61,7 @@ from agentjax.training.parts import Parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.process_rewards import OnlineConfig, ProcessRewards, load_start
+from agentjax.training.shaping import Shaper, ShapingTools
 from agentjax.training.state import (
   Networks,
   TrainState,
@@ -320,16 +320,16 @@ class Learner:
         UpdateSettings(temperature=settings.temperature),
         placed,
       )
-    self.mistakes: RepeatedMistakes | None = None
-    if experiment.rl.meds is not None:
-      self.mistakes = RepeatedMistakes(
-        experiment.rl.meds,
+    self.shaper: Shaper | None = None
+    if experiment.rl.shaping is not None:
+      tools = ShapingTools(
         parts.model,
         parts.tokenizer.token_bytes(),
         self.mesh,
         self._pack_rl,
         experiment.rl.microbatch_rows,
       )
+      self.shaper = experiment.rl.shaping.build(tools)
     self._select = jax.jit(select_tokens, static_argnums=3)
     self._score = make_score(parts.model, settings.temperature)
     self._full_policy = jax.jit(
@@ -503,8 +503,8 @@ class Learner:
     if begins and number and state.reference is not None and self._lora is None:
       state = self._resync(state)
     shaping: dict[str, float] = {}
-    if self.mistakes is not None:
-      weighted, shaping = self.mistakes.shape(self.policy(state), weighted)
+    if self.shaper is not None:
+      weighted, shaping = self.shaper.shape(self.policy(state), weighted)
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)
     # An episode that failed before its first token has none to learn from.

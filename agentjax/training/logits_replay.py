@@ -9,7 +9,7 @@ logits of S_t alone. It does not know the mass outside S_t, and so neither pushe
 with ``mass=1`` and the whole vocabulary it is the plain loss.
 
 Reference: 2510.09152, of which the abstract's description is public; its optimiser is
-``OptimizerConfig(name="moclip")``. The mass and the bound on the size of a set are ours.
+the recipe ``moclip``. The mass and the bound on the size of a set are ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimisers from optax: schedule, clipping, AdamW, Muon or MoClip, a guard for bad gradients."""
+"""Optimisers from optax: schedule, clipping, AdamW, Muon or your own, a guard for bad gradients."""
 
 from __future__ import annotations
 
@@ -12,23 +12,39 @@ import optax
 import optax.contrib
 
 from agentjax.config import Config, check
-from agentjax.models.matrices import matrix_axes, stack_axes
+from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, decay_mask, is_spec
-from agentjax.training.moclip import scale_by_moclip
+from agentjax.names import Choice
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class DirectionConfig(Choice):
+  """Settings of what turns gradients into directions, in the place of AdamW or Muon."""
+
+  def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
+    """The transformation; clipping, decay, learning rate and float32 masters are added to it.
+
+    Args:
+      config: of the whole optimiser, for what it shares with others, such as ``b1`` and ``b2``.
+      specs: tree of ParamSpec like the parameters. Gradients of arrays that are not trained are
+        ``optax.MaskedNode`` when the transformation sees them.
+    """
+    raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig(Config):
-  """AdamW, Muon or MoClip, with warm-up and decay.
+  """AdamW, Muon or a direction of your own, with warm-up and decay.
 
   Moments are float32 whatever the parameters' dtype.
 
   Attributes:
     name: "muon" moves every matrix (``models.matrices``) by its orthogonalised momentum and all
-      other arrays by Adam; "adamw" moves everything by Adam; "moclip" everything by
-      ``training.moclip``, a reconstruction. Weight decay is decoupled in all.
+      other arrays by Adam; "adamw" moves everything by Adam. Weight decay is decoupled in all.
+    direction: moves everything instead of ``name``, such as
+      ``agentjax.recipes.moclip:MoClipConfig``; None leaves it to ``name``.
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.
@@ -40,19 +56,16 @@ class OptimizerConfig(Config):
       momentum, 0.2 in Kimi K2, about the size of an Adam update; None scales by
       ``sqrt(max(1, m / n))`` instead (n in, m out).
     newton_schulz_steps: iterations of the orthogonalisation.
-    max_angle: degrees that MoClip lets a gradient turn away from its momentum; None is no cap. The
-      paper's value is not public; 45 is ours. Gradients of reinforcement learning turn sharply:
-      there 90 to 120 forbids reversals only.
-    atan2_scale: a of MoClip's ``a arctan2(m, sqrt(v))``, 4/pi in common Adam-atan2 code.
     master_dtype: "float32" keeps a float32 copy of narrower parameters, moves that, and lets the
       parameters be its rounding, so that updates below their resolution add up; None moves the
       parameters themselves.
 
   References: Loshchilov & Hutter, 1711.05101 (AdamW); Liu et al., 2502.16982, and Kimi K2,
-  2507.20534 (Muon); 2510.09152 (MoClip).
+  2507.20534 (Muon).
   """
 
-  name: Literal["adamw", "muon", "moclip"] = "adamw"
+  name: Literal["adamw", "muon"] = "adamw"
+  direction: DirectionConfig | None = None
   learning_rate: float = 1e-3
   schedule: Literal["constant", "linear", "cosine"] = "constant"
   warmup_steps: int = 0
@@ -67,8 +80,6 @@ class OptimizerConfig(Config):
   nesterov: bool = False
   update_rms: float | None = 0.2
   newton_schulz_steps: int = 5
-  max_angle: float | None = 45.0
-  atan2_scale: float = 4 / math.pi
   master_dtype: Literal["float32"] | None = "float32"
 
   def validate(self, path: str = "config.optimizer") -> None:
@@ -82,9 +93,6 @@ class OptimizerConfig(Config):
     for name in ("clip_norm", "update_rms"):
       value = getattr(self, name)
       check(value is None or value > 0, f"{path}.{name}", value, "> 0 or none")
-    angle = self.max_angle
-    check(angle is None or 0 < angle < 180, f"{path}.max_angle", angle, "0 < degrees < 180 or none")
-    check(self.atan2_scale > 0, f"{path}.atan2_scale", self.atan2_scale, "> 0")
     for name in ("max_bad_steps", "newton_schulz_steps"):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
 
@@ -176,8 +184,8 @@ def _labels(config: OptimizerConfig, specs: Any) -> Any:
   def label(spec: ParamSpec) -> str:
     if not spec.trained:
       return "frozen"
-    if config.name == "moclip":
-      return "moclip"
+    if config.direction is not None:
+      return "own"
     return "muon" if config.name == "muon" and matrix_axes(spec) is not None else "adam"
 
   return jax.tree.map(label, specs, is_leaf=is_spec)
@@ -208,16 +216,9 @@ def _directions(config: OptimizerConfig, specs: Any) -> dict[str, optax.Gradient
     ),
     optax.stateless(lambda changes, _: jax.tree.map(scaled, changes, matrices)),
   )
-  moclip = scale_by_moclip(
-    config.b1,
-    config.b2,
-    max_angle=config.max_angle,
-    scale=config.atan2_scale,
-    stack=jax.tree.map(
-      lambda spec: stack_axes(spec) if spec.trained else optax.MaskedNode(), specs, is_leaf=is_spec
-    ),
-  )
-  chosen = {"adamw": {}, "muon": {"muon": muon}, "moclip": {"moclip": moclip}}[config.name]
+  chosen = {"muon": muon} if config.name == "muon" else {}
+  if config.direction is not None:
+    chosen = {"own": config.direction.build(config, specs)}
   return {
     "adam": optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
     "frozen": optax.set_to_zero(),

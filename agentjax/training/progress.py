@@ -124,6 +124,17 @@ class ProgressDisplay:
     )
 
 
+def report_to(display: ProgressDisplay) -> Callable[[str, int, int], None]:
+  """A report (what is made, how many are done, of how many) that shows each kind as a stage."""
+
+  def report(what: str, done: int, total: int) -> None:
+    if what != display.stage_name:
+      display.stage(what, total, done)
+    display.update(done, {})
+
+  return report
+
+
 def print_table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]):
   """A plain table, as at the end of a run."""
   table = Table(title=title)

@@ -696,7 +696,7 @@ class _Session:
       "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
-      "mistakes": None if self.learner.mistakes is None else self.learner.mistakes.get_state(),
+      "shaping": None if self.learner.shaper is None else self.learner.shaper.get_state(),
     }
     pending = processes.gather_trajectories([] if stream is None else stream.episodes)
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -734,8 +734,8 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
-    if self.learner.mistakes is not None:
-      self.learner.mistakes.set_state(host["mistakes"])
+    if self.learner.shaper is not None:
+      self.learner.shaper.set_state(host["shaping"])
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
     if pending and self.stream is not None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from agentjax import models
 from agentjax.models import ParamSpec
+from agentjax.models.spec import is_spec
 
 
 def test_adding_an_array_never_changes_another():
@@ -61,7 +62,8 @@ def test_mamba_steps_start_inside_their_range():
 
 def test_norms_biases_and_the_router_bias_are_kept_from_decay(tiny):
   specs = models.param_specs(tiny)
-  decayed, trained = models.decay_mask(specs), models.trained_mask(specs)
+  decayed = models.decay_mask(specs)
+  trained = jax.tree.map(lambda spec: spec.trained, specs, is_leaf=is_spec)
   mamba, moe = decayed.groups[0][0], decayed.groups[0][1]
   assert not any((mamba.norm, mamba.mixer.decay_rate, mamba.mixer.step_bias, moe.mixer.router_bias))
   assert mamba.mixer.x and moe.mixer.expert_up and decayed.embedding

@@ -18,7 +18,6 @@ from agentjax.objectives import (
   policy_objective,
   prepare,
   preset,
-  promise_progress_loss,
 )
 from agentjax.objectives.preference import preference_advantages
 from agentjax.objectives.segments import sequence_sum
@@ -48,17 +47,6 @@ def test_implicit_prm_golden():
   """beta .05, s = 4: s(.2) = .549834; outcome 1 costs .598139, 0 costs .798139, 1/2 their mean."""
   losses = implicit_prm_loss(jnp.full(3, 4.0), jnp.array([1.0, 0.0, 0.5]), beta=0.05)
   np.testing.assert_allclose(losses, [0.598139, 0.798139, 0.698139], atol=1e-6)
-
-
-def test_promise_and_progress_golden():
-  loss = promise_progress_loss(
-    jnp.array([0.5, 0.75]),
-    jnp.array([0.0, 0.5]),
-    jnp.array([0.75, 0.75]),
-    jnp.array([0.5, 0.5]),
-    beta=2.0,
-  )
-  np.testing.assert_allclose(loss, [0.0625, 2 * 0.0625])
 
 
 @pytest.mark.parametrize("form", ["dpo", "outcome"])

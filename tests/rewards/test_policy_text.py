@@ -10,12 +10,12 @@ import agentjax
 from agentjax.envs.countdown import read_expression
 from agentjax.envs.sql import read_query
 from agentjax.envs.text_game import read_actions
+from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
+from agentjax.recipes.rational_rewards.critiques import read_critique
 from agentjax.rewards.answers import answers_equal, extract_final_answer
-from agentjax.rewards.c2 import read_rubric, read_verdict
 from agentjax.rewards.genrm import style_density
 from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
-from agentjax.rewards.rational import read_critique
 from agentjax.text.answers import read_marked_answer, read_tagged_answer
 from agentjax.text.code import read_code
 from agentjax.text.template_calls import parse_text

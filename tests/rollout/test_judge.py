@@ -15,12 +15,10 @@ from agentjax.engine import (
   EngineConfig,
   SamplingConfig,
 )
-from agentjax.rewards.c2 import C2Config, arrange, measure, synthesise
 from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge
 from agentjax.rollout.judge import EngineJudge
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message
-from tests.rewards.judging import Scripted
 from tests.rollout.scripted_engine import TOKENIZER
 
 MODEL = models.ModelConfig(
@@ -117,19 +115,3 @@ def test_what_does_not_fit_is_named(engine):
     asyncio.run(judge.log_probs((Message("user", "x" * 3000),), "", ("A",)))
   with pytest.raises(ValueError, match="at least one token"):
     asyncio.run(judge.log_probs(ASKED, "", ("A", "")))
-
-
-def test_c2_takes_its_margins_from_an_engine(engine):
-  judge = judge_over(engine)
-  pair = arrange(0, ASKED, "this", "that")
-  swapped = arrange(0, ASKED, "that", "this")
-  written = [f"<analyze>x</analyze>\n1. Safety: Is it {word}?" for word in ("this", "that", "so")]
-  generator = Scripted(lambda messages, key: written[len(generator.asked) - 1])
-
-  async def both():
-    return await synthesise(pair, generator, judge, C2Config(rubrics=3)), await measure(
-      swapped, None, judge, key=1
-    )
-
-  result, margin = asyncio.run(both())
-  assert len(set(result.margins)) == 3 and np.isfinite([result.without, margin]).all()

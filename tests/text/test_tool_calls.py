@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentjax.text.tokenizer import ByteTokenizer
-from agentjax.text.tool_calls import describe_tools, format_call, parse_turn, text_parameter
+from agentjax.text.tool_calls import format_call, parse_turn, text_parameter
 from agentjax.trajectory.record import ToolCall
 
 TOKENIZER = ByteTokenizer()
@@ -175,18 +175,3 @@ def test_the_text_parameter_is_the_only_required_string():
     "now": None,
   }
   assert text_parameter({"required": ["n"], "properties": {"n": {"type": "integer"}}}) is None
-
-
-def test_tools_are_described_one_json_line_each():
-  class Calculator:
-    name = "calculator"
-    description = "Adds.\nAnd more."
-    parameters = SCHEMAS["calculator"]
-
-  lines = describe_tools([Calculator(), Calculator()]).split("\n")
-  assert len(lines) == 2
-  assert json.loads(lines[0]) == {
-    "name": "calculator",
-    "description": "Adds.\nAnd more.",
-    "parameters": SCHEMAS["calculator"],
-  }

@@ -151,7 +151,15 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "module", ["train", "evaluate", "mine_pivots", "synthesise", "train_tokenizer"]
+  "module",
+  [
+    "train",
+    "evaluate",
+    "recipes.pivotrl.mine",
+    "recipes.c2.synthesise",
+    "recipes.tessy.synthesise",
+    "train_tokenizer",
+  ],
 )
 def test_help_of_every_entry_point_names_its_flags(module):
   done = subprocess.run(
@@ -164,16 +172,9 @@ def test_help_of_every_entry_point_names_its_flags(module):
   wanted = {
     "train": ["--config", "--workdir", "--replay_step"],
     "evaluate": ["--config", "--checkpoint", "--output"],
-    "mine_pivots": ["--config", "--trajectories", "--samples", "--max_mean"],
-    "synthesise": [
-      "--method",
-      "--config",
-      "--predictor",
-      "--teacher",
-      "--pairs",
-      "--judge",
-      "--output",
-    ],
+    "recipes.pivotrl.mine": ["--config", "--trajectories", "--samples", "--max_mean"],
+    "recipes.tessy.synthesise": ["--config", "--predictor", "--teacher", "--output"],
+    "recipes.c2.synthesise": ["--config", "--pairs", "--judge", "--output"],
     "train_tokenizer": ["--input", "--output", "--vocab_size"],
   }[module]
   assert all(flag in done.stdout for flag in wanted), done.stdout + done.stderr

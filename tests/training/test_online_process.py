@@ -15,7 +15,6 @@ from agentjax.models.lora import LoraConfig
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.planning import compile as planning
-from agentjax.rewards.c2 import PreferenceRow
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Extensions, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig
@@ -24,8 +23,8 @@ from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import build_parts
+from agentjax.training.preferences import PreferenceRow, preference_tasks, write_preferences
 from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
-from agentjax.training.reward_models import preference_tasks, write_preferences
 from agentjax.training.run import TrainingError
 from agentjax.training.state import network_specs
 from agentjax.training.teacher import TeacherConfig

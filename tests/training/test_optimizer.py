@@ -1,5 +1,7 @@
 """Schedules, decay, Muon on every kind of matrix, and the guard against non-finite gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import is_spec
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import (
+  DirectionConfig,
   OptimizerConfig,
   bad_steps,
   build_optimizer,
@@ -188,3 +191,31 @@ def test_momentum_is_placed_as_its_matrix_and_adam_keeps_nothing_for_it():
   assert isinstance(moments.policy.groups[0][2].mixer.query, optax.MaskedNode)
   assert moments.policy.embedding == placed.networks.policy.embedding
   assert moments.value.weight == placed.networks.value.weight
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class SignConfig(DirectionConfig):
+  """The sign of a gradient times ``size``."""
+
+  size: float = 1.0
+
+  def build(self, config, specs):
+    return optax.stateless(lambda grads, _: jax.tree.map(lambda g: self.size * jnp.sign(g), grads))
+
+
+def test_a_direction_of_your_own_moves_every_array_that_is_trained():
+  specs = {
+    "matrix": ParamSpec((2, 3), ("embed", "mlp")),
+    "frozen": ParamSpec((3,), (None,), trained=False),
+  }
+  config = OptimizerConfig(
+    name="muon", direction=SignConfig(2.0), learning_rate=0.1, clip_norm=None
+  )
+  optimizer = build_optimizer(config, 10, specs)
+  params = {"matrix": jnp.ones((2, 3)), "frozen": jnp.ones(3)}
+  grads = {"matrix": jnp.array([[1e-3, -5.0, 0.0]] * 2), "frozen": jnp.ones(3)}
+  changes, _ = optimizer.update(grads, optimizer.init(params), params)
+  np.testing.assert_allclose(changes["matrix"], [[-0.2, 0.2, 0.0]] * 2, rtol=1e-6)
+  assert not np.any(changes["frozen"])
+  saved = OptimizerConfig.from_dict(config.to_dict())
+  assert saved == config and isinstance(saved.direction, SignConfig)

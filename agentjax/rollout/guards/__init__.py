@@ -2,8 +2,19 @@
 
 from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
 from agentjax.rollout.guards.environment import GuardedEnvironment, guard_environments
-from agentjax.rollout.guards.episode import Decision, EpisodeGuard, GuardError, Verdict
+from agentjax.rollout.guards.episode import EpisodeGuard, GuardError
 from agentjax.rollout.guards.hooks import HookAnswer, HookConfig, HookEvent
+from agentjax.rollout.guards.interface import (
+  Decision,
+  Entry,
+  EpisodeRules,
+  Judgement,
+  Rules,
+  RulesConfig,
+  Situation,
+  Step,
+  Verdict,
+)
 from agentjax.rollout.guards.permissions import (
   Answer,
   Channel,
@@ -12,16 +23,14 @@ from agentjax.rollout.guards.permissions import (
   Question,
   TerminalChannel,
 )
-from agentjax.rollout.guards.predicates import PREDICATES, Situation, predicate
-from agentjax.rollout.guards.rules import RuleSet, bind_rules
-from agentjax.rollout.guards.syntax import Rule, RuleError, format_rules, parse_rules
 
 __all__ = [
-  "PREDICATES",
   "Answer",
   "Channel",
   "Decision",
+  "Entry",
   "EpisodeGuard",
+  "EpisodeRules",
   "GuardError",
   "GuardedEnvironment",
   "Guards",
@@ -29,19 +38,16 @@ __all__ = [
   "HookAnswer",
   "HookConfig",
   "HookEvent",
+  "Judgement",
   "PermissionBridge",
   "PermissionConfig",
   "Question",
-  "Rule",
-  "RuleError",
-  "RuleSet",
+  "Rules",
+  "RulesConfig",
   "Situation",
+  "Step",
   "TerminalChannel",
   "Verdict",
-  "bind_rules",
   "build_guards",
-  "format_rules",
   "guard_environments",
-  "parse_rules",
-  "predicate",
 ]

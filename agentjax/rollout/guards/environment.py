@@ -10,14 +10,15 @@ from typing import Any
 
 from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
-from agentjax.rollout.guards.episode import Decision, EpisodeGuard, GuardError
+from agentjax.rollout.guards.episode import EpisodeGuard, GuardError
+from agentjax.rollout.guards.interface import Decision
 from agentjax.rollout.guards.permissions import Channel
 from agentjax.tools.hooks import intercepted_by
 from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task
 
-_SNAPSHOT_FORMAT = 2
+_SNAPSHOT_FORMAT = 3
 
 MakeEnvironment = Callable[[Task], Environment]
 

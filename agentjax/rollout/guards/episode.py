@@ -1,10 +1,8 @@
-"""What rules and hooks mean while an episode runs: the order they act in, and their verdicts.
+"""What hooks, egress and rules mean while an episode runs: the order they act in.
 
-Before a call: hooks, which may change its arguments; egress; the limits rules have set; rules.
-After it: hooks, then rules. Rules thus judge what runs and what is shown. Hooks act in their order,
-and rules in that of their text; the first one that refuses is the last one asked. All enforcements
-of a rule are carried out, and the strictest says what becomes of the action: stop, deny, skip,
-reflect, continue.
+Before a call: hooks, which may change its arguments; egress; rules. After it: hooks, then rules.
+Rules thus judge what runs and what is shown. Hooks act in their order; the first one that refuses
+is the last one asked.
 
 Within a turn checks before calls take place one after the other, in the order of the calls, and see
 no results of that turn: verdicts do not depend on which tool was quicker.
@@ -14,47 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import enum
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentjax.rollout.guards.config import Guards
 from agentjax.rollout.guards.hooks import Hook, HookAnswer, HookEvent, HookFailure
-from agentjax.rollout.guards.predicates import Situation, Step, as_json
-from agentjax.rollout.guards.rules import VARIABLES, BoundRule
-from agentjax.rollout.guards.syntax import Act, Enforcement, Invocation, Setting, Value, Variable
+from agentjax.rollout.guards.interface import (
+  SKIPPED,
+  Decision,
+  Entry,
+  Judgement,
+  Situation,
+  Step,
+  Verdict,
+)
 from agentjax.tools.egress import EgressDenied, urls
 from agentjax.tools.hooks import Run
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.trajectory.record import GuardRecord, ToolCall
 
 _log = logging.getLogger(__name__)
-
-SKIPPED = "skipped"  # what AgentSpec shows the policy in the place of a result
-
-
-class Decision(enum.IntEnum):
-  """What becomes of an action, the stricter the higher."""
-
-  CONTINUE = 0
-  REFLECT = 1
-  SKIP = 2
-  DENY = 3
-  STOP = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """A decision, what the policy is told where it is refused, and what is added in any case."""
-
-  decision: Decision = Decision.CONTINUE
-  text: str = ""
-  notes: tuple[str, ...] = ()
-
-  def told(self, output: str) -> str:
-    """What the policy is shown: ``output`` or the refusal, and the notes."""
-    return "\n".join([output if self.decision is Decision.CONTINUE else self.text, *self.notes])
 
 
 class GuardError(Exception):
@@ -67,7 +45,7 @@ class EpisodeGuard:
   Args:
     guards: of the run.
     episode: the same text for all events of this episode.
-    seed: for tools that rules invoke where no call gives one.
+    seed: for what rules do where no call gives one.
     user_input: the last message of the user.
 
   Attributes:
@@ -79,14 +57,12 @@ class EpisodeGuard:
     self.stopped: str | None = None
     self.intercepted = 0
     self._guards = guards
-    self._context = ToolContext(episode, seed, guards.config.tool_timeout)
+    self._episode = episode
+    self._rules = None if guards.rules is None else guards.rules.start(episode, seed)
     self._user_input = user_input
     self._turn = -1
     self._steps: list[Step] = []
     self._results: list[tuple[Step, ToolResult]] = []  # of this turn
-    self._reflections = 0  # turns in a row that were sent back
-    self._reflected = False  # this turn was
-    self._settings: dict[str, float] = {}
     self._observation = ""
     self._records: list[tuple[int, GuardRecord]] = []  # number of the call, record
     self._checking = asyncio.Lock()
@@ -110,9 +86,8 @@ class EpisodeGuard:
     """The policy has taken a turn."""
     self._turn += 1
     self.intercepted = 0
-    if not self._reflected:
-      self._reflections = 0
-    self._reflected = False
+    if self._rules is not None:
+      self._rules.begin_turn()
 
   def end_turn(self) -> tuple[GuardRecord, ...]:
     """The environment has answered; gives what guards did since the last time."""
@@ -146,15 +121,17 @@ class EpisodeGuard:
       verdict, _ = await self._ask_hook(hook, self._event("stop", text=text), "finish")
       if verdict.decision is not Decision.CONTINUE:
         return verdict
-    return await self._apply_rules(self._situation("finish", {"text": text}), self._context)
+    verdict, _ = await self._ask_rules(self._situation("finish", {"text": text}), None)
+    return verdict
 
   async def observed(self, observation: str) -> Verdict:
     """What is to be done about what the policy is to be shown, if that is something new."""
     changed, self._observation = observation != self._observation, observation
-    if not changed or not self._guards.rules.listens_to("state_change"):
+    if not changed or not self._listens_to("state_change"):
       return Verdict()
     situation = self._situation("state_change", observation=observation)
-    return await self._apply_rules(situation, self._context)
+    verdict, _ = await self._ask_rules(situation, None)
+    return verdict
 
   def state(self) -> dict[str, Any]:
     """All that changes, as JSON."""
@@ -162,18 +139,17 @@ class EpisodeGuard:
       "user_input": self._user_input,
       "turn": self._turn,
       "steps": [dataclasses.asdict(step) for step in self._steps],
-      "reflections": self._reflections,
-      "reflected": self._reflected,
-      "settings": dict(self._settings),
       "observation": self._observation,
+      "rules": None if self._rules is None else self._rules.state(),
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Inverse of ``state``."""
     self._user_input, self._turn = state["user_input"], state["turn"]
     self._steps = [Step(**step) for step in state["steps"]]
-    self._reflections, self._reflected = state["reflections"], state["reflected"]
-    self._settings, self._observation = dict(state["settings"]), state["observation"]
+    self._observation = state["observation"]
+    if self._rules is not None:
+      self._rules.set_state(state["rules"])
     self._records.clear()  # of the beginning, which the one who goes on from here has seen
 
   async def _before(
@@ -197,12 +173,10 @@ class EpisodeGuard:
       verdict = self._check_egress(call, number)
       if verdict.decision is not Decision.CONTINUE:
         return verdict, call, context
-    if self._settings:
-      verdict, context = self._limit(call, context, number)
-      if verdict.decision is not Decision.CONTINUE:
-        return verdict, call, context
     situation = self._situation("before_action", call.arguments, call.name)
-    verdict = await self._apply_rules(situation, context, number)
+    verdict, timeout = await self._ask_rules(situation, context, number)
+    if timeout is not None:
+      context = dataclasses.replace(context, timeout=timeout)
     return dataclasses.replace(verdict, notes=notes + verdict.notes), call, context
 
   async def _after(
@@ -231,7 +205,7 @@ class EpisodeGuard:
       if answer.additional_context:
         notes += (answer.additional_context,)
     if verdict.decision is Decision.CONTINUE:
-      if not notes and not self._guards.rules.listens_to("after_action"):
+      if not notes and not self._listens_to("after_action"):
         return result
       situation = Situation(
         event="after_action",
@@ -243,7 +217,7 @@ class EpisodeGuard:
         result=result,
         observation=result.output,
       )
-      verdict = await self._apply_rules(situation, context, number)
+      verdict, _ = await self._ask_rules(situation, context, number)
     verdict = dataclasses.replace(verdict, notes=notes + verdict.notes)
     if verdict.decision is Decision.REFLECT:
       return dataclasses.replace(
@@ -264,21 +238,6 @@ class EpisodeGuard:
       self._record("before_action", call.name, "egress", Decision.DENY, str(denied), number)
       return Verdict(Decision.DENY, f"denied: {denied}")
     return Verdict()
-
-  def _limit(
-    self, call: ToolCall, context: ToolContext, number: int
-  ) -> tuple[Verdict, ToolContext]:
-    """What settings that rules have made say about a call."""
-    seconds = self._settings.get(f"tool:{call.name}:timeout")
-    if seconds is not None:
-      context = dataclasses.replace(context, timeout=min(context.timeout, seconds))
-    name = f"tool:{call.name}:calls"
-    calls = sum(s.tool == call.name and s.status != ToolStatus.DENIED for s in self._steps)
-    if name in self._settings and calls >= self._settings[name]:
-      reason = f"{calls} calls of {call.name} were made, all that are allowed"
-      self._record("before_action", call.name, f"setting {name}", Decision.DENY, reason, number)
-      return Verdict(Decision.DENY, f"denied: {reason}"), context
-    return Verdict(), context
 
   async def _ask_hook(
     self, hook: Hook, event: HookEvent, moment: str, number: int = -1
@@ -307,119 +266,29 @@ class EpisodeGuard:
       self._record(moment, event.tool_name, name, verdict.decision, reason, number, arguments)
     return verdict, answer
 
-  async def _apply_rules(
-    self, situation: Situation, context: ToolContext, number: int = -1
-  ) -> Verdict:
-    notes: tuple[str, ...] = ()
-    for bound in self._guards.rules.triggered(situation):
-      name = f"rule @{bound.rule.name}"
-      try:
-        holds = bound.holds(situation)
-      except Exception as error:
-        _log.warning("%s cannot be checked, which denies", name, exc_info=error)
-        reason = f"a predicate raised {type(error).__name__}: {error}"
-        self._record(situation.event, situation.tool_name, name, Decision.DENY, reason, number)
-        return Verdict(Decision.DENY, f"denied: {name} could not be checked", notes)
-      if not holds:
-        continue
-      verdict = await self._enforce(bound, situation, context, number)
-      notes += verdict.notes
-      if verdict.decision is not Decision.CONTINUE:
-        return dataclasses.replace(verdict, notes=notes)
-    return Verdict(notes=notes)
+  def _listens_to(self, event: str) -> bool:
+    return self._guards.rules is not None and self._guards.rules.listens_to(event)
 
-  async def _enforce(
-    self, bound: BoundRule, situation: Situation, context: ToolContext, number: int
-  ) -> Verdict:
-    """Carries out all enforcements of a rule; the strictest decides."""
-    name = f"@{bound.rule.name}"
-    decision = Decision.CONTINUE
-    reasons: list[str] = []
-    notes: tuple[str, ...] = ()
-    for enforcement in bound.rule.enforcements:
-      try:
-        one, reason, note = await self._carry_out(enforcement, situation, context)
-      except Exception as error:
-        _log.warning("rule %s cannot be enforced, which denies", name, exc_info=error)
-        one, reason, note = Decision.DENY, f"{type(error).__name__}: {error}", ""
-      decision = max(decision, one)
-      reasons.append(reason)
-      notes += _notes(note)
-    texts = {
-      Decision.CONTINUE: "",
-      Decision.REFLECT: self._guards.config.reflection.replace("{rule}", name),
-      Decision.SKIP: SKIPPED,
-      Decision.DENY: f"denied: rule {name}",
-      Decision.STOP: "denied: the episode ends here",
-    }
-    why = "; ".join(reasons)
-    self._record(situation.event, situation.tool_name, f"rule {name}", decision, why, number)
-    if decision is Decision.STOP:
-      self.stopped = f"rule {name} ended the episode at {situation.event}"
-    return Verdict(decision, texts[decision], notes)
-
-  async def _carry_out(
-    self, enforcement: Enforcement, situation: Situation, context: ToolContext
-  ) -> tuple[Decision, str, str]:
-    """What it decides, why, and what is added to the observation."""
-    if isinstance(enforcement, Setting):
-      name = f"{enforcement.scope}:{enforcement.component}:{enforcement.name}"
-      self._settings[name] = enforcement.number
-      return Decision.CONTINUE, f"{name}={enforcement.number}", ""
-    if isinstance(enforcement, Invocation):
-      result = await self._invoke(enforcement, situation, context)
-      said = f"{enforcement.tool}: {result.output}"
-      failed = result.status is not ToolStatus.OK
-      reason = f"invoke_action {enforcement.tool}: {result.status}"
-      return (Decision.DENY if failed else Decision.CONTINUE), reason, said
-    assert isinstance(enforcement, Act)
-    match enforcement.action:
-      case "user_inspection":
-        category = situation.tool_name or situation.event
-        content = situation.observation or as_json(situation.tool_input)
-        answer = await self._guards.bridge.ask(category, content)
-        said = f"user_inspection: {'granted' if answer.granted else 'refused'} ({answer.by})"
-        return (Decision.CONTINUE if answer.granted else Decision.SKIP), said, ""
-      case "llm_self_reflect":
-        decision = self._reflect()
-        limit = self._guards.config.max_reflections
-        more = "" if decision is Decision.REFLECT else f": {limit} turns in a row were sent back"
-        return decision, f"llm_self_reflect{more}", ""
-      case "stop":
-        return Decision.STOP, "stop", ""
-      case "skip":
-        return Decision.SKIP, "skip", ""
-      case "none":
-        return Decision.CONTINUE, "none", ""
-    raise AssertionError(enforcement.action)
-
-  def _reflect(self) -> Decision:
-    """Sends the turn back, unless too many before it were."""
-    if not self._reflected:
-      if self._reflections >= self._guards.config.max_reflections:
-        return Decision.SKIP
-      self._reflections += 1
-      self._reflected = True
-    return Decision.REFLECT
-
-  async def _invoke(
-    self, invocation: Invocation, situation: Situation, context: ToolContext
-  ) -> ToolResult:
-    arguments = {
-      key: await self._resolve(value, situation, context) for key, value in invocation.arguments
-    }
-    timeout = self._guards.config.tool_timeout
-    return await self._guards.registry.run(
-      ToolCall(invocation.tool, arguments), dataclasses.replace(context, timeout=timeout)
-    )
-
-  async def _resolve(self, value: Value, situation: Situation, context: ToolContext) -> Any:
-    if isinstance(value, Variable):
-      found = VARIABLES[value.name](situation)
-      return found if value.key is None else found[value.key]
-    if isinstance(value, Invocation):
-      return (await self._invoke(value, situation, context)).output
-    return value
+  async def _ask_rules(
+    self, situation: Situation, context: ToolContext | None, number: int = -1
+  ) -> tuple[Verdict, float | None]:
+    """What rules decide, and the seconds they leave a call; None leaves all that it has."""
+    if self._rules is None:
+      return Verdict(), None
+    try:
+      judgement = await self._rules.judge(situation, context)
+    except Exception as error:
+      _log.warning("rules cannot judge, which denies", exc_info=error)
+      reason = f"{type(error).__name__}: {error}"
+      entry = Entry("rules", Decision.DENY, reason)
+      judgement = Judgement(Verdict(Decision.DENY, "denied: a check failed"), (entry,))
+    for entry in judgement.entries:
+      self._record(
+        situation.event, situation.tool_name, entry.guard, entry.decision, entry.reason, number
+      )
+    if judgement.stopped is not None:
+      self.stopped = judgement.stopped
+    return judgement.verdict, judgement.timeout
 
   def _situation(
     self,
@@ -450,7 +319,7 @@ class EpisodeGuard:
   ) -> HookEvent:
     return HookEvent(
       event=event,
-      episode=self._context.episode,
+      episode=self._episode,
       turn=self._turn,
       user_input=self._user_input,
       tool_name=tool_name,

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 from agentjax.config import Config, ConfigError, check
 from agentjax.names import load
-from agentjax.rollout.guards.predicates import as_json
+from agentjax.rollout.guards.interface import as_json
 
 HookKind = Literal["python", "command"]
 HookMoment = Literal["episode_start", "before_tool", "after_tool", "stop"]

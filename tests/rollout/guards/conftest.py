@@ -71,25 +71,30 @@ def shell(*commands):
   return Action("", tuple(ToolCall("shell", {"command": c}) for c in commands))
 
 
+def play_guarded(config, *actions, channels=(), task=TASK, make=None):
+  """Plays turns in an episode that is guarded by ``config``."""
+  config.validate()
+  tools = Shell(), Log()
+  registry = ToolRegistry(tools, retries=0)
+
+  def question(task):
+    return QuestionEnvironment(registry, max_turns=20, tool_timeout=30.0)
+
+  async def run():
+    environment = guard_environments(make or question, config, registry, channels=channels)(task)
+    await environment.reset(task, 5)
+    steps = [await environment.step(action) for action in actions]
+    return Guarded(steps, tools[0].ran, tools[1].ran, environment)
+
+  return asyncio.run(run())
+
+
 @pytest.fixture
 def play():
   """Plays turns in a guarded episode; keyword arguments are those of GuardsConfig."""
 
   def play(*actions, channels=(), task=TASK, make=None, **settings):
     config = GuardsConfig(**settings)
-    config.validate()
-    tools = Shell(), Log()
-    registry = ToolRegistry(tools, retries=0)
-
-    def question(task):
-      return QuestionEnvironment(registry, max_turns=20, tool_timeout=30.0)
-
-    async def run():
-      environment = guard_environments(make or question, config, registry, channels=channels)(task)
-      await environment.reset(task, 5)
-      steps = [await environment.step(action) for action in actions]
-      return Guarded(steps, tools[0].ran, tools[1].ran, environment)
-
-    return asyncio.run(run())
+    return play_guarded(config, *actions, channels=channels, task=task, make=make)
 
   return play

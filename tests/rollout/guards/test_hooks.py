@@ -14,6 +14,7 @@ from agentjax.envs.environment import Action
 from agentjax.rollout.guards import GuardError, GuardsConfig, HookAnswer, HookConfig
 from agentjax.trajectory.record import Status
 from tests.rollout.guards.conftest import TASK, shell
+from tests.rollout.guards.test_rules import WordConfig
 
 EVENTS = []
 ANSWERS = {}
@@ -103,8 +104,7 @@ def test_changed_arguments_are_checked_again_and_seen_by_rules(play):
     ["error: invalid arguments of shell: command: 3 is not of type 'string'"]
   ]
   ANSWERS["before_tool"] = HookAnswer(updated_input={"command": "rm -rf x"})
-  rules = "rule @x trigger shell check is_destructive enforce skip end"
-  assert play(shell("ls"), hooks=(hook(),), rules=rules).ran == []
+  assert play(shell("ls"), hooks=(hook(),), rules=WordConfig(word="rm")).ran == []
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,6 @@ def test_hooks_act_in_order_and_each_sees_what_the_one_before_changed(play):
   ANSWERS["before_tool"] = HookAnswer("skip")
   play(shell("ls"), hooks=(hook(), hook(function="listens_too")))
   assert len(EVENTS) == 1
-
-
-async def slow_for_ls(event):
-  await asyncio.sleep(0.05 if event.tool_input["command"] == "ls" else 0.0)
-  EVENTS.append(event)
-
-
-@pytest.mark.parametrize("commands", [("ls", "pwd"), ("pwd", "ls")])
-def test_calls_of_one_turn_are_checked_in_their_order_and_know_no_results(play, commands):
-  rules = """
-  rule @x trigger shell check calls_over(1) enforce skip end
-  rule @y trigger shell check output_characters_over(0) enforce stop end
-  """
-  played = play(shell(*commands), rules=rules, hooks=(hook(function="slow_for_ls"),))
-  assert [e.tool_input["command"] for e in EVENTS] == list(commands)
-  assert played.outputs == [[f"ran {commands[0]}", "skipped"]]
 
 
 @pytest.mark.parametrize(
@@ -345,5 +329,5 @@ def test_hooks_that_do_not_exist_are_refused_before_the_run(play, settings, said
 
 
 def test_settings_of_hooks_survive_being_written_down():
-  config = GuardsConfig(hooks=(hook(tools="sh*"), command("pass")), rules="// none")
+  config = GuardsConfig(hooks=(hook(tools="sh*"), command("pass")), rules=WordConfig(word="rm"))
   assert GuardsConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

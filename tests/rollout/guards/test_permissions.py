@@ -12,6 +12,7 @@ from agentjax.config import ConfigError
 from agentjax.rollout.guards import Answer, PermissionBridge, PermissionConfig, TerminalChannel
 from agentjax.rollout.guards.config import GuardsConfig
 from tests.rollout.guards.conftest import shell
+from tests.rollout.guards.test_rules import WordConfig
 
 
 class Person:
@@ -108,25 +109,6 @@ def test_only_the_episode_that_asks_waits():
   assert asyncio.run(run()) < 0.15
 
 
-def test_a_person_decides_over_a_call_and_the_answer_is_recorded(play):
-  rules = "rule @ask trigger shell check is_destructive enforce user_inspection end"
-  for granted in (True, False):
-    person = Person(answer=granted)
-    played = play(shell("rm -rf x"), rules=rules, channels=[person])
-    assert played.ran == ["rm -rf x"] * granted
-    assert person.asked[0].content == '{"command": "rm -rf x"}'
-    (record,) = played.steps[0].guards
-    word = "granted" if granted else "refused"
-    assert record.reason == f"user_inspection: {word} (person)"
-
-
-def test_in_training_nobody_is_asked_and_the_call_refused(play):
-  rules = "rule @ask trigger shell check true enforce user_inspection end"
-  played = play(shell("ls"), rules=rules)
-  assert played.outputs == [["skipped"]]
-  assert played.steps[0].guards[0].reason == "user_inspection: refused (nobody can be asked)"
-
-
 @pytest.mark.parametrize(("typed", "granted"), [("y\n", True), ("Yes\n", True), ("\n", False)])
 def test_a_terminal_is_asked(typed, granted):
   read, write = os.pipe()
@@ -158,7 +140,7 @@ def test_a_question_withdrawn_from_a_terminal_leaves_what_is_typed_later_alone()
 
 
 def test_channels_are_found_by_name(play):
-  rules = "rule @ask trigger shell check true enforce user_inspection end"
+  rules = WordConfig(word="ls")
   settings = PermissionConfig(channels=(f"{__name__}:Person",))
   assert play(shell("ls"), rules=rules, permissions=settings).ran == ["ls"]
   for name, said in (("no.such:C", "no module .no."), (f"{__name__}:os", "async ask")):

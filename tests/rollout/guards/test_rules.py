@@ -1,162 +1,293 @@
-"""Rules against the tools and predicates of a run: nothing that is wrong waits for the run."""
+"""Rules of any language: how a run chooses them, what they see and what their judgements do."""
 
-import pathlib
-import re
+import asyncio
+import copy
+import dataclasses
+import json
 
 import pytest
+from absl import flags
 
-from agentjax.rollout.guards.predicates import PREDICATES, Situation, predicate
-from agentjax.rollout.guards.rules import bind_rules
-from agentjax.rollout.guards.syntax import RuleError, parse_rules
+from agentjax.config import ConfigError
+from agentjax.envs.environment import Action, Environment, Observation, Step
+from agentjax.fields import find_fields
+from agentjax.rollout.guards import (
+  Decision,
+  Entry,
+  GuardError,
+  GuardsConfig,
+  HookConfig,
+  Judgement,
+  PermissionConfig,
+  RulesConfig,
+  Verdict,
+)
+from agentjax.tools.egress import EgressConfig
+from agentjax.training.flags import check_overrides, define_config_flag
+from agentjax.trajectory.record import Message, Status, ToolRecord
+from tests.rollout.guards.conftest import shell
+from tests.training.smoke import smoke_experiment
 
-TOOLS = {
-  "shell": {
-    "type": "object",
-    "properties": {"command": {"type": "string"}},
-    "required": ["command"],
-    "additionalProperties": False,
-  },
-  "file-read": {"type": "object", "properties": {"path": {"type": "string"}}},
-}
+NAME = f"{__name__}:WordConfig"
 
 
-def own(situation: Situation, low: float, name: str, *more: int) -> bool:
-  return low < len(name) + sum(more)
+@dataclasses.dataclass(unsafe_hash=True)
+class WordConfig(RulesConfig):
+  """Rules against one word.
+
+  Attributes:
+    word: what no text may hold.
+    event: when it is looked for.
+    decision: what becomes of the action.
+    most: how often the word may be met before it counts.
+    timeout: seconds that every call may take.
+  """
+
+  word: str = ""
+  event: str = "before_action"
+  decision: str = "skip"
+  most: int = 0
+  timeout: float | None = None
+
+  def bind(self, registry, *, offered=(), bridge, path):
+    if "shell" not in registry.schemas:
+      raise ConfigError(f"{path}: no shell")
+    return WordRules(self, bridge) if self.word else None
 
 
-def bind(text, **settings):
-  return bind_rules(parse_rules(text), tools=TOOLS, text=text, **settings)
+class WordRules:
+  def __init__(self, config, bridge):
+    self.config, self.bridge = config, bridge
+
+  def listens_to(self, event):
+    return event == self.config.event
+
+  def start(self, episode, seed):
+    return WordEpisode(self)
 
 
-def rule(trigger="shell", check="true", enforce="stop"):
-  return f"rule @x\ntrigger {trigger}\ncheck {check}\nenforce {enforce}\nend"
+class WordEpisode:
+  def __init__(self, rules):
+    self.config, self.bridge, self.met, self.seen = rules.config, rules.bridge, 0, []
+
+  def begin_turn(self):
+    self.seen.clear()
+
+  async def judge(self, situation, context):
+    self.seen.append(dataclasses.replace(situation, steps=[*map(copy.copy, situation.steps)]))
+    if self.config.decision == "raise":
+      raise OSError("no answer")
+    calm = Judgement(timeout=self.config.timeout if context is not None else None)
+    text = situation.observation or " ".join(situation.texts)
+    if situation.event != self.config.event or self.config.word not in text:
+      return calm
+    self.met += 1
+    if self.met <= self.config.most:
+      return calm
+    decision = Decision[self.config.decision.upper()]
+    if decision is Decision.SKIP and (await self.bridge.ask("word", text)).granted:
+      return calm
+    stopped = "a word" if decision is Decision.STOP else None
+    entry = Entry("word", decision, self.config.word)
+    return Judgement(Verdict(decision, "hush", ("note",)), (entry,), stopped)
+
+  def state(self):
+    return {"met": self.met}
+
+  def set_state(self, state):
+    self.met = state["met"]
+
+
+def words(**settings):
+  return WordConfig(word="rm", **settings)
+
+
+def test_rules_judge_a_call_before_it_runs_and_leave_an_entry(play):
+  played = play(shell("rm x", "ls"), rules=words())
+  assert played.ran == ["ls"]
+  assert played.outputs == [["hush\nnote", "ran ls"]]
+  (record,) = played.steps[0].guards
+  assert (record.guard, record.decision, record.reason) == ("word", "skip", "rm")
+  assert (record.event, record.tool) == ("before_action", "shell")
+
+
+def test_rules_judge_the_output_of_a_call(play):
+  played = play(shell("rm x"), rules=words(event="after_action"))
+  assert (played.ran, played.outputs) == (["rm x"], [["hush\nnote"]])
+  assert played.steps[0].tools[0].status == "denied"
+
+
+def test_rules_judge_what_is_shown_and_how_the_work_ends(play):
+  shown = play(shell("rm x"), rules=words(event="state_change"))
+  assert (shown.ran, shown.outputs) == (["rm x"], [["hush\nnote"]])
+  ended = play(Action("rm"), rules=words(event="finish"))
+  assert ended.outputs == [["hush\nnote"]]
+  assert not ended.steps[0].terminated
+
+
+def test_a_judgement_that_stops_ends_the_episode_with_its_reason(play):
+  played = play(shell("rm x", "ls"), rules=words(decision="stop"), stop_status="truncated")
+  assert played.ran == []
+  (step,) = played.steps
+  assert (step.status, step.truncated, step.reason) == (Status.TRUNCATED, True, "a word")
+
+
+def test_rules_that_raise_deny(play):
+  played = play(shell("ls"), rules=words(decision="raise"))
+  assert (played.ran, played.outputs) == ([], [["denied: a check failed"]])
+  assert [(g.guard, g.reason) for g in played.steps[0].guards] == [("rules", "OSError: no answer")]
+
+
+def test_rules_may_shorten_the_time_of_a_call(play):
+  played = play(shell("slow"), rules=words(timeout=0.05))
+  assert played.steps[0].tools[0].status == "timeout"
+
+
+def test_a_situation_knows_the_calls_before_and_results_of_earlier_turns_only(play):
+  environment = play(shell("ls"), shell("pwd", "cat"), rules=words()).environment
+  first, second = environment._episode._rules.seen
+  assert [(step.tool, step.output) for step in first.steps] == [("shell", "ran ls")]
+  assert [step.output for step in second.steps] == ["ran ls", ""]
+
+
+def test_what_rules_remember_is_part_of_the_snapshot(play):
+  rules = words(most=1)
+  before = play(shell("rm x"), rules=rules)
+  assert before.ran == ["rm x"]
+  state = asyncio.run(before.environment.snapshot())
+  again = play(rules=rules).environment
+  again.restore(state)
+  step = asyncio.run(again.step(shell("rm y")))
+  assert [g.guard for g in step.guards] == ["word"]
+
+
+async def slow_for_ls(event):
+  await asyncio.sleep(0.05 if event.tool_input["command"] == "ls" else 0.0)
+
+
+@pytest.mark.parametrize("commands", [("ls", "pwd"), ("pwd", "ls")])
+def test_calls_of_one_turn_are_checked_in_their_order(play, commands):
+  hook = HookConfig(run=f"{__name__}:slow_for_ls")
+  played = play(shell(*commands), rules=words(), hooks=(hook,))
+  seen = played.environment._episode._rules.seen
+  assert [s.tool_input["command"] for s in seen] == list(commands)
+
+
+def test_people_are_asked_by_rules(play):
+  granted = PermissionConfig(when_nobody="grant")
+  assert play(shell("rm x"), rules=words(), permissions=granted).ran == ["rm x"]
+
+
+def test_rules_that_hold_nothing_guard_nothing(play):
+  assert type(play(shell("ls")).environment).__name__ == "QuestionEnvironment"
+  assert type(play(shell("ls"), rules=WordConfig()).environment).__name__ == "QuestionEnvironment"
+
+
+def test_settings_of_rules_name_their_class_and_come_back_equal():
+  config = GuardsConfig(rules=words(most=2))
+  saved = json.loads(json.dumps(config.to_dict()))
+  assert saved["rules"]["use"] == NAME
+  assert GuardsConfig.from_dict(saved) == config
 
 
 @pytest.mark.parametrize(
-  ("text", "line", "said"),
+  ("rules", "said"),
   [
-    (rule(trigger="shel"), 2, "unknown trigger 'shel' (did you mean shell?); allowed: before_"),
-    (rule(check="is_destrutive"), 3, "unknown predicate 'is_destrutive' (did you mean is_des"),
-    (rule(check="turns_over"), 3, "turns_over takes (limit: 'int'): missing a required arg"),
-    (rule(check="turns_over(1, 2)"), 3, "turns_over takes (limit: 'int'): too many"),
-    (rule(check="turns_over(1.5)"), 3, "turns_over: limit=1.5; allowed: an integer"),
-    (rule(check='turns_over("3")'), 3, "turns_over: limit='3'; allowed: an integer"),
-    (rule(check='input_matches("(")'), 3, "allowed: a regular expression ("),
-    (rule(check='argument_matches(1, "x")'), 3, "key=1; allowed: a string"),
-    (rule(check="no.such.module:f"), 3, "no module 'no'"),
-    (rule(check=f"{__name__}:TOOLS"), 3, "is no function"),
-    (rule(check=f"{__name__}:own(1, 2)"), 3, "name=2; allowed: a string"),
-    (rule(check=f'{__name__}:own(1, "a", 2, 2.5)'), 3, "more=2.5; allowed: an integer"),
-    (rule(enforce="invoke_action(sh, {})"), 4, "unknown tool 'sh'"),
-    (rule(enforce="invoke_action(shell, {})"), 4, "'command' is a required property"),
-    (rule(enforce='invoke_action(shell, {"command": 3})'), 4, "command: 3 is not of type"),
-    (rule(enforce='invoke_action(shell, {"cmd": "x", "command": "y"})'), 4, "'cmd' was unexpected"),
-    (rule(enforce='invoke_action(shell, {"command": "x", "command": "y"})'), 4, "given twice"),
-    (rule(enforce='invoke_action(shell, {"command": tool_inptu})'), 4, "did you mean tool_input?"),
-    (rule(enforce='invoke_action(shell, {"command": turn["x"]})'), 4, "turn has no keys"),
-    (rule(enforce="tols:shell:timeout=2"), 4, "unknown scope 'tols' (did you mean tool?)"),
-    (rule(enforce="tool:bash:timeout=2"), 4, "unknown tool 'bash'"),
-    (rule(enforce="tool:shell:memory=2"), 4, "unknown setting 'memory'; allowed: timeout, calls"),
-    (rule(enforce="tool:shell:timeout=0"), 4, "timeout=0; allowed: seconds > 0"),
-    (rule(enforce="tool:shell:calls=1.5"), 4, "calls=1.5; allowed: an integer >= 0"),
+    ({"word": "rm"}, "config.rules.use=None; allowed: 'module:attribute' of a class below"),
+    ({"use": "words"}, "config.rules.use='words'; allowed: 'module:attribute'"),
+    ({"use": f"{__name__}:WordRules"}, "is WordRules; allowed: a class below"),
+    ({"use": NAME, "wrod": "rm"}, "config.rules has no field wrod"),
   ],
 )
-def test_what_does_not_fit_the_run_is_told_with_its_place(text, line, said):
-  with pytest.raises(RuleError, match=re.escape(said)) as caught:
-    bind(text, source="my.rules")
-  assert f"my.rules:{line}:" in str(caught.value)
+def test_a_saved_choice_that_names_nothing_is_refused(rules, said):
+  with pytest.raises(ConfigError) as caught:
+    GuardsConfig.from_dict({"rules": rules})
+  assert said in str(caught.value)
 
 
-def test_all_problems_are_told_at_once():
-  with pytest.raises(RuleError) as caught:
-    bind(rule(trigger="shel", check="nonsense turns_over(1.5)", enforce="tool:bash:timeout=2"))
-  assert [position.line for position, _ in caught.value.problems] == [2, 3, 3, 4]
+def resolved(*arguments):
+  argv = ["program", "--config=configs/quickstart.py", *arguments]
+  values = flags.FlagValues()
+  check_overrides(argv)
+  holder = define_config_flag(flag_values=values, argv=argv)
+  values(argv)
+  holder.value.validate()
+  return holder.value.guards.rules
+
+
+def test_flags_choose_rules_and_set_their_fields():
+  rules = resolved(
+    f"--config.guards.rules={NAME}", "--config.guards.rules.word=rm", "--config.guards.rules.most=3"
+  )
+  assert rules == words(most=3)
+  assert resolved("--config.guards.rules=none") is None
 
 
 @pytest.mark.parametrize(
-  "text",
+  ("arguments", "said"),
   [
-    rule(trigger="file-read"),
-    rule(check=f'{__name__}:own(1, "abc", 2, 3)'),
-    rule(check=f'{__name__}:own(2.5, "abc")'),
-    rule(enforce='invoke_action(shell, {"command": tool_input["path"]})'),
-    rule(enforce='invoke_action(shell, {"command": invoke_action(file-read, {"path": "x"})})'),
+    (("--config.guards.rules.word=rm",), "set --config.guards.rules=module:attribute before it"),
+    ((f"--config.guards.rules={NAME}", "--config.guards.rules.wrod=rm"), "did you mean word?"),
+    (("--config.guards.rules=no.such:Rules",), "there is no module 'no'"),
+    (("--config.guards.rules=json:JSONDecoder",), "a class below"),
   ],
 )
-def test_what_fits_is_taken(text):
-  assert bind(text)
+def test_flags_that_choose_nothing_say_what_to_do(arguments, said):
+  with pytest.raises(flags.IllegalFlagValueError) as caught:
+    resolved(*arguments)
+  assert said in str(caught.value)
 
 
-def test_the_documentation_names_all_predicates_and_its_rules_are_sound():
-  page = (pathlib.Path(__file__).parents[3] / "docs" / "guards.md").read_text()
-  assert not [name for name in PREDICATES if f"`{name}" not in page]
-  text = page.split("```")[3]
-  log = {"type": "object", "properties": {"text": {"type": "string"}}}
-  rules = bind_rules(parse_rules(text), tools={**TOOLS, "log": log})
-  assert [bound.rule.name for bound in rules.rules] == ["no-destruction", "stuck"]
+def test_the_fields_of_a_choice_are_listed_by_its_name():
+  fields = {field.name: field for field in find_fields(NAME)}
+  assert fields["most"].default == "0"
+  assert "may be met" in fields["most"].meaning
+  (field,) = [f for f in find_fields("guards.rules") if f.name == "guards.rules"]
+  assert field.allowed == "module:attribute of a RulesConfig or none"
 
 
-def test_tools_that_environments_bring_may_be_spoken_of_but_not_invoked():
-  assert bind(rule(trigger="query", enforce="tool:query:calls=3"), triggers=["query"])
-  with pytest.raises(RuleError, match="unknown tool 'query'"):
-    bind(rule(enforce="invoke_action(query, {})"), triggers=["query"])
+def test_addresses_among_the_arguments_must_be_allowed(play):
+  settings = {"egress": EgressConfig(allow=("example.org",)), "egress_tools": ("sh*",)}
+  played = play(
+    shell("get https://example.org/x"),
+    shell("get https://example.org.evil.net/x"),
+    shell("see http://169.254.169.254/latest and https://example.org"),
+    **settings,
+  )
+  assert played.ran == ["get https://example.org/x"]
+  assert played.guards == [("egress", "deny")] * 2
+  assert "is not among the allowed hosts" in played.outputs[1][0]
 
 
-def situation(event="before_action", tool="shell", **arguments):
-  return Situation(event, 0, tool_name=tool, tool_input=arguments)
+def test_an_environment_that_passes_the_guards_by_is_an_error(play):
+  class Sly(Environment):
+    tools = ()
+
+    async def reset(self, task, key):
+      return Observation(task.prompt)
+
+    async def step(self, action):
+      record = ToolRecord(0, "shell", {}, "ok", "done", 0.0)
+      return Step(Observation((Message("tool", "done"),)), tools=(record,))
+
+    def snapshot(self):
+      return b""
+
+    def restore(self, state):
+      pass
+
+  with pytest.raises(GuardError, match="Sly ran shell past the guards"):
+    play(shell("ls"), make=lambda task: Sly(), rules=words())
 
 
-@pytest.mark.parametrize(
-  ("trigger", "met", "missed"),
-  [
-    ("shell", [situation()], [situation(tool="file-read"), situation("after_action")]),
-    ("before_action", [situation()], [situation("after_action"), situation("finish", "")]),
-    ("after_action", [situation("after_action")], [situation()]),
-    ("state_change", [situation("state_change", "")], [situation()]),
-    ("finish", [situation("finish", "")], [situation()]),
-    ("any", [situation(e) for e in ("before_action", "after_action", "finish")], []),
-    (
-      "git_push",
-      [situation(command=" git push origin"), situation(tool="file-read", x=["git push"])],
-      [situation(command="echo git push"), situation("after_action", command="git push")],
-    ),
-  ],
-)
-def test_a_rule_is_triggered_by_events_tools_and_how_an_input_begins(trigger, met, missed):
-  rules = bind(rule(trigger=trigger), triggers=["git_push"])
-  assert all([b.rule.name for b in rules.triggered(s)] == ["x"] for s in met)
-  assert not any(list(rules.triggered(s)) for s in missed)
+def test_globs_of_egress_need_egress():
+  with pytest.raises(ConfigError, match="nothing while config.guards.egress is None"):
+    GuardsConfig(egress_tools=("*",)).validate()
 
 
-def test_predicates_are_anded_and_a_false_one_ends_the_question():
-  asked = []
-
-  @predicate("test_remembers")
-  def remembers(situation: Situation, number: int) -> bool:
-    asked.append(number)
-    return number < 2
-
-  try:
-    rules = bind(rule(check="test_remembers(1) !test_remembers(2) test_remembers(3) false"))
-  finally:
-    del PREDICATES["test_remembers"]
-  (bound,) = rules.triggered(situation())
-  assert not bound.holds(situation())
-  assert asked == [1, 2, 3]
-
-
-def test_an_answer_that_is_no_truth_value_is_an_error():
-  rules = bind(rule(check=f"{__name__}:truthy"))
-  (bound,) = rules.triggered(situation())
-  with pytest.raises(TypeError, match="answered 'yes' instead of True or False"):
-    bound.holds(situation())
-
-
-def truthy(situation):
-  return "yes"
-
-
-@pytest.mark.parametrize("name", ["true", "enforce", "a b", "is_destructive", "m:f"])
-def test_a_name_that_rules_could_not_use_is_not_registered(name):
-  with pytest.raises(ValueError, match="predicate"):
-    predicate(name)(lambda situation: True)
+def test_who_is_asked_must_have_time_to_answer():
+  experiment = smoke_experiment()
+  settings = PermissionConfig(channels=("terminal",), timeout=200.0)
+  experiment = dataclasses.replace(experiment, guards=GuardsConfig(permissions=settings))
+  with pytest.raises(ConfigError, match="config.guards.permissions.timeout=200"):
+    experiment.validate()

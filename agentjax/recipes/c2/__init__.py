@@ -1,0 +1,1 @@
+"""C2 (2604.13618): a generator and a verifier of rubrics, trained on preferences."""

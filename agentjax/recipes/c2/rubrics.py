@@ -1,0 +1,384 @@
+r"""C2 (2604.13618): rubrics that help a judge and rubrics that mislead it, made from preferences.
+
+1. *Synthesis.* For a pair with a known label, K rubrics are sampled. A judge gives its verdict
+   without a rubric and with each; the margin is
+   ``m = log p(correct letter) - log p(other letter)`` where the letter of the verdict stands.
+   Helpful are ``H = {r: m_r > max(0, m_0)}``, misleading ``M = {r: m_r < min(0, m_0)}``. A pair is
+   kept where both exist; ``r+ = argmax_H m_r`` and ``r- = argmin_M m_r``.
+2. *Generator*: DPO, r+ chosen and r- rejected (``preset("dpo")``: beta .1).
+3. *Verifier*: GRPO on three tasks a pair (no rubric, r+, r-) with the reward
+   ``.6 preference + .3 rubric label + .1 format``, each +1 or -1, the rubric label 0 without one.
+4. *Inference*: sample a rubric; judge with it; unless the judge calls it helpful, judge without.
+
+A margin takes exact log-probs of both letters (``EngineJudge``). Where a service tells only the 20
+most likely tokens, a letter that is not among them must not become an infinite margin, which would
+then win argmax or argmin: see ``HttpJudge.log_probs``.
+
+Ours where the source is silent: the words of the prompts, and that a judge that has not come to its
+verdict within its tokens is asked for the letter at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from agentjax.config import Config, check
+from agentjax.rewards.judges import (
+  Judge,
+  LetterJudge,
+  ask,
+  delimit,
+  final_answer,
+  material_notice,
+  nonce,
+  question_key,
+  question_text,
+  retry,
+)
+from agentjax.trajectory.record import Message, Task, Trajectory
+
+Letter = Literal["A", "B"]
+RubricLabel = Literal["helpful", "misleading"]
+
+REWARD_PARTS = tuple(f"{__name__}:{name}" for name in ("c2_preference", "c2_rubric", "c2_format"))
+REWARD_WEIGHTS = (0.6, 0.3, 0.1)  # of the parts, for a RewardConfig
+CRITERIA = ("Helpfulness", "Completeness", "Safety", "Instruction-following")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """Two answers to one conversation, and which is better.
+
+  Attributes:
+    id: addresses randomness.
+    question: the conversation.
+    first, second: answers A and B.
+    label: the better one.
+  """
+
+  id: int
+  question: tuple[Message, ...]
+  first: str
+  second: str
+  label: Letter
+
+
+def arrange(
+  id: int, question: Sequence[Message], chosen: str, rejected: str, *, seed: int = 13
+) -> Pair:
+  """A pair in an order that seed and id decide; the source's seed is 13."""
+  if question_key(seed, id) % 2:
+    return Pair(id, tuple(question), chosen, rejected, "A")
+  return Pair(id, tuple(question), rejected, chosen, "B")
+
+
+# ---------------------------------------------------------------------------------------- margins
+
+
+def margin(log_probs: Mapping[str, float], label: Letter) -> float:
+  """``log p(label) - log p(other letter)``; above 0 where the judge is right."""
+  return log_probs[label] - log_probs["B" if label == "A" else "A"]
+
+
+class NotFiniteError(ValueError):
+  """A judge gives a letter no probability, or none that is a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+  """Places of the rubrics that help and mislead, and the best of each."""
+
+  helpful: tuple[int, ...]
+  misleading: tuple[int, ...]
+  most_helpful: int
+  most_misleading: int
+
+
+def select(without: float, margins: Sequence[float]) -> Selection | None:
+  """H, M, r+ and r- by their margins; None where H or M is empty.
+
+  Args:
+    without: m_0, the margin without a rubric.
+    margins: m_r of each rubric; finite.
+
+  Raises:
+    NotFiniteError: a margin that is not finite.
+  """
+  if not all(abs(m) < float("inf") for m in (without, *margins)):
+    raise NotFiniteError(f"margins must be finite, got {without} and {list(margins)}.")
+  helpful = tuple(i for i, m in enumerate(margins) if m > max(0.0, without))
+  misleading = tuple(i for i, m in enumerate(margins) if m < min(0.0, without))
+  if not helpful or not misleading:
+    return None
+  return Selection(
+    helpful,
+    misleading,
+    max(helpful, key=lambda i: margins[i]),
+    min(misleading, key=lambda i: margins[i]),
+  )
+
+
+# ---------------------------------------------------------------------------- prompts and reading
+
+
+def rubric_messages(pair: Pair, *, key: int) -> tuple[Message, ...]:
+  """Asks for a rubric: what the generator is sampled and trained on."""
+  return _messages(
+    pair,
+    None,
+    "Write a rubric by which these two answers can be compared. Think first, between <analyze> and "
+    "</analyze>. Then list numbered criteria, one a line, each of one of the kinds "
+    f"{', '.join(CRITERIA)}, and each with a question that is answered by yes or no, as in\n"
+    "1. Completeness: Does the answer name both causes?",
+    key,
+  )
+
+
+def verdict_messages(pair: Pair, rubric: str | None, *, key: int) -> tuple[Message, ...]:
+  """Asks for a verdict, with or without a rubric: what the verifier is sampled and trained on."""
+  if rubric is None:
+    asked = "Think between <analyze> and </analyze>, then write <answer>A</answer> or "
+    asked += "<answer>B</answer>, whichever answer is better."
+  else:
+    asked = (
+      "The rubric may help to compare the answers or mislead. Think between <analyze> and "
+      "</analyze>, then write <rubric>helpful</rubric> or <rubric>misleading</rubric>, then "
+      "<answer>A</answer> or <answer>B</answer>, whichever answer is better."
+    )
+  return _messages(pair, rubric, asked, key)
+
+
+def _messages(pair: Pair, rubric: str | None, asked: str, key: int) -> tuple[Message, ...]:
+  question = question_text(pair.question)
+  texts = {"question": question, "answer_A": pair.first, "answer_B": pair.second}
+  if rubric is not None:
+    texts["rubric"] = rubric
+  mark = nonce(key, *texts.values())
+  shown = [delimit(name, text, mark) for name, text in texts.items()]
+  return (
+    Message("system", "You compare answers strictly and fairly. " + material_notice(mark)),
+    Message("user", "\n\n".join([*shown, asked])),
+  )
+
+
+_CRITERION = re.compile(
+  rf"^[ \t]*\d+[.)][ \t]*\**(?:{'|'.join(CRITERIA)})\b.*\?[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
+
+
+def read_rubric(text: str) -> str | None:
+  """The rubric of a reply as it stands; None without analysis and a numbered criterion after it."""
+  _, analysed, rest = text.partition("</analyze>")
+  if not analysed or "<analyze>" not in text or not _CRITERION.search(rest):
+    return None
+  return text.strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """Which answer is better, and what the judge thinks of the rubric; None without one."""
+
+  answer: Letter
+  rubric: RubricLabel | None
+
+
+_VERDICT = re.compile(
+  r"\s*<analyze>(?P<analysis>.*?)</analyze>\s*"
+  r"(?:<rubric>\s*(?P<rubric>helpful|misleading)\s*</rubric>\s*)?"
+  r"<answer>\s*(?P<answer>[AB])\s*</answer>\s*",
+  re.DOTALL,
+)
+_TAGS = re.compile(r"</?(?:analyze|rubric|answer)>")
+
+
+def read_verdict(text: str, *, with_rubric: bool) -> Verdict | None:
+  """A reply in the required order, each tag once; None otherwise."""
+  found = _VERDICT.fullmatch(text)
+  if found is None or (found["rubric"] is not None) != with_rubric:
+    return None
+  if len(_TAGS.findall(text)) != (6 if with_rubric else 4):
+    return None
+  return Verdict("A" if found["answer"] == "A" else "B", found["rubric"])  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------- synthesis
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class C2Config(Config):
+  """How rubrics are synthesised. How judge and generator sample is theirs to know: the source's
+  generator has temperature 1, top-p .9 and 1024 tokens, its judge is greedy with 512.
+
+  Attributes:
+    rubrics: K.
+    rounds: times that rubrics which could not be read are sampled, the first included.
+    seed: with the pair it addresses all randomness.
+    order_seed: decides which answer of a pair stands first (``arrange``).
+  """
+
+  rubrics: int = 16
+  rounds: int = 5
+  seed: int = 0
+  order_seed: int = 13
+
+  def validate(self, path: str = "c2") -> None:
+    super().validate(path)
+    check(self.rubrics >= 2, f"{path}.rubrics", self.rubrics, ">= 2")
+    check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthesis:
+  """What came of a pair.
+
+  Attributes:
+    pair: the pair.
+    rubrics: those that could be read, K at most.
+    without: m_0.
+    margins: m_r of each.
+    selection: None where the pair is not kept.
+  """
+
+  pair: Pair
+  rubrics: tuple[str, ...]
+  without: float
+  margins: tuple[float, ...]
+  selection: Selection | None
+
+  @property
+  def chosen(self) -> str:
+    """r+. Raises ValueError where the pair is not kept."""
+    return self.rubrics[self._selected().most_helpful]
+
+  @property
+  def rejected(self) -> str:
+    """r-. Raises ValueError where the pair is not kept."""
+    return self.rubrics[self._selected().most_misleading]
+
+  def _selected(self) -> Selection:
+    if self.selection is None:
+      raise ValueError(f"pair {self.pair.id} has no helpful or no misleading rubric.")
+    return self.selection
+
+
+async def synthesise(
+  pair: Pair, generator: Judge, judge: LetterJudge, config: C2Config
+) -> Synthesis:
+  """Step 1 for one pair."""
+  return await weigh(pair, await write_rubrics(pair, generator, config), judge, config)
+
+
+async def write_rubrics(pair: Pair, generator: Judge, config: C2Config) -> tuple[str, ...]:
+  """The rubrics of a pair that could be read, K at most."""
+  config.validate()
+  key = question_key(config.seed, pair.id)
+  messages = rubric_messages(pair, key=key)
+  rubrics: dict[int, str] = {}
+  for turn in range(config.rounds):
+    open_places = [place for place in range(config.rubrics) if place not in rubrics]
+    replies = await asyncio.gather(
+      *(ask(generator, messages, key=question_key(key, turn, place)) for place in open_places)
+    )
+    for place, reply in zip(open_places, replies, strict=True):
+      rubric = read_rubric(reply)
+      if rubric is not None:
+        rubrics[place] = rubric
+    if len(rubrics) == config.rubrics:
+      break
+  return tuple(rubrics[place] for place in sorted(rubrics))
+
+
+async def weigh(
+  pair: Pair, rubrics: Sequence[str], judge: LetterJudge, config: C2Config
+) -> Synthesis:
+  """What each rubric does to the judge's margin on the pair."""
+  key = question_key(config.seed, pair.id)
+  asked: list[str | None] = [None, *rubrics]
+  without, *margins = await asyncio.gather(*(measure(pair, r, judge, key=key) for r in asked))
+  return Synthesis(pair, tuple(rubrics), without, tuple(margins), select(without, margins))
+
+
+async def measure(pair: Pair, rubric: str | None, judge: LetterJudge, *, key: int) -> float:
+  """The judge's margin on a pair: it argues, and at its verdict both letters are weighed."""
+  messages = verdict_messages(pair, rubric, key=key)
+  reply = await ask(judge, messages, key=key)
+  opening = reply.partition("<answer>")[0] + "<answer>"
+  first, second = await retry(lambda: judge.log_probs(messages, opening, ("A", "B")))
+  return margin({"A": first, "B": second}, pair.label)
+
+
+# ----------------------------------------------------------------------------- what is trained on
+
+
+def verifier_tasks(syntheses: Sequence[Synthesis], *, seed: int, source: str = "c2") -> list[Task]:
+  """Step 3: three tasks a pair that was kept; ``task.answer`` is "A", "B helpful" and the like."""
+  tasks: list[Task] = []
+  for s in syntheses:
+    if s.selection is None:
+      continue
+    key = question_key(seed, s.pair.id)
+    for rubric, label in ((None, ""), (s.chosen, " helpful"), (s.rejected, " misleading")):
+      messages = verdict_messages(s.pair, rubric, key=key)
+      tasks.append(Task(len(tasks), messages, s.pair.label + label, source))
+  return tasks
+
+
+def _read(trajectory: Trajectory, task: Task) -> tuple[Verdict | None, str, str | None]:
+  """(verdict, right letter, right rubric label or None)."""
+  letter, _, label = task.answer.partition(" ")
+  if letter not in ("A", "B") or label not in ("", "helpful", "misleading"):
+    raise ValueError(
+      f"task {task.id} of {task.source!r} has the answer {task.answer!r}; allowed: a letter A or "
+      "B, and 'helpful' or 'misleading' after a blank where there is a rubric."
+    )
+  reply = final_answer(trajectory, task)
+  verdict = None if reply is None else read_verdict(reply, with_rubric=bool(label))
+  return verdict, letter, label or None
+
+
+def c2_preference(trajectory: Trajectory, task: Task) -> float:
+  """+1 for the better answer, -1 for the other or for a reply that cannot be read."""
+  verdict, letter, _ = _read(trajectory, task)
+  return 1.0 if verdict is not None and verdict.answer == letter else -1.0
+
+
+def c2_rubric(trajectory: Trajectory, task: Task) -> float:
+  """+1 for the right word on the rubric, -1 for the other or none; 0 where there is no rubric."""
+  verdict, _, label = _read(trajectory, task)
+  if label is None:
+    return 0.0
+  return 1.0 if verdict is not None and verdict.rubric == label else -1.0
+
+
+def c2_format(trajectory: Trajectory, task: Task) -> float:
+  """+1 for analysis, word on the rubric and verdict in their order, -1 otherwise."""
+  return -1.0 if _read(trajectory, task)[0] is None else 1.0
+
+
+# -------------------------------------------------------------------------------------- inference
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+  """The answer, and by which way: with the rubric it names, or without where that is None."""
+
+  answer: Letter | None
+  rubric: str | None
+
+
+async def judge_pair(pair: Pair, generator: Judge, verifier: Judge, *, seed: int) -> Judgement:
+  """Step 4. ``answer`` is None where the verdict without a rubric cannot be read either."""
+  key = question_key(seed, pair.id)
+  rubric = read_rubric(await ask(generator, rubric_messages(pair, key=key), key=key))
+  if rubric is not None:
+    reply = await ask(verifier, verdict_messages(pair, rubric, key=key), key=key)
+    verdict = read_verdict(reply, with_rubric=True)
+    if verdict is not None and verdict.rubric == "helpful":
+      return Judgement(verdict.answer, rubric)
+  reply = await ask(verifier, verdict_messages(pair, None, key=key), key=key)
+  verdict = read_verdict(reply, with_rubric=False)
+  return Judgement(None if verdict is None else verdict.answer, None)

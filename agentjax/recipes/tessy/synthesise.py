@@ -1,0 +1,120 @@
+r"""A teacher and a student write traces together, for supervised learning (TESSY, 2604.14164).
+
+  python -m agentjax.recipes.tessy.synthesise --spans=labels.jsonl --predictor=words.npy
+
+trains the boundary predictor: a row has a ``text``, and ``spans`` [[start, end], ...] or verbatim
+``phrases`` that are style. ``--teacher_spans`` and ``--teacher_predictor`` make one of its own for
+the teacher's texts. Then
+
+  python -m agentjax.recipes.tessy.synthesise --config=configs/tessy_word_problems.py \
+      --predictor=words.npy --student.path=runs/warm --teacher.path=runs/teacher --output=traces
+
+writes a trace for each of the first ``--tasks`` training tasks of the config's data. Training on
+the folder:
+
+  python -m agentjax.train --config=CONFIG --config.data.source=jsonl --config.data.path=traces \
+      --config.data.jsonl.messages_field=messages --config.data.jsonl.test_file= ...
+
+A model is a run, a checkpoint or a Hugging Face folder, or stands behind an endpoint
+(``--teacher.http.base_url=URL --teacher.http.model=NAME``). The same command goes on where it was
+stopped.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from agentjax.command import main
+from agentjax.config import ConfigError
+from agentjax.recipes.tessy.flow import TessyConfig, WordClassifier, read_spans
+from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
+from agentjax.training.flags import define_config_flag, register_types
+from agentjax.training.progress import ProgressDisplay, report_to
+
+_CONFIG = define_config_flag()
+for _type in (WriterConfig, TessyConfig):
+  register_types(_type)
+_STUDENT = config_flags.DEFINE_config_dataclass("student", WriterConfig(), "Writes style.")
+_TEACHER = config_flags.DEFINE_config_dataclass("teacher", WriterConfig(), "Writes what is hard.")
+_TESSY = config_flags.DEFINE_config_dataclass("tessy", TessyConfig(), "Chunks and limits.")
+_PREDICTOR = flags.DEFINE_string("predictor", None, "Boundary predictor (.npy).")
+_TEACHER_PREDICTOR = flags.DEFINE_string(
+  "teacher_predictor", None, "That of the teacher's texts; --predictor if not given."
+)
+_SPANS = flags.DEFINE_string("spans", None, "Labelled texts to train --predictor on first.")
+_TEACHER_SPANS = flags.DEFINE_string(
+  "teacher_spans", None, "Labelled texts to train --teacher_predictor on first."
+)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of the traces; without one none is made.")
+_TASKS = flags.DEFINE_integer(
+  "tasks", None, "Training tasks, the first so many; all if not given.", lower_bound=1
+)
+_CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Tasks at once.", lower_bound=1)
+
+_HELD_OUT = 10  # one labelled text in so many measures the predictor
+
+
+def run(argv: list[str]) -> None:
+  """Entry point; see the module's docstring."""
+  del argv
+  console = Console()
+  if _TEACHER_SPANS.value and not _TEACHER_PREDICTOR.value:
+    raise ConfigError("--teacher_spans needs --teacher_predictor=FILE to write to.")
+  if not _PREDICTOR.value:
+    raise ConfigError("--predictor=FILE is needed; --spans=FILE trains one and writes it there.")
+  student = _predictor(_PREDICTOR.value, _SPANS.value, console)
+  teacher = student
+  if _TEACHER_PREDICTOR.value:
+    teacher = _predictor(_TEACHER_PREDICTOR.value, _TEACHER_SPANS.value, console)
+  if _OUTPUT.value is None:
+    return
+  with ProgressDisplay(console, {}) as display:
+    written = synthesise_traces(
+      _CONFIG.value,
+      _OUTPUT.value,
+      writers={"student": _STUDENT.value, "teacher": _TEACHER.value},
+      predictors={"student": student, "teacher": teacher},
+      tessy=_TESSY.value,
+      tasks=_TASKS.value,
+      concurrency=_CONCURRENCY.value,
+      report=report_to(display),
+    )
+  _say(
+    console,
+    f"{_OUTPUT.value}: {written.traces} traces and {written.given_up} tasks given up, "
+    f"{written.kept} of them from before; the teacher wrote {100 * written.teacher_share:.0f}%",
+  )
+
+
+def _predictor(path: str, spans: str | None, console: Console) -> WordClassifier:
+  """The predictor of a file, trained and written first where labelled texts are given."""
+  if spans is None:
+    try:
+      return WordClassifier.load(path)
+    except (OSError, ValueError) as error:
+      raise ConfigError(
+        f"{path} is no boundary predictor ({error}); train one with --spans."
+      ) from error
+  texts, found = read_spans(spans)
+  try:
+    if len(texts) >= _HELD_OUT:
+      rest = [i for i in range(len(texts)) if i % _HELD_OUT]
+      trial = WordClassifier.train([texts[i] for i in rest], [found[i] for i in rest])
+      share = trial.accuracy(texts[::_HELD_OUT], found[::_HELD_OUT])
+      _say(console, f"{spans}: {100 * share:.1f}% of the words of held-out texts are told right")
+    predictor = WordClassifier.train(texts, found)
+  except ValueError as error:
+    raise ConfigError(f"{spans}: {error}") from error
+  predictor.save(path)
+  _say(console, f"{path}: trained on {len(texts)} texts")
+  return predictor
+
+
+def _say(console: Console, text: str) -> None:
+  console.print(text, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+  main(run, needs_config=False)

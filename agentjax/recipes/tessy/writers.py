@@ -1,0 +1,142 @@
+"""Models that go on with a text (``flow.Writer``): our engine, or an endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from agentjax.config import check
+from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
+from agentjax.recipes.tessy.flow import Continuation, GivenUpError
+from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
+from agentjax.rewards.judges import question_key, question_text, retry
+from agentjax.rollout import keys
+from agentjax.text.chat import Chat
+from agentjax.trajectory.record import Message
+
+PROMPT = "{prompt}"  # in a template: where the question stands
+
+
+class EngineWriter:
+  """A model that an engine samples from.
+
+  The text so far is encoded anew for every piece, as others may have written of it; the engine's
+  prefix cache spares what was read before.
+
+  Args:
+    engine: with published weights.
+    chat: of its vocabulary.
+    sampling: how it is drawn.
+  """
+
+  def __init__(self, engine: Engine, chat: Chat, sampling: SamplingConfig):
+    self._engine, self._chat, self._sampling = engine, chat, sampling
+
+  async def extend(
+    self, prompt: tuple[Message, ...], text: str, tokens: int, key: tuple[int, ...]
+  ) -> Continuation:
+    """As in ``Writer``. A character of which the last bytes are missing is left out."""
+    ids = [i for span in self._chat.prompt(prompt) for i in span.ids] + self._chat.begun(text)
+    if len(ids) >= self._engine.config.max_length:
+      raise GivenUpError(f"{len(ids)} tokens fill engine.max_length")
+    seed, *address = key
+    context = await self._engine.open_ids(ids)
+    try:
+      sample = await context.generate(
+        SampleRequest(
+          key_data=keys.derive(seed, keys.Stream.WRITER, *address),
+          max_tokens=tokens,
+          sampling=self._sampling,
+          stop_ids=self._chat.stop_ids,
+        )
+      )
+    finally:
+      context.close()
+    drawn = [int(i) for i in sample.token_ids]
+    # Markup that is not the policy's to write ends its turn like a stop.
+    markup = self._chat.reserved_ids.union(self._chat.stop_ids)
+    end = next((at for at, i in enumerate(drawn) if i in markup), len(drawn))
+    ended = end < len(drawn)
+    written = self._chat.tokenizer.decode(drawn[:end])
+    if not ended:
+      written = written.rstrip("\ufffd")
+      if sample.finish is Finish.CONTEXT_FULL:
+        raise GivenUpError("the text fills engine.max_length")
+    return Continuation(written, len(drawn), ended)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class HttpWriterConfig(EndpointConfig):
+  """A model behind an endpoint, and how it samples.
+
+  Attributes:
+    protocol: "completions" sends the text itself, after ``template``; "chat" sends messages, the
+      last of which is an assistant's that the model goes on with (``continue_final_message`` of
+      vLLM and SGLang), and leaves the template to the endpoint.
+    template: how a question is put to this model, with ``{prompt}`` for it; the text follows.
+    temperature, top_p: of sampling.
+    top_k: sent where it is above 0; not every endpoint knows it.
+    attempts: at a request, while the endpoint cannot be reached.
+  """
+
+  protocol: Literal["completions", "chat"] = "completions"
+  template: str = "{prompt}\n\n"
+  temperature: float = 0.7
+  top_p: float = 0.8
+  top_k: int = 20
+  attempts: int = 3
+
+  def validate(self, path: str = "writer") -> None:
+    super().validate(path)
+    count = self.template.count(PROMPT)
+    check(count == 1, f"{path}.template", self.template, f"a text with one {PROMPT}")
+    check(self.temperature >= 0, f"{path}.temperature", self.temperature, ">= 0")
+    check(0 < self.top_p <= 1, f"{path}.top_p", self.top_p, "over 0, up to 1")
+    check(self.top_k >= 0, f"{path}.top_k", self.top_k, ">= 0")
+    check(self.attempts >= 1, f"{path}.attempts", self.attempts, ">= 1")
+
+
+class HttpWriter:
+  """Asks ``POST base_url/completions``, or ``chat/completions``. Failures are those of ``post``.
+
+  Raises:
+    ImportError: aiohttp is missing.
+  """
+
+  def __init__(self, config: HttpWriterConfig):
+    config.validate()
+    require_aiohttp("writers")
+    self._config = config
+
+  async def extend(
+    self, prompt: tuple[Message, ...], text: str, tokens: int, key: tuple[int, ...]
+  ) -> Continuation:
+    config = self._config
+    body: dict[str, Any] = {
+      "max_tokens": tokens,
+      "temperature": config.temperature,
+      "top_p": config.top_p,
+      "seed": question_key(*key) % 2**31,
+    }
+    if config.top_k:
+      body["top_k"] = config.top_k
+    if config.protocol == "completions":
+      path = "completions"
+      body["prompt"] = config.template.replace(PROMPT, question_text(prompt)) + text
+    else:
+      path = "chat/completions"
+      body["messages"] = [{"role": m.role, "content": m.content} for m in prompt]
+      if text:
+        body["messages"].append({"role": "assistant", "content": text})
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    values = await retry(lambda: post(config, path, body), attempts=config.attempts)
+    choice = values["choices"][0]
+    try:
+      written = choice["text"] if path == "completions" else choice["message"]["content"] or ""
+      return Continuation(
+        written, int(values["usage"]["completion_tokens"]), choice["finish_reason"] == "stop"
+      )
+    except (KeyError, TypeError, ValueError) as error:
+      raise JudgeRefusedError(
+        f"the reply of {config.model} lacks its text, finish_reason or usage: {str(values)[:300]}"
+      ) from error
