@@ -22,8 +22,9 @@ from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig, load_whole_policy
 from agentjax.training.experiment import PhaseConfig, resolve
+from agentjax.training.extended import Extended, describe, write_description
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import build_parts
+from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.precompute import precompute
 from agentjax.training.stored import (
   StoredGroups,
@@ -199,6 +200,15 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_played(stored, tmp_
   made = experiment(teachers=(TeacherConfig("x"),), phases=(PhaseConfig(2, top_k(4)),))
   with pytest.raises(ConfigError, match=r"different things \(form sampled, top_k\); allowed"):
     precompute(made, stored[1], tmp_path / "new", extensions=extensions())
+
+
+def test_a_policy_trained_in_a_world_of_its_own_plays_in_no_other(stored, tmp_path):
+  shutil.copytree(stored[1], tmp_path / "student")
+  own = Extended(Extensions(make_environment=lambda task: None))
+  write_description(tmp_path / "student", describe(own))
+  made = experiment(teachers=(TeacherConfig("x"),))
+  with pytest.raises(ConfigError, match=r"extended with make_environment=.*precompute\("):
+    precompute(made, tmp_path / "student", tmp_path / "new")
 
 
 def test_a_policy_that_left_the_stored_episodes_behind_is_stopped(stored, tmp_path):

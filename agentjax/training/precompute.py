@@ -19,6 +19,7 @@ from agentjax.rollout.loop import collect
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, RLStage, resolve
+from agentjax.training.extended import extensions_of_run
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
@@ -64,10 +65,11 @@ def precompute(
     episodes: a store to take them from instead.
     demonstrations_by: path of the model that wrote the policy's warm start, to warn where it is not
       the teacher.
-    extensions: as in ``Run``.
+    extensions: as in ``Run``; what the policy's run was extended with is used beside it.
 
   Raises:
-    ConfigError: no teacher, or one of another vocabulary; a form that cannot be stored.
+    ConfigError: no teacher, or one of another vocabulary; a form that cannot be stored; the
+      policy's run was extended with something that is not given and cannot be imported.
     CheckpointError: nothing to load, or the output is in use.
   """
   resolve(experiment)
@@ -77,7 +79,9 @@ def precompute(
   asked = _asked(stage)
   check_empty(output)
   path = latest_checkpoint(pathlib.Path(checkpoint))
-  parts = build_parts(experiment, path.parents[1], extensions or Extensions())
+  call = f"precompute(experiment, {str(checkpoint)!r}, ..., extensions=Extensions(...))"
+  directory = path.parents[1]
+  parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
   learner = Learner(parts, policy_objective(stage.objective))
   started = time.monotonic()
   policy, params = "", None

@@ -193,10 +193,10 @@ def test_stopped_within_a_step_it_ends_with_the_bits_of_an_uninterrupted_run(
       raise
 
   directory = tmp_path / "stopped"
-  experiment = _experiment(folder, data)
+  extensions = Extensions(program=dying)  # dies once
   with pytest.raises(_Stop):
-    Run(experiment, directory, extensions=Extensions(program=dying), console=quiet()).train()
-  again = Run(_experiment(folder, data), directory, console=quiet()).train()
+    Run(_experiment(folder, data), directory, extensions=extensions, console=quiet()).train()
+  again = Run(_experiment(folder, data), directory, extensions=extensions, console=quiet()).train()
   assert again.after == report.after
   steps = [[r.fingerprint for r in _recorded(d, "step")] for d in (straight, directory)]
   assert steps[0] == steps[1] and len(set(steps[0])) == _STEPS

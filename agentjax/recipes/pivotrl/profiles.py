@@ -23,6 +23,7 @@ from agentjax.sharding import make_mesh
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, resolve
+from agentjax.training.extended import Extended, use_recorded
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.placement import place
@@ -140,11 +141,17 @@ def profile_checkpoint(
   if checkpoint is None and experiment.pretrained is None:
     raise ConfigError("a policy is needed: give --checkpoint=RUN or --config.pretrained=DIR.")
   path = None if checkpoint is None else latest_checkpoint(pathlib.Path(checkpoint))
-  parts = build_parts(
-    experiment,
-    None if path is None else path.parents[1],
-    Extensions(tasks=TaskSplits([], []), make_environment=lambda task: PivotEnvironment()),
+  directory = None if path is None else path.parents[1]
+  extensions = Extensions(
+    tasks=TaskSplits([], []), make_environment=lambda task: PivotEnvironment()
   )
+  if directory is not None:  # a run's own scorers and tools; its tasks are not played
+    call = "profile_pivots(...)"
+    given = Extended(extensions)
+    extensions = use_recorded(directory, given, call=call, needed=("tools", "scorers"))[
+      0
+    ].extensions
+  parts = build_parts(experiment, directory, extensions)
   if path is not None:
     policy = load_policy(parts, path)
   else:
