@@ -6,13 +6,14 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 WORKERS ?= 2
 
-.PHONY: help venv quickstart test test-slow test-tpu lint bench clean
+.PHONY: help venv quickstart test test-slow test-tpu lint size bench clean
 
 help:
 	@echo "make quickstart   train a tool-using policy in minutes (sets up $(VENV) first)"
 	@echo "make test         the test suite; make test-slow: what takes minutes"
 	@echo "make test-tpu     compile for TPUs on this CPU, with libtpu"
 	@echo "make lint         ruff, mypy, import-linter"
+	@echo "make size         lines of code by room, long functions, settings of a config"
 	@echo "make bench        speed of engine, update and kernels on this machine"
 	@echo "make venv         set-up only; PYTHON=python3.12 picks the interpreter"
 
@@ -56,6 +57,9 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+size: $(VENV)/.ready
+	$(BIN)/python -m tests.size
 
 bench: $(VENV)/.ready
 	for b in $(filter-out %/gpu_suite.py,$(wildcard benchmarks/*.py)); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
