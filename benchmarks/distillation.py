@@ -69,6 +69,7 @@ from agentjax.objectives.objective import policy_objective
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.loop import collect
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
 from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.evaluation import build_engine, load_policy
@@ -78,7 +79,6 @@ from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import build_parts
 from agentjax.training.precompute import with_answers
 from agentjax.training.state import Networks, TrainState
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.record import Trajectory
 
@@ -355,7 +355,7 @@ class Workshop:
     played = self.play(policy, self.parts.tasks.train[:number], seed=seed, samples=samples)
     between = time.process_time()
     student = policy if asked.needs_comparison else None
-    scores = self.learner.score_by_teachers(played, asked, student)
+    scores = self.learner.signals["teacher"].teachers.score(played, asked, student)
     episodes = [with_answers(t, answers) for t, answers in zip(played, scores, strict=True)]
     return Stored(episodes, between - begun, time.process_time() - between)
 

@@ -42,6 +42,8 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
+from agentjax.signals.process import OnlineConfig, ProcessConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import (
   Experiment,
   Extensions,
@@ -53,8 +55,6 @@ from agentjax.training import (
 )
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.metrics import read_metrics
-from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.record import Message, Reward, Task
 
 _FINISHED = "held_out.json"

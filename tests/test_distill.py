@@ -19,6 +19,7 @@ from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
 from agentjax.objectives.presets import preset
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig, load_whole_policy
 from agentjax.training.experiment import PhaseConfig, resolve
@@ -32,7 +33,6 @@ from agentjax.training.stored import (
   read_manifest,
   warn_of_other_policy,
 )
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.store import StoreWriter
 from tests.training.smoke import quiet
@@ -320,7 +320,7 @@ _CONFIG = """
 import dataclasses
 from agentjax.objectives.presets import preset
 from agentjax.training import load_experiment
-from agentjax.training.teacher import TeacherConfig
+from agentjax.signals.teacher import TeacherConfig
 
 def get_config():
   experiment = load_experiment({smoke!r})

@@ -40,7 +40,7 @@ def _with_flags(name, *changes):
 
 
 def test_the_plain_runs_beside_the_recipes_are_flags():
-  assert _with_flags("meds_word_problems", "--config.rl.shaping=none").rl.shaping is None
+  assert _with_flags("meds_word_problems", "--config.rl.signals=").rl.signals == ()
   plain = _with_flags(
     "moclip_word_problems",
     "--config.supervised.optimizer.direction=none",

@@ -27,11 +27,12 @@ from agentjax.sharding import (
   replicated,
   shardings,
 )
+from agentjax.signals.process import process_optimizer
+from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
-from agentjax.training.learner import process_optimizer, update_settings
 from agentjax.training.optimizer import build_optimizer
+from agentjax.training.phases import update_settings
 from agentjax.training.state import abstract_state, network_specs, state_shardings
-from agentjax.training.teacher import TeacherHead, TeacherTargets
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import abstract_batch
 
@@ -107,7 +108,7 @@ def plan_training(
   optimizer = build_optimizer(
     stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
   )
-  of_rewards = process_optimizer(stage, model)
+  of_rewards = process_optimizer(process, model, stage.steps * stage.minibatches)
   placed = state_shardings(
     model,
     optimizer,

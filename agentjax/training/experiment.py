@@ -27,6 +27,9 @@ from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig
+from agentjax.signals.process import ProcessConfig
+from agentjax.signals.signal import SignalConfig
+from agentjax.signals.teacher import TeacherConfig, check_teachers
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
 from agentjax.training.auxiliary import COEFFICIENTS
@@ -35,10 +38,7 @@ from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
-from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
-from agentjax.training.shaping import ShapingConfig
-from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
 
@@ -161,8 +161,8 @@ class RLStage(Config):
     rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
       place of new ones, one group a task, in the seed's order and again from the start when all
       were used; None samples.
-    shaping: what changes the rewards of a step's episodes before advantages are computed, such as
-      ``agentjax.recipes.meds:MedsConfig``; None is off.
+    signals: what else is computed of the tokens before they are trained on, or changes the rewards
+      of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
     process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
   """
@@ -194,7 +194,7 @@ class RLStage(Config):
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: FilePath | None = None
   stop_above_kl: float | None = None
-  shaping: ShapingConfig | None = None
+  signals: tuple[SignalConfig, ...] = ()
   process: ProcessConfig | None = None
 
   @property
@@ -795,8 +795,8 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
-  if experiment.rl.shaping is not None:
-    experiment.rl.shaping.check_model(model, f"{path}.rl.shaping")
+  for i, signal in enumerate(experiment.rl.signals):
+    signal.check_model(model, f"{path}.rl.signals[{i}]")
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:

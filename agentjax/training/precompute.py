@@ -14,18 +14,19 @@ import numpy as np
 from agentjax.config import ConfigError
 from agentjax.models import Params
 from agentjax.objectives.distillation import DistillationConfig
-from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.loop import collect
+from agentjax.sharding import make_mesh
+from agentjax.signals.build import build_teachers, signal_tools
+from agentjax.signals.teacher import TeacherConfig, load_teacher, template_fingerprint
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, RLStage, resolve
 from agentjax.training.extended import extensions_of_run
 from agentjax.training.fingerprint import fingerprint
-from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
+from agentjax.training.placement import place
 from agentjax.training.stored import Manifest, check_empty, write_episodes
-from agentjax.training.teacher import TeacherConfig, load_teacher, template_fingerprint
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import read_store
 
@@ -82,7 +83,8 @@ def precompute(
   call = f"precompute(experiment, {str(checkpoint)!r}, ..., extensions=Extensions(...))"
   directory = path.parents[1]
   parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
-  learner = Learner(parts, policy_objective(stage.objective))
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+  teachers = build_teachers(parts, signal_tools(parts, mesh))
   started = time.monotonic()
   policy, params = "", None
   if episodes is None or asked.needs_comparison:
@@ -98,20 +100,19 @@ def precompute(
   scored: list[Trajectory] = []
   for at in range(0, len(kept), _BATCH):
     part = kept[at : at + _BATCH]
-    found = learner.score_by_teachers(part, asked, params if asked.needs_comparison else None)
+    found = teachers.score(part, asked, params if asked.needs_comparison else None)
     scored += [with_answers(t, answers) for t, answers in zip(part, found, strict=True)]
   timing = Timing(between - started, time.monotonic() - between)
   author = ""
   if demonstrations_by is not None:
     config = TeacherConfig(demonstrations_by)
-    author = load_teacher(config, parts.chat, parts.model, learner.mesh).identity
+    author = load_teacher(config, parts.chat, parts.model, mesh).identity
   manifest = Manifest(
     tokenizer=parts.tokenizer.fingerprint(),
     template=template_fingerprint(parts.chat, experiment.chat),
     policy=policy,
     teachers={
-      ",".join(config.sources): learner.teachers[i].identity
-      for i, config in enumerate(stage.teachers)
+      ",".join(config.sources): teachers[i].identity for i, config in enumerate(stage.teachers)
     },
     demonstrations_by=author,
     temperature=stage.sampling.temperature or 1.0,

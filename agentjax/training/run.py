@@ -696,7 +696,7 @@ class _Session:
       "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
-      "shaping": None if self.learner.shaper is None else self.learner.shaper.get_state(),
+      "signals": self.learner.get_signals(),
     }
     pending = processes.gather_trajectories([] if stream is None else stream.episodes)
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -734,8 +734,13 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
-    if self.learner.shaper is not None:
-      self.learner.shaper.set_state(host["shaping"])
+    if "signals" not in host:
+      raise ConfigError(
+        f"checkpoint {newest} of {self.directory} has no state of signals: it was made by an "
+        "earlier release; go on with that one, or begin anew in another --workdir, with the "
+        "checkpoint as config.start_from."
+      )
+    self.learner.set_signals(host["signals"])
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
     if pending and self.stream is not None:

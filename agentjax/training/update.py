@@ -28,11 +28,11 @@ from agentjax.models.lora import LoraConfig
 from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
+from agentjax.signals.teacher import TeacherHead, TeacherTargets, teacher_divergences
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
 from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
 from agentjax.training.state import Networks, TrainState, full_policy
-from agentjax.training.teacher import TeacherHead, TeacherTargets, teacher_divergences
 from agentjax.trajectory.experts import unrecorded
 
 Array = jax.Array
@@ -87,7 +87,7 @@ class UpdateSettings:
 
 
 Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
-Score = Callable[[Networks, Array, Array, Array, Array | None, int], tuple[Array, Array]]
+Score = Callable[[Networks, Array, Array, Array, Array | None, Array], tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:

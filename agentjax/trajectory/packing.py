@@ -176,9 +176,9 @@ def stage_rewards(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
 
-  A sequence's last turn is the last stage, whatever its number, and has the sequence's reward; the
-  turns before it count from 0 and have what they were paid, where they were judged. Tokens that the
-  policy did not draw are of stage -1.
+  N are the places of the batch. A sequence's last turn is the last stage, whatever its number, and
+  has the sequence's reward; the turns before it count from 0 and have what they were paid, where
+  they were judged. Tokens that the policy did not draw are of stage -1.
 
   Args:
     sequences: what was packed.
@@ -186,7 +186,7 @@ def stage_rewards(
     stages: at least as many as any sequence has turns.
     batch: of all ``sequences``.
   """
-  rewards = np.zeros((len(sequences), stages), np.float32)
+  rewards = np.zeros((batch.num_sequences, stages), np.float32)
   known, columns = np.zeros(rewards.shape, bool), []
   for i, sequence in enumerate(sequences):
     drawn = sequence.versions >= 0

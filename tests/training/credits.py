@@ -16,9 +16,9 @@ from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConf
 from agentjax.rewards import RewardConfig, TurnScores
 from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.process import ProcessConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training.checkpoint import CheckpointConfig
-from agentjax.training.process_rewards import ProcessConfig
-from agentjax.training.teacher import TeacherConfig
 from tests.training.stages import PaidDigits, run, staged_experiment
 from tests.training.teachers import save_policy
 

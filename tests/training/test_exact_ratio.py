@@ -85,10 +85,10 @@ def test_the_first_update_has_ratio_one(tmp_path, pattern):
     dataclasses.replace(t, reward=dataclasses.replace(t.reward, value=float(t.address[2])))
     for t in trajectories
   ]
-  batch = learner._pack(to_sequences(trajectories), 256, 1, 8)
+  batch = learner._pack(to_sequences(trajectories))
   assert batch.token_ids.shape[0] >= 4 and (np.asarray(batch.weights) > 0).sum() > 20
   # The log-probs that the update computes are the sampler's, on every weighted token.
-  scores, _ = learner._scores(state.networks, batch, 1)
+  scores = np.asarray(learner.score(state.networks, batch)[0])
   weighted = np.asarray(batch.weights) > 0
   np.testing.assert_array_equal(scores[weighted], np.asarray(batch.behaviour_log_probs)[weighted])
   before = jax.tree.map(np.asarray, state.networks)

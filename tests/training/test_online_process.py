@@ -16,6 +16,9 @@ from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.planning import compile as planning
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.process import OnlineConfig, ProcessConfig
+from agentjax.signals.signal import BatchContext
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import Extensions, OptimizerConfig, Run
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig, resolve
@@ -24,10 +27,9 @@ from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.parts import build_parts
 from agentjax.training.preferences import PreferenceRow, preference_tasks, write_preferences
-from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
+from agentjax.training.rows import MeshRows, make_scorer
 from agentjax.training.run import TrainingError
 from agentjax.training.state import network_specs
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.packing import PackedSequence, pack, unpack
 from agentjax.trajectory.record import Message
 from tests.training.smoke import quiet
@@ -99,11 +101,15 @@ def _episodes(seed, *, right=0, count=16, valid=True):
 def _learn(learner, state, sequences, *, row_length=64, rows=4, **online):
   """One step of the reward model: state, log-probs of every sequence, metrics."""
   batch = pack(sequences, row_length=row_length, pad_id=0, rows=8)
-  reference, _ = learner._scores(dataclasses.replace(state.networks), batch, rows)
-  config = OnlineConfig(**online)
-  state, found, metrics = learner._learn_rewards(config, state, batch, sequences, reference, rows)
+  cut = MeshRows(learner.mesh, rows)
+  score, placed = make_scorer(learner._parts.model, 1.0, cut), cut.place(batch)
+  reference, _ = score(state.networks, placed)
+  context = BatchContext(1, None, sequences, batch, score, cut)
+  process, found, metrics = learner.signals["process"].model.learn(
+    OnlineConfig(**online), state.process, placed, context, reference
+  )
   difference = unpack(found - reference, batch.segment_ids, len(sequences))
-  return state, difference, metrics
+  return dataclasses.replace(state, process=process), difference, metrics
 
 
 def _direct_loss(params, reference, model, sequences):
@@ -299,13 +305,14 @@ def test_gradients_that_stay_bad_end_the_run_and_name_the_reward_model(tmp_path)
   settings["rl"].process.online.optimizer.max_bad_steps = 1
   made = run(tmp_path / "run", _SYNC, **settings)
   with made._session() as session:
-    ready = session.learner._process_prepare
+    model = session.learner.signals["process"].model
+    ready = model.prepare
 
     def spoilt(batch, **extra):
       prepared, metrics = ready(batch, **extra)
       return dataclasses.replace(prepared, advantages=prepared.advantages * jnp.nan), metrics
 
-    session.learner._process_prepare = spoilt
+    model.prepare = spoilt
     with pytest.raises(TrainingError, match=r"reward model.*process\.online\.optimizer\.learning"):
       session.train()
 

@@ -13,13 +13,13 @@ from agentjax.rewards import RewardConfig, TurnScores
 from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.signals.process import ProcessConfig, ProcessRewards
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
 from agentjax.training.journal import JournalReader
 from agentjax.training.learner import _means
 from agentjax.training.metrics import read_metrics
-from agentjax.training.process_rewards import ProcessConfig, ProcessRewards
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.packing import pack, to_sequences, unpack
 from tests.training.stages import (
   Crash,

@@ -72,11 +72,11 @@ def finished(tmp_path_factory):
   with run(directory, _SYNC, **_settings())._session() as session:
     apply, step = session.learner._apply, session.learner.rl_step
 
-    def looking(update, state, batch, ready, rows, depths=None):
+    def looking(update, state, batch, ready):
       name = "correction" if len(seen) % 2 else "immediate"
       values = np.asarray(ready.prepared.advantages), np.asarray(ready.prepared.weights)
       seen[name, len(seen) // 2] = (batch, *values)
-      return apply(update, state, batch, ready, rows, depths)
+      return apply(update, state, batch, ready)
 
     order = []
 

@@ -17,14 +17,7 @@ from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.presets import preset
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
-from agentjax.text import HuggingFaceTokenizer
-from agentjax.text.template import TemplateChat
-from agentjax.training import OptimizerConfig
-from agentjax.training.experiment import PhaseConfig, resolve
-from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_answers
-from agentjax.training.teacher import (
+from agentjax.signals.teacher import (
   TeacherConfig,
   TeacherHead,
   TeacherTargets,
@@ -33,6 +26,13 @@ from agentjax.training.teacher import (
   route,
   teacher_divergences,
 )
+from agentjax.text import HuggingFaceTokenizer
+from agentjax.text.template import TemplateChat
+from agentjax.training import OptimizerConfig
+from agentjax.training.experiment import PhaseConfig, resolve
+from agentjax.training.learner import Learner
+from agentjax.training.parts import build_parts
+from agentjax.training.precompute import with_answers
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store
@@ -78,14 +78,14 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
     DistillationConfig(),
   )
   trajectories = episodes(sources=("digits", "sums"))
-  found = learner.score_by_teachers(trajectories, DistillationConfig())
+  found = learner.signals["teacher"].teachers.score(trajectories, DistillationConfig())
   pairs = prefixes_and_responses(trajectories)
   by_wide = models.score_responses(wide, WIDER, *pairs, row_length=128)
   by_plain = models.score_responses(plain, MODEL, *pairs, row_length=128)
   for trajectory, ours, first, second in zip(trajectories, found, by_wide, by_plain, strict=True):
     theirs = first if trajectory.source == "sums" else second
     np.testing.assert_allclose(ours["log_probs"][1:], theirs.log_probs, atol=2e-5)
-  assert len({learner.teachers[i].identity for i in range(2)}) == 2
+  assert len({learner.signals["teacher"].teachers[i].identity for i in range(2)}) == 2
 
 
 def test_a_source_without_a_teacher_is_named():
@@ -138,7 +138,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path
   save_policy(tmp_path / "teacher", MODEL, seed=1, tokenizer="f" * 64)
   learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
   with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
-    learner.score_by_teachers(episodes(), DistillationConfig())
+    learner.signals["teacher"].teachers.score(episodes(), DistillationConfig())
 
 
 def test_a_folder_is_refused_for_its_tokenizer_and_warned_of_for_its_template(tmp_path, caplog):
@@ -307,7 +307,7 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
   # More are stored than are asked for: the likeliest come first.
   asked = dataclasses.replace(settings, top_k=6).stored
   with StoreWriter(tmp_path / "stored") as writer:
-    answers = live.score_by_teachers(episodes(), asked, live.policy(state))
+    answers = live.signals["teacher"].teachers.score(episodes(), asked, live.policy(state))
     for trajectory, said in zip(episodes(), answers, strict=True):
       scored = with_answers(trajectory, said)
       assert ["teacher_top_ids" in s.columns for s in scored.segments] == [False, True, False, True]
@@ -328,7 +328,7 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
   more = dataclasses.replace(settings, top_k=7)
   with pytest.raises(ConfigError, match="top_k=7 and 6 candidates a token were stored"):
     batch = pack_trajectories(again, row_length=64, pad_id=0)
-    without.teachers.ask(more, None, batch, to_sequences(again))
+    without.signals["teacher"].teachers.ask(more, None, batch, to_sequences(again))
 
 
 def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay():

@@ -131,12 +131,12 @@ def _advantages_of(directory, credit):
   with made._session() as session:
     apply = session.learner._apply
 
-    def looking(update, state, batch, ready, rows, depths=None):
+    def looking(update, state, batch, ready):
       for number, address in enumerate(session.parts.order):
         places = np.argwhere((batch.segment_ids == number + 1) & (batch.versions >= 0))
         values = np.asarray(ready.prepared.advantages)
         found[address] = values[tuple(places[0])], values[tuple(places[-1])]
-      return apply(update, state, batch, ready, rows, depths)
+      return apply(update, state, batch, ready)
 
     step = session.learner.rl_step
 

@@ -11,25 +11,35 @@ advantages (2606.26080).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
+import optax
 
 from agentjax.config import Config, ConfigError, check, differing_fields
 from agentjax.models import ModelConfig, Params
 from agentjax.models.huggingface import RUNTIME_FIELDS
+from agentjax.objectives.advantages import check_outcomes
+from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.distillation import DistillationConfig
-from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
 from agentjax.objectives.presets import preset
 from agentjax.rewards.process import log_ratio_rewards, step_sums
+from agentjax.signals.reward_parts import with_selected_weights
+from agentjax.signals.signal import BatchContext, Result, Signal
+from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.text.chat import Chat
-from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.teacher import TeacherConfig, Teachers, load_teacher
+from agentjax.training import processes
+from agentjax.training.optimizer import OptimizerConfig, build_optimizer
+from agentjax.training.passes import make_ready, run_update
+from agentjax.training.state import TrainState, network_specs
+from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS
-from agentjax.trajectory.packing import PackedSequence, repack, unpack
+from agentjax.trajectory.packing import PackedSequence, part_rewards, repack, unpack
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -128,8 +138,8 @@ class ProcessRewards:
     name: Literal["model", "reference"],
     batch: Batch,
     sequences: Sequence[PackedSequence],
-    own: np.ndarray | None,
-  ) -> np.ndarray:
+    own: Any,
+  ) -> Any:
     """[B, T] of the policy that the config names, or ``own``, the run's, where it names none.
 
     Args:
@@ -161,11 +171,13 @@ class ProcessRewards:
     """
     gains = log_ratio_rewards(model_log_probs, reference_log_probs, beta=self.config.beta)
     cut = (gains, batch.weights, batch.turns)
-    parts = zip(*(unpack(x, batch.segment_ids, batch.num_sequences) for x in cut), strict=True)
+    parts = zip(*(unpack(x, batch.segment_ids, len(sequences)) for x in cut), strict=True)
     steps = [_steps(*part, per=self.config.per) for part in parts]
     if self.config.centre == "leave_one_out":
       off = _means_of_others(
-        [paid for _, paid in steps], np.asarray(batch.groups), np.asarray(batch.valid)
+        [paid for _, paid in steps],
+        np.asarray(batch.groups)[: len(steps)],
+        np.asarray(batch.valid)[: len(steps)],
       )
       steps = [(places, paid - o) for (places, paid), o in zip(steps, off, strict=True)]
     rewards = []
@@ -178,6 +190,130 @@ class ProcessRewards:
     if every.size:
       metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
     return repack(rewards, batch.segment_ids), metrics
+
+
+class RewardModel:
+  """pi_model where it learns in the run: one optimiser step a batch, on the episodes' outcomes.
+
+  Args:
+    config: see ProcessConfig; ``online`` is set.
+    model: of the policy and of the reward model.
+    optimizer: from ``process_optimizer``.
+    placed: shardings of its state.
+    temperature: divides logits.
+  """
+
+  def __init__(
+    self,
+    config: ProcessConfig,
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    placed: TrainState,
+    temperature: float,
+  ):
+    self.prepare = jax.jit(functools.partial(prepare, config=config.objective))
+    settings = UpdateSettings(temperature=temperature)
+    loss = policy_objective(config.objective)
+    self._update = make_update(model, optimizer, loss, settings, placed)
+
+  def learn(
+    self,
+    online: OnlineConfig,
+    state: TrainState,
+    batch: Batch,
+    context: BatchContext,
+    reference_log_probs: Any,
+  ) -> tuple[TrainState, jax.Array, dict[str, float]]:
+    """Its state after a step, its log-probs [B, T] for the rewards, and ``process/...``.
+
+    Metrics are of the model before it has learnt from these episodes.
+
+    Args:
+      online: settings.
+      state: of the reward model.
+      batch: on the mesh.
+      context: of the batch.
+      reference_log_probs: [B, T], of pi_reference.
+    """
+    own = batch.for_loss()  # it chooses its own experts
+    rewards, valid = context.packed.rewards, context.packed.valid
+    if online.outcome:
+      values, known = part_rewards(context.sequences, (online.outcome,), batch.num_sequences)
+      rewards, valid = values[:, 0], np.asarray(valid) & known  # type: ignore[assignment]
+      outcomes = {"rewards": rewards, "valid": valid}
+      own = own.with_columns({k: context.rows.place_column(k, v) for k, v in outcomes.items()})
+    check_outcomes(
+      np.asarray(rewards),
+      np.asarray(valid),
+      f"config.rl.process.online.outcome={online.outcome!r}",
+      "set --config.rl.process.online.outcome to a part of the reward that has such",
+    )
+    before, _ = context.score(state.networks, own)
+    reference = context.rows.place_column("reference_log_probs", reference_log_probs)
+    prepared, found = self.prepare(own, old_log_probs=before, reference_log_probs=reference)
+    ready = make_ready(context.rows, own, prepared)
+    state, changed, _ = run_update(self._update, state, ready, context.rows.mesh)
+    metrics = {
+      f"process/{name}": float(found[f"preference/{name}"])
+      for name in ("loss", "accuracy", "margin")
+    }
+    metrics |= {
+      f"process/{name}": changed[name] for name in ("grad_norm", "update_norm", "bad_steps")
+    }
+    if online.forward == "single":
+      return state, before, metrics
+    return state, context.score(state.networks, own)[0], metrics
+
+
+class StepRewards(Signal):
+  """Rewards of steps by two policies' log-probs, for credit "reward_to_go" and "gae".
+
+  Args:
+    rewards: pi_model and pi_reference, and how they are compared.
+    model: pi_model where it learns in the run; its state is the network "reward_model".
+  """
+
+  name = "process"
+  needs = ("old_log_probs", "reference_log_probs", "selected")
+  adds = (TOKEN_REWARDS,)
+
+  def __init__(self, rewards: ProcessRewards, model: RewardModel | None = None):
+    self.rewards, self.model = rewards, model
+
+  def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
+    packed, sequences = context.packed, context.sequences
+    own = batch.columns.get("reference_log_probs")
+    reference = self.rewards.log_probs("reference", packed, sequences, own)
+    changed: dict[str, Any] = {}
+    learnt: dict[str, float] = {}
+    online = self.rewards.config.online
+    if online is None or self.model is None:
+      policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
+      model = self.rewards.log_probs("model", packed, sequences, policy)
+    else:
+      trained = networks["reward_model"]
+      trained, model, learnt = self.model.learn(online, trained, batch, context, reference)
+      changed["reward_model"] = trained
+    # In float64, which the mesh does not have.
+    scored = (np.asarray(processes.local_copy(x)) for x in (model, reference))
+    credited = with_selected_weights(packed, batch)
+    token_rewards, metrics = self.rewards.score(credited, sequences, *scored)
+    return Result({"token_rewards": token_rewards}, changed, metrics | learnt)
+
+
+def process_optimizer(
+  config: ProcessConfig | None, model: ModelConfig, updates: int
+) -> optax.GradientTransformation | None:
+  """Optimiser of the reward model that learns beside the policy; None without one.
+
+  Args:
+    config: of the stage.
+    model: of the policy.
+    updates: of the whole stage.
+  """
+  if config is None or config.online is None or not updates:
+    return None
+  return build_optimizer(config.online.optimizer, updates, network_specs(model, critic=False))
 
 
 def load_start(

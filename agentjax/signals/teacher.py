@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -50,7 +50,9 @@ from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, r
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.pretrained import folder_fingerprint, runtime_overrides
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.packing import PackedSequence, repack, unpack
+from agentjax.trajectory.columns import TEACHER_COLUMNS
+from agentjax.trajectory.packing import PackedSequence, repack, to_sequences, unpack
+from agentjax.trajectory.record import Trajectory
 
 Array = jax.Array
 
@@ -301,6 +303,10 @@ class Teachers:
     self._mesh, self._temperature, self._pack, self._rows = mesh, temperature, pack, rows
     self._loaded: dict[int, Teacher] = {}
     self._asks: dict[tuple[int, DistillationConfig], Ask] = {}
+    self._join = jax.jit(
+      lambda parts: jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts),
+      out_shardings=batch_sharding(mesh),
+    )
 
   def __len__(self) -> int:
     return len(self._configs)
@@ -324,10 +330,11 @@ class Teachers:
     policy: Params | None,
     batch: Batch,
     sequences: Sequence[PackedSequence],
-  ) -> dict[str, np.ndarray]:
+  ) -> dict[str, Any]:
     """What the teachers say of a batch, on its grid [B, T, ...]; see ``make_ask``.
 
-    What was stored stands for a teacher that would be asked for nothing else.
+    What was stored stands for a teacher that would be asked for nothing else. One teacher's answers
+    stay on the mesh; those of several are joined on the host.
 
     Args:
       settings: what to ask.
@@ -349,16 +356,43 @@ class Teachers:
       if len(own) == len(sequences):
         return self._answers(number, settings, policy, batch)
       part = self._pack([sequences[i] for i in own])
-      for name, grid in self._answers(number, settings, policy, part).items():
+      answers = processes.local_copy(self._answers(number, settings, policy, part))
+      for name, grid in answers.items():
+        grid = np.asarray(grid)
         places = found.setdefault(name, [grid[0, :0]] * len(sequences))
-        for i, value in zip(own, unpack(grid, part.segment_ids, len(own)), strict=True):
+        values = unpack(grid, part.segment_ids, len(own))
+        for i, value in zip(own, values, strict=True):
           places[i] = value
     return {name: repack(values, batch.segment_ids) for name, values in found.items()}
 
+  def score(
+    self,
+    trajectories: Sequence[Trajectory],
+    settings: DistillationConfig,
+    policy: Params | None = None,
+  ) -> list[dict[str, np.ndarray]]:
+    """What the teachers say of all tokens of episodes: arrays [n, ...] each, see ``make_ask``.
+
+    Args:
+      trajectories: what they are asked about; what is stored with them is not looked at.
+      settings: what they are asked.
+      policy: the student, where it is compared with.
+
+    Raises:
+      ValueError: an episode has several leaves, or no token.
+    """
+    sequences = to_sequences(trajectories)
+    if len(sequences) != len(trajectories):
+      raise ValueError("an episode has several branches, or no token; give episodes of one path.")
+    batch = self._pack(sequences).without(*TEACHER_COLUMNS)
+    answers = processes.local_copy(self.ask(settings, policy, batch, sequences))
+    each = {k: unpack(v, batch.segment_ids, len(sequences)) for k, v in answers.items()}
+    return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
+
   def _answers(
     self, number: int, settings: DistillationConfig, policy: Params | None, batch: Batch
-  ) -> dict[str, np.ndarray]:
-    """What one teacher says of all rows, one micro-batch at a time."""
+  ) -> dict[str, Array]:
+    """What one teacher says of all rows, one micro-batch at a time, on the mesh."""
     teacher, student = self[number], self._student
     logits = settings.form != "sampled" or settings.needs_comparison
     if logits and teacher.model.vocab_size != student.vocab_size:
@@ -370,19 +404,18 @@ class Teachers:
     key = number, settings
     if key not in self._asks:
       self._asks[key] = make_ask(settings, student, teacher.model, self._temperature)
-    parts: list[dict[str, np.ndarray]] = []
+    parts: list[dict[str, Array]] = []
     with jax.set_mesh(self._mesh):
       for at in range(0, batch.token_ids.shape[0], self._rows):
         rows = [
           x[at : at + self._rows] for x in (batch.token_ids, batch.segment_ids, batch.positions)
         ]
         if parts and not np.any(rows[1]):
-          parts.append(jax.tree.map(np.zeros_like, parts[0]))
+          parts.append(jax.tree.map(jnp.zeros_like, parts[0]))
           continue
         placed = jax.device_put(rows, batch_sharding(self._mesh))
-        answers = self._asks[key](policy, teacher.params, *placed)
-        parts.append({k: np.asarray(processes.local_copy(v)) for k, v in answers.items()})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        parts.append(self._asks[key](policy, teacher.params, *placed))
+    return self._join(parts)
 
 
 def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
@@ -417,19 +450,23 @@ def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.
   }
 
 
+def kept_count(most: int, time: int, multiple: int) -> int:
+  """Places a row for ``most`` tokens: one of about eight sizes, so that few shapes are compiled."""
+  size = max(multiple, -(-time // 8 // multiple) * multiple)
+  return min(max(-(-most // size), 1) * size, time)
+
+
 def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:
   """int32 [B, K], places of the weighted tokens of every row, 0 where a row has fewer.
 
-  K is the most of any row, rounded up to one of about eight sizes, so that few shapes are compiled.
+  K is ``kept_count`` of the most of any row.
 
   Args:
     weights: [B, T].
     multiple: K and T are multiples of it.
   """
   rows, time = weights.shape
-  size = max(multiple, -(-time // 8 // multiple) * multiple)
-  most = int((weights > 0).sum(axis=1).max())
-  count = min(max(-(-most // size), 1) * size, time)
+  count = kept_count(int((weights > 0).sum(axis=1).max()), time, multiple)
   places = np.zeros((rows, count), np.int32)
   for row, weighted in enumerate(weights > 0):
     found = np.flatnonzero(weighted)
@@ -437,15 +474,15 @@ def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:
   return places
 
 
-def targets_at(answers: dict[str, np.ndarray], places: np.ndarray, form: str) -> TeacherTargets:
+def targets_at(answers: Mapping[str, Array], places: Array, form: str) -> TeacherTargets:
   """The answers that the update needs, of the tokens at ``places`` alone."""
   index = places[:, :, None]
   if form == "full":
-    return TeacherTargets(hidden=np.take_along_axis(answers["hidden"], index, axis=1))  # type: ignore[arg-type]
+    return TeacherTargets(hidden=jnp.take_along_axis(answers["hidden"], index, axis=1))
   ids, log_probs = (
-    np.take_along_axis(answers[name], index, axis=1) for name in ("ids", "candidates")
+    jnp.take_along_axis(answers[name], index, axis=1) for name in ("ids", "candidates")
   )
-  return TeacherTargets(ids=ids, log_probs=log_probs)  # type: ignore[arg-type]
+  return TeacherTargets(ids=ids, log_probs=log_probs)
 
 
 def teacher_divergences(

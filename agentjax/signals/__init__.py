@@ -1,0 +1,1 @@
+"""What is known of a token beyond its sampling, one module a signal; see ``signals.signal``."""

@@ -1,0 +1,140 @@
+"""The signals of a run, from its config."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+
+from agentjax.sharding import time_multiple
+from agentjax.signals.baseline import GreedyBaseline
+from agentjax.signals.consistency import Consistency
+from agentjax.signals.policy import PolicyScores
+from agentjax.signals.process import ProcessRewards, RewardModel, StepRewards
+from agentjax.signals.reference import ReferenceScores
+from agentjax.signals.reward_parts import PartRewards, StageRewards, TurnRewards
+from agentjax.signals.signal import Signal, SignalTools, order_signals
+from agentjax.signals.teacher import Teachers
+from agentjax.signals.teacher_scores import TeacherScores
+from agentjax.training.packs import pack_rows
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment, PhaseConfig
+  from agentjax.training.parts import Parts
+
+
+def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
+  """What the signals of a run are built with; ``mesh`` is that of the updates."""
+  stage = parts.experiment.rl
+  expected = stage.tasks_per_step * parts.experiment.rollout.group_size
+  pack = functools.partial(
+    pack_rows,
+    row_length=stage.row_length,
+    rows=stage.microbatch_rows,
+    pad_id=parts.tokenizer.pad_id,
+    expected=-(-expected // stage.minibatches),
+    align=max(1, parts.model.exact_chunk),
+  )
+  return SignalTools(
+    parts.model,
+    parts.tokenizer.token_bytes(),
+    mesh,
+    pack,
+    stage.microbatch_rows,
+    stage.sampling.temperature or 1.0,
+  )
+
+
+def build_teachers(parts: Parts, tools: SignalTools) -> Teachers:
+  """The teachers that ``config.rl.teachers`` names; they are loaded when first asked."""
+  return Teachers(
+    parts.experiment.rl.teachers,
+    parts.chat,
+    tools.model,
+    tools.mesh,
+    tools.temperature,
+    tools.pack,
+    tools.rows,
+  )
+
+
+class SignalBuilder:
+  """Makes the signals of each phase; what several phases use is made once.
+
+  Args:
+    parts: of the run.
+    tools: what signals are built with.
+    reward_model: the model that learns beside the policy, where one does.
+  """
+
+  def __init__(self, parts: Parts, tools: SignalTools, reward_model: RewardModel | None):
+    self._experiment: Experiment = parts.experiment
+    self._tools = tools
+    self._teachers = build_teachers(parts, tools)
+    self._own = tuple(config.build(tools) for config in parts.experiment.rl.signals)
+    process = parts.experiment.rl.process
+    self._process: StepRewards | None = None
+    if process is not None:
+      rewards = ProcessRewards(
+        process,
+        parts.chat,
+        tools.model,
+        tools.mesh,
+        tools.temperature,
+        tools.pack,
+        tools.rows,
+      )
+      self._process = StepRewards(rewards, reward_model)
+
+  def of_phase(self, phase: PhaseConfig) -> tuple[Signal, ...]:
+    """The signals of a phase in the order of their needs; those of ``rl.signals`` come first.
+
+    Raises:
+      ConfigError: as ``order_signals``.
+    """
+    return order_signals([*self._own, *self._of_policies(phase), *self._of_rewards(phase)])
+
+  def _of_policies(self, phase: PhaseConfig) -> list[Signal]:
+    stage, objective = self._experiment.rl, phase.objective
+    found: list[Signal] = []
+    response = phase.context == "response"
+    recomputed = stage.old_log_probs == "recomputed" or response
+    if recomputed or objective.needs_values:
+      found.append(
+        PolicyScores(
+          recomputed=recomputed, critic=objective.needs_values, replaces_behaviour=response
+        )
+      )
+    by_process = stage.process is not None and stage.process.reference is None
+    if objective.needs_reference or by_process:
+      found.append(ReferenceScores())
+    if objective.distillation is not None:
+      found.append(
+        TeacherScores(
+          self._teachers,
+          objective.distillation,
+          multiple=time_multiple(self._tools.mesh),
+          whole_rows=self._tools.model.exact_chunk > 1,
+        )
+      )
+    return found
+
+  def _of_rewards(self, phase: PhaseConfig) -> list[Signal]:
+    objective, credit = phase.objective, phase.objective.advantage
+    found: list[Signal] = []
+    if objective.needs_baseline:
+      found.append(GreedyBaseline())
+    if objective.ambiguity is not None:
+      found.append(Consistency())
+    if credit.parts:
+      found.append(PartRewards(credit.parts))
+    if credit.turn_rewards:
+      shares = self._experiment.reward.shares
+      found.append(TurnRewards({name: shares[name] for name in credit.turn_rewards}))
+    if objective.staged is not None:
+      rollout = self._experiment.rollout
+      found.append(StageRewards(objective.staged.part, rollout.max_turns))
+    if self._process is not None:
+      found.append(self._process)
+    return found
