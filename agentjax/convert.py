@@ -102,7 +102,7 @@ def to_checkpoint(
 
   from agentjax.models import huggingface
   from agentjax.training.checkpoint import CheckpointStore
-  from agentjax.training.state import Networks, TrainState
+  from agentjax.training.state import Network, TrainState, Weights
 
   source, target = pathlib.Path(folder), pathlib.Path(output).absolute()
   fingerprint = _fingerprint(source, tokenizer)
@@ -115,9 +115,7 @@ def to_checkpoint(
     identity = {"model": described, "tokenizer": fingerprint}
     state = TrainState(
       step=jnp.zeros((), jnp.int32),
-      networks=Networks(policy=params, value=None),
-      opt_state=None,
-      reference=None,
+      networks={"policy": Network(Weights(params))},
     )
     store = CheckpointStore(beside / "checkpoints", keep=1, identity=identity)
     store.save(0, state, {"iterators": {}, "evaluations": []})

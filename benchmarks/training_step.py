@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
 
   def run_score():
     grids = (batch.token_ids, batch.segment_ids, batch.positions)
-    return score(held[0].networks, *split_rows(grids, rows), None, used)
+    return score(held[0].weights, *split_rows(grids, rows), None, used)
 
   forward = _time("score", tokens, run_score)
   both = _time("update", tokens, run_update)

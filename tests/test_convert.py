@@ -27,7 +27,7 @@ from agentjax.training.checkpoint import (
   load_networks,
   read_metadata,
 )
-from agentjax.training.state import Networks, TrainState, network_specs
+from agentjax.training.state import Network, TrainState, Weights, network_specs
 from tests.text.folders import write_vocabulary
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -100,15 +100,16 @@ def _filled(specs, value):
 
 
 def _save(run, identity, networks, reference=None):
-  state = TrainState(
-    step=jnp.zeros((), jnp.int32), networks=networks, opt_state=None, reference=reference
-  )
+  found = {"policy": Network(networks)}
+  if reference is not None:
+    found["reference"] = Network(Weights(reference))
+  state = TrainState(jnp.zeros((), jnp.int32), found)
   CheckpointStore(run / "checkpoints", 1, {"tokenizer": "t", **identity}).save(3, state, {})
 
 
 def test_a_checkpoint_with_a_value_head_is_converted_too(folder, tmp_path):
   params, config = load_pretrained(folder)
-  networks = Networks(params, _filled(network_specs(config, critic=True).value, 1.0))
+  networks = Weights(params, _filled(network_specs(config, critic=True).value, 1.0))
   _save(tmp_path / "run", {"model": config.to_dict()}, networks)
   summary = convert.to_folder(
     tmp_path / "run" / "checkpoints" / "3",
@@ -125,7 +126,7 @@ def test_adapters_are_added_to_what_they_were_trained_on(folder, tmp_path):
   lora = LoraConfig(rank=2)
   adapters = _filled(network_specs(config, critic=False, lora=lora).policy, 0.1)
   identity = {"model": config.to_dict(), "lora": lora.to_dict()}
-  _save(tmp_path / "run", identity, Networks(adapters, None), reference=params)
+  _save(tmp_path / "run", identity, Weights(adapters, None), reference=params)
   convert.to_folder(tmp_path / "run", tmp_path / "back")
   got, _ = load_pretrained(tmp_path / "back")
   wanted = merge_lora(params, adapters, lora)

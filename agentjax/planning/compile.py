@@ -27,7 +27,7 @@ from agentjax.sharding import (
   replicated,
   shardings,
 )
-from agentjax.signals.process import process_optimizer
+from agentjax.signals.process import reward_model_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
@@ -108,7 +108,7 @@ def plan_training(
   optimizer = build_optimizer(
     stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
   )
-  of_rewards = process_optimizer(process, model, stage.steps * stage.minibatches)
+  further = reward_model_spec(process, model, stage.steps * stage.minibatches)
   placed = state_shardings(
     model,
     optimizer,
@@ -116,9 +116,9 @@ def plan_training(
     critic=critic,
     reference=reference,
     lora=experiment.lora,
-    process=of_rewards,
+    further=further,
   )
-  state = abstract_state(model, optimizer, placed, experiment.lora, of_rewards)
+  state = abstract_state(model, optimizer, placed, experiment.lora, further)
   update = make_update(
     model,
     optimizer,
@@ -143,10 +143,10 @@ def plan_training(
         _abstract_head(experiment, mesh),
       ),
       parts={
-        "parameters": state.networks,
-        "optimiser": state.opt_state,
+        "parameters": state.weights,
+        "optimiser": state.networks["policy"].opt_state,
         "reference": state.reference,
-        "reward model": state.process,
+        "further networks": {name: state.networks[name] for name in further},
         "batch": batch,
       },
       rows=rows,

@@ -34,7 +34,7 @@ class PolicyScores(Signal):
     self.adds = tuple(column for present, column in columns if present)
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    whole = dataclasses.replace(networks["policy"], policy=context.policy())
+    whole = dataclasses.replace(networks["policy"].weights, policy=context.policy())
     log_probs, values = context.score(whole, batch)
     columns = {}
     if self._recomputed:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -35,11 +36,13 @@ from agentjax.text.chat import Chat
 from agentjax.training import processes
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.passes import make_ready, run_update
-from agentjax.training.state import TrainState, network_specs
+from agentjax.training.state import Network, NetworkSpec, TrainState, Weights, network_specs
 from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS
 from agentjax.trajectory.packing import PackedSequence, part_rewards, repack, unpack
+
+REWARD_MODEL = "reward_model"  # name of the network that learns in the run
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -198,8 +201,8 @@ class RewardModel:
   Args:
     config: see ProcessConfig; ``online`` is set.
     model: of the policy and of the reward model.
-    optimizer: from ``process_optimizer``.
-    placed: shardings of its state.
+    optimizer: of its ``reward_model_spec``.
+    placed: shardings of the network "reward_model", beside those of a step.
     temperature: divides logits.
   """
 
@@ -214,23 +217,23 @@ class RewardModel:
     self.prepare = jax.jit(functools.partial(prepare, config=config.objective))
     settings = UpdateSettings(temperature=temperature)
     loss = policy_objective(config.objective)
-    self._update = make_update(model, optimizer, loss, settings, placed)
+    self._update = make_update(model, optimizer, loss, settings, placed, REWARD_MODEL)
 
   def learn(
     self,
     online: OnlineConfig,
-    state: TrainState,
+    network: Network,
     batch: Batch,
     context: BatchContext,
     reference_log_probs: Any,
-  ) -> tuple[TrainState, jax.Array, dict[str, float]]:
-    """Its state after a step, its log-probs [B, T] for the rewards, and ``process/...``.
+  ) -> tuple[Network, jax.Array, dict[str, float]]:
+    """The network after a step, its log-probs [B, T] for the rewards, and ``process/...``.
 
     Metrics are of the model before it has learnt from these episodes.
 
     Args:
       online: settings.
-      state: of the reward model.
+      network: the reward model.
       batch: on the mesh.
       context: of the batch.
       reference_log_probs: [B, T], of pi_reference.
@@ -248,11 +251,13 @@ class RewardModel:
       f"config.rl.process.online.outcome={online.outcome!r}",
       "set --config.rl.process.online.outcome to a part of the reward that has such",
     )
-    before, _ = context.score(state.networks, own)
+    before, _ = context.score(network.weights, own)
     reference = context.rows.place_column("reference_log_probs", reference_log_probs)
     prepared, found = self.prepare(own, old_log_probs=before, reference_log_probs=reference)
     ready = make_ready(context.rows, own, prepared)
+    state = TrainState(jnp.zeros((), jnp.int32), {REWARD_MODEL: network})
     state, changed, _ = run_update(self._update, state, ready, context.rows.mesh)
+    network = state.networks[REWARD_MODEL]
     metrics = {
       f"process/{name}": float(found[f"preference/{name}"])
       for name in ("loss", "accuracy", "margin")
@@ -261,8 +266,8 @@ class RewardModel:
       f"process/{name}": changed[name] for name in ("grad_norm", "update_norm", "bad_steps")
     }
     if online.forward == "single":
-      return state, before, metrics
-    return state, context.score(state.networks, own)[0], metrics
+      return network, before, metrics
+    return network, context.score(network.weights, own)[0], metrics
 
 
 class StepRewards(Signal):
@@ -291,9 +296,9 @@ class StepRewards(Signal):
       policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
       model = self.rewards.log_probs("model", packed, sequences, policy)
     else:
-      trained = networks["reward_model"]
+      trained = networks[REWARD_MODEL]
       trained, model, learnt = self.model.learn(online, trained, batch, context, reference)
-      changed["reward_model"] = trained
+      changed[REWARD_MODEL] = trained
     # In float64, which the mesh does not have.
     scored = (np.asarray(processes.local_copy(x)) for x in (model, reference))
     credited = with_selected_weights(packed, batch)
@@ -301,19 +306,27 @@ class StepRewards(Signal):
     return Result({"token_rewards": token_rewards}, changed, metrics | learnt)
 
 
-def process_optimizer(
-  config: ProcessConfig | None, model: ModelConfig, updates: int
-) -> optax.GradientTransformation | None:
-  """Optimiser of the reward model that learns beside the policy; None without one.
+def reward_model_spec(
+  config: ProcessConfig | None,
+  model: ModelConfig,
+  updates: int,
+  load: Callable[[TeacherConfig], Params] | None = None,
+) -> dict[str, NetworkSpec]:
+  """The network that learns beside the policy, by its name; none without one.
 
   Args:
     config: of the stage.
     model: of the policy.
     updates: of the whole stage.
+    load: parameters to start from; without it the network starts from the policy.
   """
   if config is None or config.online is None or not updates:
-    return None
-  return build_optimizer(config.online.optimizer, updates, network_specs(model, critic=False))
+    return {}
+  specs, named = network_specs(model, critic=False), config.model
+  optimizer = build_optimizer(config.online.optimizer, updates, specs)
+  if named is None or load is None:
+    return {REWARD_MODEL: NetworkSpec(specs, optimizer, "policy")}
+  return {REWARD_MODEL: NetworkSpec(specs, optimizer, lambda: Weights(load(named)))}
 
 
 def load_start(

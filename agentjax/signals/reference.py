@@ -18,5 +18,5 @@ class ReferenceScores(Signal):
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     # The reference chooses its own experts: those recorded are the sampler's.
-    log_probs, _ = context.score(networks["reference"], batch.without("experts"))
+    log_probs, _ = context.score(networks["reference"].weights, batch.without("experts"))
     return Result({"reference_log_probs": log_probs})

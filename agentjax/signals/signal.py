@@ -93,7 +93,7 @@ class BatchContext:
     policy: gives the policy as the batch is prepared, with adapters added in.
     sequences: what was packed, in the order of the batch.
     packed: the batch as it was packed, on the host; what signals add is not in it.
-    score: log-probs and values [B, T] of a batch under ``state.Networks``, on the mesh.
+    score: log-probs and values [B, T] of a batch under ``state.Weights``, on the mesh.
     rows: how batches are placed on the mesh and cut into micro-batches.
     notes: what a signal keeps from ``__call__`` for its ``for_update``.
   """

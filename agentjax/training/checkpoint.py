@@ -29,11 +29,11 @@ from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
 from agentjax.training import processes
 from agentjax.training.fingerprint import fingerprint
-from agentjax.training.state import full_policy, network_specs
+from agentjax.training.state import Network, Weights, full_policy, network_specs
 
 T = TypeVar("T")
 
-_OPTIONAL = ("reference", "process")  # parts of a TrainState that not every run has
+_FURTHER = "network_"  # begins the name of a network beside policy and reference
 _UNSEALED = {"host", "identity", "pending_bytes"}  # metadata from before there were seals
 
 
@@ -106,11 +106,11 @@ class CheckpointStore:
     """
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
-      "networks": state.networks,
+      "networks": state.weights,
       "rest": _rest(state),
       "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
     }
-    payload |= {k: getattr(state, k) for k in _OPTIONAL if getattr(state, k) is not None}
+    payload |= _further(state)
     # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
     metadata = {
       "host": json.dumps(host),
@@ -152,18 +152,27 @@ class CheckpointStore:
     path = self.directory / str(step)
     metadata = read_metadata(path)
     compare_identity(metadata["identity"], self.identity, path)
+    if "process" in (metadata["fingerprints"] or {}):
+      raise CheckpointError(
+        f"{path} holds its reward model as 'process', as earlier releases wrote it; allowed: "
+        f"'{_FURTHER}reward_model'. Go on with the release that wrote it, or begin anew in another "
+        "--workdir with config.start_from set to this checkpoint."
+      )
     wanted = {
-      "networks": abstract_state.networks,
+      "networks": abstract_state.weights,
       "rest": _rest(abstract_state),
       "pending": None,
     }
-    for name in _OPTIONAL:
-      if getattr(abstract_state, name) is not None:
-        wanted[name] = getattr(abstract_state, name)
-    loaded = _load(path, wanted)
+    further = _further(abstract_state)
+    loaded = _load(path, wanted | further)
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
-    parts = {"networks": loaded["networks"]} | {name: loaded.get(name) for name in _OPTIONAL}
-    state = dataclasses.replace(abstract_state, **(loaded["rest"] | parts))
+    rest = loaded["rest"]
+    networks = {"policy": Network(loaded["networks"], rest["opt_state"])}
+    if "reference" in further:
+      networks["reference"] = Network(Weights(loaded["reference"]))
+    for name in further.keys() - {"reference"}:
+      networks[name.removeprefix(_FURTHER)] = loaded[name]
+    state = dataclasses.replace(abstract_state, step=rest["step"], networks=networks)
     if recorded is not None and (found := fingerprint(state.trained)) != recorded:
       raise DamagedCheckpointError(
         path, f"its networks have the hash {found} and the journal says {recorded} of that step"
@@ -219,7 +228,18 @@ class CheckpointStore:
 
 def _rest(state: Any) -> dict[str, Any]:
   """What every TrainState has beside its networks, with the keys that it has on disk."""
-  return {"step": state.step, "networks": None, "opt_state": state.opt_state, "reference": None}
+  opt_state = state.networks["policy"].opt_state
+  return {"step": state.step, "networks": None, "opt_state": opt_state, "reference": None}
+
+
+def _further(state: Any) -> dict[str, Any]:
+  """The networks that not every run has, with the names that they have on disk."""
+  found = {
+    f"{_FURTHER}{name}": network
+    for name, network in state.networks.items()
+    if name not in ("policy", "reference")
+  }
+  return found if state.reference is None else {"reference": state.reference, **found}
 
 
 def _parts(payload: dict[str, Any]) -> dict[str, Any]:

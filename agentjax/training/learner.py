@@ -18,7 +18,7 @@ from agentjax.rollout.schedule import bound_staleness
 from agentjax.rollout.statistics import apart
 from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
-from agentjax.signals.process import RewardModel
+from agentjax.signals.process import REWARD_MODEL, RewardModel
 from agentjax.signals.signal import (
   BatchContext,
   Signal,
@@ -35,7 +35,7 @@ from agentjax.training.phases import Phase, compile_phases, named_phases, update
 from agentjax.training.placement import place
 from agentjax.training.rows import MeshRows, make_scorer
 from agentjax.training.state import TrainState
-from agentjax.training.states import TrainStates, counted, named_networks, with_networks
+from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps, to_host
 from agentjax.training.update import Update, make_update
 from agentjax.trajectory.batch import Batch
@@ -109,11 +109,12 @@ class Learner(TrainStates):
     self._supervised = SupervisedSteps(parts, self)
 
   def _reward_model(self, temperature: float) -> RewardModel | None:
-    process, optimizer = self._parts.experiment.rl.process, self.process_optimizers["rl"]
-    placed = self.placed["rl"].process
-    if process is None or optimizer is None or placed is None:
+    process, spec = self._parts.experiment.rl.process, self.further["rl"].get(REWARD_MODEL)
+    if process is None or spec is None or spec.optimizer is None:
       return None
-    return RewardModel(process, self._parts.model, optimizer, placed, temperature)
+    placed = self.placed["rl"]
+    own = dataclasses.replace(placed, networks={REWARD_MODEL: placed.networks[REWARD_MODEL]})
+    return RewardModel(process, self._parts.model, spec.optimizer, own, temperature)
 
   @property
   def signals(self) -> dict[str, Signal]:
@@ -234,7 +235,7 @@ class Learner(TrainStates):
     context = BatchContext(step, policy, sequences, packed, self.score, self._rows)
     metrics: dict[str, Any] = {}
     for signal in phase.signals:
-      said = signal(context, named_networks(state), batch)
+      said = signal(context, state.networks, batch)
       columns = {k: self._rows.place_column(k, v) for k, v in said.columns.items()}
       batch, state = batch.with_columns(columns), with_networks(state, said.networks)
       metrics |= said.metrics

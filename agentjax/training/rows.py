@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from agentjax.models import ModelConfig
 from agentjax.sharding import batch_sharding, replicated
-from agentjax.training.state import Networks
+from agentjax.training.state import Weights
 from agentjax.training.update import make_score, split_rows
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import core_fields, get_column
@@ -68,7 +68,7 @@ def _used(segment_ids: Array, rows: int) -> Array:
 
 def make_scorer(
   model: ModelConfig, temperature: float, rows: MeshRows
-) -> Callable[[Networks, Batch], tuple[Array, Array]]:
+) -> Callable[[Weights, Batch], tuple[Array, Array]]:
   """Builds ``score(networks, batch) -> (log-probs, values)``, [B, T] on the mesh; see make_score.
 
   Args:
@@ -78,7 +78,7 @@ def make_scorer(
   """
   score = make_score(model, temperature)
 
-  def scored(networks: Networks, batch: Batch) -> tuple[Array, Array]:
+  def scored(networks: Weights, batch: Batch) -> tuple[Array, Array]:
     tokens = (batch.token_ids, batch.segment_ids, batch.positions, batch.columns.get("experts"))
     count = rows.used(batch.segment_ids)
     with jax.set_mesh(rows.mesh):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from agentjax.models import Params
 from agentjax.models.huggingface import load_pretrained
-from agentjax.signals.process import load_start, process_optimizer
+from agentjax.signals.process import load_start, reward_model_spec
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.optimizer import applied_updates, build_optimizer, learning_rate_schedule
@@ -19,8 +19,10 @@ from agentjax.training.parts import Parts
 from agentjax.training.phases import optimizer_steps
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import (
-  Networks,
+  Network,
+  NetworkSpec,
   TrainState,
+  Weights,
   abstract_state,
   begin_stage,
   full_policy,
@@ -58,11 +60,15 @@ class TrainStates:
       name: build_optimizer(own, count, specs)
       for name, own, count in zip(names, settings, steps, strict=True)
     }
-    # That of the reward model that learns in the stage, where one does.
     updates = experiment.rl.steps * experiment.rl.minibatches
-    self.process_optimizers = {
-      "supervised": None,
-      "rl": process_optimizer(process, parts.model, updates),
+
+    def load(config: TeacherConfig) -> Params:
+      return load_start(config, parts.chat, parts.model, mesh)
+
+    # Networks of signals exist in the stage that they learn in.
+    self.further: dict[str, dict[str, NetworkSpec]] = {
+      "supervised": {},
+      "rl": reward_model_spec(process, parts.model, updates, load),
     }
     self.placed = {
       stage: state_shardings(
@@ -72,7 +78,7 @@ class TrainStates:
         critic=critic,
         reference=reference,
         lora=self._lora,
-        process=self.process_optimizers[stage],
+        further=self.further[stage],
       )
       for stage, optimizer in self.optimizers.items()
     }
@@ -81,23 +87,23 @@ class TrainStates:
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
 
-  def initial_state(self, stage: str, networks: Networks | None = None) -> TrainState:
-    """``networks``, else the pretrained policy, else random parameters; all else fresh."""
+  def initial_state(self, stage: str, weights: Weights | None = None) -> TrainState:
+    """``weights``, else the pretrained policy, else random parameters; all else fresh."""
     experiment = self._parts.experiment
-    if networks is None and experiment.pretrained is not None:
+    if weights is None and experiment.pretrained is not None:
       policy, _ = load_pretrained(
         experiment.pretrained, mesh=self.mesh, overrides=runtime_overrides(self._parts.model)
       )
-      networks = Networks(policy=policy, value=None)
+      weights = Weights(policy)
     key = jax.random.key(experiment.seed)
     return init_state(
       self._parts.model,
       self.optimizers[stage],
       key,
       self.placed[stage],
-      networks,
+      weights,
       self._lora,
-      self.process_optimizers[stage],
+      self.further[stage],
     )
 
   def first_state(self, stage: str) -> TrainState:
@@ -105,7 +111,7 @@ class TrainStates:
     earlier = self._parts.experiment.start_from
     if earlier is None:
       return self.initial_state(stage)
-    wanted = self.whole_networks(self.abstract_state(stage))
+    wanted = self.whole_weights(self.abstract_state(stage))
     return self.initial_state(stage, load_networks(earlier, wanted, self._parts.base_identity))
 
   def abstract_state(self, stage: str) -> TrainState:
@@ -115,39 +121,36 @@ class TrainStates:
       self.optimizers[stage],
       self.placed[stage],
       self._lora,
-      self.process_optimizers[stage],
+      self.further[stage],
     )
 
-  def whole_networks(self, state: TrainState) -> Networks:
+  def whole_weights(self, state: TrainState) -> Weights:
     """What ``initial_state`` takes: with adapters, the policy they are added to."""
     if self._lora is None:
-      return state.networks
-    return dataclasses.replace(state.networks, policy=state.reference)
+      return state.weights
+    return dataclasses.replace(state.weights, policy=state.reference)
 
   def policy(self, state: TrainState) -> Params:
     """What the policy plays with: its parameters, with adapters added in where there are any."""
     if self._lora is None:
-      return state.networks.policy
+      return state.weights.policy
     with jax.set_mesh(self.mesh):
-      return self._full_policy(state.networks, state.reference)
+      return self._full_policy(state.weights, state.reference)
 
   def learning_rate(self, stage: str, state: TrainState) -> float:
     """That of the latest update; of the first one where all so far were skipped."""
-    latest = max(int(applied_updates(state.opt_state)) - 1, 0)
+    latest = max(int(applied_updates(state.networks["policy"].opt_state)) - 1, 0)
     return float(self._schedules[stage](latest))
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
-    process, model = self._parts.experiment.rl.process, None
-    if process is not None and process.online is not None and process.model is not None:
-      model = load_start(process.model, self._parts.chat, self._parts.model, self.mesh)
     return begin_stage(
       state,
       self.optimizers["rl"],
       self.placed["rl"],
+      jax.random.key(self._parts.experiment.seed),
       self._lora,
-      self.process_optimizers["rl"],
-      model,
+      self.further["rl"],
     )
 
   def begin_phase(self, state: TrainState) -> TrainState:
@@ -157,33 +160,24 @@ class TrainStates:
     return self._resync(state)
 
 
-def named_networks(state: TrainState) -> dict[str, Any]:
-  """The networks of a state by name, as signals are given them."""
-  named = {
-    "policy": state.networks,
-    "reference": None if state.reference is None else Networks(state.reference, None),
-    "reward_model": state.process,
-  }
-  return {name: network for name, network in named.items() if network is not None}
-
-
-def with_networks(state: TrainState, changed: Mapping[str, Any]) -> TrainState:
+def with_networks(state: TrainState, changed: Mapping[str, Network]) -> TrainState:
   """A state with the networks that signals have changed.
 
   Raises:
-    ValueError: a network that no signal may change.
+    ValueError: a network that the state does not have, or the policy, which the update changes.
   """
-  fixed = sorted(set(changed) - {"reward_model"})
-  if fixed:
-    raise ValueError(f"a signal changed {', '.join(fixed)}; allowed: 'reward_model'.")
-  return dataclasses.replace(state, process=changed["reward_model"]) if changed else state
+  wrong = sorted(name for name in changed if name == "policy" or name not in state.networks)
+  if wrong:
+    allowed = ", ".join(name for name in state.networks if name != "policy")
+    raise ValueError(f"a signal changed the networks {wrong}; allowed: {allowed or 'none'}.")
+  return dataclasses.replace(state, networks={**state.networks, **changed})
 
 
 def counted(state: TrainState) -> TrainState:
   """After one more training step."""
-  process = None if state.process is None else counted(state.process)
-  return dataclasses.replace(state, step=state.step + 1, process=process)
+  return dataclasses.replace(state, step=state.step + 1)
 
 
 def _resync(state: TrainState) -> TrainState:
-  return dataclasses.replace(state, reference=jax.tree.map(jnp.copy, state.networks.policy))
+  copy = jax.tree.map(jnp.copy, state.weights.policy)
+  return state.with_network("reference", Network(Weights(copy)))

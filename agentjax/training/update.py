@@ -32,7 +32,7 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets, teacher_diverg
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
 from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
-from agentjax.training.state import Networks, TrainState, full_policy
+from agentjax.training.state import Network, TrainState, Weights, full_policy
 from agentjax.trajectory.experts import unrecorded
 
 Array = jax.Array
@@ -87,7 +87,7 @@ class UpdateSettings:
 
 
 Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
-Score = Callable[[Networks, Array, Array, Array, Array | None, Array], tuple[Array, Array]]
+Score = Callable[[Weights, Array, Array, Array, Array | None, Array], tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:
@@ -118,6 +118,7 @@ def make_update(
   objective: Objective,
   settings: UpdateSettings,
   placed: TrainState,
+  network: str = "policy",
 ) -> Update:
   """Builds ``update(state, micro_batches, count) -> (state, metrics, log_probs)``, state donated.
 
@@ -129,6 +130,7 @@ def make_update(
     objective: maps LossInputs to (summed loss, summed metrics).
     settings: see UpdateSettings.
     placed: shardings of the state.
+    network: name of the one that is trained.
 
   Returns:
     A function whose ``micro_batches`` are [M, rows, T] arrays; the first ``count`` are used.
@@ -148,7 +150,7 @@ def make_update(
     config = dataclasses.replace(config, record_max_scores=True)
 
   def loss_fn(
-    networks: Networks,
+    networks: Weights,
     reference: Any,
     batch: UpdateBatch,
     whole: WholeBatch,
@@ -207,7 +209,7 @@ def make_update(
 
   def whole_load(state: TrainState, batches: UpdateBatch, count: Array) -> Array:
     """Tokens that the whole batch sends to each expert, by a forward pass of its own."""
-    policy = full_policy(state.networks, state.reference, settings.lora)
+    policy = full_policy(state.networks[network].weights, state.reference, settings.lora)
 
     def load(i: Array | int) -> Array:
       one = _take(batches, i)
@@ -225,12 +227,13 @@ def make_update(
     state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
   ):
     tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
+    weights, moments = state.networks[network].weights, state.networks[network].opt_state
     load = whole_load(state, batches, count) if settings.balance_coefficient else None
     whole = WholeBatch(tokens, sequences, load)
 
     def step(i: Array | int):
       return jax.grad(loss_fn, has_aux=True)(
-        state.networks, state.reference, _take(batches, i), whole, head
+        weights, state.reference, _take(batches, i), whole, head
       )
 
     def body(i: Array, carry):
@@ -249,13 +252,13 @@ def make_update(
     sum_shapes, largest_shapes, _ = jax.eval_shape(step, 0)[1]
     unscored = jnp.zeros(batches.token_ids.shape, jnp.float32)
     empty = (_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf), unscored)
-    no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), state.networks)
+    no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights)
     grads, (sums, largest, log_probs) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
-    changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
-    networks = optax.apply_updates(state.networks, changes)
+    changes, opt_state = optimizer.update(grads, moments, weights)
+    networks = optax.apply_updates(weights, changes)
     if settings.only_values:
-      networks = dataclasses.replace(networks, policy=state.networks.policy)
-      opt_state = _keep_policy(opt_state, state.opt_state)
+      networks = dataclasses.replace(networks, policy=weights.policy)
+      opt_state = _keep_policy(opt_state, moments)
     healthy = bad_steps(opt_state) == 0  # a skipped update changes nothing at all
     clipping = {}
     if settings.qk_clip is not None:
@@ -264,7 +267,7 @@ def make_update(
       )
       networks = dataclasses.replace(networks, policy=rescale(networks.policy, scales))
       untouched = jax.tree.map(lambda _: None, networks.value)
-      opt_state = scale_masters(opt_state, Networks(policy=scales, value=untouched))
+      opt_state = scale_masters(opt_state, Weights(policy=scales, value=untouched))
       clipping = {"qk_clip/max": jnp.max(largest.scores), "qk_clip/heads": clipped}
     if settings.router_bias_rate and sums.load is not None:
       rate = jnp.where(healthy, settings.router_bias_rate, 0.0)
@@ -281,7 +284,7 @@ def make_update(
     if sums.load is not None:
       uneven = sums.load.max(-1) / jnp.maximum(sums.load.mean(-1), 1e-9)
       metrics["router_imbalance"] = jnp.max(uneven)
-    return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics, log_probs
+    return state.with_network(network, Network(networks, opt_state)), metrics, log_probs
 
   return jax.jit(update, donate_argnums=0, out_shardings=(placed, None, None))
 
@@ -295,7 +298,7 @@ def make_score(config: ModelConfig, temperature: float) -> Score:
   """
 
   def score(
-    networks: Networks,
+    networks: Weights,
     token_ids: Array,
     segment_ids: Array,
     positions: Array,
@@ -332,7 +335,7 @@ def replayed(experts: Array | None) -> Array | None:
   return jnp.moveaxis(jnp.where(ids == unrecorded(experts.dtype), -1, ids), -2, 0)
 
 
-def state_values(networks: Networks, hidden: Array) -> Array:
+def state_values(networks: Weights, hidden: Array) -> Array:
   """[B, T] values of the states in which each token was chosen: read off the token before it.
 
   The first token of a row has no state before it and gets 0; its weight is 0 as well.

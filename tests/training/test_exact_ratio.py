@@ -88,16 +88,16 @@ def test_the_first_update_has_ratio_one(tmp_path, pattern):
   batch = learner._pack(to_sequences(trajectories))
   assert batch.token_ids.shape[0] >= 4 and (np.asarray(batch.weights) > 0).sum() > 20
   # The log-probs that the update computes are the sampler's, on every weighted token.
-  scores = np.asarray(learner.score(state.networks, batch)[0])
+  scores = np.asarray(learner.score(state.weights, batch)[0])
   weighted = np.asarray(batch.weights) > 0
   np.testing.assert_array_equal(scores[weighted], np.asarray(batch.behaviour_log_probs)[weighted])
-  before = jax.tree.map(np.asarray, state.networks)
+  before = jax.tree.map(np.asarray, state.weights)
   state, metrics = learner.rl_step(state, trajectories, 1)
   assert metrics["mismatch/max"] == 0.0
   assert metrics["policy/kl_old"] == 0.0 and metrics["policy/clip_fraction"] == 0.0
   # A mean of ones, whose weights are rounded.
   assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
-  moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, state.networks)
+  moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, state.weights)
   assert max(jax.tree.leaves(moved)) > 1e-3
   # The same episodes again are no longer the policy's own.
   _, metrics = learner.rl_step(state, trajectories, 1)

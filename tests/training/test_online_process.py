@@ -29,7 +29,7 @@ from agentjax.training.parts import build_parts
 from agentjax.training.preferences import PreferenceRow, preference_tasks, write_preferences
 from agentjax.training.rows import MeshRows, make_scorer
 from agentjax.training.run import TrainingError
-from agentjax.training.state import network_specs
+from agentjax.training.state import Weights, network_specs
 from agentjax.trajectory.packing import PackedSequence, pack, unpack
 from agentjax.trajectory.record import Message
 from tests.training.smoke import quiet
@@ -103,13 +103,13 @@ def _learn(learner, state, sequences, *, row_length=64, rows=4, **online):
   batch = pack(sequences, row_length=row_length, pad_id=0, rows=8)
   cut = MeshRows(learner.mesh, rows)
   score, placed = make_scorer(learner._parts.model, 1.0, cut), cut.place(batch)
-  reference, _ = score(state.networks, placed)
+  reference, _ = score(state.weights, placed)
   context = BatchContext(1, None, sequences, batch, score, cut)
   process, found, metrics = learner.signals["process"].model.learn(
-    OnlineConfig(**online), state.process, placed, context, reference
+    OnlineConfig(**online), state.networks["reward_model"], placed, context, reference
   )
   difference = unpack(found - reference, batch.segment_ids, len(sequences))
-  return dataclasses.replace(state, process=process), difference, metrics
+  return state.with_network("reward_model", process), difference, metrics
 
 
 def _direct_loss(params, reference, model, sequences):
@@ -134,12 +134,13 @@ def _copy(tree):
 def test_the_step_is_that_of_the_gradient_of_the_cross_entropy(learner, state):
   """Away from the reference, so that the episodes pull with different strengths."""
   sequences, model = _episodes(0, count=4), learner._parts.model
-  reference = _copy(state.networks.policy)
+  reference = _copy(state.weights.policy)
   moved = jax.tree.map(
     lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), reference
   )
-  networks = dataclasses.replace(state.process.networks, policy=_copy(moved))
-  state = dataclasses.replace(state, process=dataclasses.replace(state.process, networks=networks))
+  own = state.networks["reward_model"]
+  networks = Weights(_copy(moved))
+  state = state.with_network("reward_model", dataclasses.replace(own, weights=networks))
   step = jax.value_and_grad(lambda p: _direct_loss(p, reference, model, sequences))
   loss, grads = jax.jit(step)(moved)
   state, _, metrics = _learn(learner, state, sequences)
@@ -152,18 +153,20 @@ def test_the_step_is_that_of_the_gradient_of_the_cross_entropy(learner, state):
   changes, _ = optimizer.update(dataclasses.replace(whole, policy=grads), moments, whole)
   expected = optax.apply_updates(whole, changes).policy
   for ours, theirs in zip(
-    jax.tree.leaves(state.process.networks.policy), jax.tree.leaves(expected), strict=True
+    jax.tree.leaves(state.networks["reward_model"].weights.policy),
+    jax.tree.leaves(expected),
+    strict=True,
   ):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_packing_padding_micro_batches_and_masked_episodes_change_nothing(learner, state):
   sequences = _episodes(1)
-  start = _copy(state.process)
+  start = _copy(state.networks["reward_model"])
   state, one, plain = _learn(learner, state, sequences)
   masked = _episodes(2, count=5, valid=False)
   mixed = [*masked[:2], *sequences[::-1], *masked[2:]]
-  again = dataclasses.replace(state, process=start)
+  again = state.with_network("reward_model", start)
   _, other, others = _learn(learner, again, mixed, row_length=48, rows=2)
   assert others == pytest.approx(plain, rel=1e-4)
   for here, there in zip(one, other[-4:1:-1], strict=True):
@@ -190,9 +193,9 @@ def test_it_learns_to_tell_right_from_wrong_and_follows_when_that_changes(learne
 
 
 def test_rewards_come_after_the_step_or_before_it(learner, state):
-  sequences, start = _episodes(3), _copy(state.process)
+  sequences, start = _episodes(3), _copy(state.networks["reward_model"])
   _, double, _ = _learn(learner, state, sequences)
-  again = dataclasses.replace(state, process=start)
+  again = state.with_network("reward_model", start)
   after, single, _ = _learn(learner, again, sequences, forward="single")
   assert all(not d.any() for d in single) and all(d.any() for d in double)
   # The next step's rewards are the model's after this one.
@@ -202,14 +205,14 @@ def test_rewards_come_after_the_step_or_before_it(learner, state):
 
 
 def test_a_part_of_the_reward_can_be_the_outcome(learner, state):
-  sequences, start = _episodes(4), _copy(state.process)
+  sequences, start = _episodes(4), _copy(state.networks["reward_model"])
   _, _, plain = _learn(learner, state, sequences)
   other = [
     dataclasses.replace(s, reward=2 * s.reward - 3, reward_parts={"right": s.reward})
     for s in sequences
   ]
   unknown = [dataclasses.replace(s, reward_parts={}) for s in _episodes(5, count=4)]
-  state = dataclasses.replace(state, process=start)
+  state = state.with_network("reward_model", start)
   with pytest.raises(ConfigError, match=r"online\.outcome='' with rewards \[-3\.0.*in 0\.\.1"):
     _learn(learner, state, other)
   _, _, by_part = _learn(learner, state, [*other, *unknown], outcome="right")
@@ -244,8 +247,8 @@ def test_it_starts_from_the_policy_or_from_a_model_of_its_shape(tmp_path):
   experiment.rl.process.model = TeacherConfig(str(tmp_path / "model"))
   learner = _learner(experiment)
   state = learner.begin_rl(learner.first_state("rl"))
-  for name, start in (("process", params), ("reference", state.networks.policy)):
-    found = state.process.networks.policy if name == "process" else state.reference
+  for name, start in (("reward_model", params), ("reference", state.weights.policy)):
+    found = state.networks[name].weights.policy
     for here, there in zip(jax.tree.leaves(found), jax.tree.leaves(start), strict=True):
       np.testing.assert_array_equal(here, there)
   save_policy(tmp_path / "wider", WIDER, seed=3)
@@ -267,8 +270,8 @@ def test_a_plan_counts_the_state_of_the_reward_model(monkeypatch):
   without.rl.process.online = None
   for experiment in (with_model, without):
     planning.plan_training(experiment.freeze(), jax.devices()[:1], 8, 10**9)
-  assert sizes[1]["reward model"] == 0
-  assert sizes[0]["reward model"] >= 3 * sizes[0]["parameters"]  # and Adam's moments
+  assert sizes[1]["further networks"] == 0
+  assert sizes[0]["further networks"] >= 3 * sizes[0]["parameters"]  # and Adam's moments
   assert sizes[0]["reference"] == sizes[0]["parameters"]
 
 

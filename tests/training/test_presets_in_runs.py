@@ -25,7 +25,7 @@ from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.training import Experiment, Extensions, HeldOutConfig, RLStage
 from agentjax.training.learner import Learner
 from agentjax.training.parts import build_parts
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import to_sequences
 from agentjax.trajectory.record import Message, Reward, Status, Task
@@ -175,7 +175,10 @@ def in_a_run(name, folder, monkeypatch):
   monkeypatch.setattr(learner, "score", scores)
   monkeypatch.setattr(Teachers, "ask", staticmethod(ask))
   monkeypatch.setattr(learner, "_apply", keep)
-  state = TrainState(jnp.zeros((), jnp.int32), Networks("policy", None), None, "reference")
+  state = TrainState(
+    jnp.zeros((), jnp.int32),
+    {name: Network(Weights(name)) for name in ("policy", "reference")},
+  )
   learner.rl_step(state, [*episodes(), *greedy()], 1)
   batch, ready = seen[0]
   if name in ("agentic_grpo", "kl_cov", "prime"):  # stages, minibatches, rewards of steps

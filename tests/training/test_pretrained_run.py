@@ -241,7 +241,7 @@ def test_a_trained_policy_goes_back_to_a_folder_and_on_from_there(finished, fold
   parts = build_parts(experiment, None, Extensions())
   learner = Learner(parts, policy_objective(experiment.rl.objective))
   asyncio.run(parts.registry.close())
-  target = learner.abstract_state("rl").networks
+  target = learner.abstract_state("rl").weights
   policy = load_networks(directory, target, parts.identity).policy
   exported = tmp_path / "exported"
   save_pretrained(exported, policy, parts.model, tokenizer_from=folder)

@@ -314,14 +314,14 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
       writer.append_trajectory(scored)
   shutil.rmtree(tmp_path / "teacher")
   without, other = build(tmp_path, (), settings, rollouts="stored")
-  before = jax.tree.map(np.asarray, state.networks.policy)
+  before = jax.tree.map(np.asarray, state.weights.policy)
   for step in range(1, steps + 1):
     again = [dataclasses.replace(t, step=step) for t in read_store(tmp_path / "stored")]
     other, found = without.rl_step(other, again, step)
     state, wanted = live.rl_step(state, episodes(step), step)
     for name in ("policy/divergence", "loss", "grad_norm"):
       assert found[name] == pytest.approx(wanted[name], rel=1e-5)
-  ours, theirs = other.networks.policy, state.networks.policy
+  ours, theirs = other.weights.policy, state.weights.policy
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
   moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, theirs)
   assert max(jax.tree.leaves(moved)) > 1e-3
@@ -350,7 +350,7 @@ def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tm
   for trajectories in (episodes(), episodes(prompt_seed=5)):
     fresh = learner.begin_rl(learner.initial_state("rl"))
     after, metrics = learner.rl_step(fresh, trajectories, 1)
-    states.append(jax.device_get(after.networks.policy))
+    states.append(jax.device_get(after.weights.policy))
     every.append(metrics)
   jax.tree.map(np.testing.assert_array_equal, *states)
   assert every[0]["tokens/weighted"] == 40 and not any("mismatch" in k for k in every[0])
@@ -365,7 +365,7 @@ def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tm
 
   assert marginal(states[0]) < marginal(learner.policy(state)) - 0.01
   # The second phase: other prompts matter, and the reference is what the first phase left.
-  before = jax.device_get(after.networks.policy)
+  before = jax.device_get(after.weights.policy)
   started = jax.device_get(after.reference)
   last, metrics = learner.rl_step(after, episodes(2), 2)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(last.reference), before)

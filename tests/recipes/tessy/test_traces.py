@@ -22,7 +22,7 @@ from agentjax.text import ByteTokenizer
 from agentjax.training import Experiment, Extensions, OptimizerConfig, Run, SupervisedStage
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.metrics import read_metrics
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.record import Message, Task
 from tests.training.smoke import quiet
 
@@ -62,7 +62,7 @@ def _save(directory, successors, seed):
   described = MODEL.to_dict()
   del described["exact_chunk"]
   identity = {"model": described, "tokenizer": TOKENIZER.fingerprint()}
-  state = TrainState(jnp.zeros((), jnp.int32), Networks(params, None), None, None)
+  state = TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(params))})
   CheckpointStore(directory / "checkpoints", 1, identity).save(0, state, {})
   write_atomically(directory / "config.json", json.dumps(_experiment().to_dict()))
 
