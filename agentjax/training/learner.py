@@ -36,7 +36,7 @@ from agentjax.training.placement import place
 from agentjax.training.rows import MeshRows, make_scorer
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
-from agentjax.training.supervised_step import SupervisedSteps, to_host
+from agentjax.training.supervised_step import SupervisedSteps
 from agentjax.training.update import Update, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, to_sequences, without_prompt
@@ -55,12 +55,14 @@ class _Prepared:
   Attributes:
     sequences: what was packed.
     packed: on the host.
+    batch: on the mesh.
     ready: on the mesh, for each pass of the phase.
     metrics: of signals and of ``prepare``.
   """
 
   sequences: Sequence[PackedSequence]
   packed: Batch
+  batch: Batch
   ready: Sequence[Ready]
   metrics: dict[str, Any]
 
@@ -246,7 +248,7 @@ class Learner(TrainStates):
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)
       ready.append(make_ready(self._rows, batch, scaled, given))
-    return state, _Prepared(sequences, packed, ready, metrics)
+    return state, _Prepared(sequences, packed, batch.for_loss(), ready, metrics)
 
   def _mismatch(
     self, batches: Sequence[_Prepared], trainers: Sequence[Any], step: int
@@ -255,12 +257,12 @@ class Learner(TrainStates):
     alarm = self._parts.experiment.rl.mismatch_alarm
     # Tokens without logits were not scored.
     scored = [
-      dataclasses.replace(one.packed, weights=to_host(one.ready[0].prepared.weights))  # type: ignore[arg-type]
+      dataclasses.replace(one.batch, weights=one.ready[0].prepared.weights)
       if one.ready[0].kept
-      else one.packed
+      else one.batch
       for one in batches[: len(trainers)]
     ]
-    report = mismatch_report(scored, [to_host(x) for x in trainers], alarm)
+    report = mismatch_report(scored, trainers, alarm)
     if report is None:
       return {}
     warn_of_mismatch(report, [one.sequences for one in batches], step, alarm)
