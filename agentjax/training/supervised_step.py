@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from agentjax.models import sample_depths
+from agentjax.models import Params, sample_depths
 from agentjax.objectives.objective import prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.sharding import time_multiple
@@ -18,7 +17,6 @@ from agentjax.signals.signal import ForUpdate
 from agentjax.signals.teacher import kept_places
 from agentjax.training import processes
 from agentjax.training.demonstrations import demonstration_trajectory
-from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
 from agentjax.training.packs import pack_rows
 from agentjax.training.parts import Parts
 from agentjax.training.passes import make_ready, run_update
@@ -26,12 +24,11 @@ from agentjax.training.phases import update_settings
 from agentjax.training.rows import MeshRows
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted
+from agentjax.training.token_sets import Compute, TokenSetSource, TokenSetTools
 from agentjax.training.update import make_update, used_micro_batches
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import to_sequences, unpack
 from agentjax.trajectory.record import Task
-
-_log = logging.getLogger(__name__)
 
 
 class SupervisedSteps:
@@ -63,7 +60,7 @@ class SupervisedSteps:
     self._depths = jax.jit(
       lambda step, sequences: sample_depths(parts.model, jax.random.fold_in(key, step), sequences)
     )
-    self._token_sets: StoredSets | None = None
+    self._token_sets: TokenSetSource | None = None
 
   def __call__(self, state: TrainState, tasks: Sequence[Task]) -> tuple[TrainState, dict[str, Any]]:
     """The state after one optimiser step on the tasks' demonstrations, and metrics."""
@@ -75,9 +72,9 @@ class SupervisedSteps:
       # Reinforcement learning keeps to the depth that was sampled with.
       depths = self._depths(state.step, batch.segment_ids)
     given = None
-    if self._settings.logits_replay is not None:
+    if self._settings.token_sets is not None:
       if self._token_sets is None:
-        self._token_sets = self._record_sets(self._settings.logits_replay)
+        self._token_sets = self._settings.token_sets.build(self._tools())
       kept = kept_places(np.asarray(packed.weights), time_multiple(self._states.mesh))
       sets = self._token_sets.at(tasks, packed, kept)
       given = ForUpdate({"kept": kept, "sets": sets})
@@ -96,37 +93,30 @@ class SupervisedSteps:
       expected=settings.tasks_per_step,
     )
 
-  def _record_sets(self, config: LogitsReplayConfig) -> StoredSets:
-    """Stage 0 of Logits Replay: what the run's first policy finds likely in all demonstrations.
-
-    That policy is made anew, so that a resumed run has the same sets; for the while, a second copy
-    of the state is held.
-    """
-    settings, experiment = self._settings, self._parts.experiment
-    tasks = [task for task in self._parts.tasks.train if task.demonstration]
-    first = self._states.policy(self._states.first_state("supervised"))
-    record = make_record(dataclasses.replace(self._parts.model, exact_chunk=0), config)
-    stored, rows = StoredSets(), settings.microbatch_rows
-    for at in range(0, len(tasks), settings.tasks_per_step):
-      some = tasks[at : at + settings.tasks_per_step]
-      batch = self._pack(some)
-      grid = (batch.token_ids, batch.segment_ids, batch.positions)
-      with jax.set_mesh(self._states.mesh):
-        placed = self._rows.split(grid)
-        parts = [
-          [to_host(x) for x in jax.tree.leaves(record(first, *(v[i] for v in placed)))]
-          for i in range(used_micro_batches(batch.segment_ids, rows))
-        ]
-      found = [np.concatenate(part) for part in zip(*parts, strict=True)]
-      used = np.asarray(batch.segment_ids)[: len(found[0])]
-      stored.add(some, *(unpack(x, used, len(some)) for x in found))
-    _log.info(
-      "logits replay: sets of %d demonstrations of %s, mass outside %.2g on average",
-      len(tasks),
-      experiment.name,
-      stored.outside,
+  def _tools(self) -> TokenSetTools:
+    return TokenSetTools(
+      model=self._parts.model,
+      tasks=[task for task in self._parts.tasks.train if task.demonstration],
+      tasks_per_step=self._settings.tasks_per_step,
+      first_policy=lambda: self._states.policy(self._states.first_state("supervised")),
+      read=self._read,
     )
-    return stored
+
+  def _read(
+    self, compute: Compute, params: Params, tasks: Sequence[Task]
+  ) -> list[list[np.ndarray]]:
+    """See ``TokenSetTools.read``."""
+    batch = self._pack(tasks)
+    grid = (batch.token_ids, batch.segment_ids, batch.positions)
+    with jax.set_mesh(self._states.mesh):
+      placed = self._rows.split(grid)
+      parts = [
+        [to_host(x) for x in jax.tree.leaves(compute(params, *(v[i] for v in placed)))]
+        for i in range(used_micro_batches(batch.segment_ids, self._settings.microbatch_rows))
+      ]
+    found = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    used = np.asarray(batch.segment_ids)[: len(found[0])]
+    return [unpack(x, used, len(tasks)) for x in found]
 
 
 def to_host(x: jax.Array) -> np.ndarray:
