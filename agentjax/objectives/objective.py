@@ -444,7 +444,8 @@ def _with_terms(
   result = jnp.sum(inputs.coefficients * total)
   sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
   sums["policy_loss"] = jnp.sum(inputs.coefficients * surrogate.per_token)
-  if config.needs_values:
+  # A critic that is a network of its own has its loss by itself.
+  if config.needs_values and not (inputs.values is None and inputs.value_coefficients is None):
     coefficients = _need(inputs.value_coefficients, "value_coefficients")
     errors = value_loss(
       jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),

@@ -27,6 +27,7 @@ from agentjax.sharding import (
   replicated,
   shardings,
 )
+from agentjax.signals.critic import critic_spec
 from agentjax.signals.process import reward_model_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
@@ -103,12 +104,13 @@ def plan_training(
   """
   stage, model = experiment.rl, experiment.model
   mesh = make_mesh(experiment.mesh, devices)
-  critic, process = stage.objective.needs_values, stage.process
+  critic, process = stage.has_value_head, stage.process
   reference = stage.objective.needs_reference or (process is not None and process.reference is None)
   optimizer = build_optimizer(
     stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
   )
-  further = reward_model_spec(process, model, stage.steps * stage.minibatches)
+  batches = stage.steps * stage.minibatches
+  further = reward_model_spec(process, model, batches) | critic_spec(stage.critic, model, batches)
   placed = state_shardings(
     model,
     optimizer,

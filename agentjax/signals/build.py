@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from agentjax.models import Params
 from agentjax.sharding import time_multiple
 from agentjax.signals.baseline import GreedyBaseline
 from agentjax.signals.consistency import Consistency
+from agentjax.signals.critic import Critic
 from agentjax.signals.policy import PolicyScores
-from agentjax.signals.process import ProcessRewards, RewardModel, StepRewards
+from agentjax.signals.process import (
+  REWARD_MODEL,
+  ProcessRewards,
+  RewardModel,
+  StepRewards,
+  load_start,
+  reward_model_spec,
+)
 from agentjax.signals.reference import ReferenceScores
 from agentjax.signals.reward_parts import PartRewards, StageRewards, TurnRewards
-from agentjax.signals.signal import Signal, SignalTools, order_signals
-from agentjax.signals.teacher import Teachers
+from agentjax.signals.signal import Signal, SignalTools, order_signals, own_networks
+from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.signals.teacher_scores import TeacherScores
 from agentjax.training.packs import pack_rows
 
@@ -65,17 +74,29 @@ class SignalBuilder:
   Args:
     parts: of the run.
     tools: what signals are built with.
-    reward_model: the model that learns beside the policy, where one does.
+
+  Attributes:
+    networks: of all signals, by name.
   """
 
-  def __init__(self, parts: Parts, tools: SignalTools, reward_model: RewardModel | None):
+  def __init__(self, parts: Parts, tools: SignalTools):
     self._experiment: Experiment = parts.experiment
     self._tools = tools
     self._teachers = build_teachers(parts, tools)
     self._own = tuple(config.build(tools) for config in parts.experiment.rl.signals)
-    process = parts.experiment.rl.process
+    stage = parts.experiment.rl
+    process = stage.process
     self._process: StepRewards | None = None
     if process is not None:
+
+      def load(config: TeacherConfig) -> Params:
+        return load_start(config, parts.chat, tools.model, tools.mesh)
+
+      specs = reward_model_spec(process, tools.model, stage.steps * stage.minibatches, load)
+      model = None
+      if REWARD_MODEL in specs:
+        spec = specs[REWARD_MODEL]
+        model = RewardModel(process, tools.model, spec, tools.mesh, tools.temperature)
       rewards = ProcessRewards(
         process,
         parts.chat,
@@ -85,7 +106,13 @@ class SignalBuilder:
         tools.pack,
         tools.rows,
       )
-      self._process = StepRewards(rewards, reward_model)
+      self._process = StepRewards(rewards, model)
+    self._critic: Critic | None = None
+    if stage.critic is not None and stage.steps:
+      loss = stage.objective.value_loss
+      self._critic = Critic(stage.critic, loss, tools, stage.steps * stage.minibatches)
+    shared = [s for s in (*self._own, self._process, self._critic) if s is not None]
+    self.networks = own_networks(shared)
 
   def of_phase(self, phase: PhaseConfig) -> tuple[Signal, ...]:
     """The signals of a phase in the order of their needs; those of ``rl.signals`` come first.
@@ -100,12 +127,11 @@ class SignalBuilder:
     found: list[Signal] = []
     response = phase.context == "response"
     recomputed = stage.old_log_probs == "recomputed" or response
-    if recomputed or objective.needs_values:
-      found.append(
-        PolicyScores(
-          recomputed=recomputed, critic=objective.needs_values, replaces_behaviour=response
-        )
-      )
+    head = objective.needs_values and self._critic is None
+    if recomputed or head:
+      found.append(PolicyScores(recomputed=recomputed, critic=head, replaces_behaviour=response))
+    if objective.needs_values and self._critic is not None:
+      found.append(self._critic)
     by_process = stage.process is not None and stage.process.reference is None
     if objective.needs_reference or by_process:
       found.append(ReferenceScores())

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from agentjax.config import Config, ConfigError, check, differing_fields
 from agentjax.models import ModelConfig, Params
@@ -29,6 +28,7 @@ from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
 from agentjax.objectives.presets import preset
 from agentjax.rewards.process import log_ratio_rewards, step_sums
+from agentjax.sharding import replicated
 from agentjax.signals.reward_parts import with_selected_weights
 from agentjax.signals.signal import BatchContext, Result, Signal
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
@@ -36,7 +36,14 @@ from agentjax.text.chat import Chat
 from agentjax.training import processes
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.passes import make_ready, run_update
-from agentjax.training.state import Network, NetworkSpec, TrainState, Weights, network_specs
+from agentjax.training.state import (
+  Network,
+  NetworkSpec,
+  TrainState,
+  Weights,
+  network_shardings,
+  network_specs,
+)
 from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS
@@ -201,8 +208,8 @@ class RewardModel:
   Args:
     config: see ProcessConfig; ``online`` is set.
     model: of the policy and of the reward model.
-    optimizer: of its ``reward_model_spec``.
-    placed: shardings of the network "reward_model", beside those of a step.
+    spec: of ``reward_model_spec``.
+    mesh: that of the updates.
     temperature: divides logits.
   """
 
@@ -210,14 +217,18 @@ class RewardModel:
     self,
     config: ProcessConfig,
     model: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    placed: TrainState,
+    spec: NetworkSpec,
+    mesh: jax.sharding.Mesh,
     temperature: float,
   ):
+    assert spec.optimizer is not None
+    own = network_shardings(spec.specs, spec.optimizer, mesh)
+    placed = TrainState(replicated(mesh), {REWARD_MODEL: own})
+    self.networks = {REWARD_MODEL: spec}
     self.prepare = jax.jit(functools.partial(prepare, config=config.objective))
     settings = UpdateSettings(temperature=temperature)
     loss = policy_objective(config.objective)
-    self._update = make_update(model, optimizer, loss, settings, placed, REWARD_MODEL)
+    self._update = make_update(model, spec.optimizer, loss, settings, placed, REWARD_MODEL)
 
   def learn(
     self,
@@ -284,6 +295,7 @@ class StepRewards(Signal):
 
   def __init__(self, rewards: ProcessRewards, model: RewardModel | None = None):
     self.rewards, self.model = rewards, model
+    self.networks = {} if model is None else model.networks
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     packed, sequences = context.packed, context.sequences

@@ -28,6 +28,7 @@ signal of your own is a class and its settings::
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,7 @@ from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.rows import MeshRows
+  from agentjax.training.state import NetworkSpec
 
 Metrics = Mapping[str, Any]
 """Scalars by name, on the host or on the mesh."""
@@ -145,11 +147,14 @@ class Signal:
     name: tells it from the other signals of a run; the key of its state in checkpoints.
     needs: columns that other signals add and that it reads, where such signals run.
     adds: columns that it adds. They are registered when the run is built.
+    networks: its own, by name; they are part of ``TrainState.networks`` while the stage of
+      reinforcement learning lasts, and of its checkpoints.
   """
 
   name: ClassVar[str]
   needs: tuple[str, ...] = ()
   adds: tuple[Column, ...] = ()
+  networks: Mapping[str, NetworkSpec] = types.MappingProxyType({})
 
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]
@@ -172,6 +177,18 @@ class Signal:
       batch: on the mesh, with the columns of the signals before.
     """
     del context, networks, batch
+    return Result()
+
+  def learn(
+    self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
+  ) -> Result:
+    """Own networks after they have learnt from what ``prepare`` says of a batch, and metrics.
+
+    Args:
+      context, networks, batch: as in ``__call__``; the batch has all columns.
+      prepared: ``objectives.Prepared`` of the first pass.
+    """
+    del context, networks, batch, prepared
     return Result()
 
   def for_update(self, context: BatchContext, prepared: Any) -> ForUpdate:
@@ -243,6 +260,24 @@ def order_signals(signals: Sequence[Signal]) -> tuple[Signal, ...]:
 
 def _known(need: str) -> str:
   return get_column(need).name
+
+
+def own_networks(signals: Sequence[Signal]) -> dict[str, NetworkSpec]:
+  """The networks of signals, by name.
+
+  Raises:
+    ConfigError: two signals have a network of one name, or one has a name of the run's own.
+  """
+  found: dict[str, NetworkSpec] = {}
+  for signal in signals:
+    for name, spec in signal.networks.items():
+      if name in found or name in ("policy", "reference"):
+        raise ConfigError(
+          f"the signal {signal.name!r} has a network {name!r}, and so has the run; allowed: "
+          "another name."
+        )
+      found[name] = spec
+  return found
 
 
 def get_states(signals: Sequence[Signal]) -> dict[str, Any]:

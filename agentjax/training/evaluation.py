@@ -180,7 +180,7 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
   def target(specs: Any) -> Any:
     return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
 
-  specs = network_specs(parts.model, experiment.rl.objective.needs_values, lora)
+  specs = network_specs(parts.model, experiment.rl.has_value_head, lora)
   networks = load_networks(path, target(specs), parts.identity)
   if lora is None:
     return networks.policy

@@ -27,6 +27,7 @@ from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig
+from agentjax.signals.critic import CriticConfig
 from agentjax.signals.process import ProcessConfig
 from agentjax.signals.signal import SignalConfig
 from agentjax.signals.teacher import TeacherConfig, check_teachers
@@ -134,7 +135,7 @@ class RLStage(Config):
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
     objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
-      value head is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
+      critic is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
       "prompt_value".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
     balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
@@ -165,6 +166,7 @@ class RLStage(Config):
       of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
     process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
+    critic: a critic that is a network of its own; None is a value head on the policy.
   """
 
   steps: int = 0
@@ -196,6 +198,12 @@ class RLStage(Config):
   stop_above_kl: float | None = None
   signals: tuple[SignalConfig, ...] = ()
   process: ProcessConfig | None = None
+  critic: CriticConfig | None = None
+
+  @property
+  def has_value_head(self) -> bool:
+    """Whether a critic is trained that is a head on the policy."""
+    return self.critic is None and self.objective.needs_values
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -234,7 +242,29 @@ class RLStage(Config):
       limit,
       f"none without {path}.rollouts: what is sampled anew cannot be left behind",
     )
+    self._validate_critic(path)
     _check_rates(self, path)
+
+  def _validate_critic(self, path: str) -> None:
+    if self.critic is None:
+      return
+    check(
+      self.objective.needs_values,
+      f"{path}.objective.advantage.credit",
+      self.objective.advantage.credit,
+      f"'gae', or advantage.centre='prompt_value', with {path}.critic",
+    )
+    centre = self.objective.advantage.centre
+    check(
+      self.critic.input == "episode" or centre == "prompt_value",
+      f"{path}.critic.input",
+      self.critic.input,
+      "'episode' unless objective.advantage.centre is 'prompt_value', which asks about prompts",
+    )
+    for phase in self.phases:
+      loss = phase.objective.value_loss
+      said = f"{path}.objective.value_loss, as {path}.critic has one loss"
+      check(loss == self.objective.value_loss, f"{path}.phases.objective.value_loss", loss, said)
 
   def _validate_phases(self, path: str) -> None:
     names = [f"{path}.phases[{i}]" for i in range(len(self.phases))]

@@ -18,7 +18,6 @@ from agentjax.rollout.schedule import bound_staleness
 from agentjax.rollout.statistics import apart
 from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
-from agentjax.signals.process import REWARD_MODEL, RewardModel
 from agentjax.signals.signal import (
   BatchContext,
   Signal,
@@ -88,13 +87,13 @@ class Learner(TrainStates):
     mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
     _check_mesh(parts, mesh)
     phases = named_phases(experiment)
-    super().__init__(parts, phases, mesh)
+    tools = signal_tools(parts, mesh)
+    builder = SignalBuilder(parts, tools)
+    super().__init__(parts, phases, mesh, builder.networks)
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
-    tools = signal_tools(parts, mesh)
     self._pack = tools.pack
     self.score = make_scorer(parts.model, tools.temperature, self._rows)
-    builder = SignalBuilder(parts, tools, self._reward_model(tools.temperature))
     settings = update_settings(stage, self._lora, temperature=tools.temperature)
 
     def update(phase: PhaseConfig, own: Objective) -> Update:
@@ -109,14 +108,6 @@ class Learner(TrainStates):
       experiment, phases, objective, advantage, builder.of_phase, update, self._rows
     )
     self._supervised = SupervisedSteps(parts, self)
-
-  def _reward_model(self, temperature: float) -> RewardModel | None:
-    process, spec = self._parts.experiment.rl.process, self.further["rl"].get(REWARD_MODEL)
-    if process is None or spec is None or spec.optimizer is None:
-      return None
-    placed = self.placed["rl"]
-    own = dataclasses.replace(placed, networks={REWARD_MODEL: placed.networks[REWARD_MODEL]})
-    return RewardModel(process, self._parts.model, spec.optimizer, own, temperature)
 
   @property
   def signals(self) -> dict[str, Signal]:
@@ -241,9 +232,12 @@ class Learner(TrainStates):
       columns = {k: self._rows.place_column(k, v) for k, v in said.columns.items()}
       batch, state = batch.with_columns(columns), with_networks(state, said.networks)
       metrics |= said.metrics
-    ready = []
+    ready: list[Ready] = []
     for own in phase.passes:
       prepared, found = own.prepare(batch)
+      for signal in phase.signals if not ready else ():
+        learnt = signal.learn(context, state.networks, batch, prepared)
+        state, metrics = with_networks(state, learnt.networks), metrics | learnt.metrics
       given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)

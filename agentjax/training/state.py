@@ -133,17 +133,18 @@ def state_shardings(
     lora: adapters are trained.
     further: other networks by name.
   """
-  networks = {"policy": _network_shardings(network_specs(config, critic, lora), optimizer, mesh)}
+  networks = {"policy": network_shardings(network_specs(config, critic, lora), optimizer, mesh)}
   if reference or lora is not None:
     networks["reference"] = Network(Weights(shardings(param_specs(config), mesh)))
   for name, spec in (further or {}).items():
-    networks[name] = _network_shardings(spec.specs, spec.optimizer, mesh)
+    networks[name] = network_shardings(spec.specs, spec.optimizer, mesh)
   return TrainState(replicated(mesh), networks)
 
 
-def _network_shardings(
+def network_shardings(
   specs: Weights, optimizer: optax.GradientTransformation | None, mesh: jax.sharding.Mesh
 ) -> Network:
+  """NamedShardings of one network: see ``state_shardings``."""
   placed = shardings(specs, mesh)
   if optimizer is None:
     return Network(placed)

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from agentjax.models import Params
 from agentjax.models.huggingface import load_pretrained
-from agentjax.signals.process import load_start, reward_model_spec
-from agentjax.signals.teacher import TeacherConfig
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.optimizer import applied_updates, build_optimizer, learning_rate_schedule
@@ -39,13 +37,20 @@ class TrainStates:
     parts: host-side parts of the run.
     phases: of ``phases.named_phases``.
     mesh: that of the updates.
+    networks: of signals, which exist in the stage that they learn in.
   """
 
-  def __init__(self, parts: Parts, phases: Sequence[PhaseConfig], mesh: jax.sharding.Mesh):
+  def __init__(
+    self,
+    parts: Parts,
+    phases: Sequence[PhaseConfig],
+    mesh: jax.sharding.Mesh,
+    networks: Mapping[str, NetworkSpec],
+  ):
     experiment = parts.experiment
     self._parts, self.mesh, self._lora = parts, mesh, experiment.lora
     process, stages = experiment.rl.process, (experiment.supervised, experiment.rl)
-    critic = any(phase.objective.needs_values for phase in phases)
+    critic = bool(phases) and experiment.rl.has_value_head
     reference = any(phase.objective.needs_reference for phase in phases)
     reference = reference or (process is not None and process.reference is None)
     specs = network_specs(parts.model, critic, self._lora)
@@ -60,16 +65,7 @@ class TrainStates:
       name: build_optimizer(own, count, specs)
       for name, own, count in zip(names, settings, steps, strict=True)
     }
-    updates = experiment.rl.steps * experiment.rl.minibatches
-
-    def load(config: TeacherConfig) -> Params:
-      return load_start(config, parts.chat, parts.model, mesh)
-
-    # Networks of signals exist in the stage that they learn in.
-    self.further: dict[str, dict[str, NetworkSpec]] = {
-      "supervised": {},
-      "rl": reward_model_spec(process, parts.model, updates, load),
-    }
+    self.further: dict[str, Mapping[str, NetworkSpec]] = {"supervised": {}, "rl": networks}
     self.placed = {
       stage: state_shardings(
         parts.model,
