@@ -59,7 +59,7 @@ def get_config() -> Experiment:
         split="questions",
       ),
     ),
-    tools=ToolsConfig(names=("sql",), sql=SqlConfig(max_rows=5, max_characters=200)),
+    tools=ToolsConfig(names=("sql",), settings={"sql": SqlConfig(max_rows=5, max_characters=200)}),
     environment=EnvironmentConfig(kind="sql"),
     # 0.1 for a query that runs at all keeps groups apart while few of them are right.
     reward=RewardConfig(parts=("sql_match", "sql_runs", "sql_overlap"), weights=(1.0, 0.1, 0.0)),

@@ -41,7 +41,7 @@ class SpiderConfig(Config):
     demonstration: "none"; "direct", which states the gold query; "checked", which runs it first
       with the tool ``sql`` and then states it.
     shown_rows, shown_characters: of a result in a demonstration; give them what the tool has
-      (tools.sql.max_rows and max_characters).
+      (tools.settings.sql.max_rows and max_characters).
     drop_empty: leave out questions whose gold query returns no row, as do queries that are wrong.
     levels: hardness of the questions taken, 1 (easy) to 4 (extra); where the data say it.
     split: where the data are not split already: "databases", the test tasks are the questions to

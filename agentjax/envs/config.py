@@ -20,6 +20,7 @@ from agentjax.envs.sokoban import Sokoban, SokobanConfig, sokoban_tasks
 from agentjax.envs.sql import SqlEnvironmentConfig, sql_world
 from agentjax.envs.world import World
 from agentjax.names import check_callable, check_name, is_own, load
+from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
@@ -114,6 +115,7 @@ def build_environment(
   max_turns: int,
   tool_timeout: float,
   read_answer: Callable[[str], str | None] = read_marked_answer,
+  sandboxes: Sandboxes | None = None,
 ) -> World:
   """The world of ``config.kind``; close it at the end of the run.
 
@@ -124,6 +126,7 @@ def build_environment(
     max_turns: turns of the policy in an episode.
     tool_timeout: seconds one tool call may take.
     read_answer: final text of a question -> its answer.
+    sandboxes: those of the run.
 
   Raises:
     ConfigError: tools that the kind cannot do without, or cannot have.
@@ -136,13 +139,17 @@ def build_environment(
   if config.kind == "pivot":
     return World(make=lambda task: PivotEnvironment(), tools=())
   if config.kind == "sql":
-    return sql_world(config.sql, registry, max_turns=max_turns, tool_timeout=tool_timeout)
+    return sql_world(
+      config.sql, registry, max_turns=max_turns, tool_timeout=tool_timeout, sandboxes=sandboxes
+    )
   if config.kind == "repair":
     return repair_world(
       config.repair, registry, hidden_tests, max_turns=max_turns, tool_timeout=tool_timeout
     )
   if config.kind == "mle":
-    return mle_world(config.mle, registry, max_turns=max_turns, tool_timeout=tool_timeout)
+    return mle_world(
+      config.mle, registry, max_turns=max_turns, tool_timeout=tool_timeout, sandboxes=sandboxes
+    )
 
   def make(task: Task) -> Environment:
     del task

@@ -30,8 +30,7 @@ from agentjax.config import Config, ConfigError, check
 from agentjax.envs.environment import Environment
 from agentjax.envs.workspace import WorkspaceEnvironment, WorkspacePythonTool
 from agentjax.envs.world import Scorer, World
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
-from agentjax.sandbox.process import ProcessSandboxConfig
+from agentjax.sandbox.config import Sandboxes
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -45,18 +44,16 @@ class MleEnvironmentConfig(Config):
   """Settings of machine-learning engineering; the figures are ours.
 
   Attributes:
-    workspace: folders of the episodes; its sandbox has numpy, see its ``packages``.
+    workspace: folders of the episodes.
+    packages: what programs may import beyond the standard library; the embedded sandbox loads it.
     shown_characters: of output, half from the head and half from the tail.
     max_submission_bytes: a larger submission is none.
   """
 
   workspace: WorkspaceConfig = dataclasses.field(
-    default_factory=lambda: WorkspaceConfig(
-      sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("numpy",))),
-      max_bytes=2**25,
-      max_files=500,
-    )
+    default_factory=lambda: WorkspaceConfig(max_bytes=2**25, max_files=500)
   )
+  packages: tuple[str, ...] = ("numpy",)
   shown_characters: int = 2000
   max_submission_bytes: int = 2**20
 
@@ -118,7 +115,12 @@ def judge_submission(task: Task, submission: str | None) -> Milestones:
 
 
 def mle_world(
-  config: MleEnvironmentConfig, registry: ToolRegistry, *, max_turns: int, tool_timeout: float
+  config: MleEnvironmentConfig,
+  registry: ToolRegistry,
+  *,
+  max_turns: int,
+  tool_timeout: float,
+  sandboxes: Sandboxes | None = None,
 ) -> World:
   """Episodes with the tool ``python`` on the task's files, beside the tools of the run.
 
@@ -132,8 +134,10 @@ def mle_world(
       "config.tools.names holds 'python' with environment.kind='mle', which brings a tool of that "
       "name that works on the task's files; take it out of config.tools.names"
     )
-  sandbox = build_sandbox(config.workspace.sandbox)
-  workspaces = Workspaces(sandbox, config.workspace.sandbox.limits, config.workspace)
+  settings = (sandboxes or Sandboxes()).settings(
+    config.workspace.sandbox, "config.environment.mle.workspace.sandbox", packages=config.packages
+  )
+  workspaces = Workspaces(settings.build(), settings.limits, config.workspace)
   python = WorkspacePythonTool(workspaces, config.shown_characters)
   tools = ToolRegistry([python, *registry.tools], timeout=tool_timeout)
 

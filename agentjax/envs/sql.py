@@ -25,7 +25,7 @@ from agentjax.envs.sql_copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.envs.sql_results import is_ordered, overlap, results_match
 from agentjax.envs.world import World
 from agentjax.places import Places
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import Sandbox
 from agentjax.sandbox.sqlite import SqlResult, run_sql
 from agentjax.text.answers import ANSWER_MARK
@@ -58,7 +58,7 @@ class SqlEnvironmentConfig(Config):
     tolerance: relative, between numbers of two results.
     any_column_order: whether a query may give its columns in another order than the gold one.
     concurrency: queries judged at once; no more than the sandbox runs.
-    sandbox: where queries are judged.
+    sandbox: name of the sandbox where queries are judged, in ``config.sandboxes``.
   """
 
   query_seconds: float = 5.0
@@ -71,7 +71,7 @@ class SqlEnvironmentConfig(Config):
   tolerance: float = 1e-6
   any_column_order: bool = False
   concurrency: int = 4
-  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+  sandbox: str = DEFAULT
 
   def validate(self, path: str = "config.environment.sql") -> None:
     super().validate(path)
@@ -333,6 +333,7 @@ def sql_world(
   max_turns: int,
   tool_timeout: float,
   sandbox: Sandbox | None = None,
+  sandboxes: Sandboxes | None = None,
 ) -> World:
   """SQL episodes. Scorers: ``sql_match``, ``sql_overlap``, ``sql_runs`` (see ``SqlJudge``).
 
@@ -340,9 +341,11 @@ def sql_world(
     config: settings.
     registry: tools of every episode; its ``sql`` works on the task's database.
     max_turns, tool_timeout: as in ``QuestionEnvironment``.
-    sandbox: where queries are judged; None makes one of ``config.sandbox``.
+    sandbox: where queries are judged; None makes the one of ``config.sandbox``.
+    sandboxes: those of the run.
   """
-  own = sandbox or build_sandbox(config.sandbox)
+  settings = (sandboxes or Sandboxes()).settings(config.sandbox, "config.environment.sql.sandbox")
+  own = sandbox or settings.build()
   judge = SqlJudge(own, config)
 
   def make(task: Task) -> Environment:

@@ -24,6 +24,7 @@ from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.shaping import OverlongConfig, overlong
 from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
+from agentjax.sandbox.config import Sandboxes
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -104,6 +105,7 @@ def build_rewards(
   config: RewardConfig,
   scorers: Mapping[str, Scorer] = SCORERS,
   monitors: Mapping[str, Monitor] = MONITORS,
+  sandboxes: Sandboxes | None = None,
 ) -> RewardGraph:
   """The graph of a config; close it at the end of the run.
 
@@ -111,6 +113,7 @@ def build_rewards(
     config: see RewardConfig.
     scorers: name -> scorer; extend SCORERS by your own.
     monitors: name -> monitor; extend MONITORS by your own.
+    sandboxes: those of the run.
 
   Raises:
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
@@ -132,10 +135,10 @@ def build_rewards(
   alone, compared = build_judged(config.judged, [n for n in config.parts if n not in chosen])
   chosen |= alone
   chosen |= build_reasoning_gym(
-    config.reasoning_gym, [name for name in config.parts if name not in chosen]
+    config.reasoning_gym, [name for name in config.parts if name not in chosen], sandboxes
   )
   if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
-    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests)
+    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests, sandboxes=sandboxes)
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)

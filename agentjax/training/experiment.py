@@ -10,7 +10,7 @@ import os
 import pathlib
 from typing import Literal
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import Config, ConfigError, FilePath, Table, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.envs.config import GAMES, EnvironmentConfig
@@ -26,6 +26,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
@@ -41,6 +42,8 @@ from agentjax.training.shaping import ShapingConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
+
+FORMAT = 2  # of a saved config.json
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -431,6 +434,8 @@ class Experiment(Config):
   Attributes:
     name: shown in plots and logs.
     seed: addresses all randomness of the run.
+    sandboxes: where code runs that is not to be trusted, by names that tools, worlds and verifiers
+      refer to.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -448,6 +453,9 @@ class Experiment(Config):
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  sandboxes: Table[SandboxConfig] = dataclasses.field(
+    default_factory=lambda: Table(default_sandboxes())
+  )
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
   environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
   guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
@@ -483,6 +491,7 @@ class Experiment(Config):
       f"RUN/checkpoints/STEP with {path}.supervised.logits_replay: a resumed run reads its first "
       "policy again, and a run's newest checkpoint may by then be another",
     )
+    self.tools.check_sandboxes(Sandboxes(self.sandboxes), f"{path}.tools")
     check_chat(self.chat, self.tokenizer, path)
     check(
       not self.guards.permissions.channels
@@ -683,6 +692,7 @@ class Experiment(Config):
       f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
     )
     kind, names = self.environment.kind, self.tools.names
+    sql = self.tools.settings.get("sql")
     check(
       kind in GAMES or self.data.source != "environment",
       f"{path}.environment.kind",
@@ -702,9 +712,9 @@ class Experiment(Config):
       f"no 'python' with {path}.environment.kind='mle', which brings its own",
     )
     check(
-      kind != "sql" or not self.tools.sql.writable,
-      f"{path}.tools.sql.writable",
-      self.tools.sql.writable,
+      kind != "sql" or not getattr(sql, "writable", False),
+      f"{path}.tools.settings.sql.writable",
+      True,
       f"False with {path}.environment.kind='sql'",
     )
 
@@ -848,6 +858,36 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
   return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
 
 
+def write_experiment(experiment: Experiment) -> str:
+  """What a run keeps as ``config.json``: the settings that differ from the defaults."""
+  return json.dumps({"format": FORMAT} | experiment.to_short_dict(), indent=2) + "\n"
+
+
+def read_experiment(text: str, where: str) -> Experiment:
+  """Inverse of ``write_experiment``; not yet validated.
+
+  Args:
+    text: content of a ``config.json``.
+    where: what the message calls it.
+
+  Raises:
+    ConfigError: it is not JSON, of another format, or holds a setting that is not one.
+  """
+  try:
+    values = json.loads(text)
+  except ValueError as error:
+    raise ConfigError(f"{where} is not JSON: {error}.") from error
+  found = values.pop("format", None) if isinstance(values, dict) else None
+  if found != FORMAT:
+    raise ConfigError(
+      f'{where} has "format": {found!r}; allowed: {FORMAT}. It was written by another version of '
+      "agentjax, whose settings had other names. To write it anew, start from the .py file that "
+      "the run began with (--config=FILE.py, the same flags, a new --workdir): a run saves its "
+      "config.json in today's format. docs/runs.md lists what the settings were called before."
+    )
+  return Experiment.from_dict(values)
+
+
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:
   """Experiment of a ``.py`` file with ``get_config()`` or of a ``.json`` file; not yet validated.
 
@@ -864,11 +904,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
       f"--config={str(path)!r}: no such file (working directory {pathlib.Path.cwd()})."
     )
   if file.suffix == ".json":
-    try:
-      values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-      raise ConfigError(f"--config={str(path)!r} is not JSON: {error}.") from error
-    return Experiment.from_dict(values)
+    return read_experiment(file.read_text(encoding="utf-8"), f"--config={str(path)!r}")
   spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)

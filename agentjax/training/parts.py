@@ -26,6 +26,7 @@ from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.monte_carlo import monte_carlo_part
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
+from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
@@ -146,8 +147,9 @@ def build_scoring(
     DataError: tasks that cannot be read.
   """
   tasks = load_task_splits(experiment, extensions, directory)
-  registry = build_tools(experiment.tools, extensions.tools)
-  hidden_tests = VerifiedTests(experiment.reward.unit_tests)
+  sandboxes = Sandboxes(experiment.sandboxes)
+  registry = build_tools(experiment.tools, extensions.tools, sandboxes)
+  hidden_tests = VerifiedTests(experiment.reward.unit_tests, sandboxes)
   world = build_environment(
     experiment.environment,
     registry,
@@ -155,12 +157,13 @@ def build_scoring(
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
+    sandboxes=sandboxes,
   )
   if extensions.make_environment is not None:
     world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)
   own = {MONTE_CARLO: monte_carlo_part}
   scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
-  rewards = build_rewards(experiment.reward, scorers)
+  rewards = build_rewards(experiment.reward, scorers, sandboxes=sandboxes)
   return Scoring(tasks, registry, world, hidden_tests, rewards)
 
 

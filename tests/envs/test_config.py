@@ -14,6 +14,7 @@ from agentjax.data.config import DataConfig
 from agentjax.envs.config import EnvironmentConfig
 from agentjax.rewards.config import RewardConfig
 from agentjax.tools.build import ToolsConfig
+from agentjax.tools.sql import SqlConfig
 from agentjax.training.experiment import Experiment
 from agentjax.training.parts import Extensions, build_parts
 
@@ -52,8 +53,8 @@ def test_tools_that_do_not_fit_the_world_are_refused_before_anything_is_built():
     with pytest.raises(ConfigError, match=field):
       _experiment(kind, data, "exact_match", tools).validate()
   writable = _experiment("sql", data, "exact_match", ("sql",))
-  writable.tools.sql.writable = True
-  with pytest.raises(ConfigError, match=r"config\.tools\.sql\.writable=True; allowed: False"):
+  writable.tools.settings["sql"] = SqlConfig(writable=True)
+  with pytest.raises(ConfigError, match=r"tools\.settings\.sql\.writable=True; allowed: False"):
     writable.validate()
 
 
