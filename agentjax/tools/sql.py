@@ -193,7 +193,8 @@ class SqlTool:
     name = "" if content is not None else database or next(iter(self._files), None)
     if name is None:
       raise RuntimeError(
-        "no database: set tools.settings.sql.databases, or assign one to each episode (SqlTool.assign)"
+        "no database: set tools.settings.sql.databases, or assign one to each episode "
+        "(SqlTool.assign)"
       )
     if content is None and (content := self._contents.get(name)) is None:
       content = await asyncio.to_thread(self._files[name].read_bytes)
@@ -232,5 +233,7 @@ def _databases(where: str) -> dict[str, Path]:
       )
   names = [file.stem for file in found]
   if len(set(names)) < len(names):
-    raise ConfigError(f"tools.settings.sql.databases: two files in {where} have one name without suffix.")
+    raise ConfigError(
+      f"tools.settings.sql.databases: two files in {where} have one name without suffix."
+    )
   return dict(zip(names, found, strict=True))

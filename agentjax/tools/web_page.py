@@ -472,6 +472,7 @@ def _find_browser(given: str | None) -> str:
   if found is None or not Path(found).is_file():
     raise ConfigError(
       f"tools.names: 'web_page' needs Chromium, and there is no {given or ', '.join(_BROWSERS)}; "
-      "install it (Debian: apt-get install chromium-headless-shell) or set tools.settings.web_page.browser."
+      "install it (Debian: apt-get install chromium-headless-shell) or set "
+      "tools.settings.web_page.browser."
     )
   return found
