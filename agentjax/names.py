@@ -187,8 +187,10 @@ class Choice(Config):
     return {"use": self.chosen} | super().to_dict()
 
   def to_short_dict(self, default: Config | None = None) -> Any:
-    """The name, where nothing differs from the defaults; else with what differs."""
+    """The name, and what differs from the defaults; no name where the default is of this class."""
     settings = super().to_short_dict(default)
+    if type(default) is type(self):
+      return settings
     return {"use": self.chosen} | settings if settings else self.chosen
 
   @classmethod
@@ -200,6 +202,8 @@ class Choice(Config):
     cls, values: dict[str, Any] | str, path: str = "config", default: Config | None = None
   ) -> Self:
     settings = {"use": values} if isinstance(values, str) else values
+    if isinstance(default, cls) and isinstance(settings, dict) and "use" not in settings:
+      return super(Choice, type(default)).from_dict(settings, path, default)
     name = settings.get("use") if isinstance(settings, dict) else None
     if not isinstance(name, str):
       raise ConfigError(f"{path}.use={name!r}; allowed: {cls.allowed()}.")

@@ -13,7 +13,6 @@ from typing import Literal
 from agentjax.config import Config, ConfigError, FilePath, Table, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -42,6 +41,7 @@ from agentjax.training.shaping import ShapingConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
+from agentjax.world.world import WorldConfig, default_world
 
 FORMAT = 2  # of a saved config.json
 
@@ -436,6 +436,8 @@ class Experiment(Config):
     seed: addresses all randomness of the run.
     sandboxes: where code runs that is not to be trusted, by names that tools, worlds and verifiers
       refer to.
+    world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
+      ``module:attribute`` of your own.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -457,7 +459,7 @@ class Experiment(Config):
     default_factory=lambda: Table(default_sandboxes())
   )
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
-  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+  world: WorldConfig = dataclasses.field(default_factory=default_world)
   guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
@@ -691,32 +693,7 @@ class Experiment(Config):
       self.rollout.sampler,
       f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
     )
-    kind, names = self.environment.kind, self.tools.names
-    sql = self.tools.settings.get("sql")
-    check(
-      kind in GAMES or self.data.source != "environment",
-      f"{path}.environment.kind",
-      kind,
-      f"one of {', '.join(GAMES)} with {path}.data.source='environment'",
-    )
-    check(
-      kind != "repair" or bool({"files", "shell"}.intersection(names)),
-      f"{path}.tools.names",
-      names,
-      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
-    )
-    check(
-      kind != "mle" or "python" not in names,
-      f"{path}.tools.names",
-      names,
-      f"no 'python' with {path}.environment.kind='mle', which brings its own",
-    )
-    check(
-      kind != "sql" or not getattr(sql, "writable", False),
-      f"{path}.tools.settings.sql.writable",
-      True,
-      f"False with {path}.environment.kind='sql'",
-    )
+    self.world.check_run(self.tools, self.data, path)
 
   def _validate_lengths(self, path: str) -> None:
     check(
@@ -851,8 +828,8 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.advantage.function for objective in phases),
     *experiment.reward.parts,
     *experiment.tools.names,
-    experiment.environment.kind,
-    experiment.data.source,
+    experiment.world.chosen,
+    None if experiment.data.source is None else experiment.data.source.chosen,
     experiment.rollout.sampler,
   )
   return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))

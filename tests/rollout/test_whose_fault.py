@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from agentjax.envs.workspace import WorkspaceEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.loop import collect
@@ -21,6 +20,7 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import WorkspaceConfig
 from agentjax.trajectory.record import Status
 from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.workspace import WorkspaceEnvironment
 from tests.rollout.conftest import make_player, make_task
 from tests.rollout.scripted_engine import CALL, END, TOKENIZER, ScriptedEngine
 

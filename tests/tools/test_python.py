@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.sandbox import (
   Capabilities,
   ProcessSandbox,
@@ -24,6 +22,8 @@ from agentjax.tools import ToolContext, ToolResult, ToolsConfig, ToolStatus, bui
 from agentjax.tools.python import PythonSessionTool, PythonToolConfig
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 Python = Callable[..., ToolResult]

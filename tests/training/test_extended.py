@@ -25,7 +25,7 @@ from tests.training.smoke import quiet, smoke_experiment
 
 WORLD = '''
 from agentjax.data import TaskSplits
-from agentjax.envs.environment import Environment
+from agentjax.world.environment import Environment
 from agentjax.tools import function_tool
 from agentjax.trajectory.record import Task
 

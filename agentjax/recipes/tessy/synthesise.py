@@ -13,7 +13,7 @@ writes a trace for each of the first ``--tasks`` training tasks of the config's 
 the folder:
 
   python -m agentjax.train --config=CONFIG --config.data.source=jsonl --config.data.path=traces \
-      --config.data.jsonl.messages_field=messages --config.data.jsonl.test_file= ...
+      --config.data.source.messages_field=messages --config.data.source.test_file= ...
 
 A model is a run, a checkpoint or a Hugging Face folder, or stands behind an endpoint
 (``--teacher.http.base_url=URL --teacher.http.model=NAME``). The same command goes on where it was

@@ -134,9 +134,8 @@ def test_two_policies_write_traces_that_the_supervised_stage_trains_on(models_on
   assert words["student"].count("hm") > 2 * words["student"].count("AB")
 
   data = DataConfig(
-    source="jsonl",
     path=str(folder),
-    jsonl=JsonlConfig(messages_field="messages", test_file=""),
+    source=JsonlConfig(messages_field="messages", test_file=""),
   )
   run = Run(_experiment(data=data), tmp_path / "run", console=quiet())
   assert run.train().finished
@@ -196,7 +195,7 @@ def test_the_command_trains_the_predictor_and_writes(models_on_disk, tmp_path):
     "--config=config.json",
     "--config.data.source=jsonl",
     f"--config.data.path={tmp_path}",
-    "--config.data.jsonl.test_file=",
+    "--config.data.source.test_file=",
     "--predictor=words.npy",
     f"--student.path={models_on_disk}/student",
     f"--teacher.path={models_on_disk}/teacher",
