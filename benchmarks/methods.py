@@ -40,6 +40,7 @@ from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import compute_logits
 from agentjax.objectives import preset
 from agentjax.objectives.supervised import supervised_objective
+from agentjax.recipes.logits_replay import LogitsReplayConfig
 from agentjax.recipes.meds import MedsConfig
 from agentjax.recipes.moclip import MoClipConfig
 from agentjax.rollout import RolloutConfig
@@ -57,7 +58,6 @@ from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
-from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
 from agentjax.trajectory.record import Message, Task
@@ -137,7 +137,7 @@ class Tuning:
         row_length=256,
         microbatch_rows=4,
         optimizer=optimizer,
-        logits_replay=replay,
+        token_sets=replay,
       ),
       evaluation=HeldOutConfig(tasks=0),
       start_from=start_from,

@@ -3,7 +3,7 @@ r"""Logits Replay with MoClip: quickstart's policy learns harder problems, and s
   make quickstart
   python -m agentjax.train --config=configs/moclip_word_problems.py --workdir=runs/moclip
   python -m agentjax.train --config=configs/moclip_word_problems.py --workdir=runs/adamw \
-      --config.supervised.optimizer.direction=none --config.supervised.logits_replay=none
+      --config.supervised.optimizer.direction=none --config.supervised.token_sets=none
 
 2510.09152, of which the abstract is public: the loss of a token runs over the tokens that the first
 policy found likely there, and MoClip bounds both the turn of a gradient and the step. The new skill
@@ -14,10 +14,10 @@ ours. docs/methods.md has what was measured at toy size.
 
 import pathlib
 
+from agentjax.recipes.logits_replay import LogitsReplayConfig
 from agentjax.recipes.moclip import MoClipConfig
 from agentjax.text import TokenizerConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
-from agentjax.training.logits_replay import LogitsReplayConfig
 
 
 def get_config() -> Experiment:
@@ -37,7 +37,7 @@ def get_config() -> Experiment:
   experiment.rollout.max_total_tokens = 256
   stage = experiment.supervised
   stage.steps = 100
-  stage.logits_replay = LogitsReplayConfig(mass=0.99, most=64)
+  stage.token_sets = LogitsReplayConfig(mass=0.99, most=64)
   stage.optimizer = OptimizerConfig(
     direction=MoClipConfig(max_angle=45.0), learning_rate=3e-4, schedule="cosine", warmup_steps=5
   )

@@ -44,9 +44,9 @@ def test_the_plain_runs_beside_the_recipes_are_flags():
   plain = _with_flags(
     "moclip_word_problems",
     "--config.supervised.optimizer.direction=none",
-    "--config.supervised.logits_replay=none",
+    "--config.supervised.token_sets=none",
   ).supervised
-  assert (plain.optimizer.direction, plain.logits_replay) == (None, None)
+  assert (plain.optimizer.direction, plain.token_sets) == (None, None)
   tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")
   assert tasks.data.source.chosen == "word_problems"
 

@@ -34,6 +34,7 @@ from agentjax.models import (
   undraftable,
   unverifiable,
 )
+from agentjax.sharding import in_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,7 +419,7 @@ def whole_on(devices: Sequence[jax.Device], params: Params) -> dict[jax.Device, 
     sources: dict[jax.Device, jax.Array] = {}
     if not leaf.is_fully_addressable:
       assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
-      gathered = _gather(leaf.sharding.mesh)(leaf)
+      gathered = in_order(_gather(leaf.sharding.mesh)(leaf))
       sources = {shard.device: shard.data for shard in gathered.addressable_shards}
       leaf = next(iter(sources.values()))
     for device, copy in copies.items():

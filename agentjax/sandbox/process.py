@@ -200,8 +200,9 @@ class ProcessBox:
     self._files: Disk | _Folder
     if (disks := zygote.disks) is not None:
       limits = sandbox.config.limits
-      # A file of one byte takes two blocks of 512 in a snapshot, and 4096 of memory.
-      room = limits.disk_bytes + 4 * snapshot_bytes, limits.files + snapshot_bytes // 512
+      # A file of one byte takes two blocks of 512 in a snapshot, and a page of memory.
+      most = snapshot_bytes * os.sysconf("SC_PAGESIZE") // 1024
+      room = limits.disk_bytes + most, limits.files + snapshot_bytes // 512
       self._files = Disk(disks, self.uid, room)
     else:
       self._files = _Folder(zygote.directory, self.uid)

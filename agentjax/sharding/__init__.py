@@ -12,6 +12,7 @@ from agentjax.sharding.layout import (
   time_multiple,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
+from agentjax.sharding.order import in_order
 from agentjax.sharding.shards import index, largest, on_shards, ways, whole
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
   "batch_sharding",
   "batch_shardings",
   "constrain",
+  "in_order",
   "index",
   "largest",
   "make_mesh",

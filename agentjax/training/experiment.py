@@ -32,13 +32,13 @@ from agentjax.tools import ToolsConfig
 from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
-from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.shaping import ShapingConfig
 from agentjax.training.teacher import TeacherConfig, check_teachers
+from agentjax.training.token_sets import TokenSetConfig
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
 from agentjax.world.world import WorldConfig, default_world
@@ -58,8 +58,8 @@ class SupervisedStage(Config):
     aggregation: how token losses become one number (objectives.token_coefficients).
     router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
       z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
-    logits_replay: the loss of a token runs over the tokens alone that the first policy found likely
-      there; None is the whole vocabulary.
+    token_sets: the loss of a token runs over a set of tokens that this chooses, such as
+      ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
 
   steps: int = 0
@@ -74,16 +74,16 @@ class SupervisedStage(Config):
   z_loss_coefficient: float = 0.0
   mtp_coefficient: float = 0.0
   qk_clip: float | None = None
-  logits_replay: LogitsReplayConfig | None = None
+  token_sets: TokenSetConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.supervised") -> None:
     super().validate(path)
     check(
-      self.logits_replay is None or self.z_loss_coefficient == 0,
+      self.token_sets is None or self.z_loss_coefficient == 0,
       f"{path}.z_loss_coefficient",
       self.z_loss_coefficient,
-      "0 with logits_replay, which makes no logits of the whole vocabulary",
+      "0 with token_sets, which makes no logits of the whole vocabulary",
     )
     check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
     for name in ("tasks_per_step", "row_length", "microbatch_rows"):
@@ -486,11 +486,11 @@ class Experiment(Config):
     )
     check(
       self.start_from is None
-      or self.supervised.logits_replay is None
+      or self.supervised.token_sets is None
       or pathlib.PurePath(self.start_from).name.isdigit(),
       f"{path}.start_from",
       self.start_from,
-      f"RUN/checkpoints/STEP with {path}.supervised.logits_replay: a resumed run reads its first "
+      f"RUN/checkpoints/STEP with {path}.supervised.token_sets: a resumed run reads its first "
       "policy again, and a run's newest checkpoint may by then be another",
     )
     self.tools.check_sandboxes(Sandboxes(self.sandboxes), f"{path}.tools")

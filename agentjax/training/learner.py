@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +48,6 @@ from agentjax.training.experiment import (
   SupervisedStage,
   check_model_features,
 )
-from agentjax.training.logits_replay import LogitsReplayConfig, StoredSets, make_record
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.optimizer import (
@@ -78,6 +76,7 @@ from agentjax.training.teacher import (
   kept_places,
   targets_at,
 )
+from agentjax.training.token_sets import Compute, TokenSetSource, TokenSetTools
 from agentjax.training.update import (
   Update,
   UpdateBatch,
@@ -105,8 +104,6 @@ from agentjax.trajectory.record import Reward, Task, Trajectory
 from agentjax.trajectory.weights import apply_weight_rules
 
 BASELINE_PART = "greedy_baseline"  # reward of the group's greedy episode, among a member's parts
-
-_log = logging.getLogger(__name__)
 
 _SUMMARIES = (
   "loss",
@@ -335,7 +332,7 @@ class Learner:
     self._full_policy = jax.jit(
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
-    self._token_sets: StoredSets | None = None
+    self._token_sets: TokenSetSource | None = None
     self._prepare_supervised = jax.jit(prepare_supervised, static_argnames="aggregation")
     # 0, 1 and 2 address the initial parameters.
     key = jax.random.fold_in(jax.random.key(experiment.seed), 3)
@@ -429,9 +426,9 @@ class Learner:
       depths = _to_host(self._sample_depths(state.step, batch.segment_ids))
     rows = settings.microbatch_rows
     ready = _Ready(prepared, {})
-    if settings.logits_replay is not None:
+    if settings.token_sets is not None:
       if self._token_sets is None:
-        self._token_sets = self._record_sets(settings.logits_replay)
+        self._token_sets = settings.token_sets.build(self._token_set_tools())
       kept = kept_places(np.asarray(prepared.weights), time_multiple(self.mesh))
       ready = _Ready(prepared, {}, kept, sets=self._token_sets.at(tasks, batch, kept))
     state, values, _ = self._apply(self._supervised_update, state, batch, ready, rows, depths)
@@ -447,37 +444,33 @@ class Learner:
       settings.microbatch_rows,
     )
 
-  def _record_sets(self, config: LogitsReplayConfig) -> StoredSets:
-    """Stage 0 of Logits Replay: what the run's first policy finds likely in all demonstrations.
-
-    That policy is made anew, so that a resumed run has the same sets; for the while, a second copy
-    of the state is held.
-    """
-    settings, experiment = self._parts.experiment.supervised, self._parts.experiment
-    tasks = [task for task in self._parts.tasks.train if task.demonstration]
-    first = self.policy(self.first_state("supervised"))
-    record = make_record(dataclasses.replace(self._parts.model, exact_chunk=0), config)
-    stored = StoredSets()
-    for at in range(0, len(tasks), settings.tasks_per_step):
-      some = tasks[at : at + settings.tasks_per_step]
-      batch, rows = self._pack_demonstrations(some), settings.microbatch_rows
-      grid = (batch.token_ids, batch.segment_ids, batch.positions)
-      with jax.set_mesh(self.mesh):
-        placed = self._place(split_rows(grid, rows))
-        parts = [
-          [_to_host(x) for x in jax.tree.leaves(record(first, *(v[i] for v in placed)))]
-          for i in range(used_micro_batches(batch.segment_ids, rows))
-        ]
-      found = [np.concatenate(part) for part in zip(*parts, strict=True)]
-      used = np.asarray(batch.segment_ids)[: len(found[0])]
-      stored.add(some, *(unpack(x, used, len(some)) for x in found))
-    _log.info(
-      "logits replay: sets of %d demonstrations of %s, mass outside %.2g on average",
-      len(tasks),
-      experiment.name,
-      stored.outside,
+  def _token_set_tools(self) -> TokenSetTools:
+    return TokenSetTools(
+      model=self._parts.model,
+      tasks=[task for task in self._parts.tasks.train if task.demonstration],
+      tasks_per_step=self._parts.experiment.supervised.tasks_per_step,
+      first_policy=lambda: self.policy(self.first_state("supervised")),
+      read=self._read_demonstrations,
     )
-    return stored
+
+  def _read_demonstrations(
+    self, compute: Compute, params: Params, tasks: Sequence[Task]
+  ) -> list[list[np.ndarray]]:
+    """See ``TokenSetTools.read``."""
+    batch, rows = (
+      self._pack_demonstrations(tasks),
+      self._parts.experiment.supervised.microbatch_rows,
+    )
+    grid = (batch.token_ids, batch.segment_ids, batch.positions)
+    with jax.set_mesh(self.mesh):
+      placed = self._place(split_rows(grid, rows))
+      parts = [
+        [_to_host(x) for x in jax.tree.leaves(compute(params, *(v[i] for v in placed)))]
+        for i in range(used_micro_batches(batch.segment_ids, rows))
+      ]
+    found = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    used = np.asarray(batch.segment_ids)[: len(found[0])]
+    return [unpack(x, used, len(tasks)) for x in found]
 
   def rl_step(
     self, state: TrainState, trajectories: Sequence[Trajectory], step: int

@@ -104,7 +104,7 @@ def test_slots_start_anew_fork_and_come_back(leaky):
     plan.temperature[:] = 1.0
     plan.key_data[:] = (5, 6)
     chunk = engine.decode(plan)
-    return [chunk.log_probs[slot] for slot in slots]
+    return [chunk.behaviour_log_probs[slot] for slot in slots]
 
   engine.place(None, [0])
   engine.extend([(0, prompt)])

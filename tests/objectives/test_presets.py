@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import abstract_inputs, policy_objective, prepare
 from agentjax.objectives.presets import PRESETS, preset
 from agentjax.testing import check_objective
 from agentjax.trajectory.batch import Batch
@@ -96,6 +96,19 @@ def direction(name):
 @pytest.fixture(scope="module")
 def grpo_direction():
   return direction("grpo")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_shapes_that_a_preset_prepares_are_known_without_data(name):
+  """The planner and the check of a loss at the start of a run take them."""
+  config = preset(name).with_parts_of({"one": 1.0, "other": 0.5})
+  inputs = abstract_inputs(config, 2, 8)
+  assert (inputs.reference_log_probs is None) == (not config.needs_reference)
+  assert (inputs.returns is None) == (not config.needs_values)
+  assert (inputs.clip_high_bonus is None) == (config.ambiguity is None)
+  assert {x.shape for x in jax.tree.leaves(inputs)} == {(2, 8)}
+  loss, metrics = jax.eval_shape(policy_objective(config), inputs)
+  assert loss.shape == () and {m.shape for m in metrics.values()} == {()}
 
 
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {"grpo"}))

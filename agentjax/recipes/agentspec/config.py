@@ -86,7 +86,7 @@ class AgentSpecConfig(RulesConfig):
       for source, text in self._sources(path)
     ]
     rules = RuleSet([bound for each in sets for bound in each.rules])
-    if not rules.rules:
+    if not rules:
       return None
     return AgentSpecRules(
       rules,

@@ -1,11 +1,13 @@
 """What rules mean while an episode runs."""
 
 import asyncio
+import os
 
 import pytest
 
 from agentjax.config import ConfigError
 from agentjax.recipes.agentspec import AgentSpecConfig
+from agentjax.rollout.guards import GuardsConfig
 from agentjax.trajectory.record import Message, Status, ToolCall
 from agentjax.world.environment import Action
 from agentjax.worlds.number_game.game import GuessNumber, guess_number_tasks
@@ -269,6 +271,12 @@ def test_settings_that_cannot_be_used_are_refused(settings, said):
   with pytest.raises(ConfigError) as caught:
     AgentSpecConfig(**settings).validate()
   assert said in str(caught.value)
+
+
+def test_the_file_of_rules_is_saved_by_its_absolute_path():
+  config = GuardsConfig(rules=AgentSpecConfig(file="shell.rules"))
+  config.make_paths_absolute()
+  assert config.to_dict()["rules"]["file"] == os.path.abspath("shell.rules")
 
 
 def test_modules_of_predicates_must_exist(play):

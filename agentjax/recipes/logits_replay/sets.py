@@ -15,6 +15,7 @@ the recipe ``moclip``. The mass and the bound on the size of a set are ours.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import check
 from agentjax.models import ModelConfig, Params, TokenSets, forward, likely_sets, readout
+from agentjax.training.token_sets import TokenSetConfig, TokenSetTools
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import repack
 from agentjax.trajectory.record import Task
@@ -31,20 +33,43 @@ from agentjax.trajectory.record import Task
 Array = jax.Array
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclasses.dataclass(unsafe_hash=True)
-class LogitsReplayConfig(Config):
-  """Attributes:
-  mass: what a set holds of the first policy's distribution, unless ``most`` tokens hold less.
-  most: tokens of a set beside the demonstration's own; at most the vocabulary.
+class LogitsReplayConfig(TokenSetConfig):
+  """Sets of tokens that the run's first policy finds likely.
+
+  Attributes:
+    mass: what a set holds of the first policy's distribution, unless ``most`` tokens hold less.
+    most: tokens of a set besides the demonstration's own; at most the vocabulary.
   """
 
   mass: float = 0.99
   most: int = 64
 
-  def validate(self, path: str = "logits_replay") -> None:
+  def validate(self, path: str = "config.supervised.token_sets") -> None:
     super().validate(path)
     check(0 < self.mass <= 1, f"{path}.mass", self.mass, "0 < mass <= 1")
     check(self.most >= 1, f"{path}.most", self.most, ">= 1")
+
+  def build(self, tools: TokenSetTools) -> StoredSets:
+    """Stage 0: what the run's first policy finds likely in all demonstrations.
+
+    That policy is made anew, so that a resumed run has the same sets.
+    """
+    first = tools.first_policy()
+    record = make_record(dataclasses.replace(tools.model, exact_chunk=0), self)
+    stored = StoredSets()
+    for at in range(0, len(tools.tasks), tools.tasks_per_step):
+      some = tools.tasks[at : at + tools.tasks_per_step]
+      stored.add(some, *tools.read(record, first, some))
+    _log.info(
+      "logits replay: sets of %d demonstrations, mass outside %.2g on average",
+      len(tools.tasks),
+      stored.outside,
+    )
+    return stored
 
 
 Record = Callable[[Params, Array, Array, Array], tuple[Array, Array, Array]]

@@ -7,10 +7,10 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
+from agentjax.recipes.logits_replay import LogitsReplayConfig
 from agentjax.training import Extensions, RLStage
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.learner import Learner
-from agentjax.training.logits_replay import LogitsReplayConfig
 from agentjax.training.parts import build_parts
 from tests.training.smoke import smoke_experiment
 
@@ -19,7 +19,7 @@ def _learner(directory, replay, start_from=None):
   model = ModelConfig(d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16)
   experiment = smoke_experiment(rl=RLStage(), model=model, start_from=start_from)
   experiment.supervised = dataclasses.replace(
-    experiment.supervised, logits_replay=replay, steps=2, mtp_coefficient=0.0, router_bias_rate=0.0
+    experiment.supervised, token_sets=replay, steps=2, mtp_coefficient=0.0, router_bias_rate=0.0
   )
   experiment.validate()
   parts = build_parts(experiment.freeze(), directory, Extensions())
@@ -76,13 +76,13 @@ def test_the_sets_are_those_of_the_run_that_is_started_from(directory, tmp_path)
 
 def test_what_cannot_be_made_again_is_refused():
   experiment = smoke_experiment(start_from="runs/earlier")
-  experiment.supervised.logits_replay = LogitsReplayConfig()
+  experiment.supervised.token_sets = LogitsReplayConfig()
   with pytest.raises(ConfigError, match=r"config\.start_from='runs/earlier'; allowed: RUN/check"):
     experiment.validate()
   experiment.start_from = "runs/earlier/checkpoints/3"
   experiment.validate()
   experiment = smoke_experiment()
-  experiment.supervised.logits_replay = LogitsReplayConfig()
+  experiment.supervised.token_sets = LogitsReplayConfig()
   experiment.supervised.z_loss_coefficient = 0.1
   with pytest.raises(ConfigError, match="z_loss_coefficient"):
     experiment.validate()
