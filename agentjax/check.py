@@ -2,8 +2,8 @@
 
   python -m agentjax.check --config=configs/my_code_run.py --tasks=16
 
-Plays each task's worked solution, an empty answer, and the cheats of the environment's kind
-(``agentjax.rollout.cheats``) through the config's own environment and reward graph. Games are
+Plays each task's worked solution, an empty answer, and the cheats of the world
+(``World.cheats``) through the config's own environment and reward graph. Games are
 played without luck. Ends with 1 where one gate did not hold. Rewards that pay for form alone fail
 on purpose; ``--at_most=0.1`` says how much of that is meant.
 """

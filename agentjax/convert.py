@@ -180,15 +180,16 @@ def to_folder(
 
 def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
   """Where a run's tokenizer files are: kept by ``to_checkpoint``, or named by its config."""
+  from agentjax.training.experiment import load_experiment
+
   if (run / "huggingface").is_dir():
     return run / "huggingface"
   if not (run / "config.json").is_file():
     return None
-  experiment = json.loads((run / "config.json").read_text())
-  tokenizer = experiment.get("tokenizer", {})
-  if tokenizer.get("kind") != "huggingface":
+  experiment = load_experiment(run / "config.json")
+  if experiment.tokenizer.kind != "huggingface":
     return None
-  folder = pathlib.Path(tokenizer.get("path") or experiment["pretrained"])
+  folder = pathlib.Path(experiment.tokenizer.path or experiment.pretrained or run)
   if not folder.is_dir():
     raise CheckpointError(
       f"the run's tokenizer was in {folder}, which is gone; give --tokenizer_from=DIR."

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Iterator, Sequence
 
 from agentjax.config import Config, ConfigError
-from agentjax.names import Choice, find_choice, is_own
+from agentjax.names import Choice, is_own
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import config_type, describe_hint
 
@@ -60,7 +60,7 @@ def find_fields(word: str) -> list[FieldInfo]:
     ConfigError: ``word`` has the form ``module:attribute`` and names no ``Choice``.
   """
   if is_own(word):
-    return list(list_fields(find_choice(word, "word", Choice)))
+    return list(list_fields(type(Choice.from_name(word, "word"))))
   fields = list(list_fields())
   word = word.removeprefix("--").removeprefix("config.").rstrip(".")
   begins = [f for f in fields if f.name == word or f.name.startswith(f"{word}.") or not word]

@@ -45,7 +45,8 @@ def run(argv: list[str]) -> None:
     raise ConfigError(f"--output={output} is --trajectories; name another file.")
   directory = source if source.is_dir() else source.parent
   secret = directory / SECRET_FILE
-  if experiment.data.needs_secret and secret.exists():
+  labels = experiment.data.source or experiment.world
+  if labels.needs_secret(experiment.data) and secret.exists():
     data = dataclasses.replace(experiment.data, secret_file=str(secret))
     experiment = dataclasses.replace(experiment, data=data)
   call = (

@@ -32,10 +32,8 @@ from rich.console import Console
 
 from agentjax.data import TaskSplits
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import PivotRow
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
@@ -60,6 +58,8 @@ from agentjax.training import (
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow
 
 _SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of worlds, warm starts and arms.")
 _WARM = flags.DEFINE_integer("warm_steps", 160, "Steps of the warm start.")

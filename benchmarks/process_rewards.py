@@ -37,7 +37,6 @@ from rich.console import Console
 from agentjax.data import TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig
-from agentjax.envs import Action, Environment, Observation, Step
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
@@ -56,6 +55,7 @@ from agentjax.training import (
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.record import Message, Reward, Task
+from agentjax.world import Action, Environment, Observation, Step
 
 _FINISHED = "held_out.json"
 _KINDS = ("none", "frozen", "double", "single")

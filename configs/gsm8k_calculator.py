@@ -12,6 +12,7 @@ a solution and is rewarded too rarely to learn more; --config.start_from gives i
 """
 
 from agentjax.data import DataConfig
+from agentjax.data.config import Gsm8kConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
@@ -49,7 +50,7 @@ def get_config() -> Experiment:
       tie_embeddings=True,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=2048),
-    data=DataConfig(source="gsm8k", train_size=None, test_size=None),
+    data=DataConfig(source=Gsm8kConfig(), train_size=None, test_size=None),
     tools=ToolsConfig(names=("calculator",)),
     engine=EngineConfig(
       slots=64, max_length=640, extend_buckets=(16, 64, 256), extend_rows=(32, 8, 4)

@@ -32,7 +32,6 @@ says how many.
 
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.pivot import PivotVerifierConfig
@@ -41,13 +40,14 @@ from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.worlds.pivot import PivotWorldConfig
 
 
 def get_config() -> Experiment:
   return Experiment(
     name="pivotrl_tool_calls",
-    data=DataConfig(source="pivots", path="pivots", train_size=None, test_size=None),
-    environment=EnvironmentConfig(kind="pivot"),
+    data=DataConfig(path="pivots", train_size=None, test_size=None),
+    world=PivotWorldConfig(),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=()),  # every turn declares its own, and none is run
     reward=RewardConfig(

@@ -46,10 +46,7 @@ def get_config() -> Experiment:
       chunk_size=32,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=640),
-    data=DataConfig(
-      source="word_problems",
-      word_problems=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6),
-    ),
+    data=DataConfig(source=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6)),
     tools=ToolsConfig(names=("calculator", "python")),
     engine=EngineConfig(slots=64, max_length=192, chunk_tokens=16),
     rollout=RolloutConfig(

@@ -16,6 +16,7 @@ On a CPU, with a small model: --config.model.compute_dtype=float32.
 """
 
 from agentjax.data import DataConfig
+from agentjax.data.config import Gsm8kConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, MismatchConfig, ObjectiveConfig, PolicyLossConfig
@@ -39,7 +40,7 @@ def get_config() -> Experiment:
     model=ModelConfig(compute_dtype="bfloat16", param_dtype="float32", remat="block"),
     tokenizer=TokenizerConfig(kind="huggingface"),
     chat=ChatConfig(system_prompt=_SYSTEM_PROMPT, thinking=False),
-    data=DataConfig(source="gsm8k", train_size=None, test_size=None),
+    data=DataConfig(source=Gsm8kConfig(), train_size=None, test_size=None),
     tools=ToolsConfig(names=("python",)),
     reward=RewardConfig(parts=("exact_match", "format", "tool_used"), weights=(1.0, 0.0, 0.0)),
     engine=EngineConfig(

@@ -32,10 +32,9 @@ def get_config() -> Experiment:
   experiment.name = "rubric_judged"
   experiment.chat.system_prompt = ""
   experiment.data = DataConfig(
-    source="jsonl",
     train_size=None,
     test_size=64,
-    jsonl=JsonlConfig(name="rubrics", answer_field=""),
+    source=JsonlConfig(name="rubrics", answer_field=""),
   )
   experiment.tools.names = ()
   experiment.rollout.max_turns = 1

@@ -42,7 +42,7 @@ def get_config() -> Experiment:
     data=DataConfig(
       train_size=32,
       test_size=4,
-      word_problems=WordProblemConfig(levels=(1,), program_share=0.0),
+      source=WordProblemConfig(levels=(1,), program_share=0.0),
     ),
     reward=RewardConfig(samples=SampleConfig(every=1, count=2, keep=2)),
     engine=EngineConfig(

@@ -14,7 +14,6 @@ from agentjax.data import DataConfig, load_tasks
 from agentjax.data.word_problems import WordProblemConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rollout.cheats import Setting, cheats, solution
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.rescoring import compare, rescore, write_store
 from agentjax.rollout.scoring import score
@@ -24,7 +23,8 @@ from agentjax.training.parts import Extensions, build_scoring
 from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
-from tests.envs.test_gates import GATED, experiment
+from agentjax.world.cheats import Setting
+from tests.worlds.test_gates import GATED, experiment
 
 ROOT = pathlib.Path(__file__).parents[1]
 TASKS = {n: Task(n, (), str(n), "made") for n in range(3)}
@@ -128,7 +128,7 @@ def _command(*arguments):
 
 def test_the_command_reads_a_journal_and_writes_a_store(tmp_path):
   data = DataConfig(
-    train_size=32, test_size=4, word_problems=WordProblemConfig(levels=(1,), program_share=0.0)
+    train_size=32, test_size=4, source=WordProblemConfig(levels=(1,), program_share=0.0)
   )
   tasks = load_tasks(data).train[:2]
   right = trajectory(tasks[0].id, tasks[0].answer, reward=Reward(0.0))
@@ -167,16 +167,18 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   if gated.needs is not None:
     pytest.importorskip(gated.needs)
   config = resolve(experiment(gated, tmp_path))
-  setting = Setting(config.environment, config.reward.pivot, gated.tools, config.rollout.answer)
+  setting = Setting(config.reward.pivot, gated.tools, config.rollout.answer)
 
   async def play():
     scoring = build_scoring(config, Extensions())
     played = []
     try:
       for task in scoring.tasks.train[:1]:
-        attempts = (solution(task, setting), next(iter(cheats(task, setting).values())))
+        world = scoring.world
+        cheat = next(iter(world.cheats(task, setting).values()))
+        attempts = (world.solution(task, setting), cheat)
         for sample, turns in enumerate(attempts):
-          episode = await play_turns(task, turns, scoring.world.make)
+          episode = await play_turns(task, turns, world.environment)
           episode.sample = sample
           await score(scoring.rewards, [episode], task, timeout=60.0)
           played.append(episode)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import ConfigError, check
 from agentjax.data.errors import DataError
+from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task
+
+if TYPE_CHECKING:
+  from agentjax.data.config import DataConfig
 
 # Sets whose verifier pays what is no answer, and why.
 _REFUSED = {
@@ -20,7 +24,7 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ReasoningGymConfig(Config):
+class ReasoningGymConfig(TaskSource):
   """One of reasoning-gym's data sets.
 
   Attributes:
@@ -33,7 +37,7 @@ class ReasoningGymConfig(Config):
   parameters: str = "{}"
   instruction: str = ""
 
-  def validate(self, path: str = "config.data.reasoning_gym") -> None:
+  def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
     check(bool(self.name), f"{path}.name", self.name, "the name of a reasoning-gym data set")
     if self.name in _REFUSED:
@@ -52,6 +56,11 @@ class ReasoningGymConfig(Config):
         self.parameters,
         f"settings other than {name!r}, which follows from config.data",
       )
+
+  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+    assert data.train_size is not None and data.test_size is not None
+    sizes = {"train_size": data.train_size, "test_size": data.test_size}
+    return load_reasoning_gym(self, **sizes, seed=data.seed)
 
 
 def load_reasoning_gym(
@@ -98,7 +107,7 @@ def _generate(config: ReasoningGymConfig, size: int, seed: int, split: str) -> l
     ) from error
   check(
     config.name in DATASETS,
-    "config.data.reasoning_gym.name",
+    "config.data.source.name",
     config.name,
     ", ".join(sorted(DATASETS)),
   )
@@ -112,8 +121,7 @@ def _generate(config: ReasoningGymConfig, size: int, seed: int, split: str) -> l
     )
   except (TypeError, ValueError, AssertionError) as error:
     raise ConfigError(
-      f"config.data.reasoning_gym.parameters={config.parameters!r}: {config.name} refuses them: "
-      f"{error}"
+      f"config.data.source.parameters={config.parameters!r}: {config.name} refuses them: {error}"
     ) from error
   return [dataset[i] for i in range(size)]
 

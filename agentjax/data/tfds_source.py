@@ -9,16 +9,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import ConfigError, check
 from agentjax.data.errors import DataError
+from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.trajectory.record import Message, Task
 
+if TYPE_CHECKING:
+  from agentjax.data.config import DataConfig
+
 
 @dataclasses.dataclass(unsafe_hash=True)
-class TfdsConfig(Config):
+class TfdsConfig(TaskSource):
   """Where a question and its answer stand in a TFDS data set; its folder is ``config.data.path``.
 
   Attributes:
@@ -27,13 +31,15 @@ class TfdsConfig(Config):
     question_field, answer_field: features of an example, text or numbers.
   """
 
+  reads_path = True
+
   name: str = ""
   train_split: str = "train"
   test_split: str = "test"
   question_field: str = "question"
   answer_field: str = "answer"
 
-  def validate(self, path: str = "config.data.tfds") -> None:
+  def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
     for field in dataclasses.fields(self):
       if field.name != "name":
@@ -45,6 +51,14 @@ class TfdsConfig(Config):
       self.test_split,
       "another split than train_split",
     )
+
+  def check_data(self, data: DataConfig, path: str) -> None:
+    super().check_data(data, path)
+    check(bool(self.name), f"{path}.source.name", self.name, "a TFDS data set's name")
+
+  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+    assert data.path is not None
+    return load_tfds(self, data.path, train_limit=data.train_size, test_limit=data.test_size)
 
 
 class TfdsTasks(Sequence[Task]):
@@ -123,7 +137,7 @@ def load_tfds(
   test_limit: int | None = None,
 ) -> TaskSplits:
   """The two splits of the config."""
-  check(bool(config.name), "config.data.tfds.name", config.name, "the name of a TFDS data set")
+  check(bool(config.name), "config.data.source.name", config.name, "the name of a TFDS data set")
   return TaskSplits(
     train=TfdsTasks(config, data_dir=data_dir, split=config.train_split, limit=train_limit),
     test=TfdsTasks(
@@ -152,7 +166,7 @@ def _open(config: TfdsConfig, data_dir: str, split: str) -> Sequence[dict[str, A
     features = builder.info.features
     check(
       features is not None and name in features,
-      "config.data.tfds field",
+      "config.data.source field",
       name,
       ", ".join(features or ()),
     )
@@ -166,6 +180,6 @@ def _open(config: TfdsConfig, data_dir: str, split: str) -> Sequence[dict[str, A
     ) from error
   except (ValueError, KeyError) as error:
     raise ConfigError(
-      f"config.data.tfds split {split!r}; allowed: {', '.join(builder.info.splits)} or a slice "
+      f"config.data.source split {split!r}; allowed: {', '.join(builder.info.splits)} or a slice "
       f"of one ({error})"
     ) from error

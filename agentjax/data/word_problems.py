@@ -23,13 +23,17 @@ import random
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from agentjax.config import Config, check
+from agentjax.config import check
 from agentjax.data.errors import DataError
+from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task, ToolCall
+
+if TYPE_CHECKING:
+  from agentjax.data.config import DataConfig
 
 SOURCE = "word_problems"
 MAX_LEVEL = 4
@@ -126,7 +130,7 @@ _WRONG_OPERATOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # keeps every value 
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class WordProblemConfig(Config):
+class WordProblemConfig(TaskSource):
   """Which problems there are, and which of them come with a demonstration. All figures are ours.
 
   Levels outside ``demonstration_levels`` and a share of wrong demonstrations leave the warm start
@@ -151,7 +155,7 @@ class WordProblemConfig(Config):
   demonstration_noise: float = 0.0
   direct_share: float = 0.0
 
-  def validate(self, path: str = "config.data.word_problems") -> None:
+  def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
     for name in ("levels", "demonstration_levels"):
       levels = getattr(self, name)
@@ -171,6 +175,10 @@ class WordProblemConfig(Config):
     )
     for name in ("program_share", "demonstration_noise", "direct_share"):
       check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
+
+  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+    assert data.train_size is not None and data.test_size is not None
+    return word_problems(self, train_size=data.train_size, test_size=data.test_size, seed=data.seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -105,6 +105,20 @@ class ObjectiveConfig(Config):
   ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
+
+  @classmethod
+  def from_name(cls, name: str, path: str) -> Self:
+    """A fresh copy of a preset, "default", or the ObjectiveConfig of ``module:attribute``."""
+    from agentjax.objectives.presets import PRESETS  # they are built from this class
+
+    if name == "default":
+      return cls()
+    allowed = f"'default', {', '.join(sorted(PRESETS))}, 'module:attribute' of an ObjectiveConfig"
+    check(name in PRESETS or names.is_own(name), path, name, allowed)
+    found = names.load(name, path, "an ObjectiveConfig") if names.is_own(name) else PRESETS[name]
+    if not isinstance(found, cls):
+      raise names.wrong(name, path, found, allowed)
+    return cls.from_dict(found.to_dict(), path)
 
   def validate(self, path: str = "objective") -> None:
     super().validate(path)

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 
 from agentjax.config import Config, check
 from agentjax.names import check_callable, check_name, is_own, load
-from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
+from agentjax.rewards.graph import (
+  Gate,
+  GroupScorer,
+  Node,
+  Part,
+  RewardGraph,
+  Scorer,
+  WeightedSum,
+)
 from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
 from agentjax.rewards.monitor import (
   MONITOR_PART,
@@ -24,6 +32,7 @@ from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rewards.shaping import OverlongConfig, overlong
 from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
+from agentjax.sandbox.config import Sandboxes
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -104,6 +113,8 @@ def build_rewards(
   config: RewardConfig,
   scorers: Mapping[str, Scorer] = SCORERS,
   monitors: Mapping[str, Monitor] = MONITORS,
+  sandboxes: Sandboxes | None = None,
+  group_scorers: Mapping[str, GroupScorer] | None = None,
 ) -> RewardGraph:
   """The graph of a config; close it at the end of the run.
 
@@ -111,6 +122,8 @@ def build_rewards(
     config: see RewardConfig.
     scorers: name -> scorer; extend SCORERS by your own.
     monitors: name -> monitor; extend MONITORS by your own.
+    sandboxes: those of the run.
+    group_scorers: name -> what compares the episodes of a task.
 
   Raises:
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
@@ -122,20 +135,23 @@ def build_rewards(
   }
   own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
   scorers = {**own, **scorers}
-  known = sorted({*scorers, *JUDGED_PARTS, *REASONING_GYM_PARTS, UNIT_TESTS})
+  groups = group_scorers or {}
+  known = sorted({*scorers, *groups, *JUDGED_PARTS, *REASONING_GYM_PARTS, UNIT_TESTS})
   for name in config.parts:
     check(name in known, "config.reward.parts", name, f"{', '.join(known)}, 'module:attribute'")
   for name in config.monitor.names:
     allowed = ", ".join(sorted(monitors))
     check(name in monitors, "config.reward.monitor.names", name, allowed)
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
-  alone, compared = build_judged(config.judged, [n for n in config.parts if n not in chosen])
+  left = [name for name in config.parts if name not in chosen and name not in groups]
+  alone, compared = build_judged(config.judged, left)
   chosen |= alone
+  compared = {**compared, **{name: groups[name] for name in config.parts if name in groups}}
   chosen |= build_reasoning_gym(
-    config.reasoning_gym, [name for name in config.parts if name not in chosen]
+    config.reasoning_gym, [name for name in config.parts if name not in chosen], sandboxes
   )
   if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
-    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests)
+    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests, sandboxes=sandboxes)
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)

@@ -18,7 +18,7 @@ from typing import Any
 from agentjax.config import Config, check
 from agentjax.rewards.boxed.gym import READY
 from agentjax.rewards.loop_thread import LoopThread
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
@@ -27,21 +27,12 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   run_once,
 )
-from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 EXACT, GRADED = "reasoning_gym", "reasoning_gym_graded"
 PARTS = (EXACT, GRADED)
 _MOST_CHARACTERS = 2**16  # of an answer; the longest right ones have some thousands
 _REPORT_BYTES = 4096
-
-
-def _sandbox() -> SandboxConfig:
-  embedded = ProcessSandboxConfig(
-    packages=("reasoning_gym",),  # loaded once, so that an answer costs a fork
-    queue_seconds=600.0,  # waiting for a turn is bounded where scoring is: rollout.reward_timeout
-  )
-  return SandboxConfig(embedded=embedded)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -52,14 +43,14 @@ class ReasoningGymScoring(Config):
     cpu_seconds: CPU time for one answer; an answer that takes more earns 0.
     wall_seconds: the same on the clock, from its turn on.
     retries: further tries where the sandbox failed.
-    sandbox: the box; reasoning-gym must be there (``packages`` of the embedded one, the image of a
-      container).
+    sandbox: name of the box's sandbox, in ``config.sandboxes``; reasoning-gym must be in a
+      container's image, and the embedded one loads it.
   """
 
   cpu_seconds: float = 5.0
   wall_seconds: float = 60.0
   retries: int = 1
-  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
+  sandbox: str = DEFAULT
 
   def validate(self, path: str = "config.reward.reasoning_gym") -> None:
     super().validate(path)
@@ -74,12 +65,21 @@ class ReasoningGymVerifier:
   Args:
     config: see ReasoningGymScoring.
     sandbox: in the place of ``config.sandbox``; owned and closed by this.
+    sandboxes: those of the run.
   """
 
-  def __init__(self, config: ReasoningGymScoring, sandbox: Sandbox | None = None):
+  def __init__(
+    self,
+    config: ReasoningGymScoring,
+    sandbox: Sandbox | None = None,
+    sandboxes: Sandboxes | None = None,
+  ):
     config.validate()
     self._config = config
-    self._sandbox = sandbox or build_sandbox(config.sandbox)
+    # The library is loaded once, so that an answer costs a fork.
+    settings = (sandboxes or Sandboxes()).settings(config.sandbox, packages=("reasoning_gym",))
+    self._limits = settings.limits
+    self._sandbox = sandbox or settings.build()
     # Answers of all threads take turns in one loop: the sandbox counts its runs there.
     self._thread = LoopThread("reasoning-gym")
 
@@ -101,7 +101,7 @@ class ReasoningGymVerifier:
   async def _score(self, answer: str, entry: Mapping[str, Any]) -> Reward:
     order = pickle.dumps((entry["metadata"]["source_dataset"], entry, answer))
     limits = dataclasses.replace(
-      self._config.sandbox.limits,
+      self._limits,
       cpu_seconds=self._config.cpu_seconds,
       wall_seconds=self._config.wall_seconds,
       output_bytes=_REPORT_BYTES,
@@ -145,13 +145,13 @@ class ReasoningGymScorer:
 
 
 def build_reasoning_gym(
-  config: ReasoningGymScoring, parts: Collection[str]
+  config: ReasoningGymScoring, parts: Collection[str], sandboxes: Sandboxes | None = None
 ) -> dict[str, ReasoningGymScorer]:
   """Those of ``PARTS`` that are among ``parts``; the box starts with the first answer."""
   wanted = [name for name in PARTS if name in parts]
   if not wanted:
     return {}
-  verifier = ReasoningGymVerifier(config)
+  verifier = ReasoningGymVerifier(config, sandboxes=sandboxes)
   return {name: ReasoningGymScorer(verifier, graded=name == GRADED) for name in wanted}
 
 

@@ -31,17 +31,17 @@ from agentjax.config import Config, check
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
 from agentjax.rewards.loop_thread import LoopThread
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
   Sandbox,
   SandboxError,
+  SandboxLimits,
   SandboxResult,
   is_healthy,
   run_once,
 )
-from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.sandbox.reports import bounded_json
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
@@ -85,13 +85,6 @@ class VerifierFault(RuntimeError):
     self.fault = Fault(owner, cause, message)
 
 
-def _sandbox() -> SandboxConfig:
-  embedded = ProcessSandboxConfig(
-    require=("limits", "descendants", "network", "processes", "filesystem"),
-  )
-  return SandboxConfig(embedded=embedded)
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class UnitTestConfig(Config):
   """How unit tests are run and paid; all figures are ours.
@@ -106,9 +99,10 @@ class UnitTestConfig(Config):
     concurrency: verdicts at once; no more than the sandbox runs.
     rounds: times that tests are run again at most, to go on with answers they waited for.
     retries: further tries where the sandbox failed.
-    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
-      ``packages`` of the embedded one are what code and tests may import (pytest for tests that
-      need it).
+    sandbox: name of the sandbox of both boxes, in ``config.sandboxes``; its ``limits.memory_bytes``
+      and ``limits.processes`` hold for each.
+    packages: what code and tests may import beyond the standard library (pytest for tests that need
+      it); the embedded sandbox has them then.
   """
 
   credit: Literal["all", "fraction"] = "all"
@@ -118,7 +112,8 @@ class UnitTestConfig(Config):
   concurrency: int = 4
   rounds: int = 16
   retries: int = 1
-  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
+  sandbox: str = DEFAULT
+  packages: tuple[str, ...] = ()
 
   def validate(self, path: str = "config.reward.unit_tests") -> None:
     super().validate(path)
@@ -207,11 +202,18 @@ class UnitTestVerifier:
   Args:
     sandbox: back end of all boxes; owned and closed by this.
     config: see UnitTestConfig.
+    limits: of a run there, where neither the verifier nor the config sets them.
   """
 
-  def __init__(self, sandbox: Sandbox, config: UnitTestConfig | None = None):
+  def __init__(
+    self,
+    sandbox: Sandbox,
+    config: UnitTestConfig | None = None,
+    limits: SandboxLimits | None = None,
+  ):
     self._sandbox = sandbox
     self._config = config or UnitTestConfig()
+    self._limits = limits or SandboxLimits()
     self._config.validate()
     self._places = Places(self._config.concurrency)
     self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
@@ -393,7 +395,7 @@ class UnitTestVerifier:
     """One run of a driver. What the code's own files bring a box to counts as its end."""
     seconds = min(self._config.wall_seconds, seconds)
     limits = dataclasses.replace(
-      self._config.sandbox.limits,
+      self._limits,
       wall_seconds=seconds,
       cpu_seconds=seconds,  # forks count for themselves
       output_bytes=_ANSWER_BYTES,
@@ -422,6 +424,22 @@ class UnitTestVerifier:
     return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, f"no box: {fault.detail}")
 
 
+def build_verifier(
+  config: UnitTestConfig, sandboxes: Sandboxes | None = None, sandbox: Sandbox | None = None
+) -> UnitTestVerifier:
+  """The verifier of a run.
+
+  Args:
+    config: its settings.
+    sandboxes: those of the run, where ``config.sandbox`` is looked up.
+    sandbox: in the place of that one; owned and closed by the verifier.
+  """
+  settings = (sandboxes or Sandboxes()).settings(
+    config.sandbox, "config.reward.settings.unit_tests.sandbox", packages=config.packages
+  )
+  return UnitTestVerifier(sandbox or settings.build(), config, settings.limits)
+
+
 class UnitTestScorer:
   """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
 
@@ -429,9 +447,14 @@ class UnitTestScorer:
   came out stands in ``trajectory.metadata["unit_tests"]``, for people.
   """
 
-  def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):
+  def __init__(
+    self,
+    config: UnitTestConfig | None = None,
+    sandbox: Sandbox | None = None,
+    sandboxes: Sandboxes | None = None,
+  ):
     self.config = config or UnitTestConfig()
-    self._verifier = UnitTestVerifier(sandbox or build_sandbox(self.config.sandbox), self.config)
+    self._verifier = build_verifier(self.config, sandboxes, sandbox)
 
   async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
     if UNIT_TESTS not in task.metadata:

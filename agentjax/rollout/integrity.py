@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from agentjax.envs.environment import Action
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.program import ENVIRONMENT_REWARD, MakeEnvironment
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import Message, Reward, Status, Task, Trajectory
+from agentjax.world.environment import Action
 
 Attempts = Callable[[Task], Mapping[str, Sequence[Message]]]
 
@@ -69,7 +69,7 @@ async def check_environment(
   Args:
     tasks: each needs a reference.
     make_environment, rewards: as in a run.
-    cheats: task -> name -> the policy's turns (see ``rollout.cheats``).
+    cheats: task -> name -> the policy's turns (see ``World.cheats``).
     reference: task -> the turns that must be paid in full.
     at_most: what all other attempts may get: more than 0 where form alone is paid.
     timeout: seconds to score one attempt.

@@ -41,7 +41,6 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.scheduler import Context, Engine, Prefix
-from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
 from agentjax.places import Clock, owned_by, wait_within
 from agentjax.rollout import keys
@@ -60,6 +59,7 @@ from agentjax.trajectory.record import (
   ToolRecord,
   Trajectory,
 )
+from agentjax.world.environment import Action, Environment, Observation, Step, take_snapshot
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -22,14 +22,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from agentjax.config import Config, FilePath, check
+from agentjax.config import FilePath, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import guest, jail, measure, probe
+from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
   Protection,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
@@ -45,7 +47,7 @@ _UIDS = (1 << 30, 1 << 29)  # first and count of user ids that nobody uses
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class JailerConfig(Config):
+class JailerConfig(SandboxConfig):
   """Settings of the bubblewrap and nsjail back ends; the figures are ours.
 
   Attributes:
@@ -62,7 +64,6 @@ class JailerConfig(Config):
   """
 
   path: str | None = None
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   concurrency: int = 4
   queue_seconds: float = 600.0
   readable: tuple[FilePath, ...] = ()
@@ -456,3 +457,19 @@ def _outermost(paths: list[str]) -> tuple[str, ...]:
     if not inside and path not in kept:
       kept.append(path)
   return tuple(kept)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class BubblewrapConfig(JailerConfig):
+  """Settings of the bubblewrap back end; see JailerConfig."""
+
+  def build(self) -> Sandbox:
+    return JailerSandbox(BUBBLEWRAP, self)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class NsjailConfig(JailerConfig):
+  """Settings of the nsjail back end; see JailerConfig."""
+
+  def build(self) -> Sandbox:
+    return JailerSandbox(NSJAIL, self)

@@ -18,9 +18,10 @@ import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from agentjax.config import Config, check
+from agentjax.config import check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import archive, guest, probe
+from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
   Capabilities,
@@ -28,6 +29,7 @@ from agentjax.sandbox.interface import (
   Program,
   Protection,
   RunStatus,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
@@ -53,7 +55,7 @@ _SWEEP = (
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ContainerConfig(Config):
+class ContainerConfig(SandboxConfig):
   """Settings of the Docker and Podman back ends; the figures are ours.
 
   Attributes:
@@ -79,7 +81,6 @@ class ContainerConfig(Config):
   image: str = "python:3.11-slim"
   runtime: str | None = None
   python: str = "python3"
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   cpus: float | None = None
   concurrency: int = 4
   queue_seconds: float = 600.0
@@ -101,6 +102,9 @@ class ContainerConfig(Config):
     known = [p.value for p in Protection]
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))
+
+  def build(self) -> Sandbox:
+    return ContainerSandbox(self)
 
 
 def run_command(config: ContainerConfig, limits: SandboxLimits, name: str) -> list[str]:
@@ -397,9 +401,12 @@ class ContainerBox:
       await self._sandbox.engine([self._config.engine, "rm", "--force", self.name])
 
 
-def podman_config() -> ContainerConfig:
+@dataclasses.dataclass(unsafe_hash=True)
+class PodmanConfig(ContainerConfig):
   """For Podman, which otherwise mounts further writable directories in a read-only container."""
-  return ContainerConfig(engine="podman", arguments=("--read-only-tmpfs=false",))
+
+  engine: str = "podman"
+  arguments: tuple[str, ...] = ("--read-only-tmpfs=false",)
 
 
 def _with_signal(ended: Ended) -> Ended:

@@ -23,17 +23,19 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from agentjax.config import Config, FilePath, check
+from agentjax.config import FilePath, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.disks import Disk
 from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
   Protection,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
@@ -59,7 +61,7 @@ _TASKS_OF_SESSION = 4  # processes that a box's session keeps between cells
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProcessSandboxConfig(Config):
+class ProcessSandboxConfig(SandboxConfig):
   """Settings of the embedded back end; the figures are ours.
 
   Attributes:
@@ -82,7 +84,6 @@ class ProcessSandboxConfig(Config):
     directory: where work directories are made; None is the system's temporary directory.
   """
 
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   concurrency: int = 4
   queue_seconds: float = 600.0
   packages: tuple[str, ...] = ()
@@ -99,6 +100,12 @@ class ProcessSandboxConfig(Config):
     known = [p.value for p in Protection]
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))
+
+  def with_packages(self, packages: tuple[str, ...]) -> Self:
+    return dataclasses.replace(self, packages=tuple(dict.fromkeys([*self.packages, *packages])))
+
+  def build(self) -> Sandbox:
+    return ProcessSandbox(self)
 
 
 class ProcessSandbox:
@@ -568,7 +575,7 @@ def _opened_group(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
   except OSError as error:
     raise SandboxError(
-      f"sandbox.embedded.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
+      f"sandboxes.NAME.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
       "/sys/fs/cgroup that is delegated to this user, or None"
     ) from error
 

@@ -20,6 +20,7 @@ from typing import Any
 from agentjax.config import Config, check
 from agentjax.sandbox import archive, guest
 from agentjax.sandbox.client import InfraError, ServiceClient, ServiceConfig, ServiceCounts
+from agentjax.sandbox.config import RemoteSandboxConfig
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
   Capabilities,
@@ -27,6 +28,7 @@ from agentjax.sandbox.interface import (
   Program,
   Protection,
   RunStatus,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
@@ -156,7 +158,7 @@ class Provider(abc.ABC):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProviderConfig(Config):
+class ProviderConfig(RemoteSandboxConfig):
   """Settings of a provider's back end.
 
   What shuts programs in is the provider's, so no protection is claimed.
@@ -170,11 +172,12 @@ class ProviderConfig(Config):
     user: who programs run as; None is the provider's choice.
   """
 
-  service: ServiceConfig = dataclasses.field(default_factory=ServiceConfig)
   spec: SandboxSpec = dataclasses.field(default_factory=SandboxSpec)
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
   python: str = "python3"
   user: str | None = None
+
+  def build(self) -> Sandbox:
+    return ProviderSandbox(HttpProvider(self.service), self)
 
 
 class ProviderSandbox:

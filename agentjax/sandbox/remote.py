@@ -15,15 +15,16 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config
 from agentjax.sandbox import archive, guest
-from agentjax.sandbox.client import InfraError, ServiceClient, ServiceConfig
+from agentjax.sandbox.client import InfraError, ServiceClient
+from agentjax.sandbox.config import RemoteSandboxConfig
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
   Protection,
   PythonScript,
   RunStatus,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
@@ -39,7 +40,7 @@ _SUPERVISOR_SECONDS = 5.0  # for it to start, end the program and pack the files
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class FusionConfig(Config):
+class FusionConfig(RemoteSandboxConfig):
   """Settings of the SandboxFusion back end.
 
   How well programs are shut in is decided by the service's own settings (its isolation is off by
@@ -51,8 +52,8 @@ class FusionConfig(Config):
       run, and no file count does.
   """
 
-  service: ServiceConfig = dataclasses.field(default_factory=ServiceConfig)
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
+  def build(self) -> Sandbox:
+    return FusionSandbox(self)
 
 
 class FusionSandbox:

@@ -24,8 +24,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from agentjax.config import Config, check
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.config import check
+from agentjax.tools.config import ToolConfig, Workbench
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
 
 class CalculatorError(ValueError):
@@ -33,7 +34,7 @@ class CalculatorError(ValueError):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class CalculatorConfig(Config):
+class CalculatorConfig(ToolConfig):
   """Limits of one expression and the form of its result; the figures are ours.
 
   Attributes:
@@ -59,6 +60,9 @@ class CalculatorConfig(Config):
       self.significant_digits,
       "1 .. 50",
     )
+
+  def build(self, bench: Workbench) -> Tool:
+    return CalculatorTool(self)
 
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"

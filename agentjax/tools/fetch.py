@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import check
+from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.egress import EgressConfig, EgressDenied, EgressPolicy
 from agentjax.tools.output import clip, is_unicode
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # may pass
 _TRIES = 2
@@ -26,7 +27,7 @@ _LINES = frozenset(
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class FetchConfig(Config):
+class FetchConfig(ToolConfig):
   """Settings of the fetch tool; the figures are ours.
 
   Attributes:
@@ -49,6 +50,13 @@ class FetchConfig(Config):
     check(self.redirects >= 0, f"{path}.redirects", self.redirects, ">= 0")
     check(self.max_bytes >= 1, f"{path}.max_bytes", self.max_bytes, ">= 1")
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+  def check_run(self, bench: Workbench, path: str) -> None:
+    allow = self.egress.allow
+    check(bool(allow), f"{path}.egress.allow", allow, "hosts that may be reached, at least one")
+
+  def build(self, bench: Workbench) -> Tool:
+    return FetchTool(self)
 
 
 class FetchTool:

@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import check
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import files_program
+from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, clip, is_unicode
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
 
 _NEEDS = {
@@ -32,7 +33,7 @@ _TAKES = {
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class FilesConfig(Config):
+class FilesConfig(ToolConfig):
   """Settings of the files tool; the figures are ours.
 
   Attributes:
@@ -50,6 +51,12 @@ class FilesConfig(Config):
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
     check(self.max_file_bytes >= 1, f"{path}.max_file_bytes", self.max_file_bytes, ">= 1")
     check(self.max_results >= 1, f"{path}.max_results", self.max_results, ">= 1")
+
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return workspace_seconds(bench)
+
+  def build(self, bench: Workbench) -> Tool:
+    return FilesTool(bench.workspaces, self)
 
 
 class FilesTool:

@@ -19,15 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import ConfigError, FilePath, check
+from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.output import clip
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
 _QUERY_CHARACTERS = 2000  # ours
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SearchConfig(Config):
+class SearchConfig(ToolConfig):
   """Settings of the search tool. ``k1`` and ``b`` are bm25s's defaults; the other figures are ours.
 
   Attributes:
@@ -69,6 +70,12 @@ class SearchConfig(Config):
       self.snippet_characters >= 1, f"{path}.snippet_characters", self.snippet_characters, ">= 1"
     )
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+  def check_run(self, bench: Workbench, path: str) -> None:
+    check(bool(self.corpus), f"{path}.corpus", self.corpus, "JSONL files, at least one")
+
+  def build(self, bench: Workbench) -> Tool:
+    return SearchTool(Corpus(read_corpus(self.corpus), self), self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +275,7 @@ def read_corpus(paths: Sequence[str]) -> list[Document]:
       seen[document.id] = where
       documents.append(document)
   if not documents:
-    raise ConfigError(f"tools.search.corpus={tuple(paths)!r} holds no document.")
+    raise ConfigError(f"tools.settings.search.corpus={tuple(paths)!r} holds no document.")
   return documents
 
 
@@ -281,7 +288,7 @@ def _lines(path: str) -> Iterator[tuple[str, str]]:
         if line.strip():
           yield f"{path}:{number}", line
   except (OSError, EOFError, UnicodeDecodeError) as error:
-    raise ConfigError(f"tools.search.corpus: {path} cannot be read ({error}).") from error
+    raise ConfigError(f"tools.settings.search.corpus: {path} cannot be read ({error}).") from error
 
 
 def _heading(document: Document) -> str:

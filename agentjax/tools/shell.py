@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import check
 from agentjax.sandbox.interface import Command
+from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, is_unicode, joined
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
 
 # One stream, so that errors stand where they happened. $0 is the command, $1 the seed.
@@ -21,7 +22,7 @@ exec sh -c "$0"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ShellConfig(Config):
+class ShellConfig(ToolConfig):
   """Settings of the shell tool.
 
   Attributes:
@@ -33,6 +34,12 @@ class ShellConfig(Config):
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return workspace_seconds(bench)
+
+  def build(self, bench: Workbench) -> Tool:
+    return ShellTool(bench.workspaces, self)
 
 
 class ShellTool:

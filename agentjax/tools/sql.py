@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import ConfigError, FilePath, check
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import sql_program
+from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, clip, is_unicode
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
 
 _SUFFIXES = (".sqlite", ".sqlite3", ".db")
@@ -29,7 +30,7 @@ _STATUSES = {
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SqlConfig(Config):
+class SqlConfig(ToolConfig):
   """Settings of the SQL tool; the figures are ours.
 
   Attributes:
@@ -60,6 +61,22 @@ class SqlConfig(Config):
     check(self.max_bytes >= 2**12, f"{path}.max_bytes", self.max_bytes, ">= 4096")
     check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return workspace_seconds(bench)
+
+  def check_run(self, bench: Workbench, path: str) -> None:
+    wall = bench.settings.limits.wall_seconds
+    check(
+      self.statement_seconds < wall,
+      f"{path}.statement_seconds",
+      self.statement_seconds,
+      f"< limits.wall_seconds ({wall:g}) of the workspaces' sandbox",
+    )
+
+  def build(self, bench: Workbench) -> Tool:
+    own = dataclasses.replace(bench.workspace, files=None)
+    return SqlTool(Workspaces(bench.sandbox, bench.settings.limits, own), self)
 
 
 class SqlTool:
@@ -176,7 +193,8 @@ class SqlTool:
     name = "" if content is not None else database or next(iter(self._files), None)
     if name is None:
       raise RuntimeError(
-        "no database: set tools.sql.databases, or assign one to each episode (SqlTool.assign)"
+        "no database: set tools.settings.sql.databases, or assign one to each episode "
+        "(SqlTool.assign)"
       )
     if content is None and (content := self._contents.get(name)) is None:
       content = await asyncio.to_thread(self._files[name].read_bytes)
@@ -201,19 +219,21 @@ def _databases(where: str) -> dict[str, Path]:
   found = [path] if path.is_file() else sorted(p for s in _SUFFIXES for p in path.glob(f"*{s}"))
   if not found:
     raise ConfigError(
-      f"tools.sql.databases={where!r}; allowed: a SQLite file, or a folder of them."
+      f"tools.settings.sql.databases={where!r}; allowed: a SQLite file, or a folder of them."
     )
   for file in found:
     with file.open("rb") as opened:
       if opened.read(len(_HEADER)) != _HEADER:
-        raise ConfigError(f"tools.sql.databases: {file} is not a SQLite file.")
+        raise ConfigError(f"tools.settings.sql.databases: {file} is not a SQLite file.")
     log = file.with_name(f"{file.name}-wal")
     if log.exists() and os.path.getsize(log):
       raise ConfigError(
-        f"tools.sql.databases: {file} has changes in {log.name}; run "
+        f"tools.settings.sql.databases: {file} has changes in {log.name}; run "
         "PRAGMA wal_checkpoint(TRUNCATE) on it first."
       )
   names = [file.stem for file in found]
   if len(set(names)) < len(names):
-    raise ConfigError(f"tools.sql.databases: two files in {where} have one name without suffix.")
+    raise ConfigError(
+      f"tools.settings.sql.databases: two files in {where} have one name without suffix."
+    )
   return dict(zip(names, found, strict=True))

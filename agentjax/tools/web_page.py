@@ -28,12 +28,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import ConfigError, check
 from agentjax.faults import Fault, Owner
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import SandboxError
+from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.output import clip, is_unicode
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -69,7 +70,7 @@ _READ = """[document.title, document.body ? document.body.innerText.slice(0, 100
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class WebPageConfig(Config):
+class WebPageConfig(ToolConfig):
   """Settings of the web page tool; the figures are ours.
 
   Attributes:
@@ -107,6 +108,12 @@ class WebPageConfig(Config):
     check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
     check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
     check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return self.seconds, 0.0
+
+  def build(self, bench: Workbench) -> Tool:
+    return WebPageTool(bench.workspaces, self)
 
 
 class WebPageTool:
@@ -465,6 +472,7 @@ def _find_browser(given: str | None) -> str:
   if found is None or not Path(found).is_file():
     raise ConfigError(
       f"tools.names: 'web_page' needs Chromium, and there is no {given or ', '.join(_BROWSERS)}; "
-      "install it (Debian: apt-get install chromium-headless-shell) or set tools.web_page.browser."
+      "install it (Debian: apt-get install chromium-headless-shell) or set "
+      "tools.settings.web_page.browser."
     )
   return found

@@ -26,7 +26,7 @@ from typing import TypeVar
 from agentjax.config import Config, FilePath, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
-from agentjax.sandbox.build import SandboxConfig
+from agentjax.sandbox.config import DEFAULT
 from agentjax.sandbox.interface import (
   Box,
   BoxContentError,
@@ -71,7 +71,8 @@ class WorkspaceConfig(Config):
   """Settings of the workspaces that shell, files and web_page share; the figures are ours.
 
   Attributes:
-    sandbox: where all of them run, and SQL too; a back end with files and snapshots.
+    sandbox: name of the sandbox where all of them run, and SQL too, in ``config.sandboxes``; a back
+      end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
     store: folder of saved trees, where all of them stay; None is a temporary one that holds only
       what an episode can still go back to, gone when the tools are closed.
@@ -82,7 +83,7 @@ class WorkspaceConfig(Config):
     max_files: files and folders of one workspace, likewise.
   """
 
-  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+  sandbox: str = DEFAULT
   files: FilePath | None = None
   store: FilePath | None = None
   max_open: int = 64

@@ -138,6 +138,7 @@ def evaluate_checkpoint(
 
   runner = LoopThread()
   try:
+    runner.run(parts.start())
     plan = settings.plan(settings.samples)
     report = evaluate_policy(parts, engine, runner, policy, step, plan)
   finally:

@@ -10,10 +10,9 @@ import os
 import pathlib
 from typing import Literal
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import Config, ConfigError, FilePath, Table, check
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -26,6 +25,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.signals.critic import CriticConfig
 from agentjax.signals.process import ProcessConfig
@@ -42,6 +42,9 @@ from agentjax.training.selectors import SelectionConfig
 from agentjax.training.token_sets import TokenSetConfig
 from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
+from agentjax.world.world import WorldConfig, default_world
+
+FORMAT = 2  # of a saved config.json
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -461,6 +464,10 @@ class Experiment(Config):
   Attributes:
     name: shown in plots and logs.
     seed: addresses all randomness of the run.
+    sandboxes: where code runs that is not to be trusted, by names that tools, worlds and verifiers
+      refer to.
+    world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
+      ``module:attribute`` of your own.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -478,8 +485,11 @@ class Experiment(Config):
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  sandboxes: Table[SandboxConfig] = dataclasses.field(
+    default_factory=lambda: Table(default_sandboxes())
+  )
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
-  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+  world: WorldConfig = dataclasses.field(default_factory=default_world)
   guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
@@ -513,6 +523,7 @@ class Experiment(Config):
       f"RUN/checkpoints/STEP with {path}.supervised.token_sets: a resumed run reads its first "
       "policy again, and a run's newest checkpoint may by then be another",
     )
+    self.tools.check_sandboxes(Sandboxes(self.sandboxes), f"{path}.tools")
     check_chat(self.chat, self.tokenizer, path)
     check(
       not self.guards.permissions.channels
@@ -712,31 +723,7 @@ class Experiment(Config):
       self.rollout.sampler,
       f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
     )
-    kind, names = self.environment.kind, self.tools.names
-    check(
-      kind in GAMES or self.data.source != "environment",
-      f"{path}.environment.kind",
-      kind,
-      f"one of {', '.join(GAMES)} with {path}.data.source='environment'",
-    )
-    check(
-      kind != "repair" or bool({"files", "shell"}.intersection(names)),
-      f"{path}.tools.names",
-      names,
-      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
-    )
-    check(
-      kind != "mle" or "python" not in names,
-      f"{path}.tools.names",
-      names,
-      f"no 'python' with {path}.environment.kind='mle', which brings its own",
-    )
-    check(
-      kind != "sql" or not self.tools.sql.writable,
-      f"{path}.tools.sql.writable",
-      self.tools.sql.writable,
-      f"False with {path}.environment.kind='sql'",
-    )
+    self.world.check_run(self.tools, self.data, path)
 
   def _validate_lengths(self, path: str) -> None:
     check(
@@ -871,11 +858,41 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.advantage.function for objective in phases),
     *experiment.reward.parts,
     *experiment.tools.names,
-    experiment.environment.kind,
-    experiment.data.source,
+    experiment.world.chosen,
+    None if experiment.data.source is None else experiment.data.source.chosen,
     experiment.rollout.sampler,
   )
   return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
+
+
+def write_experiment(experiment: Experiment) -> str:
+  """What a run keeps as ``config.json``: the settings that differ from the defaults."""
+  return json.dumps({"format": FORMAT} | experiment.to_short_dict(), indent=2) + "\n"
+
+
+def read_experiment(text: str, where: str) -> Experiment:
+  """Inverse of ``write_experiment``; not yet validated.
+
+  Args:
+    text: content of a ``config.json``.
+    where: what the message calls it.
+
+  Raises:
+    ConfigError: it is not JSON, of another format, or holds a setting that is not one.
+  """
+  try:
+    values = json.loads(text)
+  except ValueError as error:
+    raise ConfigError(f"{where} is not JSON: {error}.") from error
+  found = values.pop("format", None) if isinstance(values, dict) else None
+  if found != FORMAT:
+    raise ConfigError(
+      f'{where} has "format": {found!r}; allowed: {FORMAT}. It was written by another version of '
+      "agentjax, whose settings had other names. To write it anew, start from the .py file that "
+      "the run began with (--config=FILE.py, the same flags, a new --workdir): a run saves its "
+      "config.json in today's format. docs/runs.md lists what the settings were called before."
+    )
+  return Experiment.from_dict(values)
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:
@@ -894,11 +911,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
       f"--config={str(path)!r}: no such file (working directory {pathlib.Path.cwd()})."
     )
   if file.suffix == ".json":
-    try:
-      values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-      raise ConfigError(f"--config={str(path)!r} is not JSON: {error}.") from error
-    return Experiment.from_dict(values)
+    return read_experiment(file.read_text(encoding="utf-8"), f"--config={str(path)!r}")
   spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)

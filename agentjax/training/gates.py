@@ -7,12 +7,11 @@ import pathlib
 import tempfile
 from collections.abc import Collection, Sequence
 
-from agentjax.envs.config import without_chance
-from agentjax.rollout.cheats import Setting, cheats, solution
 from agentjax.rollout.integrity import GateResult, check_environment
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.cheats import Setting
 
 
 async def check_experiment(
@@ -23,9 +22,9 @@ async def check_experiment(
   names: Collection[str] | None = None,
   extensions: Extensions | None = None,
 ) -> list[GateResult]:
-  """Plays worked solution, empty answer and every cheat of the environment's kind.
+  """Plays worked solution, empty answer and every cheat of the world.
 
-  Luck is taken out of the environment (``envs.config.without_chance``).
+  Luck is taken out of the world (``WorldConfig.without_chance``).
 
   Args:
     experiment: of a run; a copy is validated and frozen here.
@@ -38,29 +37,27 @@ async def check_experiment(
     ConfigError: settings that cannot be used.
     ValueError: a task without a worked solution.
   """
-  experiment = resolve(
-    dataclasses.replace(experiment, environment=without_chance(experiment.environment))
-  )
+  experiment = resolve(dataclasses.replace(experiment, world=experiment.world.without_chance()))
   with tempfile.TemporaryDirectory() as folder:  # for a vocabulary that is learnt from the tasks
     parts = build_parts(experiment, pathlib.Path(folder), extensions or Extensions())
   setting = Setting(
-    environment=experiment.environment,
     pivot=experiment.reward.pivot,
     tools=tuple(tool.name for tool in parts.tools),
     answer=experiment.rollout.answer,
   )
 
   def chosen(task: Task) -> dict[str, Sequence[Message]]:
-    attempts = cheats(task, setting)
+    attempts = parts.world.cheats(task, setting)
     return {name: attempts[name] for name in attempts if names is None or name in names}
 
   try:
+    await parts.start()
     return await check_environment(
       parts.tasks.train[:tasks],
       make_environment=parts.make_environment,
       rewards=parts.rewards,
       cheats=chosen,
-      reference=lambda task: solution(task, setting),
+      reference=lambda task: parts.world.solution(task, setting),
       at_most=at_most,
       timeout=experiment.rollout.reward_timeout,
     )

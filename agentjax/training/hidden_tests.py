@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier
-from agentjax.sandbox.build import build_sandbox
+from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, build_verifier
+from agentjax.sandbox.config import Sandboxes
 
 
 class VerifiedTests:
@@ -15,8 +15,8 @@ class VerifiedTests:
   Its sandbox starts with the first use.
   """
 
-  def __init__(self, config: UnitTestConfig):
-    self._verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  def __init__(self, config: UnitTestConfig, sandboxes: Sandboxes | None = None):
+    self._verifier = build_verifier(config, sandboxes)
 
   async def __call__(self, code: Mapping[str, str], tests: Mapping[str, Any]) -> tuple[int, int]:
     """How many of the tests pass, and how many there are.

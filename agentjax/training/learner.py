@@ -237,7 +237,8 @@ class Learner(TrainStates):
       prepared, found = own.prepare(batch)
       for signal in phase.signals if not ready else ():
         learnt = signal.learn(context, state.networks, batch, prepared)
-        state, metrics = with_networks(state, learnt.networks), metrics | learnt.metrics
+        state = with_networks(state, learnt.networks)
+        metrics |= learnt.metrics
       given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)

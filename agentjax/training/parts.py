@@ -11,12 +11,9 @@ from typing import Any
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
 from agentjax.data.secret import run_secret
-from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import Engine, SamplingConfig
-from agentjax.envs.config import build_environment, environment_tasks
-from agentjax.envs.world import World
 from agentjax.models import ModelConfig
-from agentjax.names import is_own
+from agentjax.names import Adopted
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.pivot import PivotScorer
@@ -26,6 +23,7 @@ from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.monte_carlo import monte_carlo_part
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
+from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
@@ -39,6 +37,7 @@ from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
 from agentjax.trajectory.record import MONTE_CARLO
+from agentjax.world.world import PlainWorld, Site, World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +45,12 @@ class Extensions:
   """What a caller adds to or puts in the place of a config's parts; all optional.
 
   A config can name the same things by ``module:attribute`` (``tools.names``, ``data.source``,
-  ``environment.kind``, ``reward.parts``, ``rollout.sampler``), and is then the whole run.
+  ``world``, ``reward.parts``, ``rollout.sampler``), and is then the whole run.
 
   Attributes:
     tools: further tools, beside those the config names.
     tasks: tasks in the place of ``config.data``.
-    make_environment: environment of a task, in the place of ``config.environment``.
+    make_environment: environment of a task, in the place of that of ``config.world``.
     scorers: further scorers by name, which ``config.reward`` may then use.
     program: what an episode does, in the place of the tool loop.
     sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
@@ -71,9 +70,14 @@ class Scoring:
 
   tasks: TaskSplits
   registry: ToolRegistry
+  site: Site
   world: World
   hidden_tests: VerifiedTests
   rewards: RewardGraph
+
+  async def start(self) -> None:
+    """Starts the world; on the event loop that plays the episodes, before the first of them."""
+    await self.world.start(self.site)
 
   async def close(self) -> None:
     """Frees what tools, environments and verifiers hold."""
@@ -145,23 +149,28 @@ def build_scoring(
     ConfigError: parts that do not fit each other.
     DataError: tasks that cannot be read.
   """
-  tasks = load_task_splits(experiment, extensions, directory)
-  registry = build_tools(experiment.tools, extensions.tools)
-  hidden_tests = VerifiedTests(experiment.reward.unit_tests)
-  world = build_environment(
-    experiment.environment,
+  sandboxes = Sandboxes(experiment.sandboxes)
+  registry = build_tools(experiment.tools, extensions.tools, sandboxes)
+  hidden_tests = VerifiedTests(experiment.reward.unit_tests, sandboxes)
+  site = Site(
     registry,
+    sandboxes,
     hidden_tests,
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
+    folder=None if directory is None else directory / "world",
   )
+  world = experiment.world.build(site)
+  tasks = load_task_splits(experiment, extensions, directory, world)
   if extensions.make_environment is not None:
-    world = dataclasses.replace(world, make=extensions.make_environment, tools=registry.tools)
+    world = PlainWorld(extensions.make_environment, registry.tools, world)
   own = {MONTE_CARLO: monte_carlo_part}
   scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
-  rewards = build_rewards(experiment.reward, scorers)
-  return Scoring(tasks, registry, world, hidden_tests, rewards)
+  rewards = build_rewards(
+    experiment.reward, scorers, sandboxes=sandboxes, group_scorers=world.group_scorers
+  )
+  return Scoring(tasks, registry, site, world, hidden_tests, rewards)
 
 
 def build_parts(
@@ -198,7 +207,7 @@ def build_parts(
     directory=directory,
     pretrained=experiment.pretrained,
   )
-  if extensions.make_environment is None and not is_own(experiment.environment.kind):
+  if extensions.make_environment is None and not isinstance(experiment.world, Adopted):
     _check_prompts(experiment, chat, world.tools, tasks)
   if "pivot" in experiment.reward.parts:
     refusal = PivotScorer(experiment.reward.pivot).refusal
@@ -211,7 +220,7 @@ def build_parts(
     model=_model(experiment, chat.tokenizer),
     chat=chat,
     make_environment=guard_environments(
-      world.make, experiment.guards, registry, offered=world.tools
+      world.environment, experiment.guards, registry, offered=world.tools
     ),
     program=extensions.program,
     sampler=extensions.sampler or build_sampler(experiment.rollout, scoring.rewards),
@@ -219,14 +228,18 @@ def build_parts(
 
 
 def load_task_splits(
-  experiment: Experiment, extensions: Extensions, directory: pathlib.Path | None = None
+  experiment: Experiment,
+  extensions: Extensions,
+  directory: pathlib.Path | None,
+  world: World,
 ) -> TaskSplits:
-  """The tasks of a run.
+  """The tasks of a run: the caller's, those of ``config.data.source``, or the world's own.
 
   Args:
     experiment: validated.
     extensions: what the caller brings.
     directory: of the run, whose secret the labels may depend on.
+    world: of the run.
 
   Raises:
     ConfigError: settings that cannot be, or an evaluation without test tasks.
@@ -234,22 +247,20 @@ def load_task_splits(
   """
   if extensions.tasks is not None:
     return extensions.tasks
-  data = experiment.data
-  if data.source != "environment":
-    secret = run_secret(directory) if data.needs_secret and directory is not None else None
-    tasks, wanted = load_tasks(data, secret=secret), experiment.evaluation.tasks
-    check(
-      bool(tasks.test) or not wanted,
-      "config.evaluation.tasks",
-      wanted,
-      f"0, as config.data (source {data.source!r}) has no test tasks",
-    )
-    return tasks
+  data, wanted = experiment.data, experiment.evaluation.tasks
   data.validate()
-  assert data.train_size is not None and data.test_size is not None
-  sizes, first_ids = (data.train_size, data.test_size), (0, FIRST_TEST_ID)
-  made = environment_tasks(experiment.environment, sizes, seed=data.seed, first_ids=first_ids)
-  return TaskSplits(*made)
+  secret = None
+  maker = experiment.world if data.source is None else data.source
+  if directory is not None and maker.needs_secret(data):
+    secret = run_secret(directory)
+  tasks = load_tasks(data, secret=secret) if data.source is not None else world.tasks(data, secret)
+  check(
+    bool(tasks.test) or not wanted,
+    "config.evaluation.tasks",
+    wanted,
+    f"0, as {maker.chosen!r} has no test tasks",
+  )
+  return tasks
 
 
 def _check_prompts(

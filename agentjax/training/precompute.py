@@ -149,6 +149,7 @@ def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list
   experiment = parts.experiment
   engine, runner = build_engine(parts), LoopThread()
   try:
+    runner.run(parts.start())
     engine.publish(params, 0)
     return runner.run(
       collect(
@@ -162,7 +163,7 @@ def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list
       )
     )
   finally:
-    runner.run(parts.registry.close())
+    runner.run(parts.close())
     engine.close()
     runner.close()
 

@@ -37,6 +37,7 @@ def rescore_trajectories(
 
   async def work() -> list[Trajectory]:
     try:
+      await scoring.start()
       return await rescore(
         trajectories, tasks, scoring.rewards, timeout=experiment.rollout.reward_timeout
       )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import json
@@ -290,6 +291,7 @@ class _Session:
     )
     self.stream = self._make_stream()
     self.recovered = False  # whether ``stream`` has the journal's episodes
+    self.runner.run(self.parts.start())
     self.handed_over = time.monotonic()  # when the latest batch was
     self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
@@ -493,6 +495,7 @@ class _Session:
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
       everything, used, selected = self._rollout(step, state)
       (sampled, greedy), (trajectories, _) = apart(everything), apart(used)
+      self.runner.run(self.parts.world.learn(sorted(sampled, key=lambda t: t.address)))
       self._write_samples(step, sampled)
       episodes = tuple(t.address for t in used)
       rollout_seconds = time.monotonic() - started
@@ -697,6 +700,7 @@ class _Session:
       "evaluations": self.evaluations,
       "ended": self.ended,
       "signals": self.learner.get_signals(),
+      "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
     pending = processes.gather_trajectories([] if stream is None else stream.episodes)
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -734,13 +738,15 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
-    if "signals" not in host:
+    missing = [name for name in ("signals", "world") if name not in host]
+    if missing:
       raise ConfigError(
-        f"checkpoint {newest} of {self.directory} has no state of signals: it was made by an "
-        "earlier release; go on with that one, or begin anew in another --workdir, with the "
-        "checkpoint as config.start_from."
+        f"checkpoint {newest} of {self.directory} has no state of {' and '.join(missing)}: it was "
+        "made by an earlier release; go on with that one, or begin anew in another --workdir, with "
+        "the checkpoint as config.start_from."
       )
     self.learner.set_signals(host["signals"])
+    self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
     if pending and self.stream is not None:

@@ -7,11 +7,11 @@ import pytest
 from agentjax.data.errors import DataError
 from agentjax.data.gsm8k import load_gsm8k, read_gsm8k
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, ToolCall
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 DATA = os.environ.get("AGENTJAX_DATA")
 

@@ -36,11 +36,10 @@ def tiny(**fields):
 def load(folder, tfds_config=None, **fields):
   return load_tasks(
     DataConfig(
-      source="tfds",
       path=folder,
       train_size=None,
       test_size=None,
-      tfds=tfds_config or tiny(),
+      source=tfds_config or tiny(),
       **fields,
     )
   )

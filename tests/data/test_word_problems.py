@@ -20,10 +20,10 @@ from agentjax.data.word_problems import (
   vocabulary,
   word_problems,
 )
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards.answers import answers_equal
 from agentjax.tools.build import ToolsConfig, build_tools
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 ALL = WordProblemConfig(levels=(1, 2, 3, 4), program_share=0.3)
 

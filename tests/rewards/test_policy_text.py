@@ -7,9 +7,6 @@ import signal
 import pytest
 
 import agentjax
-from agentjax.envs.countdown import read_expression
-from agentjax.envs.sql import read_query
-from agentjax.envs.text_game import read_actions
 from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
 from agentjax.recipes.rational_rewards.critiques import read_critique
 from agentjax.rewards.answers import answers_equal, extract_final_answer
@@ -21,6 +18,9 @@ from agentjax.text.code import read_code
 from agentjax.text.template_calls import parse_text
 from agentjax.text.tool_calls import load_json
 from agentjax.trajectory.record import Trajectory
+from agentjax.world.text_game import read_actions
+from agentjax.worlds.countdown.game import read_expression
+from agentjax.worlds.sql.environment import read_query
 
 ROOT = pathlib.Path(agentjax.__file__).parent
 

@@ -254,7 +254,7 @@ def test_the_two_parts_of_a_run():
 
 def test_a_set_whose_verifier_cannot_be_mended_is_refused_by_name():
   config = ReasoningGymConfig(name="propositional_logic")
-  with pytest.raises(ConfigError, match="config.data.reasoning_gym.name='propositional_logic'"):
+  with pytest.raises(ConfigError, match="config.data.source.name='propositional_logic'"):
     load_reasoning_gym(config, train_size=1, test_size=0, seed=0)
 
 

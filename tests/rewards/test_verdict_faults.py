@@ -14,7 +14,7 @@ from agentjax.rewards.unit_tests import (
   UnitTestVerifier,
   VerifierFault,
 )
-from agentjax.sandbox.build import build_sandbox
+from agentjax.sandbox import ProcessSandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.result import infra_error
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -30,7 +30,7 @@ def verifier():
   config = UnitTestConfig(
     credit="fraction", cpu_seconds=1, wall_seconds=4.0, verdict_seconds=5.0, rounds=4
   )
-  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  verifier = UnitTestVerifier(ProcessSandbox(), config)
   yield verifier
   asyncio.run(verifier.close())
 
@@ -73,7 +73,7 @@ def test_slow_neighbours_take_nothing_from_a_right_answer():
   from agentjax.rollout.scoring import score
 
   config = UnitTestConfig(cpu_seconds=1, wall_seconds=2.0, verdict_seconds=2.5, concurrency=1)
-  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  verifier = UnitTestVerifier(ProcessSandbox(), config)
   codes = ["import time\ntime.sleep(60)", "import time\ntime.sleep(60)", SQUARE]
 
   async def judge(trajectory, task):
@@ -144,7 +144,7 @@ class Loaded:
 @pytest.mark.parametrize(("late", "right"), [(0, True), (1, True), (2, True), (3, False)])
 def test_a_verdict_that_the_clock_ends_twice_is_tried_alone(late, right):
   config = UnitTestConfig()
-  sandbox = Loaded(build_sandbox(config.sandbox), late)
+  sandbox = Loaded(ProcessSandbox(), late)
   verifier = UnitTestVerifier(sandbox, config)
   sandbox.places = verifier._places
 
@@ -187,7 +187,7 @@ class Broken:
 @pytest.mark.parametrize("healthy", [True, False])
 def test_code_whose_boxes_break_while_others_work_is_to_blame(healthy):
   config = UnitTestConfig()
-  verifier = UnitTestVerifier(Broken(healthy, build_sandbox(config.sandbox)), config)
+  verifier = UnitTestVerifier(Broken(healthy, ProcessSandbox()), config)
 
   async def main():
     try:

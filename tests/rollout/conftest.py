@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 
 from agentjax.engine import SamplingConfig
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import RolloutConfig
@@ -16,6 +15,7 @@ from agentjax.text.chat import MarkedChat
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.scripted_engine import RUN_SEED, TOKENIZER
 
 CONFIG = RolloutConfig(

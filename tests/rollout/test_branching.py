@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.rollout import keys
 from agentjax.rollout.branching import (
   BranchSampler,
@@ -23,6 +22,7 @@ from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import BRANCHES, Message, Status
 from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import REWARDS, make_player, make_task
 from tests.rollout.scripted_engine import RUN_SEED, TOKENIZER, ScriptedEngine, say
 from tests.rollout.test_loop import content

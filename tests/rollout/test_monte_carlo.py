@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.rewards import Part, RewardGraph, WeightedSum
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import MonteCarloConfig, RolloutConfig
 from agentjax.rollout.monte_carlo import MonteCarlo, monte_carlo_part, turn_rewards
 from agentjax.rollout.samplers import build_sampler
 from agentjax.trajectory.record import MONTE_CARLO, Message, Reward, Status
+from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import make_task
 from tests.rollout.scripted_engine import ScriptedEngine, say
 from tests.rollout.test_loop import content

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Observation, Step
 from agentjax.rollout.branching import BranchSampler
 from agentjax.rollout.config import OversampleConfig, RolloutConfig
 from agentjax.rollout.samplers import Oversample, build_sampler
 from agentjax.rollout.tree import TreeConfig, TreeSearch
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import BRANCHES, Message, Status
+from agentjax.world.environment import Observation, Step
 from tests.rollout.conftest import REWARDS, make_task
 from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 from tests.rollout.test_branching import Ladder, speak

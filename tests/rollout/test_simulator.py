@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from agentjax.data import TaskIterator
-from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.rollout.loop import GroupPlayer, groups_of
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.simulator import (
@@ -25,6 +24,7 @@ from agentjax.rollout.simulator import (
 from agentjax.rollout.stream import GroupStream
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Message, Reward
+from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import REWARDS, make_player, make_task
 from tests.rollout.scripted_engine import ScriptedEngine, say
 

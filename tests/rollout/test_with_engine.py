@@ -14,7 +14,6 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SamplingConfig
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan, evaluate
 from agentjax.rollout.loop import collect
@@ -23,6 +22,7 @@ from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Status, Task, ToolCall
 from agentjax.trajectory.store import to_record
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.conftest import REGISTRY, REWARDS
 from tests.rollout.scripted_engine import TOKENIZER
 

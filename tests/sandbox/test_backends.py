@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox import ProcessSandbox, ProcessSandboxConfig, Sandboxes
+from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.interface import (
   Command,
   PythonCell,
@@ -26,6 +28,7 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   run_once,
 )
+from agentjax.sandbox.remote import FusionConfig
 
 LIMITS = SandboxLimits(wall_seconds=15.0)
 REAL_ENGINE = os.environ.get("AGENTJAX_CONTAINER_ENGINE")  # and AGENTJAX_CONTAINER_IMAGE
@@ -47,33 +50,33 @@ def fake_docker(folder: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def opened(kind: str, folder: pathlib.Path) -> Iterator[Sandbox]:
-  config = SandboxConfig()
+  config: Any = ProcessSandboxConfig()
   with contextlib.ExitStack() as held:
     if kind in ("bubblewrap", "nsjail"):
       if shutil.which({"bubblewrap": "bwrap", "nsjail": "nsjail"}[kind]) is None:
         pytest.skip(f"{kind} is not installed")
-      config.kind = kind  # type: ignore[assignment]
-      getattr(config, kind).allow_unisolated = True  # a container may grant less
+      config = SandboxConfig.from_name(kind, "sandbox")
+      config.allow_unisolated = True  # a container may grant less
     elif kind == "fake_docker":
-      config.kind, config.docker.engine = "docker", fake_docker(folder)
-      config.docker.python = getattr(sys, "_base_executable", sys.executable)
-      config.docker.allow_unisolated = True
+      config = SandboxConfig.from_name("docker", "sandbox")
+      config.engine = fake_docker(folder)
+      config.python = getattr(sys, "_base_executable", sys.executable)
+      config.allow_unisolated = True
     elif kind == "container":
       assert REAL_ENGINE is not None
-      config.kind = "podman" if "podman" in REAL_ENGINE else "docker"
-      settings = getattr(config, config.kind)
-      settings.engine, settings.image = REAL_ENGINE, os.environ["AGENTJAX_CONTAINER_IMAGE"]
+      kind = "podman" if "podman" in REAL_ENGINE else "docker"
+      config = SandboxConfig.from_name(kind, "sandbox")
+      config.engine, config.image = REAL_ENGINE, os.environ["AGENTJAX_CONTAINER_IMAGE"]
     elif kind in ("fusion", "provider"):
       from tests.sandbox.service import Service
 
-      config.kind = kind  # type: ignore[assignment]
+      config = SandboxConfig.from_name(kind, "sandbox")
       service = Service()
       held.callback(service.close)
-      settings = getattr(config, kind)
-      settings.service.urls = (service.url,)
+      config.service.urls = (service.url,)
       if kind == "provider":
-        settings.python = getattr(sys, "_base_executable", sys.executable)
-    sandbox = build_sandbox(config)
+        config.python = getattr(sys, "_base_executable", sys.executable)
+    sandbox = config.build()
     held.callback(lambda: asyncio.run(sandbox.close()))
     yield sandbox
 
@@ -195,7 +198,7 @@ def test_snapshot_opens_as_another_box_with_the_same_files(sandbox: Sandbox) -> 
   state = use(sandbox, body)
 
   async def moved() -> bytes:
-    embedded = build_sandbox(SandboxConfig())
+    embedded = ProcessSandbox()
     try:
       return await (await embedded.create(state)).download("a/b")
     finally:
@@ -254,14 +257,32 @@ def test_sessions_are_there_where_offered_and_refused_elsewhere(sandbox: Sandbox
 
 
 def test_settings_are_named_by_kind_and_come_back_from_plain_data() -> None:
-  config = SandboxConfig(kind="fusion")
-  config.fusion.service.urls = ("http://127.0.0.1:1",)
-  config.fusion.limits.wall_seconds = 3.0
-  assert SandboxConfig.from_dict(config.to_dict()) == config
-  assert config.limits.wall_seconds == 3.0
-  assert config.overhead_seconds == 30.0
-  assert SandboxConfig().overhead_seconds == 0.0
-  with pytest.raises(ConfigError, match=r"sandbox\.fusion\.service\.urls"):
-    build_sandbox(SandboxConfig(kind="fusion"))
-  with pytest.raises(ConfigError, match=r"sandbox\.kind"):
-    build_sandbox(SandboxConfig(kind="chroot"))  # type: ignore[arg-type]
+  config = FusionConfig()
+  with pytest.raises(ConfigError, match=r"sandbox\.service\.urls"):
+    config.validate("sandbox")
+  config.service.urls = ("http://127.0.0.1:1",)
+  config.limits.wall_seconds = 3.0
+  config.validate("sandbox")
+  assert config.to_short_dict() == {
+    "use": "fusion",
+    "limits": {"wall_seconds": 3.0},
+    "service": {"urls": ["http://127.0.0.1:1"]},
+  }
+  for saved in (config.to_dict(), config.to_short_dict()):
+    assert SandboxConfig.from_dict(json.loads(json.dumps(saved))) == config
+  assert (config.overhead_seconds, ProcessSandboxConfig().overhead_seconds) == (30.0, 0.0)
+  assert SandboxConfig.from_dict("podman").to_dict()["arguments"] == ["--read-only-tmpfs=false"]
+  for wrong in ("chroot", "agentjax.tools.sql:SqlConfig"):
+    with pytest.raises(ConfigError, match=r"sandbox\.use='.*'embedded', 'bubblewrap'|is SqlConfig"):
+      SandboxConfig.from_dict(wrong, "sandbox")
+
+
+def test_a_sandbox_has_a_name_and_what_needs_packages_says_so() -> None:
+  plain, small = ProcessSandboxConfig(packages=("numpy",)), ProcessSandboxConfig(concurrency=1)
+  sandboxes = Sandboxes({"default": plain, "small": small})
+  assert sandboxes.settings("small") == small
+  wanted = sandboxes.settings("default", packages=("pytest", "numpy"))
+  assert wanted == ProcessSandboxConfig(packages=("numpy", "pytest"))
+  assert plain.packages == ("numpy",)
+  with pytest.raises(ConfigError, match=r"tool\.sandbox='big'; allowed: .*default, small"):
+    sandboxes.settings("big", "tool.sandbox")

@@ -18,8 +18,8 @@ from agentjax.sandbox import guest
 from agentjax.sandbox.container import (
   ContainerConfig,
   ContainerSandbox,
+  PodmanConfig,
   exec_command,
-  podman_config,
   run_command,
 )
 from agentjax.sandbox.interface import (
@@ -102,7 +102,7 @@ def test_programs_run_as_another_user_under_the_shells_limits() -> None:
   ]
   assert argv[-6:] == ["sh", "3", "2", "64", "9", "ls"]
   assert "--interactive" not in exec_command("podman", "b", 1, ["ls"], interactive=False)
-  assert "--read-only-tmpfs=false" in run_command(podman_config(), limits, "b")
+  assert "--read-only-tmpfs=false" in run_command(PodmanConfig(), limits, "b")
 
 
 def test_engine_without_walls_is_refused_and_leaves_nothing(engine: Engine) -> None:

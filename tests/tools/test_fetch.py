@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.sandbox import Sandboxes
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.egress import EgressConfig
 from agentjax.tools.fetch import FetchConfig, FetchTool, text_of_html
@@ -134,8 +135,10 @@ def test_text_of_html_survives_what_is_left_open():
 
 
 def test_a_run_without_allowed_hosts_is_refused():
-  with pytest.raises(ConfigError, match=r"config\.fetch\.egress\.allow"):
-    ToolsConfig(names=("fetch",)).validate()
-  config = ToolsConfig(names=("fetch",), fetch=FetchConfig(egress=EgressConfig(allow=("a.org",))))
+  with pytest.raises(ConfigError, match=r"config\.tools\.settings\.fetch\.egress\.allow"):
+    ToolsConfig(names=("fetch",)).check_sandboxes(Sandboxes())
+  config = ToolsConfig(
+    names=("fetch",), settings={"fetch": FetchConfig(egress=EgressConfig(allow=("a.org",)))}
+  )
   config.validate()
   assert list(build_tools(config).schemas) == ["fetch"]

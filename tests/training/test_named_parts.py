@@ -9,14 +9,15 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
-from agentjax.envs.world import World
+from agentjax.data.source import TaskSource
 from agentjax.objectives.segments import broadcast_to_tokens
-from agentjax.rollout.cheats import Setting, cheats
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, Extensions, Run
 from agentjax.training.experiment import own_names
 from agentjax.training.parts import build_parts
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.cheats import Setting
+from agentjax.world.world import World, WorldConfig
 from tests.training.smoke import quiet
 from tests.training.stages import PaidDigits, fingerprints, staged_experiment
 
@@ -51,7 +52,14 @@ def raw(inputs):
   return broadcast_to_tokens(inputs.rewards - 0.5, inputs.segment_ids)
 
 
-A_WORLD = World(make=world_of, tools=(), scorers={"even": even})
+class Digits(World):
+  scorers = {"even": staticmethod(even)}
+
+  def environment(self, task):
+    return world_of(task)
+
+
+A_WORLD = Digits()
 NOT_ONE = 7
 TASKS = tasks_of(dataclasses.make_dataclass("C", [("train_size", int)])(4))
 
@@ -59,8 +67,9 @@ TASKS = tasks_of(dataclasses.make_dataclass("C", [("train_size", int)])(4))
 def experiment(**names):
   made = staged_experiment(ScheduleConfig())
   made.rl.steps, made.data.train_size, made.data.test_size = 2, 4, 0
-  made.environment.kind = names.get("world", f"{HERE}:world_of")
-  made.data.source = names.get("tasks", f"{HERE}:tasks_of")
+  made.world = WorldConfig.from_name(names.get("world", f"{HERE}:world_of"), "config.world")
+  tasks = names.get("tasks", f"{HERE}:tasks_of")
+  made.data.source = TaskSource.from_name(tasks, "config.data.source")
   made.rollout.sampler = names.get("sampler", f"{HERE}:Plain")
   made.reward.parts = ("environment", names.get("scorer", f"{HERE}:even"))
   made.reward.weights = (1.0, 1.0)
@@ -87,15 +96,15 @@ def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
   made.reward.parts = ("environment", "even")
   parts = build_parts(made.freeze(), None, Extensions())
   assert parts.world is A_WORLD and parts.tasks is TASKS
-  assert cheats(parts.tasks.train[0], Setting(environment=made.environment)) == {}
+  assert parts.world.cheats(parts.tasks.train[0], Setting()) == {}
 
 
 @pytest.mark.parametrize(
   ("change", "field"),
   [
-    ({"world": f"{HERE}:NOT_ONE"}, "config.environment.kind"),
-    ({"world": f"{HERE}:PaidDigits"}, "config.environment.kind"),  # takes no task
-    ({"world": "chess"}, "config.environment.kind"),
+    ({"world": f"{HERE}:NOT_ONE"}, "config.world"),
+    ({"world": f"{HERE}:PaidDigits"}, "config.world"),  # takes no task
+    ({"world": "chess"}, "config.world"),
     ({"tasks": f"{HERE}:NOT_ONE"}, "config.data.source"),
     ({"tasks": f"{HERE}:world_of"}, "config.data.source"),
     ({"tasks": "gsm9k"}, "config.data.source"),
@@ -108,8 +117,8 @@ def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
   ],
 )
 def test_a_name_that_is_not_one_is_refused_with_its_field(change, field):
-  made = experiment(**change)
   with pytest.raises(ConfigError, match="allowed") as error:
+    made = experiment(**change)
     made.validate()
     build_parts(made, None, Extensions())
   assert str(error.value).startswith(field)

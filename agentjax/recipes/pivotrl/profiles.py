@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
-from agentjax.data.pivots import PivotRow, Profile
-from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models.huggingface import load_pretrained
 from agentjax.rewards import RewardGraph
 from agentjax.rewards.pivot import PivotScorer
@@ -29,6 +27,8 @@ from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.trajectory.record import Task, Trajectory
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow, Profile
 
 _AT_ONCE = 64  # rows whose episodes are held at one time: each holds its whole history
 
@@ -163,6 +163,7 @@ def profile_checkpoint(
   engine = build_engine(parts)
   runner = LoopThread()
   try:
+    runner.run(parts.start())
     engine.publish(policy, 0 if path is None else int(path.name))
     return runner.run(
       profile_pivots(

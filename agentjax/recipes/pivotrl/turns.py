@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import PivotRow
+from agentjax.worlds.pivot.tasks import PivotRow
 
 _THINKING_END = "</think>"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterC
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.model_pool import ModelPool, endpoint_identity
-from agentjax.training.parts import Extensions, load_task_splits
+from agentjax.training.parts import Extensions, build_scoring
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -91,7 +92,9 @@ def synthesise_traces(
   for name, writer in writers.items():
     writer.validate(name)
   tessy.validate("tessy")
-  wanted = load_task_splits(experiment, extensions or Extensions()).train[:tasks]
+  scoring = build_scoring(experiment, extensions or Extensions())
+  wanted = scoring.tasks.train[:tasks]
+  asyncio.run(scoring.close())
   if not wanted:
     raise ConfigError("config.data has no training tasks; allowed: at least one to write for.")
   pool, runner = ModelPool(experiment), LoopThread()

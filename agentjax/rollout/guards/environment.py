@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
 from agentjax.rollout.guards.episode import EpisodeGuard, GuardError
 from agentjax.rollout.guards.interface import Decision
@@ -17,6 +16,7 @@ from agentjax.tools.hooks import intercepted_by
 from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task
+from agentjax.world.environment import Action, Environment, Observation, Step, take_snapshot
 
 _SNAPSHOT_FORMAT = 3
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from agentjax.data.agent_trajectories import AgentTrajectory, read_trajectories
 from agentjax.data.errors import DataError
-from agentjax.data.pivots import PivotRow, Profile, pivot_tasks, read_pivots, write_pivots
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.envs.pivot import PivotEnvironment
 from agentjax.objectives.objective import ObjectiveConfig, prepare
 from agentjax.recipes.pivotrl.profiles import profile_pivots
 from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_share, staleness
@@ -26,6 +24,8 @@ from agentjax.rollout.loop import collect
 from agentjax.tools.declared import read_tool
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Reward, ToolCall, Trajectory
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow, Profile, pivot_tasks, read_pivots, write_pivots
 from tests.data.test_agent_trajectories import TOOL, write
 from tests.rollout.conftest import make_player
 from tests.rollout.scripted_engine import ScriptedEngine, say

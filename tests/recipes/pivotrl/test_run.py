@@ -11,9 +11,7 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import read_pivots, write_pivots
 from agentjax.engine import EngineConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
@@ -38,6 +36,8 @@ from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import resolve
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, ToolCall
+from agentjax.worlds.pivot import PivotWorldConfig
+from agentjax.worlds.pivot.tasks import read_pivots, write_pivots
 from tests.training.smoke import quiet
 
 _ROOT = pathlib.Path(__file__).parents[3]
@@ -53,8 +53,8 @@ def experiment(folder: pathlib.Path = pathlib.Path("pivots")) -> Experiment:
   """A warm start and two steps on turns where any message is right."""
   return Experiment(
     name="pivots",
-    data=DataConfig(source="pivots", path=str(folder), train_size=None, test_size=None),
-    environment=EnvironmentConfig(kind="pivot"),
+    data=DataConfig(path=str(folder), train_size=None, test_size=None),
+    world=PivotWorldConfig(),
     model=ModelConfig(
       vocab_size=264, d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16
     ),

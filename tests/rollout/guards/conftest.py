@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.guards import GuardsConfig, guard_environments
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 TASK = Task(7, (Message("system", "Be good."), Message("user", "list the files")), "3", "made")
 

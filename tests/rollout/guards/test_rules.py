@@ -9,7 +9,6 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.fields import find_fields
 from agentjax.rollout.guards import (
   Decision,
@@ -25,6 +24,7 @@ from agentjax.rollout.guards import (
 from agentjax.tools.egress import EgressConfig
 from agentjax.training.flags import check_overrides, define_config_flag
 from agentjax.trajectory.record import Message, Status, ToolRecord
+from agentjax.world.environment import Action, Environment, Observation, Step
 from tests.rollout.guards.conftest import shell
 from tests.training.smoke import smoke_experiment
 
