@@ -17,7 +17,8 @@ import numpy as np
 from absl import app, flags
 
 from agentjax.models.spec import count
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.sharding import make_mesh
 from agentjax.training import load_experiment
 from agentjax.training.optimizer import build_optimizer

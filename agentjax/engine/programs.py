@@ -9,31 +9,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from agentjax import models
-from agentjax.engine import sampling
 from agentjax.engine.config import EngineConfig
-from agentjax.engine.grammar import Masks
+from agentjax.engine.decoding import Decoding, DeviceState, compact_experts, feed_heads
 from agentjax.engine.request import Chunk, DecodePlan
-from agentjax.engine.speculation import lookup, written
-from agentjax.models import Cache, ModelConfig
-from agentjax.models.blocks import Appended
-from agentjax.trajectory.experts import compact_dtype
+from agentjax.engine.speculation import written
+from agentjax.models import ModelConfig
 
 Array = jax.Array
-
-
-@flax.struct.dataclass
-class DeviceState:
-  """All slots of one lane. Every dispatch consumes one and gives the next."""
-
-  cache: Cache
-  logits: Array  # float32 [slots, vocab], of the token each slot takes next
-  history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
-  ahead: models.Ahead | None = None  # of prediction heads, where these make the drafts
 
 
 _WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
@@ -155,39 +141,10 @@ class Programs:
     if history is not None:
       history = written(history, rows, starts, token_ids, counts)
     if ahead is not None:
-      ahead = self._follow(params, ahead, (rows, starts, counts), out.hidden, token_ids)
+      where, limit = (rows, starts, counts), self._config.max_length
+      ahead = feed_heads(params, self._model, ahead, where, out.hidden, token_ids, max_length=limit)
     device = DeviceState(cache=out.cache, logits=logits, history=history, ahead=ahead)
-    return device, self._compact(out.experts)
-
-  def _follow(
-    self,
-    params: Any,
-    ahead: models.Ahead,
-    where: tuple[Array, Array, Array],
-    hidden: Any,
-    token_ids: Array,
-    **settings: Any,
-  ) -> models.Ahead:
-    """``counts[r]`` tokens into the heads' part of slot ``rows[r]``, from ``starts[r]`` on."""
-    rows, starts, counts = where
-    positions = starts[:, None] + jnp.arange(token_ids.shape[1])
-    return models.follow(
-      params,
-      self._model,
-      ahead,
-      Appended(rows, positions, counts),
-      hidden,
-      token_ids,
-      max_length=self._config.max_length,
-      **settings,
-    )
-
-  def _compact(self, experts: Array | None) -> Array | None:
-    """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
-    if experts is None or not self._config.record_experts:
-      return None
-    ids = self._model.num_experts + self._model.zero_experts
-    return jnp.moveaxis(experts, 0, -2).astype(compact_dtype(ids))
+    return device, compact_experts(self._model, out.experts, record=self._config.record_experts)
 
   def _place(
     self, device: DeviceState, state: tuple[Array, ...], rows: Array, count: Array
@@ -278,235 +235,9 @@ class Programs:
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
-    """Draws, feeds and records a token for every live slot until none is live."""
-    if self._config.speculate != "none":
-      return self._decode_drafts(device, params, plan)
-    filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
-    shape = plan.forced.shape[::-1]
-    masks: Masks | None = plan.grammars if self._config.grammar_states else None
-
-    def unfinished(carry: tuple) -> Array:
-      step, live = carry[0], carry[1]
-      return (step < shape[0]) & jnp.any(live)
-
-    def advance(carry: tuple) -> tuple:
-      step, live, device, state, chunk = carry
-      drawn = sampling.draw(
-        device.logits,
-        plan.key_data,
-        plan.token_index + step,
-        filters,
-        jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
-        vocab_limit=self._vocab_limit,
-        masks=masks,
-        grammar_state=state,
-        row_by_row=self._model.exact_chunk > 0,
-      )
-      token_ids = jnp.where(live, drawn.token_ids, 0)
-      out = self._step(params, device.cache, token_ids, live)
-      stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
-      routed = self._compact(out.experts)
-      chunk = Chunk(
-        token_ids=chunk.token_ids.at[step].set(token_ids),
-        behaviour_log_probs=chunk.behaviour_log_probs.at[step].set(drawn.behaviour_log_probs),
-        entropies=chunk.entropies.at[step].set(drawn.entropies),
-        sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
-        counts=chunk.counts + live,
-        stopped=chunk.stopped | stopped,
-        experts=None if routed is None else chunk.experts.at[step].set(routed),
-      )
-      logits = jnp.where(live[:, None], out.logits, device.logits)
-      device = device.replace(cache=out.cache, logits=logits)
-      live &= ~stopped & (step + 1 < plan.budget)
-      if masks is not None:
-        # Only who goes on: nothing is allowed behind a stop id.
-        state = jnp.where(live, masks.advance(state, token_ids), state)
-      return step + 1, live, device, state, chunk
-
-    record = self._config.record_experts
-    routed = jax.eval_shape(self._routed, device, params) if record else None
-    chunk = Chunk(
-      token_ids=jnp.zeros(shape, jnp.int32),
-      behaviour_log_probs=jnp.zeros(shape, jnp.float32),
-      entropies=jnp.zeros(shape, jnp.float32),
-      sampling_log_probs=jnp.zeros(shape, jnp.float32),
-      counts=jnp.zeros(shape[1:], jnp.int32),
-      stopped=jnp.zeros(shape[1:], bool),
-      experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
-    )
-    state = None if masks is None else masks.state
-    start = (jnp.int32(0), plan.budget > 0, device, state, chunk)
-    _, _, device, _, chunk = jax.lax.while_loop(unfinished, advance, start)
-    return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
-
-  def _decode_drafts(
-    self, device: DeviceState, params: Any, plan: DecodePlan
-  ) -> tuple[DeviceState, Chunk]:
-    """``_decode``, with several tokens a step where drafts prove right.
-
-    A token is a function of the logits before it, the call's key and its index. So a draft is right
-    exactly if the draw at its place gives it: nothing is accepted by chance, and tokens and
-    log-probs are those of ``_decode``, up to how the model's step rounds in another shape.
-    """
-    filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
-    slots, size = plan.forced.shape
-    drafted = self._config.draft_tokens
-    window = drafted + 1
-    masks: Masks | None = plan.grammars if self._config.grammar_states else None
-    place = jnp.arange(window)
-
-    def forced_at(index: Array) -> Array:
-      known = jnp.take_along_axis(plan.forced, jnp.minimum(index, size - 1), axis=1)
-      return jnp.where(index < size, known, -1)
-
-    def draw(logits: Array, index: Array, state: Array | None) -> sampling.Draws:
-      """One draw for each of [slots, places], whose rows lie one after the other."""
-      count = index.shape[1]
-
-      def rows(value: Any) -> Any:
-        return jax.tree.map(lambda v: jnp.repeat(v, count, axis=0), value)
-
-      drawn = sampling.draw(
-        logits.reshape(slots * count, -1),
-        rows(plan.key_data),
-        (plan.token_index[:, None] + index).reshape(-1),
-        rows(filters),
-        forced_at(index).reshape(-1),
-        vocab_limit=self._vocab_limit,
-        masks=masks and masks._replace(grammar=rows(masks.grammar)),
-        grammar_state=None if state is None else state.reshape(-1),
-      )
-      return sampling.Draws(*(v.reshape(slots, count) for v in drawn))
-
-    def foresee(
-      device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
-    ) -> tuple[Array, models.Ahead]:
-      """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
-      previous = token_ids
-
-      def choose(step: int, logits: Array) -> Array:
-        nonlocal state, previous
-        if masks is not None and state is not None:
-          state = masks.advance(state, previous)
-        index = filled[:, None] + step + 1
-        chosen = draw(logits, index, None if state is None else state[:, None]).token_ids[:, 0]
-        previous = jnp.where(live, chosen, 0)
-        return previous
-
-      assert device.ahead is not None
-      return models.draft(
-        params,
-        self._model,
-        device.ahead,
-        device.cache.lengths,
-        token_ids,
-        live,
-        tokens=drafted,
-        max_length=self._config.max_length,
-        choose=choose,
-      )
-
-    def advance(carry: tuple) -> tuple:
-      live, device, state, chunk = carry
-      filled, lengths = chunk.counts, device.cache.lengths
-      first = draw(device.logits, filled[:, None], None if state is None else state[:, None])
-      start = jnp.where(live[:, None], first.token_ids, 0)
-      history, ahead = device.history, device.ahead
-      if ahead is None:
-        history = written(history, jnp.arange(slots), lengths, start, live.astype(jnp.int32))
-        drafts, found = lookup(history, lengths + 1, drafted)
-      else:
-        drafts, ahead = foresee(device, live, start[:, 0], filled, state)
-        found = live
-      forced = forced_at(filled[:, None] + place[1:])
-      drafts = jnp.where(forced >= 0, forced, drafts)
-      token_ids = jnp.concatenate([start, drafts], axis=1)
-      states = None
-      if masks is not None:
-        path = [state]
-        for j in range(window):
-          path.append(masks.advance(path[-1], token_ids[:, j]))
-        states = jnp.stack(path, axis=1)  # before each token of the window, and behind the last
-      out = models.verify(params, self._model, device.cache, token_ids, live)
-      behind = draw(
-        out.logits[:, :-1],
-        filled[:, None] + place[1:],
-        None if states is None else states[:, 1:-1],
-      )
-      stops = jnp.any(token_ids[:, :, None] == plan.stop_ids[:, None], axis=-1)
-      right = (behind.token_ids == drafts) & ~stops[:, :-1]
-      right &= filled[:, None] + place[1:] < plan.budget[:, None]
-      taken = jnp.cumprod(jnp.concatenate([live[:, None], right], axis=1), axis=1).astype(bool)
-      counts = jnp.sum(taken, axis=1, dtype=jnp.int32)
-      cache = models.accept(params, self._model, lengths, out.pending, counts)
-      last = jnp.maximum(counts - 1, 0)[:, None, None]
-      logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
-      logits = jnp.where(live[:, None], logits, device.logits)
-      if ahead is None:
-        history = written(history, jnp.arange(slots), lengths, token_ids, counts)
-      else:
-        where = jnp.where(live, jnp.arange(slots), slots), lengths, counts
-        ahead = self._follow(params, ahead, where, out.hidden, token_ids, every_slot=True)
-
-      target = jnp.where(taken, filled[:, None] + place, size)
-
-      def record(into: Array, values: Array) -> Array:
-        return into.at[jnp.arange(slots)[:, None], target].set(values, mode="drop")
-
-      both = [jnp.concatenate(v, axis=1) for v in zip(first[1:], behind[1:], strict=True)]
-      behaviour_log_probs, entropies, sampling_log_probs = both
-      stopped = jnp.any(taken & stops, axis=1)
-      routed = self._compact(out.experts)
-      guesses = found[:, None] & live[:, None] & (forced < 0)
-      chunk = Chunk(
-        token_ids=record(chunk.token_ids, token_ids),
-        behaviour_log_probs=record(chunk.behaviour_log_probs, behaviour_log_probs),
-        entropies=record(chunk.entropies, entropies),
-        sampling_log_probs=record(chunk.sampling_log_probs, sampling_log_probs),
-        counts=filled + counts,
-        stopped=chunk.stopped | stopped,
-        experts=None if routed is None else record(chunk.experts, routed),
-        drafted=chunk.drafted + jnp.sum(guesses, axis=1, dtype=jnp.int32),
-        accepted=chunk.accepted + jnp.sum(guesses & taken[:, 1:], axis=1, dtype=jnp.int32),
-      )
-      goes_on = live & ~stopped & (filled + counts < plan.budget)
-      if states is not None:
-        after = jnp.take_along_axis(states, counts[:, None], axis=1)[:, 0]
-        state = jnp.where(goes_on, after, state)
-      device = DeviceState(cache=cache, logits=logits, history=history, ahead=ahead)
-      return goes_on, device, state, chunk
-
-    def blank(dtype: Any, *shape: int) -> Array:
-      return jnp.zeros((slots, *shape), dtype)
-
-    routed = None
-    if self._config.record_experts:
-      shape = jax.eval_shape(self._routed, device, params)
-      routed = blank(shape.dtype, size, *shape.shape[1:])
-    chunk = Chunk(
-      token_ids=blank(jnp.int32, size),
-      behaviour_log_probs=blank(jnp.float32, size),
-      entropies=blank(jnp.float32, size),
-      sampling_log_probs=blank(jnp.float32, size),
-      counts=blank(jnp.int32),
-      stopped=blank(bool),
-      experts=routed,
-      drafted=blank(jnp.int32),
-      accepted=blank(jnp.int32),
-    )
-    start = (plan.budget > 0, device, None if masks is None else masks.state, chunk)
-    _, device, _, chunk = jax.lax.while_loop(lambda carry: jnp.any(carry[0]), advance, start)
-    return device, chunk
-
-  def _step(self, params: Any, cache: Cache, token_ids: Array, live: Array) -> models.Decoded:
-    """One token into every live slot."""
-    return models.decode_step(params, self._model, cache, token_ids, live)
-
-  def _routed(self, device: DeviceState, params: Any) -> Array | None:
-    """What the routers choose in one step."""
-    nothing = jnp.zeros(self.slots, jnp.int32)
-    out = self._step(params, device.cache, nothing, nothing > 0)
-    return self._compact(out.experts)
+    decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
+    run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
+    return run(device)
 
 
 def programs_of_lane(

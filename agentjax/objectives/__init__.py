@@ -1,7 +1,8 @@
 """Objectives: advantages, policy losses, value and supervised losses. Pure functions of arrays.
 
-Read in this order: ``objective`` (what a loss is), ``advantages`` and ``returns`` (credit),
-``policy_loss`` and ``mismatch`` (the surrogate), ``aggregation`` (one number), ``presets``.
+Read in this order: ``objective`` (what a loss is), ``preparation`` (what comes before it),
+``advantages`` and ``returns`` (credit), ``policy_loss`` and ``mismatch`` (the surrogate),
+``aggregation`` (one number), ``presets``.
 """
 
 from agentjax.objectives.advantages import (
@@ -34,9 +35,6 @@ from agentjax.objectives.objective import (
   ObjectiveConfig,
   Prepared,
   policy_objective,
-  prepare,
-  prepare_staged,
-  prepare_supervised,
 )
 from agentjax.objectives.policy_loss import PolicyLoss, PolicyLossConfig
 from agentjax.objectives.preference import (
@@ -45,6 +43,7 @@ from agentjax.objectives.preference import (
   implicit_prm_loss,
   preference_advantages,
 )
+from agentjax.objectives.preparation import prepare, prepare_staged, prepare_supervised
 from agentjax.objectives.presets import PRESETS, preset
 from agentjax.objectives.returns import (
   bilevel_gae,

@@ -18,7 +18,8 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
 from agentjax.models.spec import abstract
-from agentjax.objectives.objective import abstract_prepared, policy_objective
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.hlo import ProgramCost, program_cost
 from agentjax.sharding import (
   MeshConfig,

@@ -161,7 +161,7 @@ def _text_of_jail() -> str:
 
 @functools.cache
 def _text_of_capture() -> str:
-  return _text(Output, _run_captured, _archive)
+  return _text(Output, _run_captured, _child_limits, _watch, _archive)
 
 
 def _text(*functions: Any) -> str:
@@ -222,18 +222,51 @@ def _run_captured(settings: dict[str, Any]) -> None:
   import subprocess
   import tarfile
   import tempfile
-  import threading
   import time
 
   limits = settings["limits"]
   box = tempfile.mkdtemp()
   with tarfile.open(settings["archive"]) as archive:
     archive.extractall(box)
+  start = time.monotonic()
+  child = subprocess.Popen(
+      [sys.executable, *settings["arguments"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_child_limits(limits), cwd=box,
+      env={**os.environ, "PYTHONHASHSEED": "0"},
+  )  # fmt: skip
+  sent = base64.b64decode(settings["frame"]) + base64.b64decode(settings["stdin"])
+  outputs = [Output(limits["output_bytes"]) for _ in range(2)]
+  reason, detail, code = _watch(child, sent, outputs, limits)
+  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+  result = {
+    "reason": reason,
+    "detail": detail,
+    "exit_code": code,
+    "seconds": time.monotonic() - start,
+    "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    "parts": [base64.b64encode(p).decode() for o in outputs for p in (o.head, o.tail)],
+    "totals": [o.total for o in outputs],
+  }
+  try:
+    _archive(box, settings["archive"], limits["disk_bytes"])
+  except (OSError, ValueError) as error:
+    with contextlib.suppress(OSError):
+      os.unlink(settings["archive"])
+    if reason == "exit":
+      result.update(reason="disk", detail=str(error))
+  with open(settings["result"], "w") as file:
+    json.dump(result, file)
+  shutil.rmtree(box, ignore_errors=True)
+
+
+def _child_limits(limits: dict[str, Any]) -> Any:
+  """What a child calls before its program, to lower its limits."""
+  import resource
+
   with open("/proc/self/statm") as file:
     space = int(file.read().split()[0]) * resource.getpagesize()
-  start = time.monotonic()
 
-  def lower_limits() -> None:
+  def lower() -> None:
     for kind, value in (
       (resource.RLIMIT_CPU, int(-(-limits["cpu_seconds"] // 1))),
       (resource.RLIMIT_AS, space + limits["memory_bytes"]),
@@ -245,11 +278,14 @@ def _run_captured(settings: dict[str, Any]) -> None:
       value = value if hard == resource.RLIM_INFINITY else min(value, hard)
       resource.setrlimit(kind, (value, value + 1 if kind == resource.RLIMIT_CPU else value))
 
-  child = subprocess.Popen(
-      [sys.executable, *settings["arguments"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, start_new_session=True, preexec_fn=lower_limits, cwd=box,
-      env={**os.environ, "PYTHONHASHSEED": "0"},
-  )  # fmt: skip
+  return lower
+
+
+def _watch(child: Any, sent: bytes, outputs: Any, limits: dict[str, Any]) -> Any:
+  """Feeds a child, keeps what it writes, ends it in time: (reason, detail, exit code)."""
+  import subprocess
+  import threading
+
   why = ["exit", ""]
 
   def stop(reason: str, detail: str) -> None:
@@ -259,8 +295,8 @@ def _run_captured(settings: dict[str, Any]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
   def feed() -> None:
-    with contextlib.suppress(OSError), child.stdin as pipe:  # type: ignore[union-attr]
-      pipe.write(base64.b64decode(settings["frame"]) + base64.b64decode(settings["stdin"]))
+    with contextlib.suppress(OSError), child.stdin as pipe:
+      pipe.write(sent)
 
   def keep(stream: Any, output: Any) -> None:
     while data := os.read(stream.fileno(), 1 << 16):
@@ -268,7 +304,6 @@ def _run_captured(settings: dict[str, Any]) -> None:
       if output.total > limits["output_kill_bytes"]:
         stop("output", f"wrote more than {limits['output_kill_bytes']} bytes")
 
-  outputs = [Output(limits["output_bytes"]) for _ in range(2)]
   threads = [
     threading.Thread(target=target, args=arguments, daemon=True)
     for target, arguments in (
@@ -288,26 +323,7 @@ def _run_captured(settings: dict[str, Any]) -> None:
     os.killpg(child.pid, signal.SIGKILL)  # what it left running
   for thread in threads[1:]:
     thread.join(timeout=1.0)
-  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-  result = {
-    "reason": why[0],
-    "detail": why[1],
-    "exit_code": code,
-    "seconds": time.monotonic() - start,
-    "cpu_seconds": usage.ru_utime + usage.ru_stime,
-    "parts": [base64.b64encode(p).decode() for o in outputs for p in (o.head, o.tail)],
-    "totals": [o.total for o in outputs],
-  }
-  try:
-    _archive(box, settings["archive"], limits["disk_bytes"])
-  except (OSError, ValueError) as error:
-    with contextlib.suppress(OSError):
-      os.unlink(settings["archive"])
-    if why[0] == "exit":
-      result.update(reason="disk", detail=str(error))
-  with open(settings["result"], "w") as file:
-    json.dump(result, file)
-  shutil.rmtree(box, ignore_errors=True)
+  return (*why, code)
 
 
 def _archive(folder: str, name: str, most_bytes: int) -> None:

@@ -25,7 +25,8 @@ from agentjax.models.huggingface import RUNTIME_FIELDS
 from agentjax.objectives.advantages import check_outcomes
 from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.distillation import DistillationConfig
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import preset
 from agentjax.rewards.process import log_ratio_rewards, step_sums
 from agentjax.sharding import replicated

@@ -20,6 +20,8 @@ from agentjax.names import is_own
 from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preference import PreferenceConfig
+from agentjax.objectives.staged import StagedConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
@@ -594,7 +596,24 @@ class Experiment(Config):
     )
 
   def _validate_objective(self, phase: PhaseConfig, path: str, name: str) -> None:
+    """Checks an objective against the rest of the experiment; ``name`` is the phase's field."""
     objective, settings = f"{name}.objective", phase.objective
+    recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
+    if settings.needs_old_log_probs and not recomputed:
+      raise ConfigError(
+        f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
+        f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
+      )
+    self._check_groups(settings, path, objective)
+    self._check_parts(settings, path, objective)
+    if settings.staged is not None:
+      self._check_stages(phase, settings.staged, path, name)
+    self._check_repeated_updates(settings, path, objective, recomputed)
+    if settings.preference is not None:
+      self._check_preference(settings.preference, path, objective, recomputed)
+
+  def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
+    """What is compared with what: groups are large enough, baselines are there."""
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
@@ -613,12 +632,15 @@ class Experiment(Config):
       settings.advantage.parts,
       "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
     )
-    recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
-    if settings.needs_old_log_probs and not recomputed:
-      raise ConfigError(
-        f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
-        f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
-      )
+    check(
+      settings.ambiguity is None or self.rollout.group_size > 1,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
+    )
+
+  def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
+    """Which parts of the reward are credited, to whom and when."""
     weighted = [name for name, weight in self.reward.shares.items() if weight]
     check(
       settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
@@ -641,12 +663,6 @@ class Experiment(Config):
       "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
       f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
     )
-    check(
-      settings.ambiguity is None or self.rollout.group_size > 1,
-      f"{path}.rollout.group_size",
-      self.rollout.group_size,
-      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
-    )
     parts = settings.with_parts_of(self.reward.shares).advantage.parts
     check(
       set(parts) <= set(self.reward.parts),
@@ -661,17 +677,24 @@ class Experiment(Config):
       settings.advantage.turn_rewards,
       f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
     )
-    if (staged := settings.staged) is not None:
-      turns = self.rollout.max_turns
-      check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
-      allowed = f"one of {path}.reward.parts = {self.reward.parts}"
-      check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
-      check(
-        phase.context == "episode",
-        f"{name}.context",
-        phase.context,
-        f"'episode' with {objective}.staged",
-      )
+
+  def _check_stages(self, phase: PhaseConfig, staged: StagedConfig, path: str, name: str) -> None:
+    """Turns that are stages: several of them, with a reward of their own."""
+    objective, turns = f"{name}.objective", self.rollout.max_turns
+    check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
+    allowed = f"one of {path}.reward.parts = {self.reward.parts}"
+    check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
+    check(
+      phase.context == "episode",
+      f"{name}.context",
+      phase.context,
+      f"'episode' with {objective}.staged",
+    )
+
+  def _check_repeated_updates(
+    self, settings: ObjectiveConfig, path: str, objective: str, recomputed: bool
+  ) -> None:
+    """Losses that need, or do not bear, several updates of one batch."""
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     on_policy = recomputed or self.rl.schedule.mode == "sync"
     check(
@@ -690,25 +713,28 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
-    if settings.preference is not None:
-      # Its weights are those of the policy before the update.
-      once = f"1 with {objective}.preference; further passes are further steps"
-      for field in ("minibatches", "epochs"):
-        value = getattr(self.rl, field)
-        check(value == 1, f"{path}.rl.{field}", value, once)
-      check(
-        recomputed,
-        f"{path}.rl.old_log_probs",
-        self.rl.old_log_probs,
-        f"'recomputed' with {objective}.preference",
-      )
-      alone = settings.preference.form == "dpo" and self.rl.rollouts is None
-      check(
-        self.rollout.group_size > 1 or not alone,
-        f"{path}.rollout.group_size",
-        self.rollout.group_size,
-        f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
-      )
+
+  def _check_preference(
+    self, preference: PreferenceConfig, path: str, objective: str, recomputed: bool
+  ) -> None:
+    """Its weights are those of the policy before the update."""
+    once = f"1 with {objective}.preference; further passes are further steps"
+    for field in ("minibatches", "epochs"):
+      value = getattr(self.rl, field)
+      check(value == 1, f"{path}.rl.{field}", value, once)
+    check(
+      recomputed,
+      f"{path}.rl.old_log_probs",
+      self.rl.old_log_probs,
+      f"'recomputed' with {objective}.preference",
+    )
+    pairs_needed = preference.form == "dpo" and self.rl.rollouts is None
+    check(
+      self.rollout.group_size > 1 or not pairs_needed,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
+    )
 
   def _validate_environment(self, path: str) -> None:
     check(

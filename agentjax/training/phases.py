@@ -19,15 +19,8 @@ from agentjax.objectives.advantage_function import (
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.columns import credit_inputs
-from agentjax.objectives.objective import (
-  Objective,
-  ObjectiveConfig,
-  Prepared,
-  abstract_inputs,
-  policy_objective,
-  prepare,
-  prepare_staged,
-)
+from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
+from agentjax.objectives.preparation import abstract_inputs, prepare, prepare_staged
 from agentjax.signals.signal import Signal
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
 from agentjax.training.rows import MeshRows

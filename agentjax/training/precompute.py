@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from agentjax.config import ConfigError
@@ -17,7 +18,7 @@ from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.loop import collect
 from agentjax.sharding import make_mesh
 from agentjax.signals.build import build_teachers, signal_tools
-from agentjax.signals.teacher import TeacherConfig, load_teacher, template_fingerprint
+from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher, template_fingerprint
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, RLStage, resolve
@@ -96,17 +97,8 @@ def precompute(
   else:
     played = list(read_store(episodes))
   between = time.monotonic()
-  kept = [t for t in played if t.segments and not t.status.masked]
-  scored: list[Trajectory] = []
-  for at in range(0, len(kept), _BATCH):
-    part = kept[at : at + _BATCH]
-    found = teachers.score(part, asked, params if asked.needs_comparison else None)
-    scored += [with_answers(t, answers) for t, answers in zip(part, found, strict=True)]
+  scored = _score(teachers, played, asked, params)
   timing = Timing(between - started, time.monotonic() - between)
-  author = ""
-  if demonstrations_by is not None:
-    config = TeacherConfig(demonstrations_by)
-    author = load_teacher(config, parts.chat, parts.model, mesh).identity
   manifest = Manifest(
     tokenizer=parts.tokenizer.fingerprint(),
     template=template_fingerprint(parts.chat, experiment.chat),
@@ -114,7 +106,7 @@ def precompute(
     teachers={
       ",".join(config.sources): teachers[i].identity for i, config in enumerate(stage.teachers)
     },
-    demonstrations_by=author,
+    demonstrations_by=_identity(demonstrations_by, parts, mesh),
     temperature=stage.sampling.temperature or 1.0,
     top_k=asked.top_k if asked.form == "top_k" else 0,
     candidates=asked.candidates if asked.form == "top_k" else "",
@@ -124,6 +116,29 @@ def precompute(
   manifest.warn_of_inconsistency()
   write_episodes(output, scored, manifest)
   return manifest, timing
+
+
+def _score(
+  teachers: Teachers,
+  played: Sequence[Trajectory],
+  asked: DistillationConfig,
+  params: Params | None,
+) -> list[Trajectory]:
+  """The episodes that can be learnt from, with what the teachers said of their tokens."""
+  kept = [t for t in played if t.segments and not t.status.masked]
+  scored: list[Trajectory] = []
+  for at in range(0, len(kept), _BATCH):
+    part = kept[at : at + _BATCH]
+    found = teachers.score(part, asked, params if asked.needs_comparison else None)
+    scored += [with_answers(t, answers) for t, answers in zip(part, found, strict=True)]
+  return scored
+
+
+def _identity(path: str | None, parts: Parts, mesh: jax.sharding.Mesh) -> str:
+  """Of the model at a path; "" without one."""
+  if path is None:
+    return ""
+  return load_teacher(TeacherConfig(path), parts.chat, parts.model, mesh).identity
 
 
 def _asked(stage: RLStage) -> DistillationConfig:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from agentjax.models import Params, sample_depths
-from agentjax.objectives.objective import prepare_supervised
+from agentjax.objectives.preparation import prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.sharding import time_multiple
 from agentjax.signals.signal import ForUpdate

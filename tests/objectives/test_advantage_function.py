@@ -18,7 +18,8 @@ from agentjax.objectives.advantage_function import (
   check_advantages,
 )
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
-from agentjax.objectives.objective import ObjectiveConfig, prepare
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import preset
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.testing import check_advantage

@@ -19,7 +19,8 @@ from agentjax.objectives.distillation import (
   soft_or,
   teacher_advantages,
 )
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import preset
 
 STUDENT = jax.nn.log_softmax(jnp.array([2.0, 1.0, 0.0, -1.0]))

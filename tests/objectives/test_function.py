@@ -12,13 +12,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.function import load_function
-from agentjax.objectives.objective import (
-  ObjectiveConfig,
-  abstract_inputs,
-  policy_objective,
-  prepare,
-)
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.testing import check_objective
 
 

@@ -10,8 +10,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import PRESETS
 
 # The sequences [-.9, -1, -1.5] and [-.2, -1.2] in one row, with padding.

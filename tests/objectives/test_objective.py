@@ -9,13 +9,9 @@ import pytest
 
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
-from agentjax.objectives.objective import (
-  ObjectiveConfig,
-  policy_objective,
-  prepare,
-  prepare_supervised,
-)
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preparation import prepare, prepare_supervised
 from agentjax.objectives.presets import preset
 from agentjax.objectives.returns import bilevel_gae
 from agentjax.objectives.segments import turn_units

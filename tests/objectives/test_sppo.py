@@ -9,7 +9,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig, check_group_size, sequence_advantages
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import preset
 from agentjax.objectives.value_loss import ValueLossConfig
 

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from agentjax.models import ModelConfig
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.state import TrainState, init_state, network_specs, state_shardings

@@ -7,12 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.objectives.objective import (
-  ObjectiveConfig,
-  abstract_inputs,
-  policy_objective,
-  prepare,
-)
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.testing import check_advantage, check_objective
 from agentjax.training import OptimizerConfig

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from agentjax.objectives import preset
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.experiment import resolve

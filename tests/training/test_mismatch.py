@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agentjax.objectives import MismatchConfig
-from agentjax.objectives.objective import ObjectiveConfig, prepare
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch

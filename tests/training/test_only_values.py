@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.presets import preset
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer

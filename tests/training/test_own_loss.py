@@ -11,7 +11,8 @@ from absl import flags
 
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import check_outcomes
-from agentjax.objectives.objective import ObjectiveConfig, abstract_inputs
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import abstract_inputs
 from agentjax.objectives.presets import preset
 from agentjax.training import Run
 from agentjax.training.flags import define_config_flag

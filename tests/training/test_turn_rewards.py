@@ -9,7 +9,7 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
-from agentjax.objectives.objective import prepare
+from agentjax.objectives.preparation import prepare
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.journal import JournalReader

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from agentjax.data.agent_trajectories import AgentTrajectory, read_trajectories
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.objectives.objective import ObjectiveConfig, prepare
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.recipes.pivotrl.profiles import profile_pivots
 from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_share, staleness
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
