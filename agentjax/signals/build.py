@@ -161,6 +161,8 @@ class SignalBuilder:
     if objective.staged is not None:
       rollout = self._experiment.rollout
       found.append(StageRewards(objective.staged.part, rollout.max_turns))
+    if phase.passes is not None:
+      found += phase.passes.signals(self._experiment)
     if self._process is not None:
       found.append(self._process)
     return found

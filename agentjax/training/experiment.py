@@ -39,6 +39,7 @@ from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.pass_config import PassesConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.token_sets import TokenSetConfig
@@ -108,12 +109,14 @@ class PhaseConfig(Config):
     trains: "all" networks, or the "values" alone: the policy and what the optimiser keeps of it
       stay as they are. With ``advantage.value_lambda`` 1 this is VAPO's value pre-training
       (2504.05118) on Monte-Carlo returns.
+    passes: see RLStage.
   """
 
   steps: int = 1
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   context: Literal["episode", "response"] = "episode"
   trains: Literal["all", "values"] = "all"
+  passes: PassesConfig | None = None
 
   def validate(self, path: str = "phase") -> None:
     super().validate(path)
@@ -172,6 +175,8 @@ class RLStage(Config):
     process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
     critic: a critic that is a network of its own; None is a value head on the policy.
+    passes: what updates are made of every batch, where a method makes several, such as
+      ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
   """
 
   steps: int = 0
@@ -204,6 +209,7 @@ class RLStage(Config):
   signals: tuple[SignalConfig, ...] = ()
   process: ProcessConfig | None = None
   critic: CriticConfig | None = None
+  passes: PassesConfig | None = None
 
   @property
   def has_value_head(self) -> bool:
@@ -214,7 +220,8 @@ class RLStage(Config):
   def all_phases(self) -> tuple[PhaseConfig, ...]:
     """``phases``, and the rest of the stage as the last."""
     rest = self.steps - sum(phase.steps for phase in self.phases)
-    return (*self.phases, PhaseConfig(steps=rest, objective=self.objective))
+    last = PhaseConfig(steps=rest, objective=self.objective, passes=self.passes)
+    return (*self.phases, last)
 
   def phase_of(self, number: int) -> tuple[int, bool]:
     """Of the stage's step ``number``, from 0: index in ``all_phases``, and whether that begins."""
@@ -608,6 +615,8 @@ class Experiment(Config):
     self._check_parts(settings, path, objective)
     if settings.staged is not None:
       self._check_stages(phase, settings.staged, path, name)
+    if phase.passes is not None:
+      phase.passes.check_phase(self, phase, path, name)
     self._check_repeated_updates(settings, path, objective, recomputed)
     if settings.preference is not None:
       self._check_preference(settings.preference, path, objective, recomputed)

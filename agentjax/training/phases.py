@@ -23,11 +23,10 @@ from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, 
 from agentjax.objectives.preparation import abstract_inputs, prepare, prepare_staged
 from agentjax.signals.signal import Signal
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
+from agentjax.training.pass_config import PlannedPass, Prepare
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
 from agentjax.trajectory.batch import Batch
-
-Prepare = Callable[[Batch], tuple[Prepared, dict[str, jax.Array]]]
 
 
 class Pass(NamedTuple):
@@ -94,7 +93,10 @@ def named_phases(experiment: Experiment) -> list[PhaseConfig]:
 def optimizer_steps(experiment: Experiment) -> int:
   """Updates of the policy in the reinforcement-learning stage."""
   phases = experiment.rl.all_phases if experiment.rl.steps else ()
-  passes = sum(phase.steps * (1 + (phase.objective.staged is not None)) for phase in phases)
+  passes = 0
+  for phase in phases:
+    staged = 1 + (phase.objective.staged is not None)
+    passes += phase.steps * (phase.passes.number if phase.passes else staged)
   return passes * experiment.rl.minibatches * experiment.rl.epochs
 
 
@@ -139,10 +141,13 @@ def compile_phases(
     function = advantage_function(phase.objective.advantage.function, advantage if last else None)
     found = signals(phase)  # which registers the columns that a function may read
     _trace(experiment, phase, own, function)
-    if phase.objective.staged is None:
-      passes: tuple[Pass, ...] = (
-        Pass("", _on_mesh(_prepare(phase.objective, function), rows), update(phase, own)),
+    if phase.passes is not None:
+      passes: tuple[Pass, ...] = tuple(
+        _compile(one, update(phase, policy_objective(one.objective)), rows)
+        for one in phase.passes.plan(phase.objective)
       )
+    elif phase.objective.staged is None:
+      passes = (Pass("", _on_mesh(_prepare(phase.objective, function), rows), update(phase, own)),)
     else:
       narrower = policy_objective(phase.objective.correction)
       first, second = (
@@ -177,6 +182,10 @@ def _trace(
     reference=phase.objective.needs_reference,
   )
   check_advantages(function, inputs)
+
+
+def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
+  return Pass(one.prefix, _on_mesh(one.prepare, rows), update)
 
 
 def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:

@@ -164,6 +164,12 @@ class Run:
       experiment.rl.objective.staged,
       "none with an objective of your own: its second update would not be narrower",
     )
+    check(
+      (objective is None and advantage is None) or experiment.rl.passes is None,
+      "config.rl.passes",
+      experiment.rl.passes,
+      "none with an objective or advantages of your own, which are of one update",
+    )
     self.directory = pathlib.Path(workdir).absolute()
     policy_objective(experiment.rl.objective, objective)  # a fault shows at once
     if advantage is not None:
