@@ -43,7 +43,7 @@ from agentjax.objectives.preference import (
   implicit_prm_loss,
   preference_advantages,
 )
-from agentjax.objectives.preparation import prepare, prepare_staged, prepare_supervised
+from agentjax.objectives.preparation import prepare, prepare_supervised
 from agentjax.objectives.presets import PRESETS, preset
 from agentjax.objectives.returns import (
   bilevel_gae,
@@ -53,11 +53,6 @@ from agentjax.objectives.returns import (
   whiten,
 )
 from agentjax.objectives.segments import broadcast_to_tokens
-from agentjax.objectives.staged import (
-  StagedConfig,
-  stage_corrections,
-  staged_advantages,
-)
 from agentjax.objectives.supervised import negative_log_likelihood, supervised_objective
 from agentjax.objectives.value_loss import (
   ValueLossConfig,
@@ -79,7 +74,6 @@ __all__ = [
   "PolicyLossConfig",
   "PreferenceConfig",
   "Prepared",
-  "StagedConfig",
   "ValueLossConfig",
   "ambiguity_terms",
   "bernoulli_value_loss",
@@ -105,7 +99,6 @@ __all__ = [
   "policy_objective",
   "preference_advantages",
   "prepare",
-  "prepare_staged",
   "prepare_supervised",
   "preset",
   "reward_to_go",
@@ -113,8 +106,6 @@ __all__ = [
   "sequence_advantages",
   "soft_or",
   "squared_value_loss",
-  "stage_corrections",
-  "staged_advantages",
   "supervised_objective",
   "teacher_advantages",
   "token_coefficients",

@@ -73,30 +73,6 @@ PART_REWARDS = register_column(
     in_loss=False,
   )
 )
-STAGES = register_column(
-  Column("stages", "int32", "Stage of the token; -1 outside all.", fill=-1, in_loss=False)
-)
-STAGE_REWARDS = register_column(
-  Column(
-    "stage_rewards",
-    "float32",
-    "Reward of each stage of the sequence.",
-    shape=("stages",),
-    level="sequence",
-    in_loss=False,
-  )
-)
-STAGES_KNOWN = register_column(
-  Column(
-    "stages_known",
-    "bool",
-    "Whether each stage of the sequence has a reward.",
-    shape=("stages",),
-    fill=False,
-    level="sequence",
-    in_loss=False,
-  )
-)
 
 _CREDIT = (
   OLD_LOG_PROBS,

@@ -46,7 +46,6 @@ from agentjax.objectives.function import (
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.policy_loss import PolicyLossConfig, policy_loss
 from agentjax.objectives.preference import PreferenceConfig
-from agentjax.objectives.staged import StagedConfig
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import column_or_fill
 
@@ -60,7 +59,6 @@ class ObjectiveConfig(Config):
     distillation: adds a teacher's word on every token; None has no teacher.
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
-    staged: two updates of every turn of an episode (Agentic GRPO); None is one of all of it.
     ambiguity: advantages and the upper clip bound follow how far the answers to a task agree
       (ADPO); None does not.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
@@ -74,7 +72,6 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
-  staged: StagedConfig | None = None
   ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
@@ -104,8 +101,6 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
-    if self.staged is not None:
-      self._validate_staged(self.staged, path)
     if self.ambiguity is not None:
       for where, name, permitted in (
         ("policy_loss", "clip", ("ppo", "mask", "truncate", "gmpo")),
@@ -137,40 +132,9 @@ class ObjectiveConfig(Config):
   def check_own_advantage(self, path: str) -> None:
     """Raises ConfigError where an advantage function does not go with the rest."""
     self.advantage.check_own_function(f"{path}.advantage")
-    for name in ("preference", "staged", "ambiguity"):
+    for name in ("preference", "ambiguity"):
       value = getattr(self, name)
       check(value is None, f"{path}.{name}", value, "None with an advantage function")
-
-  def _validate_staged(self, staged: StagedConfig, path: str) -> None:
-    centres = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
-    for part, name, allowed_values in (
-      ("advantage", "centre", centres),
-      ("advantage", "credit", ("broadcast",)),
-      ("advantage", "parts", ((),)),
-      ("advantage", "branches", ("soft",)),
-      ("advantage", "whiten", (False,)),
-      ("advantage", "clip", (None,)),
-      ("advantage", "learn_from", ("all",)),
-      ("policy_loss", "clip", ("ppo", "mask")),
-      ("policy_loss", "covariance", ("none",)),
-    ):
-      value = getattr(getattr(self, part), name)
-      allowed = " or ".join(repr(v) for v in allowed_values) + f" with {path}.staged"
-      check(value in allowed_values, f"{path}.{part}.{name}", value, allowed)
-    for name in ("distillation", "preference", "ambiguity", "function"):
-      value = getattr(self, name)
-      check(value is None, f"{path}.{name}", value, f"None with {path}.staged")
-    mismatch = self.policy_loss.mismatch
-    check(
-      not mismatch.active,
-      f"{path}.policy_loss.mismatch",
-      mismatch,
-      f"none with {path}.staged: ratios are to the policy that sampled",
-    )
-    for name in ("clip_low", "clip_high"):
-      first, second = getattr(self.policy_loss, name), getattr(staged, f"correction_{name}")
-      said = f"0 to {path}.policy_loss.{name}={first}"
-      check(0 <= second <= first, f"{path}.staged.correction_{name}", second, said)
 
   def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
     """A copy that names the parts of the reward where ``advantage.parts`` says "*".
@@ -185,12 +149,6 @@ class ObjectiveConfig(Config):
       self.advantage, parts=tuple(weighted), part_weights=tuple(weighted.values())
     )
     return dataclasses.replace(self, advantage=credit)
-
-  @property
-  def correction(self) -> ObjectiveConfig:
-    """What the second update of staged rollouts takes; only with ``staged``."""
-    assert self.staged is not None
-    return dataclasses.replace(self, policy_loss=self.staged.correction(self.policy_loss))
 
   @property
   def needs_reference(self) -> bool:

@@ -7,11 +7,11 @@ the tokens, then whitening, clipping and what a teacher adds. It runs once a bat
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
@@ -50,7 +50,6 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
-from agentjax.objectives.staged import stage_corrections, staged_advantages
 from agentjax.trajectory.batch import Batch, abstract_batch, token_columns
 from agentjax.trajectory.columns import core_fields
 
@@ -136,47 +135,6 @@ def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") ->
     behaviour_log_probs=batch.behaviour_log_probs,
     columns=token_columns(batch),
   )
-
-
-def prepare_staged(
-  batch: Batch,
-  rewards: Float[Array, "sequences stages"],
-  known: Bool[Array, "sequences stages"],
-  stages: Int[Array, "batch time"],
-  config: ObjectiveConfig,
-  update: Literal["immediate", "correction"],
-  **extra: Any,
-) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
-  """``prepare`` for one of the two updates of staged rollouts (``staged``), config.staged set.
-
-  The loss is ``policy_objective(config)`` for the first and ``policy_objective(config.correction)``
-  for the second. Ratios are to the policy that sampled in both. Give the first update only the
-  stages that were scored since the last, by ``known``, so that none has it twice.
-
-  Args:
-    batch: whole rollouts; ``batch.rewards`` are not looked at.
-    rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
-    stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
-      outside 0 ... stages - 1, and of stages that are not known, lose their weight.
-    config: static.
-    update: which of the two.
-    extra: ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``.
-  """
-  compute = staged_advantages if update == "immediate" else stage_corrections
-  usable = known & batch.valid[:, None]
-  own = compute(rewards, usable, batch.groups, config.advantage)
-  if update == "correction":
-    usable &= usable[:, -1:]
-  sequence = jnp.maximum(batch.segment_ids - 1, 0)
-  column = jnp.clip(stages, 0, rewards.shape[1] - 1)
-  inside = (batch.segment_ids > 0) & (stages == column) & usable[sequence, column]
-  prepared, metrics = prepare(batch, config, selected=inside, **extra)
-  advantages = jnp.where(prepared.weights > 0, own[sequence, column], 0)
-  metrics["advantage/mean_abs"] = jnp.sum(prepared.shares * jnp.abs(advantages))
-  learning = jnp.where(usable, own != 0, False)
-  metrics["advantage/learning_share"] = jnp.sum(learning) / jnp.maximum(jnp.sum(usable), 1)
-  prepared = dataclasses.replace(prepared, advantages=advantages * config.advantage.multiplier)
-  return jax.lax.stop_gradient((prepared, metrics))
 
 
 def abstract_prepared(

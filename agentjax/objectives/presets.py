@@ -15,7 +15,6 @@ from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preference import PreferenceConfig
-from agentjax.objectives.staged import StagedConfig
 from agentjax.objectives.value_loss import ValueLossConfig
 
 # DeepSeekMath, 2402.03300: z-score a group, a mean a sequence, k3 at .04.
@@ -132,9 +131,6 @@ SPPO = ObjectiveConfig(
   PolicyLossConfig(),
   ValueLossConfig(kind="bernoulli"),
 )
-# 2604.02721 (GrandCode), second-hand: every stage at once, and a correction when the last reward is
-# in. Neither bounds nor group sizes are published; all are ours.
-AGENTIC_GRPO = ObjectiveConfig(AdvantageConfig(), PolicyLossConfig(), staged=StagedConfig())
 # 2405.00675, which is called SPPO as well: log-ratios of sequences to eta (win rate - 1/2), eta
 # 1000 as in its experiments. Rewards of the group take the place of its preference model.
 SELF_PLAY_PREFERENCE = ObjectiveConfig(

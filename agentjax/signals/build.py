@@ -22,7 +22,7 @@ from agentjax.signals.process import (
   reward_model_spec,
 )
 from agentjax.signals.reference import ReferenceScores
-from agentjax.signals.reward_parts import PartRewards, StageRewards, TurnRewards
+from agentjax.signals.reward_parts import PartRewards, TurnRewards
 from agentjax.signals.signal import Signal, SignalTools, order_signals, own_networks
 from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.signals.teacher_scores import TeacherScores
@@ -158,9 +158,6 @@ class SignalBuilder:
     if credit.turn_rewards:
       shares = self._experiment.reward.shares
       found.append(TurnRewards({name: shares[name] for name in credit.turn_rewards}))
-    if objective.staged is not None:
-      rollout = self._experiment.rollout
-      found.append(StageRewards(objective.staged.part, rollout.max_turns))
     if phase.passes is not None:
       found += phase.passes.signals(self._experiment)
     if self._process is not None:

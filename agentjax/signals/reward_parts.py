@@ -1,4 +1,4 @@
-"""Parts of the reward by themselves: of episodes, of turns, and of turns as stages."""
+"""Parts of the reward by themselves: of episodes, and of turns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from typing import Any
 import numpy as np
 
 from agentjax.config import ConfigError
-from agentjax.objectives.columns import (
-  PART_REWARDS,
-  STAGE_REWARDS,
-  STAGES,
-  STAGES_KNOWN,
-  TURN_REWARDS,
-)
+from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.training import processes
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.packing import paid_by_turn, stage_rewards
+from agentjax.trajectory.packing import paid_by_turn
 from agentjax.trajectory.record import Reward, Trajectory
 
 
@@ -80,33 +74,6 @@ class TurnRewards(Signal):
     return Result({"turn_rewards": paid_by_turn(context.sequences, self._shares, credited)})
 
 
-class StageRewards(Signal):
-  """Turns as stages with rewards of their own, for ``objective.staged``.
-
-  Args:
-    part: of the reward, earned turn by turn.
-    stages: at least as many as any episode has turns.
-  """
-
-  name = "stage_rewards"
-  adds = (STAGE_REWARDS, STAGES_KNOWN, STAGES)
-
-  def __init__(self, part: str, stages: int):
-    self._part, self._stages = part, stages
-
-  def observe(
-    self, context: StepContext, episodes: Sequence[Trajectory]
-  ) -> tuple[list[Trajectory], Metrics]:
-    del context
-    check_turn_rewards(episodes, (self._part,))
-    return list(episodes), {}
-
-  def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    del networks, batch
-    found = stage_rewards(context.sequences, self._part, self._stages, context.packed)
-    return Result(dict(zip((column.name for column in self.adds), found, strict=True)))
-
-
 def with_selected_weights(packed: Batch, batch: Batch) -> Batch:
   """``packed`` with weights on those tokens alone that a signal has selected, on the host.
 
@@ -147,8 +114,8 @@ def check_turn_rewards(episodes: Sequence[Trajectory], names: Sequence[str]) -> 
         raise ConfigError(
           f"config.rl.objective takes {name!r} as a part of the reward that turns earn, and it is "
           f"{whole:g} for the episode {trajectory.address} and {paid:g} for its turns "
-          "together; allowed in advantage.turn_rewards and staged.part: parts that are earned turn "
-          "by turn, such as 'environment'."
+          "together; allowed in advantage.turn_rewards, and as the part that stages earn: parts "
+          "that are earned turn by turn, such as 'environment'."
         )
 
 

@@ -21,7 +21,6 @@ from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preference import PreferenceConfig
-from agentjax.objectives.staged import StagedConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
@@ -613,8 +612,6 @@ class Experiment(Config):
       )
     self._check_groups(settings, path, objective)
     self._check_parts(settings, path, objective)
-    if settings.staged is not None:
-      self._check_stages(phase, settings.staged, path, name)
     if phase.passes is not None:
       phase.passes.check_phase(self, phase, path, name)
     self._check_repeated_updates(settings, path, objective, recomputed)
@@ -685,19 +682,6 @@ class Experiment(Config):
       f"{objective}.advantage.turn_rewards",
       settings.advantage.turn_rewards,
       f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
-    )
-
-  def _check_stages(self, phase: PhaseConfig, staged: StagedConfig, path: str, name: str) -> None:
-    """Turns that are stages: several of them, with a reward of their own."""
-    objective, turns = f"{name}.objective", self.rollout.max_turns
-    check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
-    allowed = f"one of {path}.reward.parts = {self.reward.parts}"
-    check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
-    check(
-      phase.context == "episode",
-      f"{name}.context",
-      phase.context,
-      f"'episode' with {objective}.staged",
     )
 
   def _check_repeated_updates(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from agentjax.objectives.advantage_function import (
 from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.columns import credit_inputs
 from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
-from agentjax.objectives.preparation import abstract_inputs, prepare, prepare_staged
+from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.signals.signal import Signal
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
 from agentjax.training.pass_config import PlannedPass, Prepare
@@ -93,10 +92,7 @@ def named_phases(experiment: Experiment) -> list[PhaseConfig]:
 def optimizer_steps(experiment: Experiment) -> int:
   """Updates of the policy in the reinforcement-learning stage."""
   phases = experiment.rl.all_phases if experiment.rl.steps else ()
-  passes = 0
-  for phase in phases:
-    staged = 1 + (phase.objective.staged is not None)
-    passes += phase.steps * (phase.passes.number if phase.passes else staged)
+  passes = sum(p.steps * (p.passes.number if p.passes is not None else 1) for p in phases)
   return passes * experiment.rl.minibatches * experiment.rl.epochs
 
 
@@ -146,18 +142,9 @@ def compile_phases(
         _compile(one, update(phase, policy_objective(one.objective)), rows)
         for one in phase.passes.plan(phase.objective)
       )
-    elif phase.objective.staged is None:
-      passes = (Pass("", _on_mesh(_prepare(phase.objective, function), rows), update(phase, own)),)
     else:
-      narrower = policy_objective(phase.objective.correction)
-      first, second = (
-        _on_mesh(functools.partial(_prepare_stages, config=phase.objective, update=name), rows)
-        for name in ("immediate", "correction")
-      )
-      passes = (
-        Pass("", first, update(phase, own)),
-        Pass("correction/", second, update(phase, narrower)),
-      )
+      one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
+      passes = (_compile(one, update(phase, own), rows),)
     result.append(Phase(phase, path, found, passes))
   return result
 
@@ -199,14 +186,3 @@ def _prepare(config: ObjectiveConfig, advantage: AdvantageFunction | None) -> Ca
     return prepare(batch.for_loss(), config, advantage=advantage, **given)
 
   return ready
-
-
-def _prepare_stages(
-  batch: Batch, config: ObjectiveConfig, update: Literal["immediate", "correction"]
-) -> tuple[Prepared, dict[str, jax.Array]]:
-  given: dict[str, Any] = credit_inputs(batch, config)
-  rewards, known, stages = (
-    batch.columns[name] for name in ("stage_rewards", "stages_known", "stages")
-  )
-  own = batch.for_loss()
-  return prepare_staged(own, rewards, known, stages, config=config, update=update, **given)

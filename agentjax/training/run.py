@@ -159,12 +159,6 @@ class Run:
   ):
     self.experiment = resolve(experiment)
     check(
-      objective is None or experiment.rl.objective.staged is None,
-      "config.rl.objective.staged",
-      experiment.rl.objective.staged,
-      "none with an objective of your own: its second update would not be narrower",
-    )
-    check(
       (objective is None and advantage is None) or experiment.rl.passes is None,
       "config.rl.passes",
       experiment.rl.passes,

@@ -171,39 +171,6 @@ def paid_by_turn(
   return repack(placed, batch.segment_ids)
 
 
-def stage_rewards(
-  sequences: Sequence[PackedSequence], part: str, stages: int, batch: Batch
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
-
-  N are the places of the batch. A sequence's last turn is the last stage, whatever its number, and
-  has the sequence's reward; the turns before it count from 0 and have what they were paid, where
-  they were judged. Tokens that the policy did not draw are of stage -1.
-
-  Args:
-    sequences: what was packed.
-    part: of the reward, earned turn by turn.
-    stages: at least as many as any sequence has turns.
-    batch: of all ``sequences``.
-  """
-  rewards = np.zeros((batch.num_sequences, stages), np.float32)
-  known, columns = np.zeros(rewards.shape, bool), []
-  for i, sequence in enumerate(sequences):
-    drawn = sequence.versions >= 0
-    last = int(sequence.turns[drawn].max(initial=0))
-    if last >= stages:
-      raise PackingError(
-        f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
-      )
-    columns.append(np.where(drawn, np.where(sequence.turns < last, sequence.turns, stages - 1), -1))
-    paid = sequence.turn_rewards.get(part, np.full(len(sequence), np.nan, np.float32))
-    judged = ~np.isnan(paid) & (sequence.turns < last)
-    np.add.at(rewards[i], sequence.turns[judged], paid[judged])
-    known[i, sequence.turns[judged]] = True
-    rewards[i, -1], known[i, -1] = sequence.reward, sequence.valid
-  return rewards, known, repack(columns, batch.segment_ids, fill=-1).astype(np.int32)
-
-
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   """The sequence without what stands between its first token and its first weighted one.
 

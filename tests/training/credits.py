@@ -13,6 +13,7 @@ import numpy as np
 
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
+from agentjax.recipes.agentic_grpo import StagedConfig
 from agentjax.rewards import RewardConfig, TurnScores
 from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
@@ -66,7 +67,7 @@ def credit_run(directory, feature, folder, *, lora=False, schedule=("sync",), me
     rl.objective = preset("ragen")
     rl.objective.advantage.turn_rewards = ("environment",)
   elif feature == "staged":
-    rl.objective = preset("agentic_grpo")
+    rl.objective, rl.passes = ObjectiveConfig(), StagedConfig()
   elif feature == "greedy":
     rl.objective = preset("remax")
   elif feature == "scored_turns":

@@ -34,7 +34,6 @@ from tests.training.teachers import MODEL, save_policy
 
 # What a run that has nothing of its own is refused for.
 MISSING = {
-  "agentic_grpo": "config.rl.objective.staged.part",
   "gdpo": "config.reward.parts",
   "kl_cov": "config.rl.minibatches",
   "prime": "config.rl.process",
@@ -181,7 +180,7 @@ def in_a_run(name, folder, monkeypatch):
   )
   learner.rl_step(state, [*episodes(), *greedy()], 1)
   batch, ready = seen[0]
-  if name in ("agentic_grpo", "kl_cov", "prime"):  # stages, minibatches, rewards of steps
+  if name in ("kl_cov", "prime"):  # minibatches, rewards of steps
     return batch, ready.prepared, None
   paid = to_sequences(episodes())
   return (

@@ -12,13 +12,16 @@ from agentjax.objectives import (
   AdvantageConfig,
   ObjectiveConfig,
   PolicyLossConfig,
-  StagedConfig,
   policy_objective,
-  prepare_staged,
   sequence_advantages,
+)
+from agentjax.recipes.agentic_grpo.stages import (
+  StagedConfig,
+  prepare_stages,
   stage_corrections,
   staged_advantages,
 )
+from tests.objectives.conftest import Packer
 
 _EXACT = AdvantageConfig(epsilon=0.0)
 _REWARDS = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.5, 1.0]])
@@ -59,9 +62,9 @@ def test_a_rollout_that_never_ended_changes_no_correction_of_the_others():
   np.testing.assert_array_equal(values[3], [0, 0])
 
 
-def _batch(packer):
+def _batch():
   """Three rollouts of two stages with two tokens each, and one token of a prompt before."""
-  pack = packer(3, 5)
+  pack = Packer(3, 5)
   turns = np.tile([-1, 0, 0, 1, 1], (3, 1))
   weights = (turns >= 0).astype(np.float32)
   # Outcomes agree: plain GRPO has nothing to say of them.
@@ -69,27 +72,27 @@ def _batch(packer):
   return pack, batch
 
 
-def test_a_stage_learns_at_once_where_outcomes_say_nothing(packer):
-  pack, batch = _batch(packer)
+def test_a_stage_learns_at_once_where_outcomes_say_nothing():
+  pack, batch = _batch()
   plain = sequence_advantages(batch.rewards, batch.valid, batch.groups, _EXACT)
   assert not np.any(plain)
   first = jnp.array([[True, False]] * 3)  # the second stage is not scored yet
-  config = ObjectiveConfig(_EXACT, staged=StagedConfig())
-  prepared, metrics = prepare_staged(batch, _REWARDS, first, batch.turns, config, "immediate")
+  config = ObjectiveConfig(_EXACT)
+  prepared, metrics = prepare_stages(batch, _REWARDS, first, batch.turns, config, "immediate")
   tokens = pack.unpack(prepared.advantages)
   np.testing.assert_allclose(tokens, [[0, 1, 1, 0, 0], [0, -1, -1, 0, 0], [0] * 5], atol=1e-6)
   np.testing.assert_array_equal(pack.unpack(prepared.weights)[0], [0, 1, 1, 0, 0])
   assert metrics["advantage/learning_share"] == pytest.approx(2 / 3)
 
 
-def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bound(packer):
-  pack, batch = _batch(packer)
+def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bound():
+  pack, batch = _batch()
   narrower = StagedConfig(correction_clip_low=0.05, correction_clip_high=0.05)
-  config = ObjectiveConfig(_EXACT, staged=narrower)
+  config = ObjectiveConfig(_EXACT)
 
   def slope(update, log_ratio):
-    prepared, _ = prepare_staged(batch, _REWARDS, _KNOWN, batch.turns, config, update)
-    objective = policy_objective(config if update == "immediate" else config.correction)
+    prepared, _ = prepare_stages(batch, _REWARDS, _KNOWN, batch.turns, config, update)
+    objective = policy_objective(config if update == "immediate" else narrower.correction(config))
 
     def loss(log_probs):
       return objective(prepared.with_scores(log_probs, jnp.zeros_like(log_probs)))[0]
@@ -108,12 +111,12 @@ def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bou
 @pytest.mark.parametrize(
   "changes,field",
   [
-    ({"staged": StagedConfig(correction_clip_high=0.3)}, "staged.correction_clip_high"),
-    ({"advantage": AdvantageConfig(whiten=True)}, "advantage.whiten"),
-    ({"policy_loss": PolicyLossConfig(covariance="kl")}, "policy_loss.covariance"),
+    ({"policy_loss": PolicyLossConfig(clip_high=0.05)}, "passes.correction_clip_high"),
+    ({"advantage": AdvantageConfig(whiten=True)}, "objective.advantage.whiten"),
+    ({"advantage": AdvantageConfig(function="module:own")}, "objective.advantage.function"),
+    ({"policy_loss": PolicyLossConfig(covariance="kl")}, "objective.policy_loss.covariance"),
   ],
 )
 def test_what_staged_rollouts_have_no_place_for_is_refused(changes, field):
-  config = ObjectiveConfig(staged=StagedConfig())
-  with pytest.raises(ConfigError, match=f"objective.{field}"):
-    dataclasses.replace(config, **changes).validate()
+  with pytest.raises(ConfigError, match=f"config.rl.{field}"):
+    StagedConfig().check_objective(dataclasses.replace(ObjectiveConfig(), **changes), "config.rl")

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.objectives import preset
+from agentjax.objectives import ObjectiveConfig
+from agentjax.recipes.agentic_grpo import StagedConfig
+from agentjax.recipes.agentic_grpo.rewards import stage_rewards
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.training import Experiment, Run
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.packing import PackingError, pack, stage_rewards, to_sequences
+from agentjax.trajectory.packing import PackingError, pack, to_sequences
 from agentjax.trajectory.record import Reward
 from tests.training.stages import (
   GROUP,
@@ -58,10 +61,12 @@ def test_the_last_turn_is_the_last_stage_however_many_there_were():
 
 
 def _settings(**staged):
-  objective = preset("agentic_grpo")
-  for name, value in staged.items():
-    setattr(objective.staged, name, value)
-  rl = dataclasses.replace(staged_experiment(_SYNC).rl, steps=2, objective=objective)
+  rl = dataclasses.replace(
+    staged_experiment(_SYNC).rl,
+    steps=2,
+    objective=ObjectiveConfig(),
+    passes=StagedConfig(**staged),
+  )
   return dict(world=PaidDigits, rl=rl)
 
 
@@ -155,12 +160,25 @@ def test_bounds_are_settings_that_change_the_second_update(finished, tmp_path):
 
 def test_settings_that_leave_no_stage_are_refused():
   experiment = staged_experiment(_SYNC)
-  experiment.rl.objective = preset("agentic_grpo")
+  experiment.rl.objective, experiment.rl.passes = ObjectiveConfig(), StagedConfig()
   experiment.validate()
-  experiment.rl.objective.staged.part = "exact_match"
-  with pytest.raises(ConfigError, match=r"staged\.part='exact_match'; allowed: one of"):
+  experiment.rl.passes.part = "exact_match"
+  with pytest.raises(ConfigError, match=r"passes\.part='exact_match'; allowed: one of"):
     experiment.validate()
-  experiment.rl.objective.staged.part = "environment"
+  experiment.rl.passes.part = "environment"
   experiment.rollout.max_turns = 1
   with pytest.raises(ConfigError, match=r"max_turns=1; allowed: >= 2"):
     experiment.validate()
+
+
+def test_passes_of_ones_own_and_an_objective_of_ones_own_do_not_go_together(tmp_path):
+  experiment = staged_experiment(_SYNC)
+  experiment.rl.passes = StagedConfig()
+  with pytest.raises(ConfigError, match=r"config\.rl\.passes"):
+    Run(experiment, tmp_path / "run", objective=lambda inputs: (inputs.log_probs.sum(), {}))
+
+
+def test_the_passes_are_chosen_by_flag_and_saved_by_name():
+  chosen = Experiment.from_dict({"rl": {"passes": "agentjax.recipes.agentic_grpo:StagedConfig"}})
+  assert chosen.rl.passes == StagedConfig()
+  assert Experiment.from_dict(chosen.to_dict()).rl.passes == StagedConfig()
