@@ -66,6 +66,7 @@ from agentjax.models import ModelConfig, count, init, param_specs
 from agentjax.models.vocabulary import Readout, over_vocabulary, take_tokens
 from agentjax.objectives import ObjectiveConfig, divergence, preset
 from agentjax.objectives.objective import policy_objective
+from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.loop import collect
@@ -77,7 +78,6 @@ from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_answers
 from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.record import Trajectory

@@ -135,7 +135,7 @@ _CASES = {
   ),
   "convert: output in use": (("convert", "--input={place}/model", "--output={place}"), "not empty"),
   "distill: no teacher": (
-    ("distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
+    ("recipes.lightning_opd.distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
     "config.rl.teachers",
   ),
   "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),

@@ -431,8 +431,7 @@ def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.
     if settings.top_k > stored:
       raise ConfigError(
         f"config.rl.objective.distillation.top_k={settings.top_k} and {stored} candidates a token "
-        f"were stored; allowed: up to {stored}, or make config.rl.rollouts anew with python -m "
-        "agentjax.distill."
+        f"were stored; allowed: up to {stored}, or store config.rl.rollouts anew with more."
       )
     # The likeliest come first.
     found = {name: known[..., : settings.top_k] for name, known in found.items()}
@@ -440,8 +439,8 @@ def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.
   missing = np.isnan(log_probs).any(axis=-1) & (np.asarray(batch.weights) > 0)
   if missing.any():
     raise ConfigError(
-      f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; make "
-      "config.rl.rollouts anew with python -m agentjax.distill."
+      f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; store "
+      "config.rl.rollouts anew with its teachers."
     )
   # Tokens without weight: any id and number that a gradient of 0 can pass.
   return {

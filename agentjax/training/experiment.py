@@ -166,9 +166,9 @@ class RLStage(Config):
     phases: what the stage begins with, one after the other, before ``objective`` takes over. As a
       phase ends, the reference policy becomes the present one; the optimiser goes on.
     teachers: policies that ``objective.distillation`` learns from, by data set.
-    rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
-      place of new ones, one group a task, in the seed's order and again from the start when all
-      were used; None samples.
+    rollouts: folder of stored episodes (``training.stored``) that are trained on in the place of
+      new ones, one group a task, in the seed's order and again from the start when all were used;
+      None samples.
     signals: what else is computed of the tokens before they are trained on, or changes the rewards
       of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
     process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of

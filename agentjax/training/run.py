@@ -70,6 +70,7 @@ from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs
 from agentjax.training.stored import (
+  WRITTEN_BY,
   StoredGroups,
   check_manifest,
   read_episodes,
@@ -539,7 +540,7 @@ class _Session:
       self.ended = step
       progress.note(
         f"ended after step {step}: mismatch/kl={moved:.3g} is above config.rl.stop_above_kl="
-        f"{limit:g}. To go on, play again: python -m agentjax.distill "
+        f"{limit:g}. To go on, play again: {WRITTEN_BY} "
         f"--checkpoint={self.directory}"
       )
 

@@ -15,6 +15,7 @@ from agentjax.models.huggingface import save_pretrained
 from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.presets import preset
+from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.signals.teacher import (
@@ -32,7 +33,6 @@ from agentjax.training import OptimizerConfig
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_answers
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store

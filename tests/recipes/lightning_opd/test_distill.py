@@ -18,6 +18,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
 from agentjax.objectives.presets import preset
+from agentjax.recipes.lightning_opd.precompute import precompute
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, Run
@@ -26,7 +27,6 @@ from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.extended import Extended, describe, write_description
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import Extensions, build_parts
-from agentjax.training.precompute import precompute
 from agentjax.training.stored import (
   StoredGroups,
   read_episodes,
@@ -39,7 +39,7 @@ from tests.training.smoke import quiet
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, WIDER, episodes, save_policy
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[3]
 
 
 def experiment(**stage):
@@ -360,7 +360,7 @@ def test_the_command_plays_scores_and_stores(tmp_path):
 
   command("train", f"--config={tmp_path}/warm.py", f"--workdir={tmp_path}/run")
   said = command(
-    "distill",
+    "recipes.lightning_opd.distill",
     f"--config={tmp_path}/distil.py",
     f"--checkpoint={tmp_path}/run",
     f"--output={tmp_path}/stored",

@@ -1,6 +1,7 @@
 """Plays episodes once, asks the teachers once, and stores both: Lightning OPD's offline part.
 
-  python -m agentjax.distill --config=CONFIG --checkpoint=runs/warm --output=stored/a
+  python -m agentjax.recipes.lightning_opd.distill --config=CONFIG --checkpoint=runs/warm \\
+      --output=stored/a
   python -m agentjax.train --config=CONFIG --config.rl.rollouts=stored/a \\
       --config.start_from=runs/warm --workdir=runs/distilled
 
@@ -40,7 +41,7 @@ _DEMONSTRATIONS_BY = flags.DEFINE_string(
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.training.precompute import precompute
+  from agentjax.recipes.lightning_opd.precompute import precompute
 
   manifest, timing = precompute(
     _CONFIG.value,
