@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import json
 from typing import Any
 
 from agentjax.config import Config, check
 from agentjax.faults import Fault, Owner
+from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.rewards.judges import JudgeUnavailableError
 
 _OF_THE_REQUEST = frozenset((400, 413, 422))
@@ -49,14 +50,6 @@ class EndpointConfig(Config):
     check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
 
 
-def require_aiohttp(what: str) -> None:
-  """Raises ImportError, naming the extra, where aiohttp is missing."""
-  try:
-    import aiohttp  # noqa: F401
-  except ImportError as error:
-    raise ImportError(f"{what} over HTTP need aiohttp: pip install agentjax[web]") from error
-
-
 async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
   """What ``POST base_url/path`` answers, which has at least one choice.
 
@@ -71,32 +64,33 @@ async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[
     JudgeUnavailableError: no connection, a time-out, or the statuses 408, 429 and 5xx.
     JudgeRefusedError: any other refusal, no key in the environment, or no choice.
   """
-  import aiohttp
-
-  headers = {}
-  if config.api_key_variable:
-    secret = os.environ.get(config.api_key_variable)
-    if not secret:
-      raise JudgeRefusedError(f"the environment variable {config.api_key_variable} is not set")
-    headers["Authorization"] = f"Bearer {secret}"
+  aiohttp = load_aiohttp("a model")
   url = f"{config.base_url.rstrip('/')}/{path}"
   limit = aiohttp.ClientTimeout(total=config.timeout)
   try:
-    async with (
-      aiohttp.ClientSession(timeout=limit) as session,
-      session.post(url, json={"model": config.model, **body}, headers=headers) as response,
-    ):
-      text = await response.text()
-      if response.status in (408, 429) or response.status >= 500:
-        raise JudgeUnavailableError(f"{url} answered {response.status}: {text[:200]}")
-      if response.status != 200:
-        said = f"{url} answered {response.status}: {text[:500]}"
-        raise JudgeRefusedError(said, response.status)
-      values = await response.json(content_type=None)
-  except (TimeoutError, aiohttp.ClientError, OSError) as error:
-    raise JudgeUnavailableError(f"{url}: {type(error).__name__}: {error}") from error
+    async with aiohttp.ClientSession(timeout=limit) as session:
+      status, data = await exchange(
+        session,
+        "POST",
+        url,
+        body={"model": config.model, **body},
+        token_variable=config.api_key_variable or None,
+      )
+  except NoTokenError as error:
+    raise JudgeRefusedError(str(error)) from None
+  except NoAnswerError as error:
+    raise JudgeUnavailableError(str(error)) from error
+  if status in (408, 429) or status >= 500:
+    raise JudgeUnavailableError(f"{url} answered {status}: {_text(data[:200])}")
+  if status != 200:
+    raise JudgeRefusedError(f"{url} answered {status}: {_text(data[:500])}", status)
+  values = json.loads(data)
   try:
     values["choices"][0]
   except (KeyError, IndexError, TypeError):
     raise JudgeRefusedError(f"{url} gave no choice: {str(values)[:300]}") from None
   return values
+
+
+def _text(data: bytes) -> str:
+  return data.decode(errors="replace")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentjax.config import check
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
+from agentjax.http_client import load_aiohttp
+from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.trajectory.record import Message
 
 _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token
@@ -45,7 +46,7 @@ class HttpJudge:
 
   def __init__(self, config: HttpJudgeConfig):
     config.validate()
-    require_aiohttp("judges")
+    load_aiohttp("a judge")
     self._config = config
 
   async def reply(self, messages: Sequence[Message], *, key: int) -> str:

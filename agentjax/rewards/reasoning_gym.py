@@ -7,6 +7,7 @@ box too the answer is never run (see there), so it cannot write the number itsel
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import importlib.resources
@@ -17,7 +18,6 @@ from typing import Any
 
 from agentjax.config import Config, check
 from agentjax.rewards.boxed.gym import READY
-from agentjax.rewards.loop_thread import LoopThread
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
@@ -27,6 +27,7 @@ from agentjax.sandbox.interface import (
   SandboxResult,
   run_once,
 )
+from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 EXACT, GRADED = "reasoning_gym", "reasoning_gym_graded"
@@ -90,13 +91,13 @@ class ReasoningGymVerifier:
     """
     if len(answer) > _MOST_CHARACTERS:
       return Reward(0.0)
-    return await self._thread.run(self._score(answer, entry))
+    return await self._thread.wait(self._score(answer, entry))
 
   async def close(self) -> None:
     """Ends the sandbox; closing twice is harmless."""
     if self._thread.alive:
-      await self._thread.run(self._sandbox.close())
-      self._thread.close()
+      await self._thread.wait(self._sandbox.close())
+      await asyncio.to_thread(self._thread.close)
 
   async def _score(self, answer: str, entry: Mapping[str, Any]) -> Reward:
     order = pickle.dumps((entry["metadata"]["source_dataset"], entry, answer))

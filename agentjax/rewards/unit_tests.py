@@ -30,7 +30,6 @@ from typing import Any, Literal
 from agentjax.config import Config, check
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
-from agentjax.rewards.loop_thread import LoopThread
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
@@ -43,6 +42,7 @@ from agentjax.sandbox.interface import (
   run_once,
 )
 from agentjax.sandbox.reports import bounded_json
+from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed.forks``
@@ -229,13 +229,13 @@ class UnitTestVerifier:
     Raises:
       VerifierFault: there is no verdict, and the code is not to blame.
     """
-    return await self._thread.run(self._verify(code, tests))
+    return await self._thread.wait(self._verify(code, tests))
 
   async def close(self) -> None:
     """Closes the sandbox; closing twice is harmless."""
     if self._thread.alive:
-      await self._thread.run(self._sandbox.close())
-      self._thread.close()
+      await self._thread.wait(self._sandbox.close())
+      await asyncio.to_thread(self._thread.close)
 
   async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     plan = await self._plan(tests)

@@ -19,6 +19,7 @@ from agentjax.engine import (
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout import keys
 from agentjax.text.chat import Chat
+from agentjax.threads import run_in_loop
 from agentjax.trajectory.record import Message
 
 T = TypeVar("T")
@@ -65,9 +66,7 @@ class EngineJudge:
 
   async def _there(self, work: Coroutine[Any, Any, T]) -> T:
     try:
-      if self._loop is None or self._loop is asyncio.get_running_loop():
-        return await work
-      return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+      return await run_in_loop(self._loop, work)
     except EngineBusyError as error:
       raise JudgeUnavailableError(str(error)) from error
 

@@ -10,14 +10,13 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from types import ModuleType
 from typing import Any, TypeVar
 
 from agentjax.config import Config, check
+from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 
@@ -179,7 +178,10 @@ class ServiceClient:
       )
     self.config = config
     self.counts = ServiceCounts()
-    self._aiohttp = _import_aiohttp(name)
+    try:
+      self._aiohttp = load_aiohttp(f"the {name} back end")
+    except ImportError as error:
+      raise SandboxError(str(error)) from error
     self._places = Places(config.concurrency, config.queue_seconds)
     self._waiting = 0
     self._servers = [
@@ -362,36 +364,29 @@ class ServiceClient:
     query: Mapping[str, str] | None,
   ) -> Answer:
     session = await self._open_session()
-    headers = {}
-    if self.config.token_variable is not None:
-      token = os.environ.get(self.config.token_variable)
-      if token is None:
-        raise SandboxError(
-          f"the environment variable {self.config.token_variable} is not set "
-          "(service.token_variable)"
-        )
-      headers["Authorization"] = f"Bearer {token}"
     try:
-      async with session.request(method, url, json=body, params=query, headers=headers) as response:
-        data = bytearray()
-        async for part in response.content.iter_chunked(1 << 16):
-          data += part
-          if len(data) > self.config.answer_bytes:
-            raise InfraError(f"{url}: an answer of more than {self.config.answer_bytes} bytes")
-        status = response.status
-    except self._aiohttp.ClientConnectorError as error:
-      raise InfraError(f"{url}: no connection ({error})", sent=False) from error
-    except (self._aiohttp.ClientError, OSError, TimeoutError) as error:
-      raise InfraError(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+      status, data = await exchange(
+        session,
+        method,
+        url,
+        body=body,
+        query=query,
+        token_variable=self.config.token_variable,
+        most_bytes=self.config.answer_bytes,
+      )
+    except NoTokenError as error:
+      raise SandboxError(f"{error} (service.token_variable)") from None
+    except NoAnswerError as error:
+      raise InfraError(str(error), sent=error.sent) from error
     if status >= 400:
-      said = bytes(data[:300]).decode(errors="replace")
+      said = data[:300].decode(errors="replace")
       again = status >= 500 or status in _TRY_AGAIN
       raise InfraError(f"{url}: HTTP status {status}: {said}", again=again)
     try:
       # In a thread: an answer may hold all that a program wrote.
       return await asyncio.to_thread(lambda: read(json.loads(data)))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-      said = bytes(data[:300]).decode(errors="replace")
+      said = data[:300].decode(errors="replace")
       raise InfraError(f"{url}: not the answer expected ({error!r}): {said}") from error
 
   async def _open_session(self) -> Any:
@@ -406,13 +401,3 @@ class ServiceClient:
         await former[1].close()  # its loop has ended, and with it the connections
       return session
     return self._session[1]
-
-
-def _import_aiohttp(name: str) -> ModuleType:
-  try:
-    import aiohttp
-  except ImportError as error:
-    raise SandboxError(
-      f"the {name} back end calls over HTTP and needs aiohttp; pip install 'agentjax[web]'"
-    ) from error
-  return aiohttp

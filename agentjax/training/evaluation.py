@@ -18,6 +18,7 @@ from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
+from agentjax.threads import LoopThread
 from agentjax.training import processes
 from agentjax.training.checkpoint import (
   load_networks,
@@ -27,7 +28,6 @@ from agentjax.training.checkpoint import (
 )
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import extensions_of_run
-from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides

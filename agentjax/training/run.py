@@ -41,6 +41,7 @@ from agentjax.rollout.statistics import (
 )
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
+from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
@@ -56,7 +57,6 @@ from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
-from agentjax.training.loop_thread import LoopThread
 from agentjax.training.metrics import (
   MetricsWriter,
   finite_or_null,

@@ -12,7 +12,7 @@ from agentjax.rollout import stream as stream_module
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.schedule import ScheduleConfig, bound_staleness
 from agentjax.rollout.stream import GroupStream
-from agentjax.training.loop_thread import LoopThread
+from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Trajectory
 from agentjax.world.question import QuestionEnvironment
 from tests.rollout.conftest import REGISTRY, REWARDS, make_player, make_task, question

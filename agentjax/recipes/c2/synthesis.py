@@ -50,8 +50,8 @@ from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.rewards.http_judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import LetterJudge, question_key
 from agentjax.rollout.judge import EngineJudge
+from agentjax.threads import LoopThread
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.loop_thread import LoopThread
 from agentjax.training.model_pool import ModelPool, endpoint_identity
 from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.preferences import SOURCE

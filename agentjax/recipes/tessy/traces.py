@@ -14,8 +14,8 @@ from agentjax.engine import SamplingConfig
 from agentjax.recipes.tessy.flow import Author, TessyConfig, WordClassifier, Writer
 from agentjax.recipes.tessy.folder import Written, write_traces
 from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
+from agentjax.threads import LoopThread
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.loop_thread import LoopThread
 from agentjax.training.model_pool import ModelPool, endpoint_identity
 from agentjax.training.parts import Extensions, build_scoring
 

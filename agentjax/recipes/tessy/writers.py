@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from agentjax.config import check
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
+from agentjax.http_client import load_aiohttp
 from agentjax.recipes.tessy.flow import Continuation, GivenUpError
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
+from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.rewards.judges import question_key, question_text, retry
 from agentjax.rollout import keys
 from agentjax.text.chat import Chat
@@ -105,7 +106,7 @@ class HttpWriter:
 
   def __init__(self, config: HttpWriterConfig):
     config.validate()
-    require_aiohttp("writers")
+    load_aiohttp("a writer")
     self._config = config
 
   async def extend(
