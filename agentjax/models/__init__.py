@@ -19,14 +19,11 @@ from agentjax.models.cache import (
   Cache,
   Decoded,
   cache_shardings,
-  copy_slot,
   decode_specs,
   decode_step,
   extend,
   init_cache,
   prepare_decode_params,
-  read_slots,
-  write_slots,
 )
 from agentjax.models.capture import layer_ends, layer_logits
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
@@ -115,7 +112,6 @@ __all__ = [
   "accept",
   "cache_shardings",
   "compute_logits",
-  "copy_slot",
   "count",
   "count_active",
   "cross_log_probs",
@@ -151,7 +147,6 @@ __all__ = [
   "prepare_decode_params",
   "put_tokens",
   "qk_clip_scales",
-  "read_slots",
   "register_block",
   "residual_block",
   "readout",
@@ -167,7 +162,6 @@ __all__ = [
   "value_specs",
   "values",
   "verify",
-  "write_slots",
 ]
 
 

@@ -250,29 +250,6 @@ def decode_step(
   )
 
 
-def read_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-  """Copies of some slots, to be parked or written elsewhere. ``rows`` must be in range."""
-  return jax.tree.map(lambda v: v[rows], cache)
-
-
-def write_slots(cache: Cache, rows: Int[Array, " rows"], states: Cache) -> Cache:
-  """Puts ``states`` into the slots ``rows``; a row at or past the number of slots is dropped.
-
-  Slots are emptied with what ``init_cache`` makes.
-  """
-  return jax.tree.map(lambda v, s: v.at[rows].set(s, mode="drop"), cache, states)
-
-
-def copy_slot(cache: Cache, source: int | Array, targets: Int[Array, " targets"]) -> Cache:
-  """Forks one slot into others; a target at or past the number of slots is dropped."""
-  return jax.tree.map(
-    lambda v: v.at[targets].set(
-      jnp.broadcast_to(v[source], (targets.shape[0], *v.shape[1:])), mode="drop"
-    ),
-    cache,
-  )
-
-
 def _extend_exactly(
   params: DecodeParams,
   config: ModelConfig,

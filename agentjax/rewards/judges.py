@@ -160,20 +160,6 @@ def number_in(value: Any, low: float, high: float) -> float | None:
   return float(value) if low <= value <= high else None
 
 
-async def both_orders(
-  compare: Callable[[str, str], Awaitable[float | None]], first: str, second: str
-) -> float | None:
-  """How much better ``first`` is than ``second``, freed of the judge's liking for a position.
-
-  ``(compare(first, second) - compare(second, first)) / 2``. ``compare`` gives a signed preference
-  for its first argument, or None where it could not be read; the other order then stands alone, and
-  None is the answer where neither could be read.
-  """
-  ahead, behind = await asyncio.gather(compare(first, second), compare(second, first))
-  read = [value for value in (ahead, None if behind is None else -behind) if value is not None]
-  return sum(read) / len(read) if read else None
-
-
 # ----------------------------------------------------------------------------------------- panels
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from agentjax.engine import EngineConfig, EngineStats
 from agentjax.faults import FAULT, Fault
 from agentjax.rewards.monitor import SCREENED
 from agentjax.rollout import keys
@@ -303,24 +302,6 @@ def staleness_statistics(trajectories: Sequence[Trajectory], step: int) -> Stale
     carried_share=float(np.mean([len(set(v.tolist())) > 1 for v in versions])),
     versions=len(set(every.tolist())),
   )
-
-
-def engine_metrics(
-  before: EngineStats, after: EngineStats, config: EngineConfig
-) -> dict[str, float]:
-  """What the engine did between two copies of ``Engine.stats``, as flat scalars under ``engine/``.
-
-  ``engine/occupancy`` is the share of decode places that drew a token: tokens over dispatches x
-  slots of a lane x chunk length. It is left out where nothing was decoded.
-  """
-  names = ("sampled_tokens", "extended_tokens", "decode_dispatches", "parked", "device_seconds")
-  metrics = {f"engine/{n}": float(getattr(after, n) - getattr(before, n)) for n in names}
-  places = (
-    metrics["engine/decode_dispatches"] * (config.slots // config.lanes) * config.chunk_tokens
-  )
-  if places:
-    metrics["engine/occupancy"] = metrics["engine/sampled_tokens"] / places
-  return metrics
 
 
 def num_turns(trajectory: Trajectory) -> int:

@@ -15,6 +15,7 @@ from agentjax.models.loop import Injection, decay_and_step
 from agentjax.models.stack import unstack
 from agentjax.sharding import MESH_AXES, partition_spec
 from tests.models.rows import by_sequence, draw, forward, pack, score_tokens
+from tests.models.slots import read_slots
 
 LAST = 2  # iterations with a gradient
 
@@ -325,7 +326,7 @@ def test_decoding_scores_tokens_as_training_does(tiny, make):
   got = log_probs[np.arange(7), tokens[5:]]
   np.testing.assert_allclose(got, wanted[5:], atol=3e-5)
   assert all(v.shape[0] == 4 for v in jax.tree.leaves(cache))
-  for v in jax.tree.leaves(models.read_slots(cache, np.array([1, 3])).blocks):
+  for v in jax.tree.leaves(read_slots(cache, np.array([1, 3])).blocks):
     np.testing.assert_array_equal(v, 0.0)
 
 

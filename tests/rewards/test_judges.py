@@ -1,4 +1,3 @@
-import asyncio
 import logging
 
 import numpy as np
@@ -20,7 +19,6 @@ from agentjax.rewards.judges import (
   JudgeUnavailableError,
   LengthAlarm,
   ask,
-  both_orders,
   combine_verdicts,
   delimit,
   last_json_object,
@@ -96,20 +94,6 @@ def test_only_numbers_in_range_are_numbers():
   assert number_in(3, 1, 5) == 3.0
   for wrong in (True, "3", None, 6, 0, float("nan"), float("inf"), [3]):
     assert number_in(wrong, 1, 5) is None
-
-
-def test_a_judge_that_likes_the_first_place_has_no_preference_left():
-  async def biased(first, second):
-    return 1.0 + 0.5 * (len(first) - len(second))
-
-  assert run(both_orders(biased, "aa", "aa")) == 0.0
-  assert run(both_orders(biased, "aaaa", "aa")) == 1.0
-
-  async def one_way(first, second):
-    return None if first == "b" else 2.0
-
-  assert run(both_orders(one_way, "a", "b")) == 2.0
-  assert run(both_orders(lambda a, b: asyncio.sleep(0, None), "a", "b")) is None
 
 
 INVALID = Reward.invalid("unreadable")

@@ -2,9 +2,7 @@
 
 import pytest
 
-from agentjax.engine import EngineConfig, EngineStats
 from agentjax.rollout.statistics import (
-  engine_metrics,
   group_diversity,
   rollout_statistics,
   staleness_statistics,
@@ -91,14 +89,6 @@ def test_metrics_are_flat_numbers():
 def test_statistics_of_nothing_are_refused():
   with pytest.raises(ValueError, match="at least one trajectory"):
     rollout_statistics([], tool_names=[])
-
-
-def test_occupancy_is_the_share_of_places_that_drew_a_token():
-  config = EngineConfig(slots=8, lanes=2, chunk_tokens=10)
-  before = EngineStats(sampled_tokens=100, decode_dispatches=7)
-  after = EngineStats(sampled_tokens=220, decode_dispatches=13)
-  assert engine_metrics(before, after, config)["engine/occupancy"] == 120 / (6 * 4 * 10)
-  assert "engine/occupancy" not in engine_metrics(before, before, config)
 
 
 def sampled(task, sample, ids, *, step=4, version=4):

@@ -7,7 +7,12 @@ import subprocess
 
 import pytest
 
-from agentjax.rewards.repository import RepositoryError, find_history, squash_repository
+from agentjax.worlds.repair.base_commit import (
+  RepositoryError,
+  find_history,
+  main,
+  squash_repository,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -112,10 +117,21 @@ def test_failures_leave_nothing_behind(project, tmp_path):
 
 @pytest.mark.parametrize("path", ["../out", ".git/hooks/pre-commit", "link/inside"])
 def test_a_commit_made_to_write_elsewhere_is_refused(tmp_path, path):
-  from agentjax.rewards.repository import _write
+  from agentjax.worlds.repair.base_commit import _write
 
   root = pathlib.Path(tmp_path / "root")
   root.mkdir()
   (root / "link").symlink_to(tmp_path)
   with pytest.raises(RepositoryError):
     _write(root, "100644", path, b"x")
+
+
+def test_the_command_writes_a_repository_and_names_its_commit(project, tmp_path, capsys):
+  folder, base = project
+  made = tmp_path / "made"
+  main([str(folder), base, str(made), "--remove", "tests/*"])
+  said = capsys.readouterr().out
+  assert said.strip() == f"{made}: {git(made, 'rev-parse', 'HEAD')}" and find_history(made) == []
+  with pytest.raises(SystemExit) as ended:
+    main([str(folder), base, str(made)])
+  assert ended.value.code == 2 and "exists" in capsys.readouterr().err

@@ -10,7 +10,11 @@ import pytest
 from agentjax.data import TaskIterator
 from agentjax.rollout.loop import GroupPlayer, groups_of
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.rollout.simulator import (
+from agentjax.rollout.stream import GroupStream
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Message, Reward
+from agentjax.world.environment import Environment, Observation, Step
+from benchmarks.simulator import (
   Empirical,
   Fixed,
   Fleet,
@@ -21,10 +25,6 @@ from agentjax.rollout.simulator import (
   simulate,
   workload_of,
 )
-from agentjax.rollout.stream import GroupStream
-from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.record import Message, Reward
-from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import REWARDS, make_player, make_task
 from tests.rollout.scripted_engine import ScriptedEngine, say
 

@@ -1,5 +1,7 @@
 """Repositories without a future: what a task's agent gets holds one commit, and no way to others.
 
+  python -m agentjax.worlds.repair.base_commit SOURCE COMMIT DESTINATION --remove 'tests/hidden/*'
+
 A clone at an old commit still holds what came after it: in branches, tags, the reflog, packs, and
 wherever its remotes point; ``git log --all`` has shown agents the very change that they were asked
 to make (SWE-bench issue 465). History is not edited here: a new repository is made from the files
@@ -8,6 +10,7 @@ of the one commit, so there is nothing to forget.
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import os
 import pathlib
@@ -179,3 +182,25 @@ def _git(repository: str | os.PathLike[str], *arguments: str, input: bytes = b""
     said = done.stderr.decode(errors="replace").strip()
     raise RepositoryError(f"git {arguments[0]} in {os.fspath(repository)}: {said}")
   return done.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Writes a repository of one commit, and says what it is called."""
+  parser = argparse.ArgumentParser(description="Makes a repository of the files of one commit.")
+  parser.add_argument("source", help="repository that is read")
+  parser.add_argument("commit", help="what the agent starts from")
+  parser.add_argument("destination", help="folder that does not exist")
+  parser.add_argument("--remove", action="append", default=[], help="pattern of paths left out")
+  given = parser.parse_args(arguments)
+  try:
+    made = squash_repository(given.source, given.commit, given.destination, remove=given.remove)
+    held = find_history(given.destination)
+  except (RepositoryError, FileExistsError) as error:
+    parser.exit(2, f"error: {error}\n")
+  if held:
+    parser.exit(2, f"error: {given.destination} holds more than one commit: {held}\n")
+  print(f"{given.destination}: {made}")
+
+
+if __name__ == "__main__":
+  main()
