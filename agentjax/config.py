@@ -7,6 +7,7 @@ the tree of them all. A tree is plain data: it becomes JSON and comes back equal
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import types
 import typing
@@ -17,6 +18,44 @@ FilePath = Annotated[str, "path"]
 """A file or folder of this machine. What a run saves of it is absolute, so that it can be run again
 from another folder; "" and addresses such as gs://... stay as they are."""
 
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Numbers that a field may hold, in its annotation: ``share: Annotated[float, Range(0, 1)]``.
+
+  Attributes:
+    low, high: bounds.
+    above, below: whether the bound itself is not allowed.
+  """
+
+  low: float = -math.inf
+  high: float = math.inf
+  above: bool = False
+  below: bool = False
+
+  def __contains__(self, value: float) -> bool:
+    """Never NaN."""
+    enough = value > self.low if self.above else value >= self.low
+    return enough and (value < self.high if self.below else value <= self.high)
+
+  def __str__(self) -> str:
+    most = f"below {self.high:g}" if self.below else f"up to {self.high:g}"
+    if self.low == -math.inf:
+      return most
+    if self.high == math.inf:
+      return f"{'>' if self.above else '>='} {self.low:g}"
+    if not self.above and not self.below:
+      return f"{self.low:g} to {self.high:g}"
+    return f"{'over' if self.above else 'from'} {self.low:g}, {most}"
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+AtLeastTwo = Annotated[int, Range(2)]
+PositiveFloat = Annotated[float, Range(0, above=True)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 V = TypeVar("V")
 
@@ -66,16 +105,21 @@ class Config:
   def validate(self, path: str = "config") -> None:
     """Raises ConfigError where a value or a combination is impossible.
 
-    Subclasses check their own fields and call ``super().validate(path)``, which checks the types of
-    all fields and descends into nested configs. ``path`` is the dotted name for messages.
+    Subclasses check what their annotations cannot say and call ``super().validate(path)``, which
+    checks types and ranges of all fields and descends into nested configs. ``path`` is the dotted
+    name for messages.
     """
     hints = typing.get_type_hints(type(self))
+    ranges = field_ranges(type(self))
     for field in dataclasses.fields(self):
       value, where = getattr(self, field.name), f"{path}.{field.name}"
       if not _matches(value, hints[field.name]):
         raise ConfigError(
           f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
+      for allowed in ranges[field.name]:
+        none = " or none" if _matches(None, hints[field.name]) else ""
+        check(value is None or value in allowed, where, value, f"{allowed}{none}")
       for inner, name in _configs_in(value, where):
         inner.validate(name)
 
@@ -229,6 +273,20 @@ def differing_fields(present: Any, wanted: Any, path: str) -> Iterator[str]:
       yield from differing_fields(present.get(key), wanted.get(key), f"{path}.{key}")
   elif present != wanted:
     yield f"{path} is {wanted!r} here and {present!r} there"
+
+
+def field_ranges(cls: type) -> dict[str, tuple[Range, ...]]:
+  """The ranges that annotations name, by field."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  return {
+    name: tuple(
+      extra
+      for option in _options(hint)
+      for extra in getattr(option, "__metadata__", ())
+      if isinstance(extra, Range)
+    )
+    for name, hint in hints.items()
+  }
 
 
 def _field_names(cls: type) -> tuple[str, ...]:

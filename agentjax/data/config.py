@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Annotated
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import Config, ConfigError, FilePath, Range, check
 from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.data.mixture import mix
@@ -167,7 +168,7 @@ class DataConfig(Config):
   path: FilePath | None = None
   train_size: int | None = 10_000
   test_size: int | None = 256
-  seed: int = 0
+  seed: Annotated[int, Range(0, 2**31, below=True)] = 0
   secret_file: FilePath | None = None
 
   def validate(self, path: str = "config.data") -> None:
@@ -177,7 +178,6 @@ class DataConfig(Config):
     for name, least in (("train_size", 1), ("test_size", 0)):
       size = getattr(self, name)
       check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
-    check(0 <= self.seed < 2**31, f"{path}.seed", self.seed, "0 <= seed < 2**31")
 
 
 def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits:

@@ -25,7 +25,7 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from agentjax.config import check
+from agentjax.config import Share, check
 from agentjax.data.errors import DataError
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
@@ -149,11 +149,11 @@ class WordProblemConfig(TaskSource):
   """
 
   levels: tuple[int, ...] = (1, 2, 3)
-  program_share: float = 0.15
+  program_share: Share = 0.15
   distractors_from_level: int = 3
   demonstration_levels: tuple[int, ...] | None = None
-  demonstration_noise: float = 0.0
-  direct_share: float = 0.0
+  demonstration_noise: Share = 0.0
+  direct_share: Share = 0.0
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
@@ -173,8 +173,6 @@ class WordProblemConfig(TaskSource):
       self.distractors_from_level,
       f">= 1; above {MAX_LEVEL} switches distractors off",
     )
-    for name in ("program_share", "demonstration_noise", "direct_share"):
-      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
 
   def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax import names
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
 from agentjax.objectives.kl import KlEstimator
 
 Centre = Literal[
@@ -108,20 +108,20 @@ class AdvantageConfig(Config):
   parts: tuple[str, ...] = ()
   part_weights: tuple[float, ...] = ()
   ddof: int = 1
-  epsilon: float = 1e-6
+  epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
-  turn_gamma: float = 0.95
+  turn_gamma: Share = 0.95
   branches: Literal["soft", "hard"] = "soft"
-  gamma: float = 1.0
-  gae_lambda: float = 1.0
-  value_lambda: float = 1.0
+  gamma: Share = 1.0
+  gae_lambda: Share = 1.0
+  value_lambda: Share = 1.0
   length_adaptive_lambda: float | None = None
   turn_rewards: tuple[str, ...] = ()
-  kl_in_reward: float = 0.0
+  kl_in_reward: NonNegativeFloat = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
-  clip: float | None = None
+  clip: PositiveFloat | None = None
   multiplier: float = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
   function: str | None = None
@@ -147,11 +147,6 @@ class AdvantageConfig(Config):
       names.check_name(self.function, f"{path}.function")
       self.check_own_function(path)
     check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
-    check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
-    check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
-    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
-    for name in ("gamma", "turn_gamma", "gae_lambda", "value_lambda"):
-      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
     alpha = self.length_adaptive_lambda
     check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
     if self.scale == "group_std" and self.centre in (

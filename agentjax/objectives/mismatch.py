@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveFloat, check
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
 from agentjax.objectives.segments import (
   sequence_units,
@@ -53,13 +53,13 @@ class MismatchConfig(Config):
   """
 
   weight_level: Literal["none", "token", "turn", "sequence"] = "none"
-  weight_cap: float | None = 2.0
+  weight_cap: PositiveFloat | None = 2.0
   weight_statistic: Literal["geometric", "product"] = "geometric"
   filter_level: Literal["none", "token", "turn", "sequence"] = "none"
   filter_low: float | None = None
-  filter_high: float | None = None
+  filter_high: PositiveFloat | None = None
   filter_statistic: Literal["geometric", "product", "k3"] = "geometric"
-  veto_below: float | None = None
+  veto_below: PositiveFloat | None = None
   dropped: Literal["count", "exclude"] = "count"
   self_normalise: bool = False
 
@@ -75,9 +75,6 @@ class MismatchConfig(Config):
 
   def validate(self, path: str = "mismatch") -> None:
     super().validate(path)
-    for name in ("weight_cap", "filter_high", "veto_below"):
-      value = getattr(self, name)
-      check(value is None or value > 0, f"{path}.{name}", value, "> 0 or None")
     low, high = self.filter_low, self.filter_high
     if self.filter_level == "none" and (low is not None or high is not None):
       raise ConfigError(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, check
 from agentjax.objectives.value_loss import bernoulli_value_loss
 
 
@@ -34,12 +34,11 @@ class PreferenceConfig(Config):
   """
 
   form: Literal["dpo", "outcome"] = "dpo"
-  beta: float = 0.1
+  beta: PositiveFloat = 0.1
   label_smoothing: float = 0.0
 
   def validate(self, path: str = "preference") -> None:
     super().validate(path)
-    check(self.beta > 0, f"{path}.beta", self.beta, "> 0")
     smoothing = self.label_smoothing
     check(0 <= smoothing < 0.5, f"{path}.label_smoothing", smoothing, "0, or below 0.5")
     check(

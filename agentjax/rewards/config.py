@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from agentjax.config import Config, check
+from agentjax.config import Config, Share, check
 from agentjax.names import check_callable, check_name, is_own, load
 from agentjax.rewards.graph import (
   Gate,
@@ -66,7 +66,7 @@ class RewardConfig(Config):
   reasoning_gym: ReasoningGymScoring = dataclasses.field(default_factory=ReasoningGymScoring)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
-  fault_alarm: float = 0.05
+  fault_alarm: Share = 0.05
   pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
 
@@ -93,7 +93,6 @@ class RewardConfig(Config):
       self.parts,
       f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
     )
-    check(0 <= self.fault_alarm <= 1, f"{path}.fault_alarm", self.fault_alarm, "a share, 0..1")
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
     self.judged.check_parts(self.parts, f"{path}.judged")
     if self.gate is not None:

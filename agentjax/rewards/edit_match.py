@@ -38,7 +38,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agentjax.config import Config, check
+from agentjax.config import Config, Share, check
 from agentjax.rewards.action_match import (
   COMMANDS,
   MOST_CHARACTERS,
@@ -98,7 +98,7 @@ class EditMatchConfig(Config):
   reward: Literal["binary", "continuous"] = "binary"
   partial_credit: float = 0.4
   full_credit: float = 0.8
-  size_penalty: float = 0.1
+  size_penalty: Share = 0.1
   categories: tuple[str, ...] = ()
 
   def validate(self, path: str = "config") -> None:
@@ -109,7 +109,6 @@ class EditMatchConfig(Config):
       self.partial_credit,
       f"0 to below full_credit ({self.full_credit}), which is at most 1",
     )
-    check(0 <= self.size_penalty <= 1, f"{path}.size_penalty", self.size_penalty, "0 to 1")
     for entry in self.categories:
       name, separator, category = entry.partition("=")
       check(bool(name and separator and category), f"{path}.categories", entry, '"name=category"')

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, check
 from agentjax.faults import Fault, Owner
 from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.rewards.judges import JudgeUnavailableError
@@ -40,14 +40,13 @@ class EndpointConfig(Config):
   base_url: str = ""
   model: str = ""
   api_key_variable: str = ""
-  timeout: float = 300.0
+  timeout: PositiveFloat = 300.0
 
   def validate(self, path: str = "endpoint") -> None:
     super().validate(path)
     known = self.base_url.startswith(("http://", "https://"))
     check(known, f"{path}.base_url", self.base_url, "http://... or https://...")
     check(bool(self.model), f"{path}.model", self.model, "the endpoint's name of the model")
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
 
 
 async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeFloat, PositiveInt, PositiveShare
 from agentjax.rewards.judges import (
   Judge,
   JudgeUnavailableError,
@@ -71,27 +71,14 @@ class GenRMConfig(Config):
 
   pairing: Literal["circular", "all"] = "circular"
   roles: Literal["delimited", "genrm"] = "delimited"
-  reasoning_length: float = 0.0
-  answer_length: float = 0.0
-  style: float = 0.0
-  shortest_reasoning: float = 0.0
-  shortest_answer: float = 0.0
-  best_share: float = 0.2
+  reasoning_length: NonNegativeFloat = 0.0
+  answer_length: NonNegativeFloat = 0.0
+  style: NonNegativeFloat = 0.0
+  shortest_reasoning: NonNegativeFloat = 0.0
+  shortest_answer: NonNegativeFloat = 0.0
+  best_share: PositiveShare = 0.2
   missing: float = 1.0
-  concurrency: int = 16
-
-  def validate(self, path: str = "genrm") -> None:
-    super().validate(path)
-    for name in (
-      "reasoning_length",
-      "answer_length",
-      "style",
-      "shortest_reasoning",
-      "shortest_answer",
-    ):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
-    check(0 < self.best_share <= 1, f"{path}.best_share", self.best_share, "over 0, up to 1")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
+  concurrency: PositiveInt = 16
 
 
 def pairs_of(count: int, pairing: Literal["circular", "all"]) -> list[tuple[int, int]]:

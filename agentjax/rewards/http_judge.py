@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from agentjax.config import check
+from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare
 from agentjax.http_client import load_aiohttp
 from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.trajectory.record import Message
@@ -26,15 +26,9 @@ class HttpJudgeConfig(EndpointConfig):
     temperature, top_p, max_tokens: of its replies.
   """
 
-  temperature: float = 0.0
-  top_p: float = 1.0
-  max_tokens: int = 1024
-
-  def validate(self, path: str = "judge") -> None:
-    super().validate(path)
-    check(self.temperature >= 0, f"{path}.temperature", self.temperature, ">= 0")
-    check(0 < self.top_p <= 1, f"{path}.top_p", self.top_p, "over 0, up to 1")
-    check(self.max_tokens >= 1, f"{path}.max_tokens", self.max_tokens, ">= 1")
+  temperature: NonNegativeFloat = 0.0
+  top_p: PositiveShare = 1.0
+  max_tokens: PositiveInt = 1024
 
 
 class HttpJudge:

@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveFloat
 from agentjax.rewards.boxed.gym import READY
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
@@ -48,16 +48,10 @@ class ReasoningGymScoring(Config):
       container's image, and the embedded one loads it.
   """
 
-  cpu_seconds: float = 5.0
-  wall_seconds: float = 60.0
-  retries: int = 1
+  cpu_seconds: PositiveFloat = 5.0
+  wall_seconds: PositiveFloat = 60.0
+  retries: NonNegativeInt = 1
   sandbox: str = DEFAULT
-
-  def validate(self, path: str = "config.reward.reasoning_gym") -> None:
-    super().validate(path)
-    check(self.cpu_seconds > 0, f"{path}.cpu_seconds", self.cpu_seconds, "> 0")
-    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
-    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
 
 
 class ReasoningGymVerifier:

@@ -25,9 +25,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import AtLeastTwo, Config, ConfigError, PositiveShare, Range
 from agentjax.rewards.judges import (
   Combine,
   Judge,
@@ -158,17 +158,10 @@ class RubricConfig(Config):
 
   aggregate: Literal["explicit", "implicit", "veto_saturating"] = "explicit"
   combine: Combine = "median"
-  likert: int = 10
-  readable: float = 0.5
-  saturation: float = 0.8
-  stretch: float = 1.5
-
-  def validate(self, path: str = "rubric") -> None:
-    super().validate(path)
-    check(self.likert >= 2, f"{path}.likert", self.likert, ">= 2")
-    check(0 < self.readable <= 1, f"{path}.readable", self.readable, "over 0, up to 1")
-    check(0 < self.saturation <= 1, f"{path}.saturation", self.saturation, "over 0, up to 1")
-    check(self.stretch >= 1, f"{path}.stretch", self.stretch, ">= 1")
+  likert: AtLeastTwo = 10
+  readable: PositiveShare = 0.5
+  saturation: PositiveShare = 0.8
+  stretch: Annotated[float, Range(1)] = 1.5
 
 
 def explicit(rubric: Rubric, met: Sequence[Reward], *, readable: float = 0.5) -> Reward:

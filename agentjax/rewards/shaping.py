@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, PositiveInt, check
 from agentjax.rewards.graph import Scorer
 from agentjax.rewards.scorers import sampled_tokens
 from agentjax.trajectory.record import Task, Trajectory
@@ -20,15 +20,13 @@ class OverlongConfig(Config):
     penalty: p, its size.
   """
 
-  limit: int = 20480
+  limit: PositiveInt = 20480
   buffer: int = 4096
-  penalty: float = 1.0
+  penalty: PositiveFloat = 1.0
 
   def validate(self, path: str = "config.reward.overlong") -> None:
     super().validate(path)
-    check(self.limit >= 1, f"{path}.limit", self.limit, ">= 1 tokens")
     check(1 <= self.buffer <= self.limit, f"{path}.buffer", self.buffer, f"1 to limit {self.limit}")
-    check(self.penalty > 0, f"{path}.penalty", self.penalty, "> 0")
 
 
 def overlong(config: OverlongConfig) -> Scorer:

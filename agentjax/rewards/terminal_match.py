@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import jsonschema
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveShare
 from agentjax.rewards.action_match import Match, same_command
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message
@@ -38,11 +38,7 @@ class TerminalMatchConfig(Config):
   """
 
   rules: Literal["strict", "released"] = "strict"
-  threshold: float = 0.9
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(0 < self.threshold <= 1, f"{path}.threshold", self.threshold, "over 0, at most 1")
+  threshold: PositiveShare = 0.9
 
 
 def _schema(

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import jsonschema
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, check
 from agentjax.rewards.action_match import (
   COMMANDS,
   PATHS,
@@ -73,7 +73,7 @@ class ArgumentMatchConfig(Config):
 
   string_similarity: Literal["ordered", "overlap", "jaccard"] = "ordered"
   string_threshold: float = 0.9
-  float_tolerance: float = 1e-6
+  float_tolerance: PositiveFloat = 1e-6
   ignored_keys: tuple[str, ...] = ()
   only_keys: tuple[str, ...] = ()
   parallel: Literal["binary_strict", "fractional", "f1"] = "binary_strict"
@@ -89,7 +89,6 @@ class ArgumentMatchConfig(Config):
       self.string_threshold,
       f"0 to {most}, what string_similarity={self.string_similarity!r} gives equal texts",
     )
-    check(self.float_tolerance > 0, f"{path}.float_tolerance", self.float_tolerance, "> 0")
 
 
 class ArgumentMatcher:

@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveFloat, PositiveInt
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
 from agentjax.sandbox.config import DEFAULT, Sandboxes
@@ -106,23 +106,14 @@ class UnitTestConfig(Config):
   """
 
   credit: Literal["all", "fraction"] = "all"
-  cpu_seconds: int = 3
-  wall_seconds: float = 60.0
-  verdict_seconds: float = 100.0
-  concurrency: int = 4
-  rounds: int = 16
-  retries: int = 1
+  cpu_seconds: PositiveInt = 3
+  wall_seconds: PositiveFloat = 60.0
+  verdict_seconds: PositiveFloat = 100.0
+  concurrency: PositiveInt = 4
+  rounds: PositiveInt = 16
+  retries: NonNegativeInt = 1
   sandbox: str = DEFAULT
   packages: tuple[str, ...] = ()
-
-  def validate(self, path: str = "config.reward.unit_tests") -> None:
-    super().validate(path)
-    check(self.cpu_seconds >= 1, f"{path}.cpu_seconds", self.cpu_seconds, ">= 1")
-    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
-    check(self.verdict_seconds > 0, f"{path}.verdict_seconds", self.verdict_seconds, "> 0")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
-    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from agentjax.config import FilePath, check
+from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import guest, jail, measure, probe
@@ -64,8 +64,8 @@ class JailerConfig(SandboxConfig):
   """
 
   path: str | None = None
-  concurrency: int = 4
-  queue_seconds: float = 600.0
+  concurrency: PositiveInt = 4
+  queue_seconds: PositiveFloat = 600.0
   readable: tuple[FilePath, ...] = ()
   site_packages: bool = False
   require: tuple[str, ...] = (
@@ -81,8 +81,6 @@ class JailerConfig(SandboxConfig):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
     known = [p.value for p in Protection]
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))

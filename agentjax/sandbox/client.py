@@ -13,9 +13,17 @@ import json
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from agentjax.config import Config, check
+from agentjax.config import (
+  Config,
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  check,
+)
 from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
@@ -62,37 +70,22 @@ class ServiceConfig(Config):
 
   urls: tuple[str, ...] = ()
   token_variable: str | None = None
-  concurrency: int = 32
-  queue_size: int = 4096
-  queue_seconds: float = 600.0
-  overhead_seconds: float = 30.0
-  attempts: int = 3
-  retry_seconds: float = 0.2
-  hedge_seconds: float | None = 5.0
-  breaker_failures: int = 5
-  breaker_seconds: float = 10.0
-  answer_bytes: int = 512 * 2**20
+  concurrency: PositiveInt = 32
+  queue_size: NonNegativeInt = 4096
+  queue_seconds: PositiveFloat = 600.0
+  overhead_seconds: PositiveFloat = 30.0
+  attempts: PositiveInt = 3
+  retry_seconds: NonNegativeFloat = 0.2
+  hedge_seconds: NonNegativeFloat | None = 5.0
+  breaker_failures: PositiveInt = 5
+  breaker_seconds: PositiveFloat = 10.0
+  answer_bytes: Annotated[int, Range(2**20)] = 512 * 2**20
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     for url in self.urls:
       known = url.startswith(("http://", "https://"))
       check(known, f"{path}.urls", self.urls, "http://HOST:PORT or https://HOST")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_size >= 0, f"{path}.queue_size", self.queue_size, ">= 0")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
-    check(self.overhead_seconds > 0, f"{path}.overhead_seconds", self.overhead_seconds, "> 0")
-    check(self.attempts >= 1, f"{path}.attempts", self.attempts, ">= 1")
-    check(self.retry_seconds >= 0, f"{path}.retry_seconds", self.retry_seconds, ">= 0")
-    check(
-      self.hedge_seconds is None or self.hedge_seconds >= 0,
-      f"{path}.hedge_seconds",
-      self.hedge_seconds,
-      ">= 0 or None",
-    )
-    check(self.breaker_failures >= 1, f"{path}.breaker_failures", self.breaker_failures, ">= 1")
-    check(self.breaker_seconds > 0, f"{path}.breaker_seconds", self.breaker_seconds, "> 0")
-    check(self.answer_bytes >= 2**20, f"{path}.answer_bytes", self.answer_bytes, ">= 1 MiB")
 
 
 @dataclasses.dataclass

@@ -17,8 +17,9 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from agentjax.config import check
+from agentjax.config import PositiveFloat, PositiveInt, Range, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import archive, guest, probe
 from agentjax.sandbox.config import SandboxConfig
@@ -81,11 +82,11 @@ class ContainerConfig(SandboxConfig):
   image: str = "python:3.11-slim"
   runtime: str | None = None
   python: str = "python3"
-  cpus: float | None = None
-  concurrency: int = 4
-  queue_seconds: float = 600.0
-  engine_seconds: float = 60.0
-  lifetime_seconds: int = 6 * 3600
+  cpus: PositiveFloat | None = None
+  concurrency: PositiveInt = 4
+  queue_seconds: PositiveFloat = 600.0
+  engine_seconds: PositiveFloat = 60.0
+  lifetime_seconds: Annotated[int, Range(60)] = 6 * 3600
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
   arguments: tuple[str, ...] = ()
@@ -94,11 +95,6 @@ class ContainerConfig(SandboxConfig):
     super().validate(path)
     check(self.engine != "", f"{path}.engine", self.engine, "docker, podman or a path")
     check(self.image != "", f"{path}.image", self.image, "the name of an image")
-    check(self.cpus is None or self.cpus > 0, f"{path}.cpus", self.cpus, "> 0 or None")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
-    check(self.engine_seconds > 0, f"{path}.engine_seconds", self.engine_seconds, "> 0")
-    check(self.lifetime_seconds >= 60, f"{path}.lifetime_seconds", self.lifetime_seconds, ">= 60")
     known = [p.value for p in Protection]
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))

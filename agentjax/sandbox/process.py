@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-from agentjax.config import FilePath, check
+from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.config import SandboxConfig
@@ -84,8 +84,8 @@ class ProcessSandboxConfig(SandboxConfig):
     directory: where work directories are made; None is the system's temporary directory.
   """
 
-  concurrency: int = 4
-  queue_seconds: float = 600.0
+  concurrency: PositiveInt = 4
+  queue_seconds: PositiveFloat = 600.0
   packages: tuple[str, ...] = ()
   require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
   allow_unisolated: bool = False
@@ -95,8 +95,6 @@ class ProcessSandboxConfig(SandboxConfig):
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
     known = [p.value for p in Protection]
     for name in self.require:
       check(name in known, f"{path}.require", self.require, ", ".join(known))

@@ -15,9 +15,9 @@ import logging
 import secrets
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveFloat, Range, check
 from agentjax.sandbox import archive, guest
 from agentjax.sandbox.client import InfraError, ServiceClient, ServiceConfig, ServiceCounts
 from agentjax.sandbox.config import RemoteSandboxConfig
@@ -61,31 +61,25 @@ class SandboxSpec(Config):
   """
 
   image: str = "python:3.11-slim"
-  ttl_seconds: float = 3600.0
-  ready_seconds: float = 120.0
+  ttl_seconds: PositiveFloat = 3600.0
+  ready_seconds: PositiveFloat = 120.0
   workdir: str = "/work"
   env: tuple[str, ...] = ("PYTHONHASHSEED=0",)
   metadata: tuple[str, ...] = ()
-  cpu: float = 1.0
-  memory_mib: int = 1024
-  disk_gib: float = 1.0
-  gpu: int = 0
+  cpu: PositiveFloat = 1.0
+  memory_mib: Annotated[int, Range(16)] = 1024
+  disk_gib: PositiveFloat = 1.0
+  gpu: NonNegativeInt = 0
   entrypoint: tuple[str, ...] = ()
   ports: tuple[int, ...] = ()
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(self.image != "", f"{path}.image", self.image, "the name of an image")
-    check(self.ttl_seconds > 0, f"{path}.ttl_seconds", self.ttl_seconds, "> 0")
-    check(self.ready_seconds > 0, f"{path}.ready_seconds", self.ready_seconds, "> 0")
     check(self.workdir.startswith("/"), f"{path}.workdir", self.workdir, "an absolute path")
     for name in ("env", "metadata"):
       for pair in getattr(self, name):
         check("=" in pair, f"{path}.{name}", getattr(self, name), "NAME=value")
-    check(self.cpu > 0, f"{path}.cpu", self.cpu, "> 0")
-    check(self.memory_mib >= 16, f"{path}.memory_mib", self.memory_mib, ">= 16")
-    check(self.disk_gib > 0, f"{path}.disk_gib", self.disk_gib, "> 0")
-    check(self.gpu >= 0, f"{path}.gpu", self.gpu, ">= 0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveInt, check
 from agentjax.models import ModelConfig, forward
 from agentjax.objectives.columns import VALUES
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
@@ -47,12 +47,11 @@ class CriticConfig(Config):
   model: ModelConfig | None = None
   input: Literal["episode", "prompt"] = "episode"
   start: Literal["random", "policy"] = "policy"
-  epochs: int = 1
+  epochs: PositiveInt = 1
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
   def validate(self, path: str = "config.rl.critic") -> None:
     super().validate(path)
-    check(self.epochs >= 1, f"{path}.epochs", self.epochs, ">= 1")
     check(
       self.model is None or self.start == "random",
       f"{path}.start",

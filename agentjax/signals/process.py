@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import Config, ConfigError, check, differing_fields
+from agentjax.config import Config, ConfigError, PositiveFloat, check, differing_fields
 from agentjax.models import ModelConfig, Params
 from agentjax.models.huggingface import RUNTIME_FIELDS
 from agentjax.objectives.advantages import check_outcomes
@@ -91,14 +91,13 @@ class ProcessConfig(Config):
 
   model: TeacherConfig | None = None
   reference: TeacherConfig | None = None
-  beta: float = 0.05
+  beta: PositiveFloat = 0.05
   per: Literal["token", "turn"] = "token"
   centre: Literal["none", "leave_one_out"] = "none"
   online: OnlineConfig | None = None
 
   def validate(self, path: str = "config.rl.process") -> None:
     super().validate(path)
-    check(self.beta > 0, f"{path}.beta", self.beta, "> 0")
     for name in ("model", "reference"):
       policy = getattr(self, name)
       sources = () if policy is None else policy.sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from agentjax.config import Config, Table, check
+from agentjax.config import Config, NonNegativeInt, PositiveFloat, PositiveInt, Table, check
 from agentjax.names import check_name, is_own, known_names
 from agentjax.sandbox.config import Sandboxes
 from agentjax.tools.config import ToolConfig, Workbench
@@ -33,9 +33,9 @@ class ToolsConfig(Config):
 
   names: tuple[str, ...] = ("calculator",)
   settings: Table[ToolConfig] = dataclasses.field(default_factory=Table)
-  timeout: float = 30.0
-  retries: int = 1
-  calls_per_turn: int = 16
+  timeout: PositiveFloat = 30.0
+  retries: NonNegativeInt = 1
+  calls_per_turn: PositiveInt = 16
   workspace: WorkspaceConfig = dataclasses.field(default_factory=WorkspaceConfig)
 
   def validate(self, path: str = "config") -> None:
@@ -45,9 +45,6 @@ class ToolsConfig(Config):
     check(len(set(self.names)) == len(self.names), f"{path}.names", self.names, "distinct names")
     for name in self.settings:
       check(name in self.names, f"{path}.settings", name, f"one of {path}.names = {self.names}")
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "> 0")
-    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
-    check(self.calls_per_turn >= 1, f"{path}.calls_per_turn", self.calls_per_turn, ">= 1")
 
   def tool(self, name: str) -> ToolConfig:
     """Settings of one of ``names``; a copy, where the tool has its defaults."""

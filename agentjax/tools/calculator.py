@@ -22,9 +22,9 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from agentjax.config import check
+from agentjax.config import PositiveInt, Range
 from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
@@ -44,22 +44,10 @@ class CalculatorConfig(ToolConfig):
     significant_digits: digits of a result that is not an integer; rounded half to even.
   """
 
-  max_characters: int = 500
-  max_depth: int = 50
-  max_bits: int = 4096
-  significant_digits: int = 10
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 1, f"{path}.max_characters", self.max_characters, ">= 1")
-    check(1 <= self.max_depth <= 100, f"{path}.max_depth", self.max_depth, "1 .. 100")
-    check(64 <= self.max_bits <= 14000, f"{path}.max_bits", self.max_bits, "64 .. 14000")
-    check(
-      1 <= self.significant_digits <= 50,
-      f"{path}.significant_digits",
-      self.significant_digits,
-      "1 .. 50",
-    )
+  max_characters: PositiveInt = 500
+  max_depth: Annotated[int, Range(1, 100)] = 50
+  max_bits: Annotated[int, Range(64, 14000)] = 4096
+  significant_digits: Annotated[int, Range(1, 50)] = 10
 
   def build(self, bench: Workbench) -> Tool:
     return CalculatorTool(self)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo, NonNegativeInt, PositiveFloat, PositiveInt, check
 from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.egress import EgressConfig, EgressDenied, EgressPolicy
 from agentjax.tools.output import clip, is_unicode
@@ -39,17 +39,10 @@ class FetchConfig(ToolConfig):
   """
 
   egress: EgressConfig = dataclasses.field(default_factory=EgressConfig)
-  seconds: float = 10.0
-  redirects: int = 5
-  max_bytes: int = 2**20
-  max_characters: int = 8000
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.seconds > 0, f"{path}.seconds", self.seconds, "> 0")
-    check(self.redirects >= 0, f"{path}.redirects", self.redirects, ">= 0")
-    check(self.max_bytes >= 1, f"{path}.max_bytes", self.max_bytes, ">= 1")
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+  seconds: PositiveFloat = 10.0
+  redirects: NonNegativeInt = 5
+  max_bytes: PositiveInt = 2**20
+  max_characters: AtLeastTwo = 8000
 
   def check_run(self, bench: Workbench, path: str) -> None:
     allow = self.egress.allow

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo, PositiveInt
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import files_program
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
@@ -42,15 +42,9 @@ class FilesConfig(ToolConfig):
     max_results: lines a search, and entries a list shows.
   """
 
-  max_characters: int = 8000
-  max_file_bytes: int = 2**20
-  max_results: int = 100
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
-    check(self.max_file_bytes >= 1, f"{path}.max_file_bytes", self.max_file_bytes, ">= 1")
-    check(self.max_results >= 1, f"{path}.max_results", self.max_results, ">= 1")
+  max_characters: AtLeastTwo = 8000
+  max_file_bytes: PositiveInt = 2**20
+  max_results: PositiveInt = 100
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
     return workspace_seconds(bench)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo, PositiveFloat, PositiveInt
 from agentjax.sandbox.config import DEFAULT
 from agentjax.sandbox.interface import (
   Box,
@@ -49,16 +49,10 @@ class PythonToolConfig(ToolConfig):
   """
 
   sandbox: str = DEFAULT
-  max_characters: int = 2000
+  max_characters: AtLeastTwo = 2000
   stateful: bool = False
-  max_sessions: int = 64
-  idle_seconds: float = 600.0
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
-    check(self.max_sessions >= 1, f"{path}.max_sessions", self.max_sessions, ">= 1")
-    check(self.idle_seconds > 0, f"{path}.idle_seconds", self.idle_seconds, "> 0")
+  max_sessions: PositiveInt = 64
+  idle_seconds: PositiveFloat = 600.0
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
     settings = bench.sandboxes.settings(self.sandbox, "config.tools.settings.python.sandbox")

@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from agentjax.config import ConfigError, FilePath, check
+from agentjax.config import (
+  AtLeastTwo,
+  ConfigError,
+  FilePath,
+  NonNegativeFloat,
+  PositiveInt,
+  Share,
+  check,
+)
 from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.output import clip
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
@@ -47,29 +55,22 @@ class SearchConfig(ToolConfig):
 
   corpus: tuple[FilePath, ...] = ()
   index_directory: FilePath | None = None
-  k1: float = 1.5
-  b: float = 0.75
+  k1: NonNegativeFloat = 1.5
+  b: Share = 0.75
   stopwords: str | None = "en"
-  results: int = 5
+  results: PositiveInt = 5
   max_results: int = 20
-  snippet_characters: int = 300
-  max_characters: int = 8000
+  snippet_characters: PositiveInt = 300
+  max_characters: AtLeastTwo = 8000
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(self.k1 >= 0, f"{path}.k1", self.k1, ">= 0")
-    check(0 <= self.b <= 1, f"{path}.b", self.b, "0 .. 1")
-    check(self.results >= 1, f"{path}.results", self.results, ">= 1")
     check(
       self.max_results >= self.results,
       f"{path}.max_results",
       self.max_results,
       f">= results ({self.results})",
     )
-    check(
-      self.snippet_characters >= 1, f"{path}.snippet_characters", self.snippet_characters, ">= 1"
-    )
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
 
   def check_run(self, bench: Workbench, path: str) -> None:
     check(bool(self.corpus), f"{path}.corpus", self.corpus, "JSONL files, at least one")

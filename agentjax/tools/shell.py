@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo
 from agentjax.sandbox.interface import Command
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, is_unicode, joined
@@ -29,11 +29,7 @@ class ShellConfig(ToolConfig):
     max_characters: characters of output the policy sees, half from the head and half from the tail.
   """
 
-  max_characters: int = 4000
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+  max_characters: AtLeastTwo = 4000
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
     return workspace_seconds(bench)

@@ -9,9 +9,17 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from agentjax.config import ConfigError, FilePath, check
+from agentjax.config import (
+  AtLeastTwo,
+  ConfigError,
+  FilePath,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  check,
+)
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import sql_program
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
@@ -47,20 +55,12 @@ class SqlConfig(ToolConfig):
 
   databases: FilePath = ""
   writable: bool = False
-  statement_seconds: float = 5.0
-  memory_bytes: int = 64 * 2**20
-  max_bytes: int = 64 * 2**20
-  max_rows: int = 50
-  max_characters: int = 4000
+  statement_seconds: PositiveFloat = 5.0
+  memory_bytes: Annotated[int, Range(2**20)] = 64 * 2**20
+  max_bytes: Annotated[int, Range(2**12)] = 64 * 2**20
+  max_rows: PositiveInt = 50
+  max_characters: AtLeastTwo = 4000
   format: Literal["table", "json"] = "table"
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.statement_seconds > 0, f"{path}.statement_seconds", self.statement_seconds, "> 0")
-    check(self.memory_bytes >= 2**20, f"{path}.memory_bytes", self.memory_bytes, ">= 1 MiB")
-    check(self.max_bytes >= 2**12, f"{path}.max_bytes", self.max_bytes, ">= 4096")
-    check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
     return workspace_seconds(bench)

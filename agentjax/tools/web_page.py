@@ -26,9 +26,9 @@ import tempfile
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from agentjax.config import ConfigError, check
+from agentjax.config import AtLeastTwo, ConfigError, PositiveFloat, PositiveInt, Range
 from agentjax.faults import Fault, Owner
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.interface import SandboxError
@@ -88,26 +88,15 @@ class WebPageConfig(ToolConfig):
   """
 
   browser: str | None = None
-  width: int = 1280
-  height: int = 720
+  width: Annotated[int, Range(1, 16384)] = 1280
+  height: Annotated[int, Range(1, 16384)] = 720
   full_page: bool = False
-  virtual_seconds: float = 2.0
-  seconds: float = 15.0
-  memory_bytes: int = 2**30
-  concurrency: int = 2
-  queue_seconds: float = 600.0
-  max_characters: int = 4000
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(1 <= self.width <= 16384, f"{path}.width", self.width, "1 .. 16384")
-    check(1 <= self.height <= 16384, f"{path}.height", self.height, "1 .. 16384")
-    check(self.virtual_seconds > 0, f"{path}.virtual_seconds", self.virtual_seconds, "> 0")
-    check(self.seconds > 0, f"{path}.seconds", self.seconds, "> 0")
-    check(self.memory_bytes >= 2**28, f"{path}.memory_bytes", self.memory_bytes, ">= 256 MiB")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+  virtual_seconds: PositiveFloat = 2.0
+  seconds: PositiveFloat = 15.0
+  memory_bytes: Annotated[int, Range(2**28)] = 2**30
+  concurrency: PositiveInt = 2
+  queue_seconds: PositiveFloat = 600.0
+  max_characters: AtLeastTwo = 4000
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
     return self.seconds, 0.0

@@ -21,9 +21,9 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from agentjax.config import Config, FilePath, check
+from agentjax.config import Config, FilePath, PositiveInt, Range, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.config import DEFAULT
@@ -86,18 +86,15 @@ class WorkspaceConfig(Config):
   sandbox: str = DEFAULT
   files: FilePath | None = None
   store: FilePath | None = None
-  max_open: int = 64
-  max_bytes: int = 128 * 2**20
-  max_files: int = 10_000
+  max_open: PositiveInt = 64
+  max_bytes: Annotated[int, Range(2**20, 2**28)] = 128 * 2**20
+  max_files: PositiveInt = 10_000
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(
       self.files is None or os.path.isdir(self.files), f"{path}.files", self.files, "a folder, None"
     )
-    check(self.max_open >= 1, f"{path}.max_open", self.max_open, ">= 1")
-    check(2**20 <= self.max_bytes <= 2**28, f"{path}.max_bytes", self.max_bytes, "1 .. 256 MiB")
-    check(self.max_files >= 1, f"{path}.max_files", self.max_files, ">= 1")
 
 
 @dataclasses.dataclass(frozen=True, order=True)

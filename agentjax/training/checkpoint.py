@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
-from agentjax.config import Config, ConfigError, check, differing_fields
+from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
@@ -54,13 +54,8 @@ class CheckpointConfig(Config):
     keep: newest checkpoints that are kept, besides the first one (replay starts from it).
   """
 
-  every: int = 50
-  keep: int = 2
-
-  def validate(self, path: str = "config.checkpoint") -> None:
-    super().validate(path)
-    check(self.every >= 1, f"{path}.every", self.every, ">= 1")
-    check(self.keep >= 1, f"{path}.keep", self.keep, ">= 1")
+  every: PositiveInt = 50
+  keep: PositiveInt = 2
 
 
 class Restored(NamedTuple):

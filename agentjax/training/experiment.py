@@ -8,9 +8,19 @@ import json
 import math
 import os
 import pathlib
-from typing import Literal
+from typing import Annotated, Literal
 
-from agentjax.config import Config, ConfigError, FilePath, Table, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  FilePath,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  Table,
+  check,
+)
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
@@ -65,10 +75,10 @@ class SupervisedStage(Config):
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
 
-  steps: int = 0
-  tasks_per_step: int = 64
-  row_length: int = 512
-  microbatch_rows: int = 8
+  steps: NonNegativeInt = 0
+  tasks_per_step: PositiveInt = 64
+  row_length: PositiveInt = 512
+  microbatch_rows: PositiveInt = 8
   aggregation: Aggregation = "token_mean"
   router_bias_rate: float = 0.0
   balance_coefficient: float = 0.0
@@ -88,9 +98,6 @@ class SupervisedStage(Config):
       self.z_loss_coefficient,
       "0 with token_sets, which makes no logits of the whole vocabulary",
     )
-    check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
-    for name in ("tasks_per_step", "row_length", "microbatch_rows"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
     _check_rates(self, path)
 
 
@@ -111,7 +118,7 @@ class PhaseConfig(Config):
     passes: see RLStage.
   """
 
-  steps: int = 1
+  steps: PositiveInt = 1
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   context: Literal["episode", "response"] = "episode"
   trains: Literal["all", "values"] = "all"
@@ -119,7 +126,6 @@ class PhaseConfig(Config):
 
   def validate(self, path: str = "phase") -> None:
     super().validate(path)
-    check(self.steps >= 1, f"{path}.steps", self.steps, ">= 1")
     check(
       self.trains == "all" or self.objective.needs_values,
       f"{path}.trains",
@@ -178,12 +184,12 @@ class RLStage(Config):
       ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
   """
 
-  steps: int = 0
-  tasks_per_step: int = 16
-  row_length: int = 512
-  microbatch_rows: int = 8
-  minibatches: int = 1
-  epochs: int = 1
+  steps: NonNegativeInt = 0
+  tasks_per_step: PositiveInt = 16
+  row_length: PositiveInt = 512
+  microbatch_rows: PositiveInt = 8
+  minibatches: PositiveInt = 1
+  epochs: PositiveInt = 1
   old_log_probs: Literal["behaviour", "recomputed"] = "behaviour"
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   router_bias_rate: float = 0.0
@@ -195,7 +201,7 @@ class RLStage(Config):
   qk_clip: float | None = None
   replay_experts: bool = False
   schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-  mismatch_alarm: float = 1.0
+  mismatch_alarm: PositiveFloat = 1.0
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
   selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
@@ -235,10 +241,6 @@ class RLStage(Config):
     super().validate(path)
     self._validate_phases(path)
     self._validate_teachers(path)
-    check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
-    for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    check(self.mismatch_alarm > 0, f"{path}.mismatch_alarm", self.mismatch_alarm, "nats > 0")
     check(
       self.rollouts is None or not self.selection.refill,
       f"{path}.selection.refill",
@@ -389,27 +391,22 @@ class HeldOutConfig(Config):
     resamples, confidence: of the bootstrap intervals.
   """
 
-  tasks: int = 64
-  every: int = 0
-  samples: int = 4
+  tasks: NonNegativeInt = 64
+  every: NonNegativeInt = 0
+  samples: NonNegativeInt = 4
   pass_at: tuple[int, ...] = (4,)
-  temperature: float = 1.0
+  temperature: PositiveFloat = 1.0
   success_part: str = "exact_match"
   success_threshold: float = 1.0
-  resamples: int = 1000
-  confidence: float = 0.95
+  resamples: PositiveInt = 1000
+  confidence: Annotated[float, Range(0, 1, above=True, below=True)] = 0.95
 
   def validate(self, path: str = "config.evaluation") -> None:
     super().validate(path)
-    for name in ("tasks", "every", "samples"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     for k in self.pass_at if self.samples else ():
       check(
         1 <= k <= self.samples, f"{path}.pass_at", self.pass_at, f"1 to samples ({self.samples})"
       )
-    check(self.temperature > 0, f"{path}.temperature", self.temperature, "> 0")
-    check(self.resamples >= 1, f"{path}.resamples", self.resamples, ">= 1")
-    check(0 < self.confidence < 1, f"{path}.confidence", self.confidence, "over 0, below 1")
 
   def plan(self, samples: int) -> EvaluationPlan:
     """The measurement with ``samples`` episodes a task; 0 for greedy only."""
@@ -488,7 +485,7 @@ class Experiment(Config):
   """
 
   name: str = "run"
-  seed: int = 0
+  seed: NonNegativeInt = 0
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
@@ -515,7 +512,6 @@ class Experiment(Config):
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)
-    check(self.seed >= 0, f"{path}.seed", self.seed, ">= 0")
     check(
       self.supervised.steps + self.rl.steps > 0,
       f"{path}.rl.steps",

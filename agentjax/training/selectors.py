@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Trajectory
 
@@ -59,12 +59,12 @@ class SelectionConfig(Config):
   score: Score = "reward_std"
   above: float | None = None
   below: float | None = None
-  share: float = 0.9
+  share: PositiveShare = 0.9
   prefer: Literal["largest", "smallest"] = "largest"
   keep_zeros: bool = False
-  refill: int = 0
+  refill: NonNegativeInt = 0
   rescale: Literal["none", "linear", "sqrt"] = "none"
-  patience: int = 5
+  patience: PositiveInt = 5
 
   def validate(self, path: str = "config.rl.selection") -> None:
     super().validate(path)
@@ -80,8 +80,6 @@ class SelectionConfig(Config):
     )
     if self.above is not None and self.below is not None:
       check(self.above < self.below, f"{path}.above", self.above, f"less than below={self.below}")
-    check(0 < self.share <= 1, f"{path}.share", self.share, "over 0, up to 1")
-    check(self.refill >= 0, f"{path}.refill", self.refill, ">= 0")
     check(
       band or not self.refill,
       f"{path}.refill",
@@ -89,7 +87,6 @@ class SelectionConfig(Config):
       f"0 with {path}.rule={self.rule!r}, which compares the groups of a step; rule='band' looks "
       "at one group at a time",
     )
-    check(self.patience >= 1, f"{path}.patience", self.patience, ">= 1")
 
   def loss_factor(self, kept: int, size: int) -> float:
     """What the loss of a step with ``kept`` of ``size`` groups is multiplied by."""

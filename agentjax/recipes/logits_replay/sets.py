@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import PositiveInt, PositiveShare
 from agentjax.models import ModelConfig, Params, TokenSets, forward, likely_sets, readout
 from agentjax.training.token_sets import TokenSetConfig, TokenSetTools
 from agentjax.trajectory.batch import Batch
@@ -45,13 +45,8 @@ class LogitsReplayConfig(TokenSetConfig):
     most: tokens of a set besides the demonstration's own; at most the vocabulary.
   """
 
-  mass: float = 0.99
-  most: int = 64
-
-  def validate(self, path: str = "config.supervised.token_sets") -> None:
-    super().validate(path)
-    check(0 < self.mass <= 1, f"{path}.mass", self.mass, "0 < mass <= 1")
-    check(self.most >= 1, f"{path}.most", self.most, ">= 1")
+  mass: PositiveShare = 0.99
+  most: PositiveInt = 64
 
   def build(self, tools: TokenSetTools) -> StoredSets:
     """Stage 0: what the run's first policy finds likely in all demonstrations.

@@ -20,13 +20,13 @@ import base64
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from agentjax.config import check
+from agentjax.config import NonNegativeFloat, PositiveInt, Range, check
 from agentjax.models import ModelConfig, Params, layer_ends, layer_logits
 from agentjax.sharding import time_multiple
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
@@ -56,26 +56,21 @@ class MedsConfig(SignalConfig):
     most: mistakes remembered a task; the oldest go first. Ours.
   """
 
-  alpha: float = 0.1
-  beta: float = 0.2
+  alpha: NonNegativeFloat = 0.1
+  beta: NonNegativeFloat = 0.2
   right_from: float = 1.0
   marker: str = "\\boxed{"
   last_layers: int = 14
   differences: bool = False
-  neighbours: int = 3
-  radius: float = 0.1
-  most: int = 512
+  neighbours: PositiveInt = 3
+  radius: Annotated[float, Range(0, 2, above=True)] = 0.1
+  most: PositiveInt = 512
 
   def validate(self, path: str = "config.rl.signals") -> None:
     super().validate(path)
-    for name in ("alpha", "beta"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     check(bool(self.marker), f"{path}.marker", self.marker, "a text of one character or more")
-    check(0 < self.radius <= 2, f"{path}.radius", self.radius, "0 < radius <= 2")
     least = 2 if self.differences else 1
     check(self.last_layers >= least, f"{path}.last_layers", self.last_layers, f">= {least}")
-    for name in ("neighbours", "most"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
 
   def check_model(self, model: ModelConfig, path: str) -> None:
     """Features are of single blocks, so that no block may run more than once."""

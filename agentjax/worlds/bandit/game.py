@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import Share
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.environment import Environment
 from agentjax.world.games import TurnGameConfig
@@ -43,14 +43,10 @@ class BanditConfig(TurnGameConfig):
 
   low: float = 0.15
   high: float = 1.0
-  chance: float = 0.25
+  chance: Share = 0.25
   turns: TurnConfig = dataclasses.field(
     default_factory=lambda: TurnConfig(max_turns=1, max_actions=1, actions_per_turn=1)
   )
-
-  def validate(self, path: str = "bandit") -> None:
-    super().validate(path)
-    check(0 <= self.chance <= 1, f"{path}.chance", self.chance, "0 to 1")
 
   def game(self) -> Environment:
     return Bandit(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from agentjax.config import check
+from agentjax.config import PositiveInt
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.text.code import read_code
 from agentjax.tools.build import ToolsConfig
@@ -34,12 +34,8 @@ class CodeWorldConfig(WorldConfig):
       QuixBugs.
   """
 
-  max_characters: int = 50_000
+  max_characters: PositiveInt = 50_000
   tasks: CodeTaskSource = dataclasses.field(default_factory=FunctionTaskConfig)
-
-  def validate(self, path: str = "config.world") -> None:
-    super().validate(path)
-    check(self.max_characters >= 1, f"{path}.max_characters", self.max_characters, ">= 1")
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     if data.source is None:

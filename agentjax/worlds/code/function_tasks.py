@@ -15,8 +15,9 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Annotated
 
-from agentjax.config import check
+from agentjax.config import Range, check
 from agentjax.data import DataConfig
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.trajectory.record import Task
@@ -63,7 +64,7 @@ class FunctionTaskConfig(CodeTaskSource):
 
   min_level: int = 1
   max_level: int = 3
-  tests: int = 8
+  tests: Annotated[int, Range(3, 100)] = 8
   shown_tests: int = 2
 
   def validate(self, path: str = "config.world.tasks") -> None:
@@ -74,7 +75,6 @@ class FunctionTaskConfig(CodeTaskSource):
       (self.min_level, self.max_level),
       f"1 <= min_level <= max_level <= {MAX_LEVEL}",
     )
-    check(3 <= self.tests <= 100, f"{path}.tests", self.tests, "3..100")
     check(
       0 <= self.shown_tests <= self.tests - 2,
       f"{path}.shown_tests",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from agentjax.config import check
+from agentjax.config import NonNegativeInt
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.source import TaskSource
 from agentjax.worlds.code.tasks import load_mbpp, load_quixbugs
@@ -41,11 +41,7 @@ class CodeTasksConfig(CodeTaskSource):
   reads_path = True
 
   test: Literal["mbpp", "quixbugs"] = "mbpp"
-  shown_tests: int = 1
-
-  def validate(self, path: str = "config.world.tasks") -> None:
-    super().validate(path)
-    check(self.shown_tests >= 0, f"{path}.shown_tests", self.shown_tests, ">= 0")
+  shown_tests: NonNegativeInt = 1
 
   def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
     assert data.path is not None

@@ -6,11 +6,11 @@ import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo, Range
 from agentjax.text.answers import read_tagged_answer
 from agentjax.trajectory.record import Message, Reward, Status, Task
 from agentjax.world.cheats import Turns
@@ -33,18 +33,11 @@ class CountdownConfig(GameConfig):
     numbers given; .1 in the task's usual form.
   """
 
-  numbers: int = 3
-  largest: int = 20
-  largest_target: int = 100
+  numbers: Annotated[int, Range(2, 6)] = 3
+  largest: AtLeastTwo = 20
+  largest_target: AtLeastTwo = 100
   tags: bool = True
-  format_reward: float = 0.1
-
-  def validate(self, path: str = "countdown") -> None:
-    super().validate(path)
-    check(2 <= self.numbers <= 6, f"{path}.numbers", self.numbers, "2 to 6")
-    check(self.largest >= 2, f"{path}.largest", self.largest, ">= 2")
-    check(self.largest_target >= 2, f"{path}.largest_target", self.largest_target, ">= 2")
-    check(0 <= self.format_reward < 1, f"{path}.format_reward", self.format_reward, "0, below 1")
+  format_reward: Annotated[float, Range(0, 1, below=True)] = 0.1
 
   def game(self) -> Environment:
     return Countdown(self)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from agentjax.config import ConfigError, check
+from agentjax.config import AtLeastTwo, ConfigError, PositiveShare
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.environment import Environment
 from agentjax.world.games import TurnGameConfig
@@ -36,16 +36,10 @@ class FrozenLakeConfig(TurnGameConfig):
   turns: see TurnConfig.
   """
 
-  size: int = 4
-  frozen: float = 0.8
+  size: AtLeastTwo = 4
+  frozen: PositiveShare = 0.8
   slippery: bool = True
-  success: float = 1.0 / 3.0
-
-  def validate(self, path: str = "frozen_lake") -> None:
-    super().validate(path)
-    check(self.size >= 2, f"{path}.size", self.size, ">= 2")
-    check(0 < self.frozen <= 1, f"{path}.frozen", self.frozen, "over 0, up to 1")
-    check(0 < self.success <= 1, f"{path}.success", self.success, "over 0, up to 1")
+  success: PositiveShare = 1.0 / 3.0
 
   def game(self) -> Environment:
     return FrozenLake(self)

@@ -26,7 +26,7 @@ import io
 import math
 from collections.abc import Mapping
 
-from agentjax.config import ConfigError, check
+from agentjax.config import AtLeastTwo, ConfigError, check
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.rewards.graph import Scorer
 from agentjax.tools.build import ToolsConfig
@@ -61,13 +61,8 @@ class MleWorldConfig(WorldConfig):
   )
   packages: tuple[str, ...] = ("numpy",)
   tasks: MleTaskConfig = dataclasses.field(default_factory=MleTaskConfig)
-  shown_characters: int = 2000
-  max_submission_bytes: int = 2**20
-
-  def validate(self, path: str = "config.world") -> None:
-    super().validate(path)
-    for name in ("shown_characters", "max_submission_bytes"):
-      check(getattr(self, name) >= 2, f"{path}.{name}", getattr(self, name), ">= 2")
+  shown_characters: AtLeastTwo = 2000
+  max_submission_bytes: AtLeastTwo = 2**20
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     if data.source is None:

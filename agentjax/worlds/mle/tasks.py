@@ -26,11 +26,11 @@ import os
 import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from agentjax.config import ConfigError, check
+from agentjax.config import ConfigError, Range, check
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.secret import read_secret
@@ -65,17 +65,14 @@ class MleTaskConfig(TaskSource):
   """
 
   kinds: tuple[Kind, ...] = KINDS
-  train_rows: int = 200
-  test_rows: int = 100
-  noise: float = 0.1
+  train_rows: Annotated[int, Range(30)] = 200
+  test_rows: Annotated[int, Range(30)] = 100
+  noise: Annotated[float, Range(0, 0.3)] = 0.1
   demonstrate: bool = True
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
     check(bool(self.kinds), f"{path}.kinds", self.kinds, f"some of {', '.join(KINDS)}")
-    for name in ("train_rows", "test_rows"):
-      check(getattr(self, name) >= 30, f"{path}.{name}", getattr(self, name), ">= 30")
-    check(0 <= self.noise <= 0.3, f"{path}.noise", self.noise, "0..0.3")
 
   def check_data(self, data: DataConfig, path: str) -> None:
     if data.path is None:

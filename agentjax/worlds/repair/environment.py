@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Mapping
 
-from agentjax.config import check
+from agentjax.config import PositiveInt, check
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.tools.build import ToolsConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -35,12 +35,8 @@ class RepairWorldConfig(WorldConfig):
     tasks: what is broken, and how.
   """
 
-  max_characters: int = 200_000
+  max_characters: PositiveInt = 200_000
   tasks: RepairTaskConfig = dataclasses.field(default_factory=RepairTaskConfig)
-
-  def validate(self, path: str = "config.world") -> None:
-    super().validate(path)
-    check(self.max_characters >= 1, f"{path}.max_characters", self.max_characters, ">= 1")
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     super().check_run(tools, data, path)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentjax.config import ConfigError, check
+from agentjax.config import ConfigError, PositiveInt, check
 from agentjax.data import DataConfig
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
@@ -97,7 +97,7 @@ class RepairTaskConfig(TaskSource):
   libraries: tuple[str, ...] = ("calendars", "gridpath", "intervals", "ledger", "textkit")
   test_libraries: tuple[str, ...] = ("samples",)
   operators: tuple[str, ...] = OPERATORS
-  faults: int = 1
+  faults: PositiveInt = 1
   hint: Literal["none", "file", "test"] = "file"
   demonstrate: bool = True
 
@@ -117,7 +117,6 @@ class RepairTaskConfig(TaskSource):
       self.operators,
       f"some of {', '.join(OPERATORS)}",
     )
-    check(self.faults >= 1, f"{path}.faults", self.faults, ">= 1")
 
   def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None

@@ -8,11 +8,11 @@ import gzip
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import Range, check
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.environment import Environment
 from agentjax.world.games import TurnGameConfig
@@ -45,9 +45,9 @@ class SokobanConfig(TurnGameConfig):
   turns: see TurnConfig.
   """
 
-  size: int = 6
-  boxes: int = 1
-  walls: float = 0.2
+  size: Annotated[int, Range(4)] = 6
+  boxes: Annotated[int, Range(1, 4)] = 1
+  walls: Annotated[float, Range(0, 1, below=True)] = 0.2
   least_steps: int = 1
   most_steps: int = 10
   levels: str | None = None
@@ -57,9 +57,6 @@ class SokobanConfig(TurnGameConfig):
 
   def validate(self, path: str = "sokoban") -> None:
     super().validate(path)
-    check(self.size >= 4, f"{path}.size", self.size, ">= 4")
-    check(1 <= self.boxes <= 4, f"{path}.boxes", self.boxes, "1 to 4")
-    check(0 <= self.walls < 1, f"{path}.walls", self.walls, "0, below 1")
     most = self.most_steps
     check(1 <= self.least_steps <= most, f"{path}.least_steps", self.least_steps, f"1 to {most}")
 

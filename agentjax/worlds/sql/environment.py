@@ -16,9 +16,16 @@ import pathlib
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from agentjax.config import check
+from agentjax.config import (
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  check,
+)
 from agentjax.data import DataConfig
 from agentjax.places import Places
 from agentjax.sandbox.config import DEFAULT
@@ -65,34 +72,27 @@ class SqlWorldConfig(WorldConfig):
     tasks: the questions, in the folder ``config.data.path``.
   """
 
-  query_seconds: float = 5.0
-  copies: int = 3
+  query_seconds: PositiveFloat = 5.0
+  copies: NonNegativeInt = 3
   candidates: int = 32
-  drop: float = 0.3
+  drop: Annotated[float, Range(0, 1, below=True)] = 0.3
   no_copies: Literal["refuse", "tables"] = "refuse"
-  max_rows: int = 10_000
-  max_bytes: int = 4 * 2**20
-  tolerance: float = 1e-6
+  max_rows: PositiveInt = 10_000
+  max_bytes: PositiveInt = 4 * 2**20
+  tolerance: NonNegativeFloat = 1e-6
   any_column_order: bool = False
-  concurrency: int = 4
+  concurrency: PositiveInt = 4
   sandbox: str = DEFAULT
   tasks: SpiderConfig = dataclasses.field(default_factory=SpiderConfig)
 
   def validate(self, path: str = "config.world") -> None:
     super().validate(path)
-    check(self.query_seconds > 0, f"{path}.query_seconds", self.query_seconds, "seconds > 0")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.max_rows >= 1, f"{path}.max_rows", self.max_rows, ">= 1")
-    check(self.max_bytes >= 1, f"{path}.max_bytes", self.max_bytes, ">= 1")
-    check(self.copies >= 0, f"{path}.copies", self.copies, ">= 0")
     check(
       self.candidates >= self.copies,
       f"{path}.candidates",
       self.candidates,
       f">= copies ({self.copies})",
     )
-    check(0 <= self.drop < 1, f"{path}.drop", self.drop, "0 <= drop < 1")
-    check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, ">= 0")
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     if data.source is None:

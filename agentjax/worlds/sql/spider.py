@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from agentjax.config import check
+from agentjax.config import AtLeastTwo, check
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
@@ -55,8 +55,8 @@ class SpiderConfig(TaskSource):
 
   schema: bool = True
   demonstration: Literal["none", "direct", "checked"] = "direct"
-  shown_rows: int = 50
-  shown_characters: int = 4000
+  shown_rows: AtLeastTwo = 50
+  shown_characters: AtLeastTwo = 4000
   drop_empty: bool = True
   levels: tuple[int, ...] = (1, 2, 3, 4)
   split: Literal["databases", "questions"] = "databases"
@@ -70,8 +70,6 @@ class SpiderConfig(TaskSource):
       self.levels,
       "some of 1, 2, 3, 4",
     )
-    for name in ("shown_rows", "shown_characters"):
-      check(getattr(self, name) >= 2, f"{path}.{name}", getattr(self, name), ">= 2")
 
   def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
     assert data.path is not None
