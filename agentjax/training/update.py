@@ -155,6 +155,8 @@ def make_update(
     state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
   ):
     old, reference = state.networks[network], state.reference
+    if old.weights.value is None:  # a critic of its own has learnt from them
+      batches = dataclasses.replace(batches, prepared=batches.prepared.without_targets())
     grads, gathered = parts.gradients(old.weights, reference, batches, count, head)
     changes, opt_state = optimizer.update(grads, old.opt_state, old.weights)
     new = Network(optax.apply_updates(old.weights, changes), opt_state)
