@@ -26,6 +26,7 @@ from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import guest, jail, measure, probe
+from agentjax.sandbox.box import ExclusiveBox
 from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.interface import (
   Capabilities,
@@ -35,10 +36,9 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
-  Session,
 )
 from agentjax.sandbox.process import _environment
-from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
+from agentjax.sandbox.result import Ended, as_result, infra_error
 from agentjax.sandbox.supervise import supervise
 
 _SNAPSHOT_BYTES = 256 * 2**20
@@ -282,18 +282,17 @@ class JailerSandbox:
     return box
 
 
-class JailerBox:
+class JailerBox(ExclusiveBox):
   """A work directory and its runs; made by ``JailerSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: JailerSandbox, parent: str):
+    super().__init__(sandbox.jailer.name)
     self._sandbox = sandbox
     self.uid = _UIDS[0] + secrets.randbelow(_UIDS[1]) if sandbox._own_users else None
     self.directory = tempfile.mkdtemp(prefix="box-", dir=parent)
     if self.uid is not None:
       os.chown(self.directory, self.uid, self.uid)
-    self._busy = asyncio.Lock()
     self._tool: int | None = None
-    self._closed = False
 
   async def exec(
     self,
@@ -304,32 +303,21 @@ class JailerBox:
     limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       try:
         async with self._sandbox._places.one():
           for path, content in (files or {}).items():
-            await self._write(path, content)
+            await self._put(path, content)
           return await self._run(program, stdin, limits)
       except QueueTimeout as error:
         return infra_error(str(error), "queue")
 
-  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
-    raise no_sessions(self._sandbox.jailer.name)
-
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      await self._write(path, content)
-
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return await asyncio.to_thread(sandbox_files.read_file, self.directory, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
 
   async def close(self) -> None:
@@ -342,11 +330,7 @@ class JailerBox:
       self._sandbox._boxes.discard(self)
       await asyncio.to_thread(sandbox_files.wipe, self.directory)
 
-  def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
-
-  async def _write(self, path: str, content: bytes) -> None:
+  async def _put(self, path: str, content: bytes) -> None:
     await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
 
   async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:

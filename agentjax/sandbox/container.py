@@ -22,6 +22,7 @@ from typing import Annotated
 from agentjax.config import PositiveFloat, PositiveInt, Range, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import archive, guest, probe
+from agentjax.sandbox.box import ExclusiveBox
 from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
@@ -34,9 +35,8 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
-  Session,
 )
-from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
+from agentjax.sandbox.result import Ended, as_result, infra_error
 from agentjax.sandbox.supervise import supervise, surely
 
 _log = logging.getLogger(__name__)
@@ -251,14 +251,13 @@ class _Swept:
   running: bool  # whether it was still there
 
 
-class ContainerBox:
+class ContainerBox(ExclusiveBox):
   """One container; made by ``ContainerSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: ContainerSandbox, config: ContainerConfig, name: str):
+    super().__init__("container")
     self._sandbox, self._config, self.name = sandbox, config, name
     self._user = _USERS[0] + secrets.randbelow(_USERS[1])
-    self._busy = asyncio.Lock()
-    self._closed = False
     self._lost = False
     self._out_of_memory = 0  # how often so far
 
@@ -279,8 +278,7 @@ class ContainerBox:
           "change ContainerConfig.limits"
         )
     request = guest.as_request(program)
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       try:
         async with self._sandbox._places.one():
           if files:
@@ -292,18 +290,9 @@ class ContainerBox:
       except QueueTimeout as error:
         return infra_error(str(error), "queue")
 
-  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
-    raise no_sessions("container")
-
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      await self._unpack(archive.of_files({path: content}))
-
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = "/".join(checked_parts(path))
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       try:
         # An archive holds 10 KiB beyond its one file at most.
         held = await self._inside(
@@ -317,8 +306,7 @@ class ContainerBox:
     return archive.content_of(held, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       argv = ["tar", "-c", "-f", "-", "-C", _WORK, "."]
       return archive.normalised(await self._inside(argv, most=_SNAPSHOT_BYTES))
 
@@ -331,9 +319,11 @@ class ContainerBox:
     async with self._busy:
       self._sandbox._boxes.discard(self)
 
+  async def _put(self, path: str, content: bytes) -> None:
+    await self._unpack(archive.of_files({path: content}))
+
   def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
+    super()._check_open()
     if self._lost:
       raise SandboxError("this box's container is gone with its files; open another")
 

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple, Self
 from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.box import ExclusiveBox
 from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.disks import Disk
 from agentjax.sandbox.guest import as_request
@@ -189,10 +190,11 @@ class ProcessSandbox:
       self._zygote = zygote
 
 
-class ProcessBox:
+class ProcessBox(ExclusiveBox):
   """A work directory and its runs; made by ``ProcessSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote, snapshot_bytes: int):
+    super().__init__("embedded")
     self._sandbox = sandbox
     self.uid = zygote.spare_uid()
     self._files: Disk | _Folder
@@ -207,8 +209,6 @@ class ProcessBox:
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
     self._session: ProcessSession | None = None
-    self._busy = asyncio.Lock()
-    self._closed = False
 
   async def exec(
     self,
@@ -219,11 +219,10 @@ class ProcessBox:
     limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
-    async with self._busy, contextlib.AsyncExitStack() as held:
-      self._check_open()
+    async with self._turn(), contextlib.AsyncExitStack() as held:
       if self._session is not None:
         raise SandboxError("a session is open in this box; close it, or run its cells")
-      if (full := await self._wait_for_turn(held)) is not None:
+      if (full := await self._wait_for_place(held)) is not None:
         return full
       watcher = await self._new_run(as_request(program), limits, stdin, files or {})
       if watcher is None:
@@ -231,26 +230,18 @@ class ProcessBox:
       return (await self._converse(watcher, b"", limits)).result
 
   async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       if self._session is not None:
         raise SandboxError("a session is open in this box; close it before you open another")
       self._session = ProcessSession(self, limits or self._sandbox.config.limits)
       return self._session
 
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      await asyncio.to_thread(self._write, {path: content})
-
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return await asyncio.to_thread(lambda: sandbox_files.read_file(self._root(), path, max_bytes))
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       if self._session is not None:
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
@@ -267,9 +258,8 @@ class ProcessBox:
       if not self._files.drop():
         await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
-  def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
+  async def _put(self, path: str, content: bytes) -> None:
+    await asyncio.to_thread(self._write, {path: content})
 
   def _root(self) -> str:
     """A path to the files. Raises SandboxError: they are gone with the interpreter."""
@@ -290,7 +280,7 @@ class ProcessBox:
     if self._connection is not None:
       self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
 
-  async def _wait_for_turn(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
+  async def _wait_for_place(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
     """Takes one of the places for runs; what to answer when none gets free in time."""
     try:
       await held.enter_async_context(self._sandbox._places.one())
@@ -400,11 +390,10 @@ class ProcessSession:
     if wall_seconds is not None:
       limits = dataclasses.replace(limits, wall_seconds=wall_seconds)
     cell = {"source": source, "seed": seed, "wall_seconds": limits.wall_seconds}
-    async with self._box._busy, contextlib.AsyncExitStack() as held:
-      self._box._check_open()
+    async with self._box._turn(), contextlib.AsyncExitStack() as held:
       if self._closed:
         raise SandboxError("the session is closed; open another with Box.session()")
-      if (full := await self._box._wait_for_turn(held)) is not None:
+      if (full := await self._box._wait_for_place(held)) is not None:
         return full
       encoded = json.dumps(cell).encode()
       for _ in range(2):  # the machine may have taken the memory of one that waited

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from agentjax.config import Config, NonNegativeInt, PositiveFloat, Range, check
 from agentjax.sandbox import archive, guest
+from agentjax.sandbox.box import CalledBox
 from agentjax.sandbox.client import InfraError, ServiceClient, ServiceConfig, ServiceCounts
 from agentjax.sandbox.config import RemoteSandboxConfig
 from agentjax.sandbox.files import checked_parts
@@ -27,15 +28,13 @@ from agentjax.sandbox.interface import (
   Command,
   Program,
   Protection,
-  RunStatus,
   Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
-  Session,
 )
 from agentjax.sandbox.measure import Output
-from agentjax.sandbox.result import Ended, as_result, infra_error, no_sessions
+from agentjax.sandbox.result import Ended, as_result, infra_error
 from agentjax.sandbox.supervise import surely
 
 _log = logging.getLogger(__name__)
@@ -218,14 +217,12 @@ class ProviderSandbox:
       raise InfraError(f"provider: sandbox {handle} does not run after {seconds:g} s") from None
 
 
-class ProviderBox:
+class ProviderBox(CalledBox):
   """One rented sandbox; made by ``ProviderSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: ProviderSandbox, handle: str):
+    super().__init__("provider")
     self._sandbox, self.handle = sandbox, handle
-    self._busy = asyncio.Lock()
-    self._running: asyncio.Future[SandboxResult] | None = None
-    self._closed = False
 
   async def exec(
     self,
@@ -241,37 +238,16 @@ class ProviderBox:
     else:
       argv = [self._sandbox.config.python, *guest.BOOT_ARGUMENTS]
       stdin = guest.framed(guest.plain(program), stdin)
-    async with self._busy:
-      self._check_open()
-      self._running = asyncio.ensure_future(self._run(argv, stdin, files or {}, limits))
-      try:
-        return await self._running
-      except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if not self._closed or (task is not None and task.cancelling()):
-          raise
-        return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, "the box was closed")
-      finally:
-        self._running.cancel()
-        self._running = None
-
-  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
-    raise no_sessions("provider")
-
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      await self._upload(path, content)
+    async with self._turn():
+      return await self._await_call(self._run(argv, stdin, files or {}, limits))
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = self._inside(path)
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return await self._sandbox.provider.download_file(self.handle, inside, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       tar = _scratch("tar")
       workdir = shlex.quote(self._sandbox.config.spec.workdir)
       await self._command(f"tar -c -f {tar} -C {workdir} .")
@@ -283,8 +259,7 @@ class ProviderBox:
     if self._closed:
       return
     self._closed = True
-    if self._running is not None:
-      self._running.cancel()
+    self._cancel_call()
     await surely(self._end())
     async with self._busy:
       self._sandbox._boxes.discard(self)
@@ -295,14 +270,10 @@ class ProviderBox:
     except InfraError as error:
       _log.warning("provider: sandbox %s lives on until its time is over: %s", self.handle, error)
 
-  def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
-
   def _inside(self, path: str) -> str:
     return "/".join([self._sandbox.config.spec.workdir.rstrip("/"), *checked_parts(path)])
 
-  async def _upload(self, path: str, content: bytes) -> None:
+  async def _put(self, path: str, content: bytes) -> None:
     await self._sandbox.provider.upload_file(self.handle, self._inside(path), content)
 
   async def _unpack(self, files: bytes) -> None:
@@ -329,7 +300,7 @@ class ProviderBox:
     loop = asyncio.get_running_loop()
     try:
       for path, content in files.items():
-        await self._upload(path, content)
+        await self._put(path, content)
       source = "/dev/null"
       if stdin:
         source = _scratch("stdin")

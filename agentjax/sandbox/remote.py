@@ -7,7 +7,6 @@ it ended, which the service itself does not.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import logging
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentjax.sandbox import archive, guest
+from agentjax.sandbox.box import CalledBox
 from agentjax.sandbox.client import InfraError, ServiceClient
 from agentjax.sandbox.config import RemoteSandboxConfig
 from agentjax.sandbox.interface import (
@@ -28,11 +28,10 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
-  Session,
 )
 from agentjax.sandbox.measure import Output
 from agentjax.sandbox.reports import bounded_json
-from agentjax.sandbox.result import Ended, Kept, as_result, infra_error, no_sessions
+from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
 _log = logging.getLogger(__name__)
 _RESULT, _FILES = ".agentjax-result.json", ".agentjax-files.tar"
@@ -96,16 +95,14 @@ class FusionSandbox:
     await self.client.close()
 
 
-class FusionBox:
+class FusionBox(CalledBox):
   """Files kept here and runs made there; made by ``FusionSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: FusionSandbox, files: bytes | None):
+    super().__init__("fusion")
     self._sandbox = sandbox
     self._files = files or archive.of_files({})
     self._id = secrets.token_hex(8)
-    self._busy = asyncio.Lock()
-    self._running: asyncio.Future[SandboxResult] | None = None
-    self._closed = False
 
   async def exec(
     self,
@@ -117,52 +114,29 @@ class FusionBox:
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
     body = _request(program, stdin, limits)
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       if files:
         self._files = archive.normalised(self._files, archive.of_files(files))
       body["files"] = {_FILES: base64.b64encode(self._files).decode()}
-      self._running = asyncio.ensure_future(self._run(body, limits))
-      try:
-        return await self._running
-      except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if not self._closed or (task is not None and task.cancelling()):
-          raise
-        return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, "the box was closed")
-      finally:
-        self._running.cancel()
-        self._running = None
-
-  async def session(self, *, limits: SandboxLimits | None = None) -> Session:
-    raise no_sessions("fusion")
-
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      self._files = archive.normalised(self._files, archive.of_files({path: content}))
+      return await self._await_call(self._run(body, limits))
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return archive.content_of(self._files, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return archive.normalised(self._files)
 
   async def close(self) -> None:
     self._closed = True
-    if self._running is not None:
-      self._running.cancel()
+    self._cancel_call()
     async with self._busy:
       self._sandbox._boxes.discard(self)
       self._files = b""
 
-  def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
+  async def _put(self, path: str, content: bytes) -> None:
+    self._files = archive.normalised(self._files, archive.of_files({path: content}))
 
   async def _run(self, body: dict[str, Any], limits: SandboxLimits) -> SandboxResult:
     client = self._sandbox.client
