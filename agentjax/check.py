@@ -28,8 +28,8 @@ _AT_MOST = flags.DEFINE_float("at_most", 0.0, "What an empty answer or a cheat m
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.training.gates import check_experiment
   from agentjax.training.progress import print_table
+  from agentjax.training.reward_gates import check_experiment
 
   experiment = _CONFIG.value
   try:
