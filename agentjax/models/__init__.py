@@ -25,7 +25,6 @@ from agentjax.models.cache import (
   init_cache,
   prepare_decode_params,
 )
-from agentjax.models.capture import layer_ends, layer_logits
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
 from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
@@ -36,6 +35,7 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
+from agentjax.models.logit_lens import layer_ends, layer_logits
 from agentjax.models.loop import sample_depths
 from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models import splash
-from agentjax.models.products import precision
+from agentjax.models.linear import precision
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
 from agentjax.sharding import index, largest, on_shards, ways, whole
 

@@ -208,7 +208,7 @@ class ModelConfig(Config):
     param_dtype: dtype the weights are stored in. A_log, D, dt_bias and the router are float32.
     init_scale: matrices start as N(0, init_scale² / fan_in); ours.
     remat: "block" recomputes each block in the backward pass and keeps only the residual stream;
-      "dots" keeps the results of dense projections (``products.linear``) as well.
+      "dots" keeps the results of dense projections (``linear.linear``) as well.
     unrolled_blocks: a unit of the pattern with its repeats is a straight-line program if these are
       at most so many blocks and nothing is recomputed (``remat``), else a scan over the repeats,
       which compiles sooner. On CPU the scan costs 1.2 times as much: what the backward pass needs

@@ -21,10 +21,10 @@ from agentjax.models.attention import (
   rotate,
 )
 from agentjax.models.config import Gemma4Config, ModelConfig
+from agentjax.models.linear import linear
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.moe import Moe, Routing, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.products import linear_gradients, precision
+from agentjax.models.linear import linear_gradients, precision
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.models.stack import DecodeParams, ForwardOutput, Params
 from agentjax.sharding import LOGICAL_AXES, partition_spec

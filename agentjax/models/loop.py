@@ -41,8 +41,8 @@ from agentjax.models.attention import (
 )
 from agentjax.models.blocks import KINDS, Appended, Block, BlockReport, Rows, Stepped
 from agentjax.models.config import ModelConfig
+from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.config import Config, ConfigError, PositiveFloat, PositiveInt, check
+from agentjax.models.linear import precision
 from agentjax.models.matrices import matrix_axes
-from agentjax.models.products import precision
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 
 Array = jax.Array

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.expert_parallel import sharded_sum
 from agentjax.models.experts import Experts, weighted_sum
+from agentjax.models.linear import linear
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
-from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array

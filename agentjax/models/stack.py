@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows
 from agentjax.models.config import ModelConfig, MtpConfig
 from agentjax.models.gemma4 import Given, PerLayerTable, Stream, per_layer_spec, scaled_stream
+from agentjax.models.linear import LINEAR
 from agentjax.models.loop import (
   Gates,
   Injection,
@@ -28,7 +29,6 @@ from agentjax.models.loop import (
 )
 from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import LINEAR
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 from agentjax.sharding import LOGICAL_AXES, constrain, index, on_shards, ways
 

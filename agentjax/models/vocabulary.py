@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import output_logits, output_weight
-from agentjax.models.products import precision
+from agentjax.models.linear import precision
 from agentjax.models.stack import DecodeParams, Params
 
 Array = jax.Array

@@ -1,4 +1,4 @@
-"""What blocks in the middle of the stack say of a token: their stream through the output head."""
+"""The logit lens: the stream behind blocks in the middle of the stack, through the output head."""
 
 from __future__ import annotations
 

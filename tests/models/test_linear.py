@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.models.products import linear, matmul
+from agentjax.models.linear import linear, matmul
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.models.capture import layer_ends, layer_logits
+from agentjax.models.logit_lens import layer_ends, layer_logits
 from agentjax.models.norm import rms_norm
 from tests.models.rows import TINY, draw, forward, pack
 
