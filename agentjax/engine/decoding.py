@@ -29,7 +29,7 @@ class DeviceState:
   cache: Cache
   logits: Array  # float32 [slots, vocab], of the token each slot takes next
   history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
-  ahead: models.Ahead | None = None  # of prediction heads, where these make the drafts
+  mtp_cache: models.MtpCache | None = None  # of prediction heads, where these make the drafts
 
 
 def compact_experts(model: ModelConfig, experts: Array | None, *, record: bool) -> Array | None:
@@ -43,12 +43,12 @@ def compact_experts(model: ModelConfig, experts: Array | None, *, record: bool) 
 def feed_heads(
   params: Any,
   model: ModelConfig,
-  ahead: models.Ahead,
+  mtp_cache: models.MtpCache,
   where: tuple[Array, Array, Array],
   hidden: Any,
   token_ids: Array,
   **settings: Any,
-) -> models.Ahead:
+) -> models.MtpCache:
   """Feeds ``counts[r]`` tokens to the prediction heads of slot ``rows[r]``, from ``starts[r]`` on.
 
   ``where`` is rows, starts and counts; ``settings`` are those of ``models.follow``.
@@ -56,7 +56,7 @@ def feed_heads(
   rows, starts, counts = where
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
-  return models.follow(params, model, ahead, appended, hidden, token_ids, **settings)
+  return models.follow(params, model, mtp_cache, appended, hidden, token_ids, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,9 +248,9 @@ class Decoding:
     self, device: DeviceState, live: Array, start: Array, filled: Array, state: Array | None
   ) -> tuple[Array, Array, DeviceState]:
     """Drafts [S, W - 1] behind ``start`` [S, 1], whether there is one, and what it took."""
-    if device.ahead is not None:
-      drafts, ahead = self._drafts_of_heads(device, live, start[:, 0], filled, state)
-      return drafts, live, dataclasses.replace(device, ahead=ahead)
+    if device.mtp_cache is not None:
+      drafts, mtp_cache = self._drafts_of_heads(device, live, start[:, 0], filled, state)
+      return drafts, live, dataclasses.replace(device, mtp_cache=mtp_cache)
     assert device.history is not None
     lengths, slots = device.cache.lengths, jnp.arange(live.size)
     history = written(device.history, slots, lengths, start, live.astype(jnp.int32))
@@ -259,7 +259,7 @@ class Decoding:
 
   def _drafts_of_heads(
     self, device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
-  ) -> tuple[Array, models.Ahead]:
+  ) -> tuple[Array, models.MtpCache]:
     """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
     previous = token_ids
 
@@ -272,11 +272,11 @@ class Decoding:
       previous = jnp.where(live, drawn.token_ids[:, 0], 0)
       return previous
 
-    assert device.ahead is not None
+    assert device.mtp_cache is not None
     return models.draft(
       self.params,
       self.model,
-      device.ahead,
+      device.mtp_cache,
       device.cache.lengths,
       token_ids,
       live,
@@ -308,23 +308,23 @@ class Decoding:
     last = jnp.maximum(counts - 1, 0)[:, None, None]
     logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
     logits = jnp.where(live[:, None], logits, device.logits)
-    history, ahead, slots = device.history, device.ahead, jnp.arange(live.size)
-    if ahead is None:
+    history, mtp_cache, slots = device.history, device.mtp_cache, jnp.arange(live.size)
+    if mtp_cache is None:
       assert history is not None
       history = written(history, slots, lengths, token_ids, counts)
     else:
       where = jnp.where(live, slots, live.size), lengths, counts
-      ahead = feed_heads(
+      mtp_cache = feed_heads(
         self.params,
         self.model,
-        ahead,
+        mtp_cache,
         where,
         out.hidden,
         token_ids,
         max_length=self.config.max_length,
         every_slot=True,
       )
-    return DeviceState(cache=cache, logits=logits, history=history, ahead=ahead)
+    return DeviceState(cache=cache, logits=logits, history=history, mtp_cache=mtp_cache)
 
   def _record(self, chunk: Chunk, taken: Array, values: tuple[Array | None, ...]) -> Chunk:
     """The chunk with those values [S, W, ...] of a window that are taken.

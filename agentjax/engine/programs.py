@@ -102,7 +102,7 @@ class Programs:
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
-      ahead=models.init_ahead(self._model, self.slots, length, self._config.draft_tokens)
+      mtp_cache=models.init_mtp_cache(self._model, self.slots, length, self._config.draft_tokens)
       if self._config.speculate == "mtp"
       else None,
     )
@@ -136,14 +136,16 @@ class Programs:
     """
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
-    history, ahead = device.history, device.ahead
+    history, mtp_cache = device.history, device.mtp_cache
     starts = device.cache.lengths.at[rows].get(mode="clip")
     if history is not None:
       history = written(history, rows, starts, token_ids, counts)
-    if ahead is not None:
+    if mtp_cache is not None:
       where, limit = (rows, starts, counts), self._config.max_length
-      ahead = feed_heads(params, self._model, ahead, where, out.hidden, token_ids, max_length=limit)
-    device = DeviceState(cache=out.cache, logits=logits, history=history, ahead=ahead)
+      mtp_cache = feed_heads(
+        params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
+      )
+    device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
     return device, compact_experts(self._model, out.experts, record=self._config.record_experts)
 
   def _place(

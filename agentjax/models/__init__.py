@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentjax.models.ahead import Ahead, draft, follow, init_ahead, undraftable
 from agentjax.models.blocks import (
   Appended,
   BlockKind,
@@ -39,6 +38,7 @@ from agentjax.models.logit_lens import layer_ends, layer_logits
 from agentjax.models.loop import sample_depths
 from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
+from agentjax.models.mtp_cache import MtpCache, draft, follow, init_mtp_cache, undraftable
 from agentjax.models.param_ops import qk_clip_scales
 from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.scoring import (
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
 
 __all__ = [
-  "Ahead",
+  "MtpCache",
   "Appended",
   "BlockKind",
   "BlockReport",
@@ -127,7 +127,7 @@ __all__ = [
   "forward",
   "in_chunks",
   "init",
-  "init_ahead",
+  "init_mtp_cache",
   "init_cache",
   "init_lora",
   "init_params",

@@ -89,10 +89,10 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
     for slot in range(3):
       ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]
       drafting.extend([(slot, np.array([turn], np.int32))])
-  found = jax.device_get(drafting._state.ahead)
+  found = jax.device_get(drafting._state.mtp_cache)
   drafting.place(None, [0, 1, 2, 3])
   drafting.extend([(slot, np.array(held, np.int32)) for slot, held in enumerate(ids)])
-  expected = jax.device_get(drafting._state.ahead)
+  expected = jax.device_get(drafting._state.mtp_cache)
   for slot, held in enumerate(ids):
     np.testing.assert_allclose(found.states[slot], expected.states[slot], atol=2e-5)
     for depth in range(2):

@@ -1,11 +1,11 @@
 """Prediction heads (``models.mtp``) over slots: drafts of the tokens that come next.
 
 At depth k the heads join the state ``s_t^{k-1}`` with token t + k, see ``models.mtp``. So a token
-that goes into a slot gives every depth one state, k places back, and what a depth waits for is the
-last state of the depth before it: ``Ahead.states`` holds one for each. With n tokens held and the
-next one known, a draft takes that token through all depths, its first token through all but the
-first, and so on: each depth then attends to states of its own, as in training. Behind the last
-depth its layer is applied again to its own state, as DeepSeek-V3 and Nemotron 3 are served.
+that goes into a slot gives every depth one state, k places back. A depth waits for the last state
+of the depth before it; ``MtpCache.states`` holds one for each. With n tokens held and the next one
+known, a draft takes that token through all depths, its first token through all but the first, and
+so on: each depth then attends to states of its own, as in training. Behind the last depth its layer
+is applied again to its own state, as DeepSeek-V3 and Nemotron 3 are served.
 
 What drafts leave in keys and values lies beyond what the slot holds, and is overwritten.
 """
@@ -34,7 +34,7 @@ Array = jax.Array
 
 
 @flax.struct.dataclass
-class Ahead:
+class MtpCache:
   """What the heads keep of every slot.
 
   Attributes:
@@ -56,11 +56,11 @@ def undraftable(config: ModelConfig) -> str | None:
   return None
 
 
-def init_ahead(config: ModelConfig, slots: int, max_length: int, tokens: int) -> Ahead:
+def init_mtp_cache(config: ModelConfig, slots: int, max_length: int, tokens: int) -> MtpCache:
   """Empty slots, for drafts of ``tokens`` tokens; deeper depths than these are left out."""
   assert config.mtp is not None
   depths = min(config.mtp.depths, tokens)
-  return Ahead(
+  return MtpCache(
     states=jnp.zeros((slots, depths, config.d_model), config.dtype),
     entries=tuple(
       tuple(KINDS[kind].init_cache(config, slots, max_length) for kind in config.mtp.pattern)
@@ -72,20 +72,20 @@ def init_ahead(config: ModelConfig, slots: int, max_length: int, tokens: int) ->
 def follow(
   params: DecodeParams,
   config: ModelConfig,
-  ahead: Ahead,
+  mtp_cache: MtpCache,
   where: Appended,
   hidden: Float[Array, "rows time embed"],
   token_ids: Int[Array, "rows time"],
   *,
   max_length: int,
   every_slot: bool = False,
-) -> Ahead:
+) -> MtpCache:
   """Takes in tokens that went into slots.
 
   Args:
     params: from ``prepare_decode_params``, with the heads.
     config: of the params.
-    ahead: of the slots before these tokens.
+    mtp_cache: of the slots before these tokens.
     where: the tokens went there.
     hidden: of the model at these tokens, after its last norm.
     token_ids: right-padded, see ``where``.
@@ -94,23 +94,23 @@ def follow(
   """
   kinds = EVERY_SLOT if every_slot else KINDS
   last = jnp.maximum(where.counts - 1, 0)[:, None, None]
-  filled = jnp.where(where.counts > 0, where.rows, ahead.states.shape[0])
-  states, entries, state = ahead.states, [], hidden
-  for depth, entry in enumerate(ahead.entries):
-    before = ahead.states.at[where.rows, depth].get(mode="clip")
+  filled = jnp.where(where.counts > 0, where.rows, mtp_cache.states.shape[0])
+  states, entries, state = mtp_cache.states, [], hidden
+  for depth, entry in enumerate(mtp_cache.entries):
+    before = mtp_cache.states.at[where.rows, depth].get(mode="clip")
     newest = jnp.take_along_axis(state, last, axis=1)[:, 0]
     states = states.at[filled, depth].set(newest, mode="drop")
     state = jnp.concatenate([before[:, None], state[:, :-1]], axis=1)
     place = where._replace(positions=_places(where.positions, depth, max_length))
     state, entry = _head(params, config, depth, state, token_ids, entry, place, kinds)
     entries.append(entry)
-  return Ahead(states, tuple(entries))
+  return MtpCache(states, tuple(entries))
 
 
 def draft(
   params: DecodeParams,
   config: ModelConfig,
-  ahead: Ahead,
+  mtp_cache: MtpCache,
   lengths: Int[Array, " slots"],
   token_ids: Int[Array, " slots"],
   active: Bool[Array, " slots"],
@@ -118,11 +118,11 @@ def draft(
   tokens: int,
   max_length: int,
   choose: Callable[[int, Float[Array, "slots vocab"]], Int[Array, " slots"]],
-) -> tuple[Int[Array, "slots draft"], Ahead]:
+) -> tuple[Int[Array, "slots draft"], MtpCache]:
   """``tokens`` tokens that may follow the next one.
 
   Args:
-    params, config, ahead: see ``follow``.
+    params, config, mtp_cache: see ``follow``.
     lengths: tokens the slots hold.
     token_ids: the token that follows these, not held yet.
     active: other slots keep what they hold, and their drafts mean nothing.
@@ -133,8 +133,8 @@ def draft(
   Returns:
     The drafts, and what the heads keep: of the slots as they were, for tokens that follow.
   """
-  depths = len(ahead.entries)
-  states, entries = [ahead.states[:, depth] for depth in range(depths)], list(ahead.entries)
+  depths = len(mtp_cache.entries)
+  states, entries = [mtp_cache.states[:, depth] for depth in range(depths)], list(mtp_cache.entries)
   drafts = []
   for step in range(tokens):
     speaking = min(step, depths - 1)  # depths before it have said what they can
@@ -150,7 +150,7 @@ def draft(
       states[speaking] = found[speaking]
     token_ids = choose(step, compute_logits(params, config, found[speaking]))
     drafts.append(token_ids)
-  return jnp.stack(drafts, axis=1), Ahead(ahead.states, tuple(entries))
+  return jnp.stack(drafts, axis=1), MtpCache(mtp_cache.states, tuple(entries))
 
 
 def _places(positions: Array, depth: int, max_length: int) -> Array:

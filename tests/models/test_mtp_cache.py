@@ -48,10 +48,10 @@ def test_drafted_log_probs_are_those_of_training(name, pieces):
   )
   follow = jax.jit(functools.partial(models.follow, config=config, max_length=LENGTH))
   slot, held = 2, 0
-  ahead = models.init_ahead(config, SLOTS, LENGTH, TOKENS)
+  mtp_cache = models.init_mtp_cache(config, SLOTS, LENGTH, TOKENS)
 
   @jax.jit
-  def drafted(ahead, held, following):
+  def drafted(mtp_cache, held, following):
     """Log-probs of three tokens behind the next one, which are what is drafted."""
     said = []
 
@@ -62,7 +62,7 @@ def test_drafted_log_probs_are_those_of_training(name, pieces):
     active = jnp.arange(SLOTS) == slot
     lengths, first = jnp.where(active, held, 0), jnp.full(SLOTS, following[0])
     _, after = models.draft(
-      weights, config, ahead, lengths, first, active, tokens=TOKENS, max_length=LENGTH,
+      weights, config, mtp_cache, lengths, first, active, tokens=TOKENS, max_length=LENGTH,
       choose=choose,
     )  # fmt: skip
     return jnp.stack(said), after
@@ -77,9 +77,9 @@ def test_drafted_log_probs_are_those_of_training(name, pieces):
       jnp.array([slot, SLOTS]), held + jnp.arange(width)[None] * jnp.ones((2, 1), int),
       jnp.array([count, 0]),
     )  # fmt: skip
-    ahead = follow(weights, ahead=ahead, where=where, hidden=states, token_ids=ids)
+    mtp_cache = follow(weights, mtp_cache=mtp_cache, where=where, hidden=states, token_ids=ids)
     held += count
-    said, ahead = drafted(ahead, held, jnp.asarray(tokens[held : held + TOKENS + 1]))
+    said, mtp_cache = drafted(mtp_cache, held, jnp.asarray(tokens[held : held + TOKENS + 1]))
     for depth in range(config.mtp.depths):
       np.testing.assert_allclose(
         said[depth], expected[depth, held + 1 + depth], atol=2e-5, err_msg=f"{held} {depth}"
