@@ -73,11 +73,11 @@ from agentjax.rollout.loop import collect
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.threads import LoopThread
 from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
 from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.record import Trajectory

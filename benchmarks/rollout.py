@@ -63,9 +63,9 @@ from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
 from agentjax.text.tool_calls import ParsedTurn
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.environment import Action, Environment, Observation, Step
 

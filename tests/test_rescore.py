@@ -17,9 +17,9 @@ from agentjax.rewards.graph import Part, RewardGraph
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.rescoring import compare, rescore, write_store
 from agentjax.rollout.scoring import score
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal
-from agentjax.training.parts import Extensions, build_scoring
 from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record

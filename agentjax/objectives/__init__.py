@@ -16,6 +16,7 @@ from agentjax.objectives.advantages import (
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import token_coefficients
+from agentjax.objectives.custom_loss import LossFunction, load_function
 from agentjax.objectives.distillation import (
   DistillationConfig,
   candidate_divergence,
@@ -26,7 +27,6 @@ from agentjax.objectives.distillation import (
   soft_or,
   teacher_advantages,
 )
-from agentjax.objectives.function import LossFunction, load_function
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mismatch_metrics
 from agentjax.objectives.objective import (

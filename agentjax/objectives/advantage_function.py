@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
 from agentjax.names import check_callable
-from agentjax.objectives.function import describe, load_function
+from agentjax.objectives.custom_loss import describe, load_function
 from agentjax.trajectory.batch import abstract_batch, column_or_fill
 from agentjax.trajectory.columns import core_fields
 

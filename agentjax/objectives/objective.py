@@ -35,14 +35,14 @@ from agentjax.objectives.advantages import (
   AdvantageConfig,
   AmbiguityConfig,
 )
-from agentjax.objectives.distillation import DistillationConfig
-from agentjax.objectives.function import (
+from agentjax.objectives.custom_loss import (
   LossFunction,
   function_name,
   load_function,
   per_token_result,
   returns_per_token,
 )
+from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.policy_loss import PolicyLossConfig, policy_loss
 from agentjax.objectives.preference import PreferenceConfig

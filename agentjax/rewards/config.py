@@ -143,8 +143,8 @@ def build_rewards(
     check(name in monitors, "config.reward.monitor.names", name, allowed)
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
   left = [name for name in config.parts if name not in chosen and name not in groups]
-  alone, compared = build_judged(config.judged, left)
-  chosen |= alone
+  single, compared = build_judged(config.judged, left)
+  chosen |= single
   compared = {**compared, **{name: groups[name] for name in config.parts if name in groups}}
   chosen |= build_reasoning_gym(
     config.reasoning_gym, [name for name in config.parts if name not in chosen], sandboxes

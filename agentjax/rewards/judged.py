@@ -40,19 +40,19 @@ class JudgedConfig(Config):
 
   def check_parts(self, parts: Collection[str], path: str) -> None:
     """Raises ConfigError where a part has no judge to ask."""
-    alone = GENRM in parts and self.comparer is None
-    check(not alone, f"{path}.comparer", self.comparer, f"a judge, for the part {GENRM!r}")
+    missing = GENRM in parts and self.comparer is None
+    check(not missing, f"{path}.comparer", self.comparer, f"a judge, for the part {GENRM!r}")
 
 
 def build_judged(
   config: JudgedConfig, parts: Sequence[str]
 ) -> tuple[dict[str, Scorer], dict[str, GroupScorer]]:
   """Scorers and group scorers of ``parts``, a choice of ``JUDGED_PARTS``."""
-  alone: dict[str, Scorer] = {}
+  single: dict[str, Scorer] = {}
   compared: dict[str, GroupScorer] = {}
   if RUBRIC in parts:
     judges = [HttpJudge(judge) for judge in config.judges]
-    alone[RUBRIC] = RubricScorer(judges, config.rubric, seed=config.seed)
+    single[RUBRIC] = RubricScorer(judges, config.rubric, seed=config.seed)
   if GENRM in parts and config.comparer is not None:
     compared[GENRM] = GenRMCohort(HttpJudge(config.comparer), config.genrm, seed=config.seed)
-  return alone, compared
+  return single, compared

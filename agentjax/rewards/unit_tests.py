@@ -233,8 +233,8 @@ class UnitTestVerifier:
     results: dict[str, CaseResult] = {}
     left = dict(plan)
     with Clock() as clock:
-      for alone in (False, False, True):
-        async with self._places.one(alone=alone):
+      for exclusive in (False, False, True):
+        async with self._places.one(exclusive=exclusive):
           found, late = await self._try(code, tests, left, clock)
         results |= found
         left = {case: plan[case] for case in left if case in late}
@@ -303,7 +303,7 @@ class UnitTestVerifier:
       return plan
     result = await self._run("tests", self._request(tests, None), {})
     if result.status is RunStatus.TIMEOUT:
-      async with self._places.one(alone=True):
+      async with self._places.one(exclusive=True):
         result = await self._run("tests", self._request(tests, None), {})
     report = await asyncio.to_thread(_read_report, result)
     if report is None:

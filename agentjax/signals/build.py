@@ -29,8 +29,8 @@ from agentjax.signals.teacher_scores import TeacherScores
 from agentjax.training.packs import pack_rows
 
 if TYPE_CHECKING:
+  from agentjax.training.build import Parts
   from agentjax.training.experiment import Experiment, PhaseConfig
-  from agentjax.training.parts import Parts
 
 
 def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:

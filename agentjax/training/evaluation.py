@@ -20,6 +20,7 @@ from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
 from agentjax.threads import LoopThread
 from agentjax.training import processes
+from agentjax.training.build import Extensions, Parts, build_parts
 from agentjax.training.checkpoint import (
   load_networks,
   load_newest,
@@ -28,7 +29,6 @@ from agentjax.training.checkpoint import (
 )
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import extensions_of_run
-from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import full_policy, network_specs

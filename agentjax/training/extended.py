@@ -24,8 +24,8 @@ from absl import logging
 from agentjax.config import ConfigError
 from agentjax.files import write_atomically
 from agentjax.objectives.advantage_function import AdvantageFunction
-from agentjax.objectives.function import LossFunction
-from agentjax.training.parts import Extensions
+from agentjax.objectives.custom_loss import LossFunction
+from agentjax.training.build import Extensions
 
 EXTENSIONS_FILE = "extensions.json"
 _SINGLE = ("tasks", "make_environment", "program", "sampler")

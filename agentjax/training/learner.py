@@ -25,10 +25,10 @@ from agentjax.signals.signal import (
   get_states,
   set_states,
 )
+from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
-from agentjax.training.parts import Parts
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
 from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
 from agentjax.training.placement import place

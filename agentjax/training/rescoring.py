@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from agentjax.config import ConfigError
 from agentjax.rollout.rescoring import rescore
 from agentjax.training import journal
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment
-from agentjax.training.parts import Extensions, build_scoring
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreError, read_store
 

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Collection, Sequence
 
 from agentjax.rollout.integrity import GateResult, check_environment
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.cheats import Setting
 

@@ -23,7 +23,7 @@ from agentjax.data import TaskIterator
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
 from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
-from agentjax.objectives.function import LossFunction
+from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
 from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
@@ -43,6 +43,7 @@ from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
   CollapseMonitor,
@@ -65,7 +66,6 @@ from agentjax.training.metrics import (
   read_metrics,
 )
 from agentjax.training.nonfinite import broken_update, describe_nonfinite
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from agentjax.models import Params
 from agentjax.models.huggingface import load_pretrained
+from agentjax.training.build import Parts
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.optimizer import applied_updates, build_optimizer, learning_rate_schedule
-from agentjax.training.parts import Parts
 from agentjax.training.phases import optimizer_steps
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.training.state import (

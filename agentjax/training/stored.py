@@ -25,8 +25,8 @@ from agentjax.rollout.keys import Address
 from agentjax.rollout.stream import StreamState
 from agentjax.signals.teacher import template_fingerprint
 from agentjax.training import processes
+from agentjax.training.build import Parts
 from agentjax.training.experiment import RLStage
-from agentjax.training.parts import Parts
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreWriter, read_store
 

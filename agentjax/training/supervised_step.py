@@ -16,9 +16,9 @@ from agentjax.sharding import time_multiple
 from agentjax.signals.signal import ForUpdate
 from agentjax.signals.teacher import kept_places
 from agentjax.training import processes
+from agentjax.training.build import Parts
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.packs import pack_rows
-from agentjax.training.parts import Parts
 from agentjax.training.passes import make_ready, run_update
 from agentjax.training.phases import update_settings
 from agentjax.training.rows import MeshRows

@@ -12,11 +12,11 @@ from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.testing import check_advantage, check_objective
 from agentjax.training import OptimizerConfig
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal, read_journal
 from agentjax.training.learner import Learner
 from agentjax.training.nonfinite import count_nonfinite, describe_nonfinite
-from agentjax.training.parts import build_parts
 from agentjax.trajectory import columns as table
 from agentjax.trajectory.columns import Column, register_column
 from agentjax.trajectory.packing import pack_trajectories

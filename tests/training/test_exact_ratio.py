@@ -14,11 +14,11 @@ from agentjax.models import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.loop import collect
 from agentjax.training import Run
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.evaluation import build_engine
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.packing import to_sequences
 from tests.training.smoke import quiet, smoke_experiment
 

@@ -11,10 +11,10 @@ from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
 from agentjax.training.packs import sequence_places
-from agentjax.training.parts import build_parts
 from agentjax.training.rows import MeshRows
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.packing import pack, to_sequences

@@ -13,8 +13,8 @@ from agentjax.data.source import TaskSource
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, Extensions, Run
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import own_names
-from agentjax.training.parts import build_parts
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.cheats import Setting
 from agentjax.world.world import World, WorldConfig

@@ -20,12 +20,12 @@ from agentjax.signals.process import OnlineConfig, ProcessConfig
 from agentjax.signals.signal import BatchContext
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import Extensions, OptimizerConfig, Run
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
 from agentjax.training.optimizer import build_optimizer
-from agentjax.training.parts import build_parts
 from agentjax.training.preferences import PreferenceRow, preference_tasks, write_preferences
 from agentjax.training.rows import MeshRows, make_scorer
 from agentjax.training.run import TrainingError

@@ -11,9 +11,9 @@ from agentjax.data import TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, Run, load_experiment
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.journal import JournalReader
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_gates import check_experiment
 from agentjax.trajectory.record import Message, Task
 from agentjax.world import World

@@ -23,8 +23,8 @@ from agentjax.signals.consistency import Consistency
 from agentjax.signals.process import ProcessConfig
 from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.training import Experiment, Extensions, HeldOutConfig, RLStage
+from agentjax.training.build import build_parts
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
 from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import to_sequences

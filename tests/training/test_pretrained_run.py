@@ -19,13 +19,13 @@ from agentjax.rollout.program import EpisodeEnd, tool_episode
 from agentjax.text import HuggingFaceTokenizer, assert_extends, build_chat
 from agentjax.tools.python import PythonTool
 from agentjax.training import Extensions, Run, load_experiment
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics, without_times
-from agentjax.training.parts import build_parts
 from agentjax.training.pretrained import folder_fingerprint
 from agentjax.trajectory.record import Message
 from tests.text.folders import write_model, write_vocabulary

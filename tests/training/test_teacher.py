@@ -30,9 +30,9 @@ from agentjax.signals.teacher import (
 from agentjax.text import HuggingFaceTokenizer
 from agentjax.text.template import TemplateChat
 from agentjax.training import OptimizerConfig
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store

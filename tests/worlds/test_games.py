@@ -11,7 +11,7 @@ from agentjax.data import DataConfig
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.names import known_names
 from agentjax.training import Extensions, load_experiment
-from agentjax.training.parts import build_parts
+from agentjax.training.build import build_parts
 from agentjax.world.environment import Action
 from agentjax.world.games import GameConfig
 from agentjax.world.world import WorldConfig

@@ -34,8 +34,8 @@ from agentjax.text.answers import mark_answer
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.declared import read_tool
 from agentjax.tools.registry import ToolRegistry
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.reward_gates import check_experiment
 from agentjax.trajectory.record import Message, Task, ToolCall
 from agentjax.world.environment import Environment

@@ -51,9 +51,9 @@ from agentjax.rewards.http_judge import ChoiceNotToldError, HttpJudge, HttpJudge
 from agentjax.rewards.judges import LetterJudge, question_key
 from agentjax.rollout.judge import EngineJudge
 from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.model_pool import ModelPool, endpoint_identity
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.preferences import SOURCE
 from agentjax.trajectory.record import Message, Task
 

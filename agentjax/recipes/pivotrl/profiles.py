@@ -19,11 +19,11 @@ from agentjax.rollout.program import Player
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.sharding import make_mesh
 from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import Extended, use_recorded
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
 from agentjax.trajectory.record import Task, Trajectory

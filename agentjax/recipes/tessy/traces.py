@@ -15,9 +15,9 @@ from agentjax.recipes.tessy.flow import Author, TessyConfig, WordClassifier, Wri
 from agentjax.recipes.tessy.folder import Written, write_traces
 from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
 from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.model_pool import ModelPool, endpoint_identity
-from agentjax.training.parts import Extensions, build_scoring
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -281,8 +281,8 @@ class SqlJudge:
     return "" if same else "other rows"
 
   async def _run(self, databases: Sequence[bytes], query: str) -> list[SqlResult]:
-    for alone in (False, True):
-      async with self._places.one(alone=alone):
+    for exclusive in (False, True):
+      async with self._places.one(exclusive=exclusive):
         results = await run_sql(
           self._sandbox,
           databases,

@@ -16,8 +16,8 @@ from agentjax.recipes.c2.rubrics import (
 )
 from agentjax.recipes.c2.runs import C2Data, c2_generator, c2_verifier, generator_rows, write_c2
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.preferences import SOURCE, TooLongError
 from agentjax.training.stored import StoredGroups, read_episodes
 from agentjax.trajectory.record import Message, Task, Trajectory

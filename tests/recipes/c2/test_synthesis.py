@@ -34,9 +34,9 @@ from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.text import HuggingFaceTokenizer
 from agentjax.training import Extensions, Run, load_experiment, preferences
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve, write_experiment
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import build_parts
 from agentjax.training.preferences import TooLongError, preference_tasks
 from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet

@@ -22,11 +22,11 @@ from agentjax.recipes.lightning_opd.precompute import precompute
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import HeldOutConfig, OptimizerConfig, Run
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointConfig, load_whole_policy
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.extended import Extended, describe, write_description
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.stored import (
   StoredGroups,
   read_episodes,

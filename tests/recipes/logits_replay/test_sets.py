@@ -9,9 +9,9 @@ from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
 from agentjax.recipes.logits_replay import LogitsReplayConfig
 from agentjax.training import Extensions, RLStage
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
 from agentjax.training.state import Network
 from tests.training.smoke import smoke_experiment
 

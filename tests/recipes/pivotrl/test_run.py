@@ -31,10 +31,10 @@ from agentjax.training import (
   Run,
   SupervisedStage,
 )
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, ToolCall
 from agentjax.worlds.pivot import PivotWorldConfig
 from agentjax.worlds.pivot.tasks import read_pivots, write_pivots

@@ -11,7 +11,7 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig
-from agentjax.objectives.function import load_function
+from agentjax.objectives.custom_loss import load_function
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preparation import abstract_inputs, prepare
