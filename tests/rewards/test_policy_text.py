@@ -41,11 +41,11 @@ ALLOWED = {
   ("rewards/boxed/tests.py", "exec"): "in a box",
   ("rewards/boxed/tests.py", "compile"): "in a box",
   ("rewards/boxed/tests.py", "ast.parse"): "in a box",
-  ("envs/countdown.py", "ast.parse"): "at most 200 characters",
-  ("data/code_tasks.py", "ast.parse"): "files of the data set",
-  ("data/function_tasks.py", "exec"): "texts of that file",
-  ("data/mutations.py", "ast.parse"): "files of the project",
-  ("data/repair_tasks.py", "ast.parse"): "files of the project",
+  ("worlds/countdown/game.py", "ast.parse"): "at most 200 characters",
+  ("worlds/code/tasks.py", "ast.parse"): "files of the data set",
+  ("worlds/code/function_tasks.py", "exec"): "texts of that file",
+  ("worlds/repair/mutations.py", "ast.parse"): "files of the project",
+  ("worlds/repair/tasks.py", "ast.parse"): "files of the project",
 }
 
 
