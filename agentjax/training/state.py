@@ -88,8 +88,8 @@ class NetworkSpec:
   Attributes:
     specs: tree of ParamSpec of ``Network.weights``.
     optimizer: what moves it; None leaves it as it starts.
-    start: "random", "policy" for a copy of the present policy's parameters, or what gives the
-      weights that it begins the stage with.
+    start: "random", "policy" for a copy of the present policy's parameters with a fresh head where
+      ``specs`` has one, or what gives the weights that it begins the stage with.
   """
 
   specs: Weights
@@ -236,9 +236,11 @@ def _builder(
 
 
 def _begin(name: str, spec: NetworkSpec, policy: Weights, key: Array) -> Weights:
+  own = jax.random.fold_in(key, zlib.crc32(name.encode()))
   if spec.start == "policy":
-    return Weights(jax.tree.map(jnp.copy, policy.policy))
-  return init_params(spec.specs, jax.random.fold_in(key, zlib.crc32(name.encode())))
+    head = None if spec.specs.value is None else init_params(spec.specs.value, own)
+    return Weights(jax.tree.map(jnp.copy, policy.policy), head)
+  return init_params(spec.specs, own)
 
 
 def begin_stage(
