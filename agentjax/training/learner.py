@@ -40,6 +40,7 @@ from agentjax.training.update import Update, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, to_sequences, without_prompt
 from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.seats import learning_views
 from agentjax.trajectory.weights import apply_weight_rules
 
 
@@ -181,7 +182,7 @@ class Learner(TrainStates):
     """The batches of a step, and metrics of its episodes; signals may change networks."""
     settings = self._parts.experiment.rl
     policy = functools.cache(lambda: self.policy(state))
-    episodes, beside = apart(trajectories)
+    episodes, beside = apart(learning_views(trajectories))
     weighted = [apply_weight_rules(t, settings.weights) for t in episodes]
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)

@@ -79,6 +79,7 @@ from agentjax.training.stored import (
 from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
+from agentjax.trajectory.seats import agent_metrics, learning_views
 from agentjax.trajectory.store import from_record, to_record
 
 _COLUMNS = {
@@ -498,6 +499,8 @@ class _Session:
       self.runner.run(self.parts.world.learn(sorted(sampled, key=lambda t: t.address)))
       self._write_samples(step, sampled)
       episodes = tuple(t.address for t in used)
+      by_agent = agent_metrics(sampled)
+      sampled, greedy = learning_views(sampled), learning_views(greedy)
       rollout_seconds = time.monotonic() - started
       found = self._information(step, state, sampled, monitor)
       values = {"bad_steps": 0.0}
@@ -508,8 +511,10 @@ class _Session:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
       drawn = sum(num_sampled_tokens(t) for t in everything)
       values |= self._rollout_metrics(step, sampled, drawn, rollout_seconds) | selected | found
-      values |= baseline_metrics(greedy)
-      values |= staleness_statistics(trajectories, step).metrics() | collapse_metrics(sampled)
+      values |= baseline_metrics(greedy) | by_agent
+      values |= staleness_statistics(
+        learning_views(trajectories), step
+      ).metrics() | collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)

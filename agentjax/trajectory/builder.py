@@ -25,7 +25,17 @@ from agentjax.trajectory.columns import (
   value_or_fill,
 )
 from agentjax.trajectory.experts import fit
-from agentjax.trajectory.record import Flag, Reward, Segment, Status, ToolRecord, Trajectory
+from agentjax.trajectory.record import (
+  AGENT,
+  POLICY,
+  Flag,
+  Outcome,
+  Reward,
+  Segment,
+  Status,
+  ToolRecord,
+  Trajectory,
+)
 
 LAST = -1  # as a parent: the segment appended last, or none where it would be the first
 
@@ -106,8 +116,8 @@ class TrajectoryBuilder:
     *,
     weight: float = 0.0,
     parent: int | None = LAST,
-    agent: str = "agent",
-    policy: str = "policy",
+    agent: str = AGENT,
+    policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
@@ -160,8 +170,8 @@ class TrajectoryBuilder:
     *,
     weights: Sequence[float] | np.ndarray | None = None,
     parent: int | None = LAST,
-    agent: str = "agent",
-    policy: str = "policy",
+    agent: str = AGENT,
+    policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
@@ -263,10 +273,11 @@ class TrajectoryBuilder:
     metadata: dict[str, Any] | None = None,
     turn_rewards: dict[str, list[float | None]] | None = None,
     columns: Mapping[str, Any] | None = None,
+    agents: Mapping[str, Outcome] | None = None,
   ) -> Trajectory:
     """The checked trajectory. ``reward`` None means it is invalid until a reward graph ran.
 
-    ``columns`` are those of sequences, one value each.
+    ``columns`` are those of sequences, one value each; ``agents`` as in ``Trajectory``.
 
     Raises:
       ColumnError: an unknown column.
@@ -283,6 +294,7 @@ class TrajectoryBuilder:
       metadata={} if metadata is None else metadata,
       turn_rewards={} if turn_rewards is None else turn_rewards,
       columns=_cast(columns),
+      agents={} if agents is None else agents,
     )
     check_trajectory(trajectory)
     return trajectory
