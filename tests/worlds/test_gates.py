@@ -230,6 +230,7 @@ GATED = {
   "frozen_lake": Gated("frozen_lake", None, "environment", tasks=3, needs="gymnasium"),
   "sokoban": Gated("sokoban", None, "environment", tasks=3),
   "number_game": Gated("number_game", None, "environment", tasks=1),
+  "open_spiel": Gated("open_spiel", None, "environment", tasks=1, needs="pyspiel"),
   "textworld": Gated("textworld", None, "environment", files=textworld_games.write, tasks=1),
   "countdown": Gated(
     "countdown", None, "environment", tasks=3,
