@@ -107,7 +107,6 @@ class Player:
     config: turns, tokens and time-outs of an episode.
     run_seed: seed that all addressed randomness starts from.
     seats: who plays in the place of the policy, by agent, where there are several.
-    rotate: the players of the seats move on by one agent from sample to sample.
   """
 
   engine: Engine
@@ -116,12 +115,12 @@ class Player:
   config: RolloutConfig
   run_seed: int
   seats: Mapping[str, SeatPlayer] = dataclasses.field(default_factory=dict)
-  rotate: bool = False
 
-  def take_seats(self, agents: Sequence[str], sample: int) -> dict[str, Seat]:
+  def take_seats(self, agents: Sequence[str], address: keys.Address) -> dict[str, Seat]:
     """Who sits where in an episode; see ``rollout.seats.take_seats``."""
     own = own_player(self.chat, self.engine, self.sampling)
-    return take_seats(agents, own, self.seats, rotate=sample if self.rotate else 0)
+    by = {"never": 0, "step": address[0], "sample": address[2]}[self.config.rotate_seats]
+    return take_seats(agents, own, self.seats, rotate=by)
 
 
 class SharedPrefixes:
@@ -229,7 +228,7 @@ class Episode:
     self._branches = None if branch is None else [(0, branch)]  # first segment, branch
     self._prefixes = prefixes
     self._time_left = player.config.episode_timeout
-    self._seats = player.take_seats(environment.agents, address[2])
+    self._seats = player.take_seats(environment.agents, address)
     self._acting = next(iter(self._seats))
     self._builder = TrajectoryBuilder(
       step=address[0], task_id=address[1], sample=address[2], source=task.source

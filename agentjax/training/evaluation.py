@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,9 +18,11 @@ from agentjax.models import Params, param_specs
 from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
+from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
 from agentjax.training import processes
+from agentjax.training.bank import PolicyBank
 from agentjax.training.checkpoint import (
   load_networks,
   load_newest,
@@ -55,6 +59,7 @@ def evaluate_policy(
   policy: Params,
   step: int,
   plan: EvaluationPlan,
+  seats: Mapping[str, SeatPlayer] | None = None,
 ) -> EvaluationReport:
   """Measures ``policy`` on the first ``config.evaluation.tasks`` held-out tasks.
 
@@ -66,6 +71,7 @@ def evaluate_policy(
     runner: where the episodes are played.
     policy: parameters after training step ``step``.
     plan: what to measure.
+    seats: of a ``training.bank.PolicyBank``; None where ``config.seats`` names nobody.
   """
   experiment = parts.experiment
   settings = experiment.evaluation
@@ -75,7 +81,7 @@ def evaluate_policy(
   own = runner.run(
     play(
       processes.share(tasks),
-      player=parts.player(engine, sampling, experiment.seed),
+      player=parts.player(engine, sampling, experiment.seed, seats),
       make_environment=parts.make_environment,
       rewards=parts.rewards,
       plan=plan,
@@ -101,6 +107,8 @@ def evaluate_checkpoint(
   samples_file: str | os.PathLike[str] | None = None,
 ) -> EvaluationReport:
   """Loads a checkpoint's policy and measures it as ``config.evaluation`` says.
+
+  Where ``config.seats`` has snapshots, the policy that is measured plays those seats too.
 
   Args:
     experiment: validated and frozen here.
@@ -134,17 +142,18 @@ def evaluate_checkpoint(
     parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
     path, policy = load_newest(path, lambda found: (found, load_policy(parts, found)))
     step = int(path.name)
-  engine = build_engine(parts)
-
-  runner = LoopThread()
-  try:
+  with contextlib.ExitStack() as stack:
+    runner = LoopThread()
+    stack.callback(runner.close)
+    engine = build_engine(parts)
+    stack.callback(engine.close)
+    bank = PolicyBank(parts, 0, build_engine)
+    stack.callback(bank.close)
+    bank.publish(0, lambda name: policy)
+    stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
     plan = settings.plan(settings.samples)
-    report = evaluate_policy(parts, engine, runner, policy, step, plan)
-  finally:
-    runner.run(parts.close())
-    engine.close()
-    runner.close()
+    report = evaluate_policy(parts, engine, runner, policy, step, plan, bank.seats)
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,

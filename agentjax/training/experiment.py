@@ -25,6 +25,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SeatConfig
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.signals.critic import CriticConfig
@@ -468,6 +469,8 @@ class Experiment(Config):
       refer to.
     world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
       ``module:attribute`` of your own.
+    seats: who plays in the place of the policy, by agent, where the world's environments have
+      several; agents that are not named here are the policy's. In training and evaluation alike.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -481,6 +484,7 @@ class Experiment(Config):
 
   name: str = "run"
   seed: int = 0
+  seats: Table[SeatConfig] = dataclasses.field(default_factory=Table)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
@@ -858,6 +862,7 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.advantage.function for objective in phases),
     *experiment.reward.parts,
     *experiment.tools.names,
+    *(seat.chosen for seat in experiment.seats.values()),
     experiment.world.chosen,
     None if experiment.data.source is None else experiment.data.source.chosen,
     experiment.rollout.sampler,

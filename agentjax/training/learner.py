@@ -33,6 +33,7 @@ from agentjax.training.passes import Ready, join_for_update, make_ready, run_upd
 from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
 from agentjax.training.placement import place
 from agentjax.training.rows import MeshRows, make_scorer
+from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps
@@ -90,7 +91,8 @@ class Learner(TrainStates):
     phases = named_phases(experiment)
     tools = signal_tools(parts, mesh)
     builder = SignalBuilder(parts, tools)
-    super().__init__(parts, phases, mesh, builder.networks)
+    snapshots = snapshot_networks(experiment, parts.model)
+    super().__init__(parts, phases, mesh, {**builder.networks, **snapshots})
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack

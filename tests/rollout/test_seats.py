@@ -59,9 +59,9 @@ class Players(ScriptedEngine):
     super().__init__(lambda address, turn: say(turns[turn]), **settings)
 
 
-def play(engine, *, samples=1, make_environment=lambda task: Nim(), **changes):
+def play(engine, *, samples=1, make_environment=lambda task: Nim(), seats=None, rotate="never"):
   async def main():
-    player = dataclasses.replace(make_player(engine), **changes)
+    player = dataclasses.replace(make_player(engine, rotate_seats=rotate), seats=seats or {})
     return await collect(
       [make_task(1)],
       step=5,
@@ -173,7 +173,7 @@ def test_a_service_that_fails_masks_the_episode():
 def test_players_rotate_over_the_samples():
   own, frozen = Players("1", "2"), Players("1", "2")
   seat = SeatPlayer("old", MarkedChat(TOKENIZER), frozen)
-  episodes = play(own, samples=2, seats={"right": seat}, rotate=True)
+  episodes = play(own, samples=2, seats={"right": seat}, rotate="sample")
   assert [v.group for v in learning_views(episodes)] == ["task 1, left", "task 1, right"]
   assert [v.reward.value for v in learning_views(episodes)] == [1.25, -0.75]
 
