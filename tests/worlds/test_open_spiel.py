@@ -1,18 +1,29 @@
 """OpenSpiel's games: seats in turn, rewards for each, hidden hands, exact snapshots."""
 
 import asyncio
+import dataclasses
+import pathlib
 import sys
 
 import pytest
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, Table
 from agentjax.data import DataConfig
 from agentjax.rollout.integrity import play_turns
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SnapshotSeat
+from agentjax.training import Experiment, OptimizerConfig, Run, SupervisedStage, load_experiment
+from agentjax.training.journal import JournalReader
 from agentjax.trajectory.record import Status
+from agentjax.trajectory.seats import learning_views
 from agentjax.world.cheats import Setting
 from agentjax.worlds.open_spiel import game as module
-from agentjax.worlds.open_spiel.game import OpenSpiel, OpenSpielConfig, TwoPlayerGame
+from agentjax.worlds.open_spiel.game import AGENTS, OpenSpiel, OpenSpielConfig, TwoPlayerGame
+from tests.training.smoke import quiet
+from tests.training.stages import fingerprints, staged_experiment, train_until_killed
 from tests.worlds.games import begin, say
+
+_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 pyspiel = pytest.importorskip("pyspiel", reason="the games are OpenSpiel's: agentjax[games]")
 
@@ -100,13 +111,18 @@ def test_a_branch_goes_on_exactly_where_the_snapshot_was_taken():
   assert len(boards) > 6
 
 
-def test_openings_make_tasks_differ_and_the_sides_are_drawn_apart():
-  world, tasks = _world(count=6, opening_moves=2)
-  assert len({task.prompt for task in tasks.train}) > 3
+def test_openings_make_tasks_differ_and_both_players_begin():
+  _, tasks = _world(count=12, opening_moves=3)
+  assert len({task.prompt for task in tasks.train}) > 6
+  begins = set()
   for task in (*tasks.train, *tasks.test):
-    board = task.prompt[0].content.splitlines()[1:4]
-    assert "".join(board).count("x") == "".join(board).count("o") == 1
-  assert _world(count=6, opening_moves=2)[1].train == tasks.train
+    text = task.prompt[0].content
+    board = "".join(text.splitlines()[1:4])
+    ahead = board.count("x") - board.count("o")
+    assert f"as player {1 + ahead} of 2" in text and len(board.strip(".")) <= 9
+    begins.add(ahead)
+  assert begins == {0, 1}
+  assert _world(count=12, opening_moves=3)[1].train == tasks.train
 
 
 @pytest.mark.parametrize("game", ["tic_tac_toe", "connect_four", "kuhn_poker"])
@@ -138,3 +154,56 @@ def test_without_openspiel_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "pyspiel", None)
   with pytest.raises(ConfigError, match=r"agentjax\[games\]"):
     module.load_game("tic_tac_toe")
+
+
+def _self_play(directory, steps=4):
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.world = OpenSpielConfig(game="kuhn_poker", opening_moves=1, tags=False)
+  experiment.seats = Table({"player_2": SnapshotSeat(every=2)})
+  experiment.rollout.rotate_seats = "sample"
+  experiment.data = DataConfig(train_size=16, test_size=2)
+  experiment.model = dataclasses.replace(experiment.model, d_model=32)
+  lengths = {"max_length": 160, "extend_buckets": (128,)}
+  experiment.engine = dataclasses.replace(experiment.engine, **lengths)
+  experiment.rollout.max_total_tokens = experiment.rl.row_length = 160
+  # The warm start shows that a move is "Pass" or "Bet".
+  experiment.supervised = SupervisedStage(
+    steps=80,
+    tasks_per_step=16,
+    row_length=160,
+    microbatch_rows=8,
+    optimizer=OptimizerConfig(learning_rate=1e-2, schedule="cosine"),
+  )
+  experiment.rl.steps = steps
+  experiment.checkpoint.every = 2
+  return Run(experiment, directory, console=quiet())
+
+
+def test_the_policy_plays_a_frozen_copy_and_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+  assert _self_play(tmp_path / "straight").train().finished
+  found = JournalReader(tmp_path / "straight" / "journal.log").trajectories(lambda _: True)
+  episodes = [found[address] for address in sorted(found)]
+  finished = [e for e in episodes if len({s.agent for s in e.segments if s.sampled.any()}) == 2]
+  assert len(finished) > len(episodes) / 4
+  learnt = set()
+  for episode in finished:
+    first, second = (episode.agents[name].parts["environment"].value for name in AGENTS)
+    if first + second == 0:  # nobody slipped: what one wins the other loses
+      assert abs(first) in (1, 2)
+    (view,) = learning_views([episode])  # the frozen seat is nobody's to learn from
+    assert {s.policy for s in view.segments} == {"policy"}
+    assert view.group.endswith(AGENTS[episode.sample % 2])
+    learnt.add(view.group[-len(AGENTS[0]) :])
+    frozen = [s for s in episode.segments if s.sampled.any() and s.policy != "policy"]
+    assert frozen and not any(s.weights.any() for s in frozen)
+  assert learnt == set(AGENTS)
+  train_until_killed(_self_play(tmp_path / "cut"), 84)
+  assert _self_play(tmp_path / "cut").train().finished
+  assert fingerprints(tmp_path / "cut") == fingerprints(tmp_path / "straight")
+  assert _self_play(tmp_path / "cut").replay(84).identical
+
+
+def test_the_config_is_valid():
+  experiment = load_experiment(_CONFIGS / "self_play_kuhn_poker.py")
+  experiment.validate()
+  assert Experiment.from_dict(experiment.to_dict()).seats == experiment.seats
