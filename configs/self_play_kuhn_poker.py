@@ -9,6 +9,10 @@ One seat is played by a frozen copy, renewed every 10 steps; the players change 
 to sample, so the policy learns both roles, each compared with its own. The second command lets the
 policy play both seats. The warm start shows how a move is written, not how to play. All sizes and
 rates are ours.
+
+Seen on 2 CPU cores, 75 seconds, seed 0: in the first ten steps player 1 earned .57 a finished game
+and player 2 -.17, in the last fifty .00 and .03 (perfect play is worth -1/18 and 1/18); 2% to 6% of
+the games end by a move that is none.
 """
 
 from agentjax.config import Table
@@ -19,6 +23,7 @@ from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConf
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.seat_config import SeatConfig, SnapshotSeat
+from agentjax.text import TokenizerConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
 from agentjax.worlds.open_spiel import OpenSpielConfig
 
@@ -28,14 +33,9 @@ def get_config() -> Experiment:
   return Experiment(
     name="self_play_kuhn_poker",
     model=ModelConfig(
-      vocab_size=264,
-      d_model=64,
-      pattern="*-*-",
-      num_heads=4,
-      num_kv_heads=2,
-      head_dim=16,
-      d_mlp=128,
+      d_model=64, pattern="*-*-", num_heads=4, num_kv_heads=2, head_dim=16, d_mlp=128
     ),
+    tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=320),
     data=DataConfig(train_size=256, test_size=64),
     world=OpenSpielConfig(game="kuhn_poker", opening_moves=2, tags=False),
     seats=seats,
@@ -50,18 +50,20 @@ def get_config() -> Experiment:
       rotate_seats="sample",
     ),
     supervised=SupervisedStage(
-      steps=60,
+      steps=30,
       tasks_per_step=32,
       row_length=256,
       microbatch_rows=8,
       optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=5),
     ),
     rl=RLStage(
-      steps=60,
+      steps=100,
       tasks_per_step=8,
       row_length=256,
       microbatch_rows=8,
-      objective=ObjectiveConfig(AdvantageConfig(scale="none"), PolicyLossConfig()),
+      objective=ObjectiveConfig(
+        AdvantageConfig(scale="none"), PolicyLossConfig(entropy_coefficient=0.05)
+      ),
       sampling=SamplingConfig(temperature=1.0),
       optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ),
