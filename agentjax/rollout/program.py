@@ -358,7 +358,8 @@ class Episode:
       )
       raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
 
-  async def _open(self, messages: Sequence[Message]) -> None:
+  async def _open(self, messages: Sequence[Message], *, shared: bool = True) -> None:
+    """Begins a conversation; ``shared`` where others of the group may begin alike."""
     seat, player = self.seat, self.seat.player
     with _encoding(Boundary.RESET):
       spans = player.chat.prompt(messages, seat.offered)
@@ -372,8 +373,11 @@ class Episode:
       )
     if player.engine is not None:
       with _engine():
-        prefix = await self._prefixes.get(ids, self.address, player.engine)
-        seat.context = await player.engine.open(prefix, priority=self.address)
+        if shared:
+          prefix = await self._prefixes.get(ids, self.address, player.engine)
+          seat.context = await player.engine.open(prefix, priority=self.address)
+        else:
+          seat.context = await player.engine.open_ids(ids, priority=self.address)
     seat.opened = True
     self._append(spans, seconds=0.0)
 
@@ -502,10 +506,8 @@ class Episode:
     """Shows the agent who acts next what it has not seen, if a turn and room to react are left."""
     if not self.opened:
       raise RuntimeError("observe() before open(observation)")
-    messages = self._hear(observation, Boundary.STEP)
+    messages = self._next_turn(observation)
     seat, config = self.seat, self.player.config
-    if seat.turns >= config.max_turns:
-      raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={config.max_turns} turns are used")
     if not seat.opened:
       await self._open(messages)
       return
@@ -522,6 +524,33 @@ class Episode:
       with _engine():
         await seat.context.extend(ids)
     self._append(spans, seconds=self._asked_seconds)
+
+  async def rewrite(self, observation: Observation) -> None:
+    """Shows the agent who acts next these messages in the place of all that it has seen.
+
+    Called in the place of ``observe`` by programs that summarise a history, discard some of it or
+    rebuild it from memory: the messages are the whole new history. In the record they begin a
+    branch of their own. What was drawn before stays on the branch that it was drawn on, and is
+    trained there; where the new history repeats it, it is text without loss.
+    """
+    if not self.opened:
+      raise RuntimeError("rewrite() before open(observation)")
+    messages = self._next_turn(observation)
+    seat = self.seat
+    self._record_experts(seat)
+    seat.restart(messages)
+    await self._open(messages, shared=False)
+
+  def _next_turn(self, observation: Observation) -> tuple[Message, ...]:
+    """Gives the turn to whoever acts next, if one is left; what it has not taken in."""
+    messages, limit = self._hear(observation, Boundary.STEP), self.player.config.max_turns
+    if self.seat.turns >= limit:
+      raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={limit} turns are used")
+    return messages
+
+  def _record_experts(self, seat: Seat) -> None:
+    if seat.player.learns and seat.context is not None and seat.context.experts is not None:
+      self._builder.record_experts(seat.context.experts, seat.tip)
 
   async def close(self) -> None:
     """Frees the contexts and the environment; never raises for what the environment does."""
@@ -542,8 +571,7 @@ class Episode:
     if status is Status.ENV_ERROR and self.seat.last is not None:
       self._builder.flag(self.seat.last, Flag.ENV_FAULT)
     for seat in self._seats.values():
-      if seat.player.learns and seat.context is not None and seat.context.experts is not None:
-        self._builder.record_experts(seat.context.experts, seat.tip)
+      self._record_experts(seat)
     texts = {"reason": reason, "close_error": self._close_error}
     metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
     if fault is not None:
@@ -657,6 +685,7 @@ class Episode:
         owner,
         ids,
         parent=seat.tip,
+        calls=seat.turns,
         agent=seat.agent,
         policy=seat.player.policy,
         visible_to=seat.visible_to,

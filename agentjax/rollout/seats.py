@@ -95,6 +95,12 @@ class Seat:
     self.first = index if self.first is None else self.first
     self.tip, self.length = index, self.length + tokens
 
+  def restart(self, said: tuple[Message, ...]) -> None:
+    """Begins a conversation anew, on a branch of its own; turns are counted on."""
+    self.close()
+    self.context, self.tip, self.opened = None, None, False
+    self.length, self.drawn, self.said = 0, [], said
+
   def close(self) -> None:
     """Gives its context back."""
     if self.context is not None:

@@ -116,6 +116,7 @@ class TrajectoryBuilder:
     *,
     weight: float = 0.0,
     parent: int | None = LAST,
+    calls: int = 0,
     agent: str = AGENT,
     policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
@@ -131,6 +132,7 @@ class TrajectoryBuilder:
       weight: loss weight of each token; 1 for what a demonstration teaches, and then an "assistant"
         segment counts as a model call.
       parent: index of the segment this continues; None starts a root.
+      calls: model calls before a root, where a history was rewritten; turns are counted on.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
       columns: by name what else is known, see ``set_columns``.
 
@@ -145,7 +147,7 @@ class TrajectoryBuilder:
     n = len(ids)
     return self._add(
       owner,
-      calls=int(owner == "assistant" and weight > 0),
+      calls=int(owner == "assistant" and weight > 0) + (calls if parent is None else 0),
       token_ids=ids,
       sampled=np.zeros(n, np.bool_),
       weights=np.full(n, weight, np.float32),

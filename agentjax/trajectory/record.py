@@ -90,12 +90,61 @@ class ToolCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
-  """One turn of a conversation before it becomes tokens."""
+class Image:
+  """An image by its content: SHA-256 in hex, media type such as "image/png", size in pixels."""
 
-  role: str  # "system" | "user" | "assistant" | "tool"
+  sha256: str
+  media_type: str
+  width: int
+  height: int
+
+
+Part = str | Image  # of a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """One turn of a conversation before it becomes tokens.
+
+  Attributes:
+    role: "system" | "user" | "assistant" | "tool".
+    content: its text.
+    tool_calls: of an assistant's.
+    parts: texts and images in their order, where it holds images (``Message.of``); () where it is
+      text alone.
+  """
+
+  role: str
   content: str
   tool_calls: tuple[ToolCall, ...] = ()
+  parts: tuple[Part, ...] = ()
+
+  def __post_init__(self) -> None:
+    if self.parts and (self.role == "assistant" or self.content != _text_of(self.parts)):
+      raise ValueError(
+        f"a message of role {self.role!r} with the text {self.content[:80]!r} has other parts: "
+        f"{self.parts!r:.200}; allowed: parts with that text, in messages that no policy writes."
+      )
+
+  @classmethod
+  def of(cls, role: str, *parts: Part) -> Message:
+    """A message of texts and images.
+
+    Raises:
+      ValueError: images in an assistant's message.
+    """
+    if all(isinstance(part, str) for part in parts):
+      return cls(role, _text_of(parts))
+    return cls(role, _text_of(parts), parts=parts)
+
+  @property
+  def images(self) -> tuple[Image, ...]:
+    """Its images, in their order."""
+    return tuple(part for part in self.parts if isinstance(part, Image))
+
+
+def _text_of(parts: tuple[Part, ...]) -> str:
+  return "".join(part for part in parts if isinstance(part, str))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,15 @@ import pytest
 from agentjax.config import ConfigError, Table
 from agentjax.data import TaskSplits
 from agentjax.models import ModelConfig
+from agentjax.rollout.program import tool_episode
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import CheckpointSeat, SeatConfig, SnapshotSeat
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.training import Extensions, Run, load_experiment
 from agentjax.training.journal import JournalReader
+from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
+from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.record import Message, Reward, Task
 from agentjax.trajectory.seats import learning_views
 from agentjax.world.environment import Environment, Observation, Step
@@ -40,14 +43,25 @@ class Duel(Environment):
     return Step(Observation(()), Reward(gain), terminated=True, rewards={"black": Reward(-gain)})
 
 
-def made(directory, *, schedule=None, steps=4, seats=None, **changes):
+def made(
+  directory,
+  *,
+  schedule=None,
+  steps=4,
+  seats=None,
+  world=Duel,
+  program=tool_episode,
+  **changes,
+):
   experiment = staged_experiment(schedule or ScheduleConfig(), seats=Table(seats or {}))
   experiment.rl.steps = steps
   experiment.checkpoint.every = 2
   for name, value in changes.items():
     setattr(experiment.rollout, name, value)
   tasks = [Task(id=i, prompt=(), answer="", source="duels") for i in range(6)]
-  extensions = Extensions(tasks=TaskSplits(tasks, tasks[:2]), make_environment=lambda task: Duel())
+  extensions = Extensions(
+    tasks=TaskSplits(tasks, tasks[:2]), make_environment=lambda task: world(), program=program
+  )
   return Run(experiment, directory, extensions=extensions, console=quiet())
 
 
@@ -194,3 +208,32 @@ def test_where_only_the_policy_plays_other_seats_are_refused(tmp_path):
     SnapshotSeat(every=-1).validate()
   with pytest.raises(ConfigError, match=r"path=None; allowed: RUN"):
     CheckpointSeat().validate()
+
+
+async def forgetful(episode):
+  """Black and white see nothing but the latest message of each turn."""
+  await episode.open(await episode.reset())
+  while True:
+    step = await episode.step(await episode.act())
+    await episode.rewrite(step.observation)
+
+
+class LongDuel(Duel):
+  """Two turns each; the last turns count."""
+
+  async def step(self, action):
+    self._turns = getattr(self, "_turns", 0) + 1
+    if self._turns <= 2:
+      other = {"black": "white", "white": "black"}[action.agent]
+      return Step(Observation((Message("user", f"{other}, again."),), next=other))
+    return await super().step(action)
+
+
+def test_trainer_and_sampler_agree_on_every_branch_of_a_rewritten_history(tmp_path):
+  run = made(tmp_path, steps=1, world=LongDuel, program=forgetful)
+  run.train()
+  episodes = episodes_of(tmp_path)
+  views = [view for view in learning_views(episodes) if len(token_paths(view)) > 1]
+  assert views  # whose history was rewritten
+  (row,) = read_metrics(tmp_path / "metrics.jsonl")
+  assert row["mismatch/max"] < 1e-4
