@@ -313,6 +313,10 @@ class Prepared:
       value_coefficients=None if values is None else factor * values,
     )
 
+  def without_targets(self) -> Prepared:
+    """Without what a value head learns from."""
+    return dataclasses.replace(self, old_values=None, returns=None, value_coefficients=None)
+
   def with_scores(
     self,
     log_probs: Float[Array, "batch time"],
@@ -458,8 +462,9 @@ def _with_terms(
   result = jnp.sum(inputs.coefficients * total)
   sums = {name: jnp.sum(inputs.shares * value) for name, value in metrics.items()}
   sums["policy_loss"] = jnp.sum(inputs.coefficients * surrogate.per_token)
-  # A critic that is a network of its own has its loss by itself.
-  if config.needs_values and not (inputs.values is None and inputs.value_coefficients is None):
+  # A critic that is a network of its own has a loss of its own, and neither stands here.
+  with_head = inputs.values is not None or inputs.value_coefficients is not None
+  if config.needs_values and with_head:
     coefficients = _need(inputs.value_coefficients, "value_coefficients")
     errors = value_loss(
       jnp.where(coefficients > 0, _need(inputs.values, "values"), 0),

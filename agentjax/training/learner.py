@@ -158,7 +158,7 @@ class Learner(TrainStates):
     for i, own in enumerate(phase.passes):
       found: list[dict[str, float]] = []
       for one in batches * settings.epochs:
-        state, values, log_probs = self._apply(own.update, state, one.packed, one.ready[i])
+        state, values, log_probs = self._apply(own.update, state, one, i)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
           values |= {k: float(v) for k, v in one.metrics.items()}
@@ -280,11 +280,10 @@ class Learner(TrainStates):
       )
 
   def _apply(
-    self, update: Update, state: TrainState, packed: Batch, ready: Ready
+    self, update: Update, state: TrainState, one: _Prepared, number: int
   ) -> tuple[TrainState, dict[str, float], jax.Array]:
-    """One update on a batch, of which ``packed`` is the copy on the host."""
-    del packed
-    return run_update(update, state, ready, self.mesh)
+    """One update on a batch, of the phase's pass ``number``."""
+    return run_update(update, state, one.ready[number], self.mesh)
 
 
 def _check_mesh(parts: Parts, mesh: jax.sharding.Mesh) -> None:

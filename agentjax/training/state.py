@@ -88,8 +88,8 @@ class NetworkSpec:
   Attributes:
     specs: tree of ParamSpec of ``Network.weights``.
     optimizer: what moves it; None leaves it as it starts.
-    start: "random", "policy" for a copy of the present policy's parameters with a fresh head where
-      ``specs`` has one, or what gives the weights that it begins the stage with.
+    start: "random", "policy" for a copy of the present policy with adapters added in (a value head
+      is random), or what gives the weights that it begins the stage with.
   """
 
   specs: Weights
@@ -227,20 +227,24 @@ def _builder(
       # A copy: donated buffers must not appear twice in one state.
       networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
     networks["policy"] = _fresh(Weights(policy, value), optimizer)
+    state = TrainState(jnp.zeros((), jnp.int32), networks)
+    whole = full_policy(state.weights, state.reference, lora)
     for name, spec in further.items():
-      begun = _begin(name, spec, networks["policy"].weights, key)
-      networks[name] = _fresh(begun, spec.optimizer)
-    return TrainState(jnp.zeros((), jnp.int32), networks)
+      state = state.with_network(name, _fresh(_begin(name, spec, whole, key), spec.optimizer))
+    return state
 
   return build
 
 
-def _begin(name: str, spec: NetworkSpec, policy: Weights, key: Array) -> Weights:
-  own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-  if spec.start == "policy":
-    head = None if spec.specs.value is None else init_params(spec.specs.value, own)
-    return Weights(jax.tree.map(jnp.copy, policy.policy), head)
-  return init_params(spec.specs, own)
+def _begin(name: str, spec: NetworkSpec, policy: Any, key: Array) -> Weights:
+  own = init_params(spec.specs, jax.random.fold_in(key, zlib.crc32(name.encode())))
+  if spec.start != "policy":
+    return own
+  # A critic has no use for parts such as prediction heads, which its specs leave out.
+  fields = [field.name for field in dataclasses.fields(policy)]
+  unused = [name for name in fields if getattr(spec.specs.policy, name) is None]
+  kept = dataclasses.replace(policy, **dict.fromkeys(unused))
+  return Weights(jax.tree.map(jnp.copy, kept), own.value)
 
 
 def begin_stage(
@@ -261,11 +265,12 @@ def begin_stage(
 
   def restart(state: TrainState, starts: dict[str, Weights]) -> TrainState:
     networks = {"policy": _fresh(state.weights, optimizer)}
+    whole = full_policy(state.weights, state.reference, lora)
     if "reference" in placed.networks:
       frozen = state.reference if lora is not None else jax.tree.map(jnp.copy, state.weights.policy)
       networks["reference"] = Network(Weights(frozen))
     for name, spec in specs.items():
-      begun = starts[name] if name in starts else _begin(name, spec, state.weights, key)
+      begun = starts[name] if name in starts else _begin(name, spec, whole, key)
       networks[name] = _fresh(begun, spec.optimizer)
     return TrainState(state.step, networks)
 

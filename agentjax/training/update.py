@@ -228,6 +228,8 @@ def make_update(
   ):
     tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
     weights, moments = state.networks[network].weights, state.networks[network].opt_state
+    if weights.value is None:  # a critic of its own has learnt from them
+      batches = dataclasses.replace(batches, prepared=batches.prepared.without_targets())
     load = whole_load(state, batches, count) if settings.balance_coefficient else None
     whole = WholeBatch(tokens, sequences, load)
 

@@ -166,11 +166,11 @@ def in_a_run(name, folder, monkeypatch):
     answers |= {"hidden": np.zeros((*batch.token_ids.shape, 2), np.float32)}
     return answers | {"entropies": 1 + drift(batch, 5), "divergences": np.abs(drift(batch, 6))}
 
-  def keep(update, state, batch, ready):
+  def keep(update, state, one, number):
     del update
-    seen.append((batch, ready))
+    seen.append((one.packed, one.ready[number]))
     figures = dict.fromkeys(("bad_steps", "grad_norm", "update_norm"), 0.0)
-    return state, figures, np.asarray(batch.behaviour_log_probs)[None]
+    return state, figures, np.asarray(one.packed.behaviour_log_probs)[None]
 
   monkeypatch.setattr(learner, "score", scores)
   monkeypatch.setattr(Teachers, "ask", staticmethod(ask))

@@ -72,11 +72,11 @@ def finished(tmp_path_factory):
   with run(directory, _SYNC, **_settings())._session() as session:
     apply, step = session.learner._apply, session.learner.rl_step
 
-    def looking(update, state, batch, ready):
-      name = "correction" if len(seen) % 2 else "immediate"
-      values = np.asarray(ready.prepared.advantages), np.asarray(ready.prepared.weights)
-      seen[name, len(seen) // 2] = (batch, *values)
-      return apply(update, state, batch, ready)
+    def looking(update, state, one, number):
+      name, prepared = ("immediate", "correction")[number], one.ready[number].prepared
+      values = np.asarray(prepared.advantages), np.asarray(prepared.weights)
+      seen[name, len(seen) // 2] = (one.packed, *values)
+      return apply(update, state, one, number)
 
     order = []
 
