@@ -577,6 +577,8 @@ class Experiment(Config):
     names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
     for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
       self._validate_objective(phase, path, name)
+    for i, signal in enumerate(self.rl.signals):
+      signal.check_run(self, f"{path}.rl.signals[{i}]")
     if self.rl.process is not None and (online := self.rl.process.online) is not None:
       check(
         self.lora is None,
@@ -638,12 +640,14 @@ class Experiment(Config):
       or credit.gamma < 1
       or bool(credit.turn_rewards)
       or credit.kl_in_reward > 0
-      or self.rl.process is not None,
+      or self.rl.process is not None
+      or bool(self.rl.signals),
       f"{path}.rl.process",
       None,
       f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
       "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
-      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
+      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
+      f"{path}.rl.signals, of which one may pay tokens",
     )
     check(
       settings.ambiguity is None or self.rollout.group_size > 1,
