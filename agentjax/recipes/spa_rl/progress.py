@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,9 @@ from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
 from agentjax.trajectory.record import Status, Trajectory
 
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
+
 PROGRESS = "progress"  # name of the network
 GROUNDED = Column(
   "grounded",
@@ -55,7 +58,6 @@ GROUNDED = Column(
   level="turn",
   in_loss=False,
 )
-_CONSTANT = "'constant': a signal does not know how many updates a run has"
 
 
 def _optimizer() -> OptimizerConfig:
@@ -99,14 +101,23 @@ class ProgressConfig(SignalConfig):
     check(self.grounding >= 0, f"{path}.grounding", self.grounding, ">= 0")
     check(all(self.refusals), f"{path}.refusals", self.refusals, "texts of one character or more")
     check(self.epochs >= 1, f"{path}.epochs", self.epochs, ">= 1")
-    schedule = self.optimizer.schedule
-    check(schedule == "constant", f"{path}.optimizer.schedule", schedule, _CONSTANT)
     check(
       self.model is None or self.start == "random",
       f"{path}.start",
       self.start,
       f"'random' with {path}.model: a network of another size is no copy of the policy",
     )
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """Turns are paid before the end of an episode, which "broadcast" has no place for."""
+    for phase in experiment.rl.all_phases:
+      credit = phase.objective.advantage
+      check(
+        credit.credit != "broadcast" or credit.function is not None,
+        "config.rl.objective.advantage.credit",
+        credit.credit,
+        f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
+      )
 
   def build(self, tools: SignalTools) -> ProgressEstimator:
     """See ``SignalConfig.build``."""
@@ -135,7 +146,7 @@ class ProgressEstimator(Signal):
     vocabulary = tools.model.vocab_size
     model = dataclasses.replace(model, vocab_size=vocabulary, exact_chunk=0, mtp=None).freeze()
     specs = network_specs(model, critic=True)
-    optimizer = build_optimizer(config.optimizer, 0, specs)
+    optimizer = build_optimizer(config.optimizer, tools.updates * config.epochs, specs)
     self.networks = {PROGRESS: NetworkSpec(specs, optimizer, config.start)}
     self.adds = (TOKEN_REWARDS, GROUNDED, get_column("rewards"))
     self._attribute = jax.jit(functools.partial(_attribute, model=model, rows=tools.rows))

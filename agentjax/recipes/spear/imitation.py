@@ -18,7 +18,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -46,6 +46,10 @@ from agentjax.trajectory.record import Reward, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
 
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
+
+FUNCTION = "agentjax.recipes.spear:advantages"
 PART = "tool_calls"  # name of the intrinsic reward among the parts of a reward
 
 
@@ -96,6 +100,23 @@ class SpearConfig(SignalConfig):
       bounds = getattr(self, name)
       right = len(bounds) == 2 and bounds[0] < bounds[1]
       check(right, f"{path}.{name}", bounds, "two numbers, the lower one first")
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """What is replayed is alone in its group, so that other advantages learn nothing from it."""
+    for phase in experiment.rl.all_phases:
+      credit, loss = phase.objective.advantage, phase.objective.policy_loss
+      check(
+        credit.function is not None,
+        "config.rl.objective.advantage.function",
+        credit.function,
+        f"{FUNCTION!r}, in phases too, with {path}",
+      )
+      check(
+        credit.function != FUNCTION or loss.aggregation != "token_mean",
+        "config.rl.objective.policy_loss.aggregation",
+        loss.aggregation,
+        f"one that divides by sequences, with {FUNCTION!r}",
+      )
 
   def build(self, tools: SignalTools) -> SelfImitation:
     """See ``SignalConfig.build``."""

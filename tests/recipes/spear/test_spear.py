@@ -232,6 +232,20 @@ def test_the_config_is_valid_and_survives_being_saved():
   assert Experiment.from_dict(experiment.to_dict()).rl.signals == experiment.rl.signals
 
 
+@pytest.mark.parametrize(
+  "changed, named",
+  [
+    (lambda objective: setattr(objective.advantage, "function", None), "function=None"),
+    (lambda objective: setattr(objective, "policy_loss", PolicyLossConfig()), "'token_mean'"),
+  ],
+)
+def test_objectives_that_do_not_read_what_is_replayed_are_refused(changed, named):
+  experiment = load_experiment(_CONFIGS / "spear_sokoban.py")
+  changed(experiment.rl.objective)
+  with pytest.raises(ConfigError, match=named):
+    experiment.validate()
+
+
 def _run(directory):
   schedule = ScheduleConfig()
   spear = SpearConfig(capacity=2, imitation_steps=3, calls="turn", tool_steps=3)
