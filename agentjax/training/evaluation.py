@@ -24,6 +24,7 @@ from agentjax.sharding import make_mesh, shardings
 from agentjax.training import processes
 from agentjax.training.bank import PolicyBank
 from agentjax.training.checkpoint import (
+  load_further,
   load_networks,
   load_newest,
   load_reference,
@@ -35,7 +36,7 @@ from agentjax.training.loop_thread import LoopThread
 from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.training.state import full_policy, network_specs
+from agentjax.training.state import Network, full_policy, network_specs
 
 
 def build_engine(parts: Parts) -> Engine:
@@ -108,7 +109,8 @@ def evaluate_checkpoint(
 ) -> EvaluationReport:
   """Loads a checkpoint's policy and measures it as ``config.evaluation`` says.
 
-  Where ``config.seats`` has snapshots, the policy that is measured plays those seats too.
+  Snapshots of ``config.seats`` play with what the checkpoint has of them; where it has none, as in
+  a folder, the policy that is measured plays those seats too.
 
   Args:
     experiment: validated and frozen here.
@@ -149,7 +151,7 @@ def evaluate_checkpoint(
     stack.callback(engine.close)
     bank = PolicyBank(parts, 0, build_engine)
     stack.callback(bank.close)
-    bank.publish(0, lambda name: policy)
+    bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
     stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
     plan = settings.plan(settings.samples)
@@ -196,6 +198,31 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
     return networks.policy
   reference = load_reference(path, target(param_specs(parts.model)))
   return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
+
+
+def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -> Params:
+  """What the snapshot ``name`` plays with (``training.snapshots``), adapters added in.
+
+  Args:
+    parts: host-side parts.
+    path: of a checkpoint.
+    name: of the snapshot.
+    policy: of the checkpoint; in the place of a snapshot that the checkpoint does not have.
+  """
+  experiment = parts.experiment
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+
+  def target(specs: Any) -> Any:
+    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
+
+  specs = network_specs(parts.model, False, experiment.lora)
+  found = load_further(path, name, Network(target(specs)))
+  if found is None:
+    return policy
+  if experiment.lora is None:
+    return found.weights.policy
+  reference = load_reference(path, target(param_specs(parts.model)))
+  return jax.jit(full_policy, static_argnums=2)(found.weights, reference, experiment.lora)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:

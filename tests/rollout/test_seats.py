@@ -8,10 +8,15 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Part, RewardGraph, WeightedSum
 from agentjax.rewards.scorers import SCORERS
+from agentjax.rollout.config import MonteCarloConfig
+from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
+from agentjax.rollout.monte_carlo import MonteCarlo
+from agentjax.rollout.rescoring import rescore
 from agentjax.rollout.seats import SeatPlayer
+from agentjax.rollout.viewer import render
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory, token_paths
 from agentjax.trajectory.packing import to_sequences
@@ -245,3 +250,41 @@ def test_group_scorers_compare_one_role():
     [("task 1, right", 0), ("task 1, right", 1)],
   ]
   assert [v.reward.value for v in learning_views(episodes)] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_stored_episodes_are_scored_again_agent_by_agent():
+  (episode,) = play(Players("1", "2"))
+  doubled = RewardGraph(
+    {"environment": SCORERS["environment"], "drawn": SCORERS["turns"]},
+    WeightedSum(((1.0, Part("environment")), (10.0, Part("drawn")))),
+  )
+  task = make_task(1)
+  (again,) = asyncio.run(rescore([episode], {1: task}, doubled))
+  assert [v.reward.value for v in learning_views([again])] == [21.25, 9.25]  # two turns and one
+  assert [v.reward.value for v in learning_views([episode])] == [1.25, -0.75]
+  (back,) = asyncio.run(rescore([again], {1: task}, GAME))
+  assert back.agents == episode.agents and back.turn_rewards == episode.turn_rewards
+
+
+def test_monte_carlo_values_one_agent_only():
+  async def main():
+    player = make_player(Players("1", "2"))
+    sampler = MonteCarlo(MonteCarloConfig(form="progress"), GAME)
+    playing = GroupPlayer(player, lambda task: Nim(), GAME, sampler=sampler)
+    await playing.play(make_task(1), [(5, 1, 0)], {})
+
+  with pytest.raises(ConfigError, match="'monte_carlo' values states for one agent"):
+    asyncio.run(main())
+
+
+def test_gates_play_the_turns_of_all_agents_and_read_the_first_ones_reward():
+  turns = [Message("assistant", text) for text in ("1", "1", "2")]
+  trajectory = asyncio.run(play_turns(make_task(1), turns, lambda task: Nim()))
+  assert trajectory.reward_parts == {"environment": Reward(1.25)}
+
+
+def test_a_reader_sees_who_said_what_and_what_each_got():
+  (episode,) = play(Players("1", "2"))
+  shown = "\n".join(render(episode, tokenizer=TOKENIZER, expected=None))
+  assert "left: reward 1.25 (environment 1.25)" in shown and "right: reward -0.75" in shown
+  assert "--- left (policy): assistant, turn 0" in shown

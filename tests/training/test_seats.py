@@ -9,11 +9,14 @@ import pytest
 from agentjax.config import ConfigError, Table
 from agentjax.data import TaskSplits
 from agentjax.models import ModelConfig
+from agentjax.models.lora import LoraConfig
 from agentjax.rollout.program import tool_episode
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import CheckpointSeat, SeatConfig, SnapshotSeat
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.training import Extensions, Run, load_experiment
+from agentjax.training.evaluation import load_snapshot
+from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from agentjax.training.parts import build_parts
@@ -51,9 +54,11 @@ def made(
   seats=None,
   world=Duel,
   program=tool_episode,
+  lora=None,
   **changes,
 ):
-  experiment = staged_experiment(schedule or ScheduleConfig(), seats=Table(seats or {}))
+  seats = Table(seats or {})
+  experiment = staged_experiment(schedule or ScheduleConfig(), seats=seats, lora=lora)
   experiment.rl.steps = steps
   experiment.checkpoint.every = 2
   for name, value in changes.items():
@@ -237,3 +242,20 @@ def test_trainer_and_sampler_agree_on_every_branch_of_a_rewritten_history(tmp_pa
   assert views  # whose history was rewritten
   (row,) = read_metrics(tmp_path / "metrics.jsonl")
   assert row["mismatch/max"] < 1e-4
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_an_evaluation_takes_the_snapshot_from_the_checkpoint(tmp_path, lora):
+  """The run's policy has moved on; the snapshot in its checkpoint draws as on the first step."""
+  run = made(tmp_path, steps=2, seats={"white": SnapshotSeat(every=0)}, lora=lora)
+  with run._session() as session:
+    session.train()
+    state, _ = session._restore()
+    held = session.learner.snapshot(state, "seat_white")
+    policy = session.learner.policy(state)
+    parts, path = session.parts, tmp_path / "checkpoints" / "2"
+    found = load_snapshot(parts, path, "seat_white", policy)
+    assert fingerprint(found) == fingerprint(held) != fingerprint(policy)
+    begun = tmp_path / "checkpoints" / "0"
+    # A checkpoint without it, as of another stage.
+    assert load_snapshot(parts, begun, "seat_black", policy) is policy
