@@ -19,7 +19,7 @@ from agentjax.world.environment import Action, Environment, Observation, Step
 from agentjax.world.world import Site, World, WorldConfig
 
 AGENTS = ("player_1", "player_2")
-_TRIES = 200  # random games from a position, to find one that the last to move wins
+_TRIES = 200  # random games from a position, to find one that the first to move wins
 _OPENINGS = 20  # positions that are tried for a task
 
 
@@ -106,7 +106,7 @@ class OpenSpiel(World):
         break
     else:
       raise ConfigError(
-        f"config.world.game={self.config.game!r}: random play finds no end at which the last to "
+        f"config.world.game={self.config.game!r}: random play finds no end at which the first to "
         "move gains 1 or more; allowed: a game in which it does."
       )
     return Task(
@@ -263,13 +263,12 @@ def draw_opening(game: Any, most: int, random: np.random.Generator) -> list[int]
 
 
 def find_win(state: Any, random: np.random.Generator) -> list[str] | None:
-  """Moves of both players to an end that the last to move is paid 1 or more for.
+  """Moves of both players to an end that the first to move is paid 1 or more for.
 
   None where random play finds none: the position may be lost.
   """
   for _ in range(_TRIES):
     now, moves = state.clone(), []
-    player = now.current_player()
     chance = np.random.default_rng(0)
     while not now.is_terminal():
       player = now.current_player()
@@ -277,7 +276,7 @@ def find_win(state: Any, random: np.random.Generator) -> list[str] | None:
       moves.append(now.action_to_string(player, chosen))
       now.apply_action(chosen)
       pass_chance(now, chance)
-    if now.returns()[player] >= 1:
+    if now.returns()[state.current_player()] >= 1:
       return moves
   return None
 
