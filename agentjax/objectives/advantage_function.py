@@ -37,7 +37,7 @@ class AdvantageInputs:
     turns: model call that a token belongs to, from 0; -1 on padding.
     turn_rewards: what tokens are paid of the outcome for their turn, on the last token of the turn
       that has weight; None without ``advantage.turn_rewards``.
-    token_rewards: rewards of steps beside the outcome; None without ``config.rl.process``.
+    token_rewards: rewards of steps beside the outcome; None where no signal pays them.
     old_log_probs: of the trainer at the start of the update; the sampler's where they are trusted.
     behaviour_log_probs: of the policy that sampled.
     entropies: of the distribution that a token was drawn from, nats.
@@ -122,8 +122,8 @@ def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
     raise ConfigError(
       f"{name} raised {type(error).__name__}: {error}. It was given AdvantageInputs of "
       f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences; None are "
-      f"{', '.join(absent) or 'none'} (advantage.turn_rewards, config.rl.process and "
-      "objective.with_reference give them)."
+      f"{', '.join(absent) or 'none'} (advantage.turn_rewards, config.rl.process, signals "
+      "of config.rl.signals and objective.with_reference give them)."
     ) from error
   right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
   if not right or not jnp.issubdtype(result.dtype, jnp.floating):

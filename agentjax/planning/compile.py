@@ -34,6 +34,7 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.phases import update_settings
+from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import abstract_state, network_specs, state_shardings
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import abstract_batch
@@ -112,6 +113,7 @@ def plan_training(
   )
   batches = stage.steps * stage.minibatches
   further = reward_model_spec(process, model, batches) | critic_spec(stage.critic, model, batches)
+  further |= snapshot_networks(experiment, model)
   placed = state_shardings(
     model,
     optimizer,

@@ -149,6 +149,8 @@ class RolloutConfig(Config):
       always independent, and have no completions. "module:attribute": a ``group.Sampler`` of your
       own, or a class or function that makes one.
     branch, oversample, monte_carlo: settings of those samplers.
+    rotate_seats: whether the players of several seats (``config.seats``) change places, one agent
+      on each time: "never", with every further "sample" of a group, or with every "step".
   """
 
   group_size: int = 8
@@ -166,6 +168,7 @@ class RolloutConfig(Config):
   branch: BranchConfig = dataclasses.field(default_factory=BranchConfig)
   oversample: OversampleConfig = dataclasses.field(default_factory=OversampleConfig)
   monte_carlo: MonteCarloConfig = dataclasses.field(default_factory=MonteCarloConfig)
+  rotate_seats: Literal["never", "sample", "step"] = "never"
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)

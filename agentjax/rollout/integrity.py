@@ -98,20 +98,29 @@ async def check_environment(
 async def play_turns(
   task: Task, turns: Sequence[Message], make_environment: MakeEnvironment
 ) -> Trajectory:
-  """An episode in which the assistant messages of ``turns`` are what the policy says."""
+  """An episode in which the assistant messages of ``turns`` are what the policy says.
+
+  Of several agents each says the message that stands at its turn, and the reward is that of the
+  agent who acts first.
+  """
   environment = make_environment(task)
   trajectory = Trajectory(step=0, task_id=task.id, sample=0, source=task.source, segments=[])
   paid = []
   try:
-    await environment.reset(task, 0)
+    seen = await environment.reset(task, 0)
+    first = seen.next
     for message in turns:
       if message.role != "assistant":
         continue
-      step = await environment.step(Action(message.content, message.tool_calls))
+      action = Action(message.content, message.tool_calls, agent=seen.next)
+      step = await environment.step(action)
+      seen = step.observation
       trajectory.tools.extend(step.tools)
       trajectory.answer, trajectory.status = step.answer, step.status
-      if step.reward is not None:
+      if step.reward is not None and action.agent == first:
         paid.append(step.reward)
+      if first in step.rewards:
+        paid.append(step.rewards[first])
       if step.terminated or step.truncated:
         break
     else:

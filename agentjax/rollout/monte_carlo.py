@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from agentjax.config import ConfigError
 from agentjax.engine.request import Sample
 from agentjax.rewards.graph import RewardGraph, TurnScores
 from agentjax.rewards.process import monte_carlo_labels
@@ -66,7 +67,16 @@ class _Member:
     self._trajectory = await self._group.episode(self._sample, watcher=self)
 
   async def before(self, episode: Episode) -> None:
-    """Sends completions on their way from here."""
+    """Sends completions on their way from here.
+
+    Raises:
+      ConfigError: several agents, whose turns one value of a state cannot judge.
+    """
+    if episode.seat.several:
+      raise ConfigError(
+        "config.rollout.sampler='monte_carlo' values states for one agent and the environment has "
+        f"several, {episode.seat.agent} among them; allowed: another sampler."
+      )
     if episode.turn == 0 and self._config.form == "label":
       return
     point = await episode.mark()

@@ -239,11 +239,12 @@ def group_diversity(trajectories: Sequence[Trajectory]) -> GroupDiversity | None
 
   Samples without a token, whose episodes failed at once, are left out.
   """
-  groups: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
+  groups: dict[tuple[int, int, str], list[bytes]] = collections.defaultdict(list)
   for trajectory in trajectories:
     drawn = [s.token_ids[s.sampled] for s in trajectory.segments]
     if sum(map(len, drawn)):
-      groups[trajectory.address[:2]].append(np.concatenate(drawn).astype(np.int32).tobytes())
+      key = (*trajectory.address[:2], trajectory.group)
+      groups[key].append(np.concatenate(drawn).astype(np.int32).tobytes())
   compared = [samples for samples in groups.values() if len(samples) > 1]
   if not compared:
     return None

@@ -24,8 +24,8 @@ class GreedyBaseline(Signal):
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
-    greedy = {t.address[:2]: t.reward.value for t in context.beside}
-    return [_with_baseline(t, greedy.get(t.address[:2])) for t in episodes], {}
+    greedy = {(*t.address[:2], t.group): t.reward.value for t in context.beside}
+    return [_with_baseline(t, greedy.get((*t.address[:2], t.group))) for t in episodes], {}
 
 
 def _with_baseline(trajectory: Trajectory, value: float | None) -> Trajectory:

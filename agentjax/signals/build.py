@@ -52,6 +52,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     pack,
     stage.microbatch_rows,
     stage.sampling.temperature or 1.0,
+    stage.steps * stage.minibatches,
   )
 
 

@@ -43,6 +43,7 @@ from agentjax.trajectory.packing import PackedSequence
 from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
   from agentjax.training.rows import MeshRows
   from agentjax.training.state import NetworkSpec
 
@@ -61,6 +62,7 @@ class SignalTools:
     pack: sequences to a batch on the host.
     rows: rows a forward pass, of which a batch is a multiple.
     temperature: divides logits before log-probs, as in sampling.
+    updates: batches of the whole stage, for the schedules of networks that learn from each.
   """
 
   model: ModelConfig
@@ -69,6 +71,7 @@ class SignalTools:
   pack: Callable[[Sequence[PackedSequence]], Batch]
   rows: int
   temperature: float = 1.0
+  updates: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +214,12 @@ class SignalConfig(Choice):
 
   def check_model(self, model: ModelConfig, path: str) -> None:
     """Raises ConfigError for a model that the signal cannot read; ``path`` names these settings."""
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """Raises ConfigError for a run that the signal has no place in; ``path`` names these settings.
+
+    A signal that pays tokens refuses objectives that pay at the end alone here.
+    """
 
   def build(self, tools: SignalTools) -> Signal:
     """The signal of a run."""

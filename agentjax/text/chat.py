@@ -31,9 +31,9 @@ from agentjax.text.tool_calls import (
   tool_schemas,
   turn_language,
 )
+from agentjax.trajectory.messages import ROLES
 from agentjax.trajectory.record import Message
 
-ROLES = ("system", "user", "assistant", "tool")
 MARKUP_OWNER = "environment"  # owns the end of a turn that a cut-off one lacks
 
 
@@ -318,6 +318,12 @@ def _check_messages(messages: Sequence[Message]) -> None:
   for message in messages:
     if message.role not in ROLES:
       raise ValueError(f"message role {message.role!r}; allowed: {', '.join(ROLES)}.")
+    if message.images:
+      raise ValueError(
+        f"a {message.role!r} message holds the image {message.images[0].sha256[:12]} "
+        f"({message.images[0].media_type}), and this vocabulary writes text alone; allowed: "
+        "messages without images (ToolResult.shown=(), Message without parts)."
+      )
     if message.tool_calls and message.role != "assistant":
       raise ValueError(
         f"only an assistant message calls tools, got calls in a {message.role!r} one."

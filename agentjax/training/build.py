@@ -23,6 +23,7 @@ from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.monte_carlo import monte_carlo_part
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
 from agentjax.rollout.samplers import build_sampler
+from agentjax.rollout.seats import SeatPlayer
 from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
@@ -124,14 +125,36 @@ class Parts(Scoring):
       return identity
     return identity | {"pretrained": folder_fingerprint(self.experiment.pretrained)}
 
-  def player(self, engine: Engine, sampling: SamplingConfig, seed: int) -> Player:
-    """What plays an episode with these parts."""
+  def player(
+    self,
+    engine: Engine,
+    sampling: SamplingConfig,
+    seed: int,
+    seats: Mapping[str, SeatPlayer] | None = None,
+  ) -> Player:
+    """What plays an episode with these parts.
+
+    Args:
+      engine: of the policy.
+      sampling: how its tokens are drawn.
+      seed: of the run.
+      seats: of a ``training.bank.PolicyBank``.
+
+    Raises:
+      ConfigError: ``config.seats`` names others, and ``seats`` is None.
+    """
+    if seats is None and self.experiment.seats:
+      raise ConfigError(
+        f"config.seats names {', '.join(sorted(self.experiment.seats))}; allowed: nobody here, "
+        "where the policy plays every seat. Others play in training and evaluation."
+      )
     return Player(
       engine=engine,
       chat=self.chat,
       sampling=sampling,
       config=self.experiment.rollout,
       run_seed=seed,
+      seats=seats or {},
     )
 
 

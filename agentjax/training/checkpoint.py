@@ -372,6 +372,20 @@ def load_networks(
   return load_newest(pathlib.Path(path), load)
 
 
+def load_further(path: pathlib.Path, name: str, abstract_network: Any) -> Any:
+  """A network beside policy and reference; None where the checkpoint has none of that name.
+
+  Args:
+    path: RUN/checkpoints/STEP.
+    name: of the network.
+    abstract_network: what it is restored to.
+  """
+  saved = f"{_FURTHER}{name}"
+  if saved not in (read_metadata(path)["fingerprints"] or ()):
+    return None
+  return _load(path, {saved: abstract_network})[saved]
+
+
 def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
   """Frozen policy of a checkpoint, what the adapters of a LoRA run are added to."""
   path = latest_checkpoint(pathlib.Path(path))

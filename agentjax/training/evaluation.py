@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,12 +18,15 @@ from agentjax.models import Params, param_specs
 from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
+from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
 from agentjax.threads import LoopThread
 from agentjax.training import processes
+from agentjax.training.bank import PolicyBank
 from agentjax.training.build import Extensions, Parts, build_parts
 from agentjax.training.checkpoint import (
+  load_further,
   load_networks,
   load_newest,
   load_reference,
@@ -31,7 +36,7 @@ from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import extensions_of_run
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.training.state import full_policy, network_specs
+from agentjax.training.state import Network, full_policy, network_specs
 
 
 def build_engine(parts: Parts) -> Engine:
@@ -55,6 +60,7 @@ def evaluate_policy(
   policy: Params,
   step: int,
   plan: EvaluationPlan,
+  seats: Mapping[str, SeatPlayer] | None = None,
 ) -> EvaluationReport:
   """Measures ``policy`` on the first ``config.evaluation.tasks`` held-out tasks.
 
@@ -66,6 +72,7 @@ def evaluate_policy(
     runner: where the episodes are played.
     policy: parameters after training step ``step``.
     plan: what to measure.
+    seats: of a ``training.bank.PolicyBank``; None where ``config.seats`` names nobody.
   """
   experiment = parts.experiment
   settings = experiment.evaluation
@@ -75,7 +82,7 @@ def evaluate_policy(
   own = runner.run(
     play(
       processes.share(tasks),
-      player=parts.player(engine, sampling, experiment.seed),
+      player=parts.player(engine, sampling, experiment.seed, seats),
       make_environment=parts.make_environment,
       rewards=parts.rewards,
       plan=plan,
@@ -101,6 +108,9 @@ def evaluate_checkpoint(
   samples_file: str | os.PathLike[str] | None = None,
 ) -> EvaluationReport:
   """Loads a checkpoint's policy and measures it as ``config.evaluation`` says.
+
+  Snapshots of ``config.seats`` play with what the checkpoint has of them; where it has none, as in
+  a folder, the policy that is measured plays those seats too.
 
   Args:
     experiment: validated and frozen here.
@@ -134,17 +144,18 @@ def evaluate_checkpoint(
     parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
     path, policy = load_newest(path, lambda found: (found, load_policy(parts, found)))
     step = int(path.name)
-  engine = build_engine(parts)
-
-  runner = LoopThread()
-  try:
+  with contextlib.ExitStack() as stack:
+    runner = LoopThread()
+    stack.callback(runner.close)
+    engine = build_engine(parts)
+    stack.callback(engine.close)
+    bank = PolicyBank(parts, 0, build_engine)
+    stack.callback(bank.close)
+    bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
+    stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
     plan = settings.plan(settings.samples)
-    report = evaluate_policy(parts, engine, runner, policy, step, plan)
-  finally:
-    runner.run(parts.close())
-    engine.close()
-    runner.close()
+    report = evaluate_policy(parts, engine, runner, policy, step, plan, bank.seats)
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,
@@ -187,6 +198,31 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
     return networks.policy
   reference = load_reference(path, target(param_specs(parts.model)))
   return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
+
+
+def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -> Params:
+  """What the snapshot ``name`` plays with (``training.snapshots``), adapters added in.
+
+  Args:
+    parts: host-side parts.
+    path: of a checkpoint.
+    name: of the snapshot.
+    policy: of the checkpoint; in the place of a snapshot that the checkpoint does not have.
+  """
+  experiment = parts.experiment
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+
+  def target(specs: Any) -> Any:
+    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
+
+  specs = network_specs(parts.model, False, experiment.lora)
+  found = load_further(path, name, Network(target(specs)))
+  if found is None:
+    return policy
+  if experiment.lora is None:
+    return found.weights.policy
+  reference = load_reference(path, target(param_specs(parts.model)))
+  return jax.jit(full_policy, static_argnums=2)(found.weights, reference, experiment.lora)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:

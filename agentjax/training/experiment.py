@@ -36,6 +36,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SeatConfig
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.signals.critic import CriticConfig
@@ -473,6 +474,8 @@ class Experiment(Config):
       refer to.
     world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
       ``module:attribute`` of your own.
+    seats: who plays in the place of the policy, by agent, where the world's environments have
+      several; agents that are not named here are the policy's. In training and evaluation alike.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -486,6 +489,7 @@ class Experiment(Config):
 
   name: str = "run"
   seed: NonNegativeInt = 0
+  seats: Table[SeatConfig] = dataclasses.field(default_factory=Table)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
@@ -577,6 +581,8 @@ class Experiment(Config):
     names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
     for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
       self._validate_objective(phase, path, name)
+    for i, signal in enumerate(self.rl.signals):
+      signal.check_run(self, f"{path}.rl.signals[{i}]")
     if self.rl.process is not None and (online := self.rl.process.online) is not None:
       check(
         self.lora is None,
@@ -658,12 +664,14 @@ class Experiment(Config):
       or credit.gamma < 1
       or bool(credit.turn_rewards)
       or credit.kl_in_reward > 0
-      or self.rl.process is not None,
+      or self.rl.process is not None
+      or bool(self.rl.signals),
       f"{path}.rl.process",
       None,
       f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
       "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
-      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
+      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
+      f"{path}.rl.signals, of which one may pay tokens",
     )
     parts = settings.with_parts_of(self.reward.shares).advantage.parts
     check(
@@ -873,6 +881,7 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.advantage.function for objective in phases),
     *experiment.reward.parts,
     *experiment.tools.names,
+    *(seat.chosen for seat in experiment.seats.values()),
     experiment.world.chosen,
     None if experiment.data.source is None else experiment.data.source.chosen,
     experiment.rollout.sampler,

@@ -33,6 +33,7 @@ from agentjax.training.passes import Ready, join_for_update, make_ready, run_upd
 from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
 from agentjax.training.placement import place
 from agentjax.training.rows import MeshRows, make_scorer
+from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps
@@ -40,6 +41,7 @@ from agentjax.training.update import Update, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, to_sequences, without_prompt
 from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.seats import learning_views
 from agentjax.trajectory.weights import apply_weight_rules
 
 
@@ -89,7 +91,8 @@ class Learner(TrainStates):
     phases = named_phases(experiment)
     tools = signal_tools(parts, mesh)
     builder = SignalBuilder(parts, tools)
-    super().__init__(parts, phases, mesh, builder.networks)
+    snapshots = snapshot_networks(experiment, parts.model)
+    super().__init__(parts, phases, mesh, {**builder.networks, **snapshots})
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
@@ -181,7 +184,7 @@ class Learner(TrainStates):
     """The batches of a step, and metrics of its episodes; signals may change networks."""
     settings = self._parts.experiment.rl
     policy = functools.cache(lambda: self.policy(state))
-    episodes, beside = apart(trajectories)
+    episodes, beside = apart(learning_views(trajectories))
     weighted = [apply_weight_rules(t, settings.weights) for t in episodes]
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)

@@ -17,7 +17,7 @@ from agentjax.objectives.advantage_function import (
   check_advantages,
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
-from agentjax.objectives.columns import credit_inputs
+from agentjax.objectives.columns import TOKEN_REWARDS, credit_inputs
 from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.signals.signal import Signal
@@ -136,7 +136,8 @@ def compile_phases(
     own = objective if last else policy_objective(phase.objective)
     function = advantage_function(phase.objective.advantage.function, advantage if last else None)
     found = signals(phase)  # which registers the columns that a function may read
-    _trace(experiment, phase, own, function)
+    paid = any(TOKEN_REWARDS in signal.adds for signal in found)
+    _trace(experiment, phase, own, function, token_rewards=paid)
     if phase.passes is not None:
       passes: tuple[Pass, ...] = tuple(
         _compile(one, update(phase, policy_objective(one.objective)), rows)
@@ -154,6 +155,8 @@ def _trace(
   phase: PhaseConfig,
   objective: Objective,
   function: AdvantageFunction | None,
+  *,
+  token_rewards: bool,
 ) -> None:
   """Shows faults of functions of one's own before anything is sampled or compiled."""
   stage = experiment.rl
@@ -165,7 +168,7 @@ def _trace(
     *shape,
     sequences=stage.tasks_per_step * experiment.rollout.group_size,
     turn_rewards=bool(phase.objective.advantage.turn_rewards),
-    token_rewards=stage.process is not None,
+    token_rewards=token_rewards,
     reference=phase.objective.needs_reference,
   )
   check_advantages(function, inputs)

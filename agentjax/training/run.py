@@ -20,6 +20,7 @@ from rich.console import Console
 
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
+from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
 from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
@@ -43,6 +44,7 @@ from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
+from agentjax.training.bank import PolicyBank
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
@@ -80,6 +82,7 @@ from agentjax.training.stored import (
 from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
+from agentjax.trajectory.seats import agent_metrics, learning_views
 from agentjax.trajectory.store import from_record, to_record
 
 _COLUMNS = {
@@ -281,6 +284,7 @@ class _Session:
     self.journal = self.writer or JournalReader(journal)
     self.runner = LoopThread()
     self.engine = build_engine(self.parts)
+    self.bank = PolicyBank(self.parts, self.first_rl_step, build_engine)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
     self._masking = MaskingWatch()
@@ -305,6 +309,7 @@ class _Session:
       if self.writer is not None:
         stack.callback(self.writer.close)
       stack.callback(self.engine.close)
+      stack.callback(self.bank.close)
       stack.callback(lambda: self.runner.run(self.parts.close()))
       if self.stream is not None:
         stack.callback(self.runner.run, self.stream.close())
@@ -337,7 +342,7 @@ class _Session:
     if tasks is None:
       return None
     playing = GroupPlayer(
-      self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
+      self._player(self.experiment.rl.sampling),
       self.parts.make_environment,
       self.parts.rewards,
       self._keep,
@@ -364,7 +369,10 @@ class _Session:
     if not any(phase.objective.needs_baseline for phase in stage.all_phases):
       return None
     greedy = dataclasses.replace(stage.sampling, temperature=0.0)
-    return self.parts.player(self.engine, greedy, self.experiment.seed)
+    return self._player(greedy)
+
+  def _player(self, sampling: SamplingConfig) -> Player:
+    return self.parts.player(self.engine, sampling, self.experiment.seed, self.bank.seats)
 
   def _accept(self, members: list[Trajectory]) -> bool:
     """Whether a group is to be trained on; called from the event loop's thread."""
@@ -494,11 +502,14 @@ class _Session:
         if self.experiment.rl.rollouts is not None:
           policy = fingerprint(self.learner.policy(state))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
+      state = self.learner.take_snapshots(state, self.bank.due(step))
       everything, used, selected = self._rollout(step, state)
       (sampled, greedy), (trajectories, _) = apart(everything), apart(used)
       self.runner.run(self.parts.world.learn(sorted(sampled, key=lambda t: t.address)))
       self._write_samples(step, sampled)
       episodes = tuple(t.address for t in used)
+      by_agent = agent_metrics(sampled)
+      sampled, greedy = learning_views(sampled), learning_views(greedy)
       rollout_seconds = time.monotonic() - started
       found = self._information(step, state, sampled, monitor)
       values = {"bad_steps": 0.0}
@@ -509,8 +520,10 @@ class _Session:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
       drawn = sum(num_sampled_tokens(t) for t in everything)
       values |= self._rollout_metrics(step, sampled, drawn, rollout_seconds) | selected | found
-      values |= baseline_metrics(greedy)
-      values |= staleness_statistics(trajectories, step).metrics() | collapse_metrics(sampled)
+      values |= baseline_metrics(greedy) | by_agent
+      values |= staleness_statistics(
+        learning_views(trajectories), step
+      ).metrics() | collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
@@ -624,9 +637,13 @@ class _Session:
     return processes.gather_trajectories(self.runner.run(self.interrupt.cancellable(work)))
 
   def _publish(self, step: int, state: TrainState) -> None:
-    """Gives the engine the weights that ``step`` begins with."""
+    """Gives the engines the weights that ``step`` begins with."""
+    self._publish_snapshots(step, state)
     if self.engine.version != step and self.experiment.rl.rollouts is None:
       self.engine.publish(self.learner.policy(state), step)
+
+  def _publish_snapshots(self, step: int, state: TrainState) -> None:
+    self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""
@@ -788,8 +805,9 @@ class _Session:
     if self._one_step_off_under_way(step):
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
-    policy = self.learner.policy(state)
-    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan)
+    policy, seats = self.learner.policy(state), self.bank.seats
+    self._publish_snapshots(step, state)
+    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan, seats)
     if None in report.estimates(report.overall).values():
       logging.warning(
         "step %d: the evaluation has no verdict: %d episodes failed in environment, verifier or "

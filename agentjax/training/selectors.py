@@ -19,6 +19,7 @@ import numpy as np
 from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Trajectory
+from agentjax.trajectory.seats import learning_views
 
 Score = Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length"]
 GroupKey = tuple[int, int]  # (round, task id)
@@ -140,7 +141,10 @@ def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
 def group_scores(
   trajectories: Sequence[Trajectory], score: Score
 ) -> tuple[list[GroupKey], np.ndarray]:
-  """(round, task) of every group in the order of addresses, and its score, float64 [G]."""
+  """(round, task) of every group in the order of addresses, and its score, float64 [G].
+
+  Where it has several agents, that is the mean of the scores of those that learn.
+  """
   groups: dict[GroupKey, list[Trajectory]] = collections.defaultdict(list)
   for trajectory in sorted(trajectories, key=lambda t: t.address):
     groups[trajectory.address[:2]].append(trajectory)
@@ -170,6 +174,13 @@ def _variation(scores: np.ndarray) -> float:
 
 
 def _score(group: Sequence[Trajectory], score: Score) -> float:
+  roles: dict[str, list[Trajectory]] = collections.defaultdict(list)
+  for own in learning_views(group):
+    roles[own.group].append(own)
+  return float(np.mean([_score_role(members, score) for members in roles.values()]))
+
+
+def _score_role(group: Sequence[Trajectory], score: Score) -> float:
   members = [t for t in group if t.reward.value is not None and not t.status.masked]
   if not members:
     return 0.0

@@ -79,6 +79,9 @@ class TrainStates:
       for stage, optimizer in self.optimizers.items()
     }
     self._resync = jax.jit(_resync, donate_argnums=0, out_shardings=self.placed["rl"])
+    self._take_snapshots = jax.jit(
+      _take_snapshots, static_argnums=1, donate_argnums=0, out_shardings=self.placed["rl"]
+    )
     self._full_policy = jax.jit(
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
@@ -133,6 +136,20 @@ class TrainStates:
     with jax.set_mesh(self.mesh):
       return self._full_policy(state.weights, state.reference)
 
+  def take_snapshots(self, state: TrainState, names: tuple[str, ...]) -> TrainState:
+    """The state with the present policy as the snapshots of these names."""
+    return self._take_snapshots(state, names) if names else state
+
+  def snapshot(self, state: TrainState, name: str) -> Params:
+    """What the snapshot ``name`` plays with; the present policy where there is none yet."""
+    if name not in state.networks:
+      return self.policy(state)
+    weights = state.networks[name].weights
+    if self._lora is None:
+      return weights.policy
+    with jax.set_mesh(self.mesh):
+      return self._full_policy(weights, state.reference)
+
   def learning_rate(self, stage: str, state: TrainState) -> float:
     """That of the latest update; of the first one where all so far were skipped."""
     latest = max(int(applied_updates(state.networks["policy"].opt_state)) - 1, 0)
@@ -172,6 +189,13 @@ def with_networks(state: TrainState, changed: Mapping[str, Network]) -> TrainSta
 def counted(state: TrainState) -> TrainState:
   """After one more training step."""
   return dataclasses.replace(state, step=state.step + 1)
+
+
+def _take_snapshots(state: TrainState, names: tuple[str, ...]) -> TrainState:
+  for name in names:
+    copy = jax.tree.map(jnp.copy, state.weights.policy)
+    state = state.with_network(name, Network(Weights(copy)))
+  return state
 
 
 def _resync(state: TrainState) -> TrainState:

@@ -97,7 +97,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
   the infrastructure or the verifier failed.
   """
   groups: dict[tuple[int, str, str], int] = {}
-  segments: dict[tuple[int, int, int, int], int] = {}
+  segments: dict[tuple[int, int, str, int, int], int] = {}
   result = []
   for trajectory in trajectories:
     key = (trajectory.step, trajectory.source, trajectory.group or f"task {trajectory.task_id}")
@@ -216,15 +216,15 @@ def _shared(
   trajectory: Trajectory,
   branches: Sequence[int],
   tokens: TokenPath,
-  segments: dict[tuple[int, int, int, int], int],
+  segments: dict[tuple[int, int, str, int, int], int],
 ) -> np.ndarray:
   """int32 [n], a number for the segment of every token, the same in all that share it.
 
-  ``segments`` numbers them by step, task, branch and index, from 1 on.
+  ``segments`` numbers them by step, task, group, branch and index, from 1 on.
   """
   step, task_id, _ = trajectory.address
   numbers = {
-    i: segments.setdefault((step, task_id, branches[i], i), len(segments) + 1)
+    i: segments.setdefault((step, task_id, trajectory.group, branches[i], i), len(segments) + 1)
     for i in tokens.segments
   }
   lengths = [len(trajectory.segments[i]) for i in tokens.segments]

@@ -14,7 +14,9 @@ from typing import Any
 
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import (
+  AGENT,
   Flag,
+  Outcome,
   Reward,
   Segment,
   Status,
@@ -49,7 +51,7 @@ _TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
   """All fields of ``trajectory`` as plain values and numpy arrays, for ``RecordWriter.append``."""
-  return {
+  record = {
     "step": trajectory.step,
     "task_id": trajectory.task_id,
     "sample": trajectory.sample,
@@ -65,6 +67,9 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     "metadata": trajectory.metadata,
     "columns": dict(trajectory.columns),
   }
+  if trajectory.agents:  # without them as in files that were written before there were any
+    record["agents"] = {k: _outcome_record(v) for k, v in trajectory.agents.items()}
+  return record
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
@@ -81,6 +86,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     values["reward"] = Reward(*record["reward"])
     values["reward_parts"] = {k: Reward(*v) for k, v in record["reward_parts"].items()}
     values["tools"] = [ToolRecord(**t) for t in record["tools"]]
+    values["agents"] = {k: _outcome(v) for k, v in record.get("agents", {}).items()}
     return Trajectory(**values)
   except (KeyError, TypeError) as error:
     raise ValueError(f"not the record of a trajectory: {error}") from error
@@ -145,9 +151,25 @@ def _segment(record: Mapping[str, Any]) -> Segment:
 
 def _tool_record(tool: ToolRecord) -> dict[str, Any]:
   record = {name: _plain(getattr(tool, name)) for name in _TOOL_FIELDS}
+  # As in files that were written before there were any.
   if not tool.artifacts:
-    del record["artifacts"]  # as in files that were written before there were any
+    del record["artifacts"]
+  if tool.agent == AGENT:
+    del record["agent"]
   return record
+
+
+def _outcome_record(outcome: Outcome) -> dict[str, Any]:
+  return {
+    "learns": outcome.learns,
+    "reward": _reward_record(outcome.reward),
+    "parts": {k: _reward_record(v) for k, v in outcome.parts.items()},
+  }
+
+
+def _outcome(record: Mapping[str, Any]) -> Outcome:
+  parts = {k: Reward(*v) for k, v in record["parts"].items()}
+  return Outcome(record["learns"], Reward(*record["reward"]), parts)
 
 
 def _reward_record(reward: Reward) -> list[Any]:

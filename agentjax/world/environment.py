@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from agentjax.faults import Fault
 from agentjax.tools.protocol import Tool
 from agentjax.trajectory.record import (
+  AGENT,
   GuardRecord,
   Message,
   Reward,
@@ -22,9 +23,17 @@ from agentjax.trajectory.record import (
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-  """Messages shown to the policy before it acts."""
+  """Messages shown to the policy before it acts.
+
+  Attributes:
+    messages: shown to the agent who acts next.
+    next: that agent; it matters where there are several.
+    others: by agent what others are shown, who take it in when they act again.
+  """
 
   messages: tuple[Message, ...]
+  next: str = AGENT
+  others: Mapping[str, tuple[Message, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +43,15 @@ class Action:
   text: str
   tool_calls: tuple[ToolCall, ...] = ()
   truncated: bool = False  # the turn ran out of tokens before its end marker
+  agent: str = AGENT  # whose turn it was
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
   """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
-  says why a status other than ok was set, and ``fault`` what failed where the status masks."""
+  says why a status other than ok was set, and ``fault`` what failed where the status masks.
+
+  ``reward`` is paid to the agent who acted, ``rewards`` by name to further ones."""
 
   observation: Observation
   reward: Reward | None = None
@@ -51,12 +63,23 @@ class Step:
   guards: tuple[GuardRecord, ...] = ()
   reason: str = ""
   fault: Fault | None = None
+  rewards: Mapping[str, Reward] = dataclasses.field(default_factory=dict)
 
 
 class Environment(abc.ABC):
-  """One episode's world. Lives on the host, never imports jax. One instance serves one episode."""
+  """One episode's world. Lives on the host, never imports jax. One instance serves one episode.
+
+  An environment of several agents names them in ``agents``. ``Observation.next`` then says who acts
+  next and ``Observation.others`` what others see; ``Action.agent`` is who acted.
+  """
 
   tools: Sequence[Tool] = ()
+  agents: Sequence[str] = (AGENT,)
+
+  def tools_of(self, agent: str) -> Sequence[Tool]:
+    """What ``agent`` may call; asked after ``reset``."""
+    del agent
+    return self.tools
 
   @property
   def least_return(self) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from agentjax.faults import Fault, Owner
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
+from agentjax.trajectory.messages import describe_image, message_from_json, message_to_json
 from agentjax.trajectory.record import Message, Status, Task, ToolCall, ToolRecord
 from agentjax.world.environment import Action, Environment, Observation, Step
 
@@ -120,7 +120,7 @@ class QuestionEnvironment(Environment):
           fault=faults[0],
         )
       )
-    messages = tuple(Message("tool", result.output) for result in results)
+    messages = tuple(_shown(result) for result in results)
     self._conversation.extend(messages)
     return Step(Observation(messages), tools=records)
 
@@ -138,7 +138,7 @@ class QuestionEnvironment(Environment):
       "key": self._key,
       "turn": self._turn,
       "ended": self._ended,
-      "conversation": [_message_to_json(m) for m in self._conversation],
+      "conversation": [message_to_json(m) for m in self._conversation],
     }
     return json.dumps(state, sort_keys=True).encode()
 
@@ -154,7 +154,7 @@ class QuestionEnvironment(Environment):
         f"reset with task {self._task.id} of {self._task.source!r}; reset with the same task"
       )
     self._key, self._turn, self._ended = values["key"], values["turn"], values["ended"]
-    self._conversation = [_message_from_json(m) for m in values["conversation"]]
+    self._conversation = [message_from_json(m) for m in values["conversation"]]
     self._behind = bool(self._registry.stateful)
 
   async def close(self) -> None:
@@ -221,13 +221,7 @@ def _call_seed(key: int, turn: int, index: int) -> int:
   return int(np.random.SeedSequence([key, turn, index]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _message_to_json(message: Message) -> dict[str, Any]:
-  calls = [
-    {"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in message.tool_calls
-  ]
-  return {"role": message.role, "content": message.content, "tool_calls": calls}
-
-
-def _message_from_json(values: dict[str, Any]) -> Message:
-  calls = tuple(ToolCall(**call) for call in values["tool_calls"])
-  return Message(values["role"], values["content"], calls)
+def _shown(result: ToolResult) -> Message:
+  """What the policy sees of a call: its text, then the files that it shows."""
+  images = (describe_image(result.artifacts[name]) for name in result.shown)
+  return Message.of("tool", result.output, *images)

@@ -12,9 +12,13 @@ import sys
 import jax
 import pytest
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, Table
+from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
 from agentjax.planning.compile import Plan, decoding_note, describe_devices, largest_rows
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SnapshotSeat
+from tests.training.stages import staged_experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -93,3 +97,19 @@ def test_a_hybrid_is_planned_for_a_tpu():
   # 0.5M parameters, 16 rows of 256 tokens, six operations each, over four devices: about 3 G.
   assert 2 < float(re.findall(r"FLOPs\s*│ ([\d.,]+) G", result.stdout)[0]) < 12
   assert "all-gather bytes" in result.stdout
+
+
+def test_snapshots_of_seats_are_counted(monkeypatch):
+  monkeypatch.setattr(compilation, "_compile", lambda function, arguments, parts, **sizes: parts)
+
+  def planned(seats):
+    experiment = staged_experiment(ScheduleConfig(), seats=Table(seats)).freeze()
+    return compilation.plan_training(experiment, jax.devices()[:1], rows=8, capacity=0)
+
+  def bytes_of(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+  plain = planned({})
+  counted = planned({"white": SnapshotSeat(), "black": SnapshotSeat(every=1)})
+  assert bytes_of(plain["further networks"]) == 0
+  assert bytes_of(counted["further networks"]) == 2 * bytes_of(plain["parameters"])

@@ -7,15 +7,27 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError, check
+from agentjax.objectives import AdvantageConfig
+from agentjax.objectives.columns import TOKEN_REWARDS
+from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.signals.signal import Result, Signal, SignalConfig, order_signals
 from agentjax.training import Experiment
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.experiment import resolve
+from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory import columns as table
 from agentjax.trajectory.columns import Column, ColumnError
 from agentjax.trajectory.record import Reward
-from tests.training.stages import fingerprints, run, staged_experiment, train_until_killed
+from tests.training.stages import (
+  extensions,
+  fingerprints,
+  run,
+  staged_experiment,
+  train_until_killed,
+)
 
 SURPRISE = Column("surprise", "float32", "Nats beyond the mean of all steps before.")
 
@@ -135,3 +147,48 @@ def test_signals_that_do_not_fit_each_other_are_refused_by_name():
     order_signals([Named("a"), Named("a")])
   with pytest.raises(ColumnError, match="no column 'nowhere'"):
     order_signals([Named("a", ("nowhere",))])
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class PayingConfig(SignalConfig):
+  """Pays every token; has no place where an episode is paid at its end alone."""
+
+  def check_run(self, experiment, path):
+    credit = experiment.rl.objective.advantage
+    check(credit.credit != "broadcast" or credit.function, path, self, "none with 'broadcast'")
+
+  def build(self, tools):
+    return Paying(tools.updates)
+
+
+class Paying(Signal):
+  name = "paying"
+  adds = (TOKEN_REWARDS,)
+
+  def __init__(self, updates):
+    self.updates = updates
+
+  def __call__(self, context, networks, batch):
+    return Result({"token_rewards": 0.1 * batch.weights})
+
+
+def paid_advantages(inputs):
+  """Needs what tokens are paid."""
+  return inputs.token_rewards * 2.0
+
+
+def test_a_signal_that_pays_tokens_is_known_to_the_run():
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.rl.signals, experiment.rl.minibatches = (PayingConfig(),), 2
+  with pytest.raises(ConfigError, match=r"config\.rl\.signals\[0\]=.*'broadcast'"):
+    experiment.validate()
+  # What comes before the end is paid by the signal, so that this credit is no broadcast.
+  to_go = AdvantageConfig(centre="none", scale="none", credit="reward_to_go")
+  experiment.rl.objective.advantage = to_go
+  experiment.validate()
+  own = AdvantageConfig(function="tests.signals.test_own_signal:paid_advantages")
+  experiment.rl.objective.advantage = own
+  experiment = resolve(experiment)
+  parts = build_parts(experiment, None, extensions())
+  learner = Learner(parts, policy_objective(experiment.rl.objective))  # which traces it
+  assert learner.signals["paying"].updates == experiment.rl.steps * 2

@@ -205,7 +205,7 @@ def test_every_config_is_valid_and_names_its_command(config, tmp_path):
   experiment = load_experiment(str(config))
   if experiment.data.path is None and getattr(experiment.data.source, "reads_path", False):
     experiment.data.path = str(tmp_path)
-  if config.stem == "sql_agent":
+  if "--config.data.path=DIR" in config.read_text().split('"""')[1]:
     experiment.data.path = str(tmp_path)
   if experiment.tokenizer.kind == "huggingface":
     with pytest.raises(ConfigError, match="set --config.pretrained=DIR"):

@@ -47,6 +47,7 @@ from agentjax.worlds.repair.tasks import RepairTaskConfig
 from agentjax.worlds.sql.spider import SpiderConfig
 from tests.data.tfds_folder import write_tfds
 from tests.training.smoke import smoke_experiment
+from tests.worlds import textworld_games
 
 needs_sandbox = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 SOURCES = known_names(TaskSource)
@@ -229,6 +230,8 @@ GATED = {
   "frozen_lake": Gated("frozen_lake", None, "environment", tasks=3, needs="gymnasium"),
   "sokoban": Gated("sokoban", None, "environment", tasks=3),
   "number_game": Gated("number_game", None, "environment", tasks=1),
+  "open_spiel": Gated("open_spiel", None, "environment", tasks=1, needs="pyspiel"),
+  "textworld": Gated("textworld", None, "environment", files=textworld_games.write, tasks=1),
   "countdown": Gated(
     "countdown", None, "environment", tasks=3,
     world={"format_reward": 0.0},

@@ -17,7 +17,8 @@ from agentjax.data.jsonl import read_jsonl
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.files import write_atomically
 from agentjax.tools.declared import DECLARED_TOOLS, DeclaredTool, read_tools
-from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.trajectory.messages import message_from_json, message_to_json
+from agentjax.trajectory.record import Message, Task
 
 _FORMAT = 1
 
@@ -154,17 +155,17 @@ def _to_json(row: PivotRow) -> dict[str, Any]:
     "trajectory": row.trajectory,
     "turn": row.turn,
     "profile": None if row.profile is None else dataclasses.asdict(row.profile),
-    "expected": _message_to_json(row.expected),
+    "expected": message_to_json(row.expected),
     "tools": [tool.to_dict() for tool in row.tools],
-    "history": [_message_to_json(message) for message in row.history],
+    "history": [message_to_json(message) for message in row.history],
   }
 
 
 def _from_json(values: dict[str, Any]) -> PivotRow:
   if values["format"] != _FORMAT:
     raise ValueError(f"format {values['format']!r}; this version reads {_FORMAT}")
-  history = tuple(_message_from_json(m) for m in values["history"])
-  expected = _message_from_json(values["expected"])
+  history = tuple(message_from_json(m) for m in values["history"])
+  expected = message_from_json(values["expected"])
   if not history or expected.role != "assistant":
     raise ValueError("a history and an expected message of the assistant are needed")
   profile = values["profile"]
@@ -184,17 +185,3 @@ def _number(value: Any) -> int:
   if not isinstance(value, int) or isinstance(value, bool):
     raise ValueError(f"{value!r} is no integer")
   return value
-
-
-def _message_to_json(message: Message) -> dict[str, Any]:
-  calls = [{"name": c.name, "arguments": dict(c.arguments)} for c in message.tool_calls]
-  return {"role": message.role, "content": message.content} | (
-    {"tool_calls": calls} if calls else {}
-  )
-
-
-def _message_from_json(values: dict[str, Any]) -> Message:
-  calls = tuple(ToolCall(c["name"], c["arguments"]) for c in values.get("tool_calls", ()))
-  if values["role"] not in ("system", "user", "assistant", "tool"):
-    raise ValueError(f"role {values['role']!r}; allowed: system, user, assistant, tool")
-  return Message(values["role"], values["content"], calls)

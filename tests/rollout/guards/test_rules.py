@@ -117,6 +117,13 @@ def test_rules_judge_the_output_of_a_call(play):
   assert played.steps[0].tools[0].status == "denied"
 
 
+def test_an_image_of_a_call_that_is_denied_is_not_shown(play):
+  for rules, images in ((words(event="after_action"), 0), (None, 1)):
+    settings = {} if rules is None else {"rules": rules}
+    (step,) = play(shell("rm photo"), **settings).steps
+    assert len(step.observation.messages[0].images) == images
+
+
 def test_rules_judge_what_is_shown_and_how_the_work_ends(play):
   shown = play(shell("rm x"), rules=words(event="state_change"))
   assert (shown.ran, shown.outputs) == (["rm x"], [["hush\nnote"]])
