@@ -10,9 +10,9 @@ to sample, so the policy learns both roles, each compared with its own. The seco
 policy play both seats. The warm start shows how a move is written, not how to play. All sizes and
 rates are ours.
 
-Seen on 2 CPU cores, 75 seconds, seed 0: in the first ten steps player 1 earned .57 a finished game
-and player 2 -.17, in the last fifty .00 and .03 (perfect play is worth -1/18 and 1/18); 2% to 6% of
-the games end by a move that is none.
+Seen on 2 CPU cores in a minute (seed 0): games that end by a move that is none are 4% in the first
+ten steps, 54% in the third and 1% in the last ten. In the last fifty steps player 1 earns -.01 a
+finished game and player 2 .01; perfect play is worth -1/18 and 1/18.
 """
 
 from agentjax.config import Table
@@ -61,11 +61,9 @@ def get_config() -> Experiment:
       tasks_per_step=8,
       row_length=256,
       microbatch_rows=8,
-      objective=ObjectiveConfig(
-        AdvantageConfig(scale="none"), PolicyLossConfig(entropy_coefficient=0.05)
-      ),
+      objective=ObjectiveConfig(AdvantageConfig(scale="none"), PolicyLossConfig()),
       sampling=SamplingConfig(temperature=1.0),
-      optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
+      optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=5),
     ),
     evaluation=HeldOutConfig(
       tasks=64, every=30, samples=0, success_part="environment", success_threshold=1.0

@@ -452,6 +452,10 @@ class Episode:
       ids = player.chat.assistant(Message("assistant", text), seat.offered)
     except Exception as error:
       message = f"{player.policy}, which plays {seat.agent}, raised {describe(error)}"
+      fault = getattr(error, "fault", None)
+      if isinstance(fault, Fault) and not fault.masks:
+        # It refused what it was asked, such as a conversation that has grown too long for it.
+        raise EpisodeEnd(Status.TRUNCATED, message, fault) from error
       fault = Fault(Owner.INFRASTRUCTURE, "service", message)
       raise self._failed(message, fault, error) from error
     seat.last = self._builder.append(

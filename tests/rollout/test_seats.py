@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
 from agentjax.rewards import Part, RewardGraph, WeightedSum
+from agentjax.rewards.endpoint import JudgeRefusedError
+from agentjax.rewards.http_judge import HttpJudgeConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.monte_carlo import MonteCarlo
 from agentjax.rollout.rescoring import rescore
+from agentjax.rollout.seat_config import ServiceSeat
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import render
 from agentjax.text.chat import MarkedChat
@@ -175,6 +179,17 @@ def test_a_service_that_fails_masks_the_episode():
   assert all(not view.reward.valid for view in learning_views([episode]))
 
 
+def test_a_conversation_that_a_service_refuses_counts():
+  class Short:
+    async def reply(self, messages, *, key):
+      raise JudgeRefusedError("too long", 413)
+
+  seat = SeatPlayer("web", MarkedChat(TOKENIZER), service=Short())
+  (episode,) = play(Players("1"), seats={"right": seat})
+  assert episode.status is Status.TRUNCATED and "too long" in episode.metadata["reason"]
+  assert [view.reward for view in learning_views([episode])] == [Reward(0.0)]
+
+
 def test_players_rotate_over_the_samples():
   own, frozen = Players("1", "2"), Players("1", "2")
   seat = SeatPlayer("old", MarkedChat(TOKENIZER), frozen)
@@ -288,3 +303,38 @@ def test_a_reader_sees_who_said_what_and_what_each_got():
   shown = "\n".join(render(episode, tokenizer=TOKENIZER, expected=None))
   assert "left: reward 1.25 (environment 1.25)" in shown and "right: reward -0.75" in shown
   assert "--- left (policy): assistant, turn 0" in shown
+
+
+def test_an_endpoint_plays_a_seat():
+  web = pytest.importorskip("aiohttp.web")
+  asked = []
+
+  async def handle(request):
+    asked.append(await request.json())
+    return web.json_response({"choices": [{"message": {"content": "2"}}]})
+
+  async def main():
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    endpoint = HttpJudgeConfig(base_url=f"http://127.0.0.1:{port}/v1", model="m")
+    config = ServiceSeat(endpoint=endpoint)
+    config.validate("config.seats.right")
+    player = make_player(Players("1", "1"))
+    bank = types.SimpleNamespace(chat=player.chat)
+    player = dataclasses.replace(player, seats={"right": config.play(bank, "seat_right")})
+    try:
+      playing = GroupPlayer(player, lambda task: Nim(), GAME)
+      return await playing.play(make_task(1), [(5, 1, 0)], {})
+    finally:
+      await runner.cleanup()
+
+  (episode,) = asyncio.run(main())  # left 1, right 2, left 1
+  assert episode.agents["left"].reward == Reward(1.25)
+  assert {s.policy for s in episode.segments if s.agent == "right"} == {"seat_right"}
+  (body,) = asked
+  assert [m["content"] for m in body["messages"]] == ["you are right", "left took 1"]

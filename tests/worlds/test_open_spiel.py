@@ -179,6 +179,7 @@ def _self_play(directory, steps=4):
   return Run(experiment, directory, console=quiet())
 
 
+@pytest.mark.slow
 def test_the_policy_plays_a_frozen_copy_and_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   assert _self_play(tmp_path / "straight").train().finished
   found = JournalReader(tmp_path / "straight" / "journal.log").trajectories(lambda _: True)

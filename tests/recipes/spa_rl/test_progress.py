@@ -290,6 +290,7 @@ def _run(directory, steps=4):
   return run(directory, schedule, rl=rl, checkpoint=CheckpointConfig(every=2))
 
 
+@pytest.mark.slow
 def test_a_run_fits_then_pays_by_turn_and_goes_on_after_a_death_with_the_same_bits(tmp_path):
   assert _run(tmp_path / "straight").train().finished
   rows = read_metrics(tmp_path / "straight" / "metrics.jsonl")

@@ -256,6 +256,7 @@ def _run(directory):
   return run(directory, schedule, rl=rl, checkpoint=CheckpointConfig(every=2))
 
 
+@pytest.mark.slow
 def test_a_run_replays_successes_and_goes_on_after_a_death_with_the_same_bits(
   tmp_path, monkeypatch
 ):
