@@ -27,4 +27,4 @@ def snapshot_networks(experiment: Experiment, model: ModelConfig) -> Mapping[str
   names = policy_names(experiment)
   followed = {names[a] for a, c in experiment.seats.items() if c.snapshot_every is not None}
   policy = network_specs(model, False, experiment.lora).policy
-  return {name: NetworkSpec(Weights(policy), start="policy") for name in sorted(followed)}
+  return {name: NetworkSpec(Weights(policy), start="trained") for name in sorted(followed)}

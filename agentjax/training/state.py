@@ -88,13 +88,14 @@ class NetworkSpec:
   Attributes:
     specs: tree of ParamSpec of ``Network.weights``.
     optimizer: what moves it; None leaves it as it starts.
-    start: "random", "policy" for a copy of the present policy with adapters added in (a value head
-      is random), or what gives the weights that it begins the stage with.
+    start: "random"; "policy" for a copy of the present policy with adapters added in (a value head
+      is random); "trained" for a copy of what is trained of it, adapters where there are any; or
+      what gives the weights that it begins the stage with.
   """
 
   specs: Weights
   optimizer: optax.GradientTransformation | None = None
-  start: Callable[[], Weights] | Literal["random", "policy"] = "random"
+  start: Callable[[], Weights] | Literal["random", "policy", "trained"] = "random"
 
 
 def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = None) -> Weights:
@@ -228,18 +229,23 @@ def _builder(
       networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
     networks["policy"] = _fresh(Weights(policy, value), optimizer)
     state = TrainState(jnp.zeros((), jnp.int32), networks)
-    whole = full_policy(state.weights, state.reference, lora)
-    for name, spec in further.items():
-      state = state.with_network(name, _fresh(_begin(name, spec, whole, key), spec.optimizer))
+    begun = {name: _begin(name, spec, state, lora, key) for name, spec in further.items()}
+    for name, weights in begun.items():
+      state = state.with_network(name, _fresh(weights, further[name].optimizer))
     return state
 
   return build
 
 
-def _begin(name: str, spec: NetworkSpec, policy: Any, key: Array) -> Weights:
+def _begin(
+  name: str, spec: NetworkSpec, state: TrainState, lora: LoraConfig | None, key: Array
+) -> Weights:
   own = init_params(spec.specs, jax.random.fold_in(key, zlib.crc32(name.encode())))
+  if spec.start == "trained":
+    return Weights(jax.tree.map(jnp.copy, state.weights.policy), own.value)
   if spec.start != "policy":
     return own
+  policy = full_policy(state.weights, state.reference, lora)
   # A critic has no use for parts such as prediction heads, which its specs leave out.
   fields = [field.name for field in dataclasses.fields(policy)]
   unused = [name for name in fields if getattr(spec.specs.policy, name) is None]
@@ -265,12 +271,11 @@ def begin_stage(
 
   def restart(state: TrainState, starts: dict[str, Weights]) -> TrainState:
     networks = {"policy": _fresh(state.weights, optimizer)}
-    whole = full_policy(state.weights, state.reference, lora)
     if "reference" in placed.networks:
       frozen = state.reference if lora is not None else jax.tree.map(jnp.copy, state.weights.policy)
       networks["reference"] = Network(Weights(frozen))
     for name, spec in specs.items():
-      begun = starts[name] if name in starts else _begin(name, spec, whole, key)
+      begun = starts[name] if name in starts else _begin(name, spec, state, lora, key)
       networks[name] = _fresh(begun, spec.optimizer)
     return TrainState(state.step, networks)
 
