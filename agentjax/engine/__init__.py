@@ -1,6 +1,7 @@
 """Sampling: slots that hold live contexts, continuous batching, addressed randomness."""
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.engine import Context, Engine, Prefix
 from agentjax.engine.grammar import (
   Grammar,
   GrammarError,
@@ -18,7 +19,7 @@ from agentjax.engine.request import (
   SampleRequest,
 )
 from agentjax.engine.sampling import address_key
-from agentjax.engine.scheduler import Context, Engine, EngineStats, Prefix
+from agentjax.engine.scheduler import EngineStats
 from agentjax.engine.slots import SlotEngine
 
 __all__ = [

@@ -36,6 +36,7 @@ import numpy as np
 
 from agentjax.config import ConfigError
 from agentjax.engine.config import SamplingConfig
+from agentjax.engine.engine import Engine, Prefix
 from agentjax.engine.grammar import compile_tool_calls
 from agentjax.engine.request import (
   ContextLengthError,
@@ -44,7 +45,6 @@ from agentjax.engine.request import (
   Sample,
   SampleRequest,
 )
-from agentjax.engine.scheduler import Engine, Prefix
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
 from agentjax.places import Clock, owned_by, wait_within
 from agentjax.rollout import keys

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from agentjax.config import FilePath, check
-from agentjax.engine.scheduler import Engine
+from agentjax.engine.engine import Engine
 from agentjax.names import Choice
 from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rollout.seats import SeatPlayer

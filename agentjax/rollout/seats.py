@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentjax.config import ConfigError
 from agentjax.engine.config import SamplingConfig
-from agentjax.engine.scheduler import Context, Engine
+from agentjax.engine.engine import Context, Engine
 from agentjax.text.chat import Chat
 from agentjax.tools.protocol import Tool
 from agentjax.trajectory.record import AGENT, POLICY, Message

@@ -112,12 +112,12 @@ for version, params in enumerate(published):
   engine.publish(params, version)
   counts.append(len(compiled) - before)
 expected = jax.jit(lambda key: models.init(MODEL, key))(jax.random.key(2))
-lanes = engine._weights
+lanes = engine.scheduler._weights
 assert set(lanes) == set(jax.local_devices()), lanes
 for device, weights in lanes.items():
   for leaf in jax.tree.leaves(weights.params):
     assert leaf.devices() == {device}
-  wanted = engine._lanes[0].slots.programs.prepare(jax.device_put(expected, device))
+  wanted = engine.scheduler.lanes[0].slots.programs.prepare(jax.device_put(expected, device))
   jax.tree.map(np.testing.assert_array_equal, weights.params, wanted)
 sharded = sum(not x.is_fully_addressable for x in jax.tree.leaves(published[0]))
 print("RESULT", json.dumps([counts, len(gathered), 3 * sharded]))

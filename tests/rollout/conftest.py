@@ -52,7 +52,7 @@ def make_player(engine, **changes):
 
 def idle(engine):
   """Whether no slot of an engine is taken, and nothing waits for one."""
-  lanes = engine._lanes
+  lanes = engine.scheduler.lanes
   empty = all(len(lane.free) == lane.slots.slots for lane in lanes)
   return empty and not any(lane.jobs or lane.idle for lane in lanes) and not engine.waiting
 

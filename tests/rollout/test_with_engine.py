@@ -147,7 +147,7 @@ def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
   engine, trajectories, monkeypatch
 ):
   """The third dispatch gives NaN in the slot of one episode."""
-  slots = engine._lanes[0].slots
+  slots = engine.scheduler.lanes[0].slots
   decode, calls = slots.decode, 0
 
   def poisoned(plan):
