@@ -114,6 +114,8 @@ def plan_training(
   batches = stage.steps * stage.minibatches
   further = reward_model_spec(process, model, batches) | critic_spec(stage.critic, model, batches)
   further |= snapshot_networks(experiment, model)
+  for signal in stage.signals:
+    further |= signal.networks(model, batches)
   placed = state_shardings(
     model,
     optimizer,

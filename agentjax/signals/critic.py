@@ -16,10 +16,11 @@ from agentjax.config import Config, PositiveInt, check
 from agentjax.models import ModelConfig, forward
 from agentjax.objectives.columns import VALUES
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
+from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalTools
-from agentjax.training.optimizer import OptimizerConfig, bad_steps, build_optimizer
+from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.rows import MeshRows
-from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings, network_specs
+from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
 from agentjax.training.update import state_values
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import core_fields
@@ -60,13 +61,6 @@ class CriticConfig(Config):
     )
 
 
-def critic_model(config: CriticConfig, policy: ModelConfig) -> ModelConfig:
-  """The model of the critic, with the vocabulary of the policy."""
-  chosen = policy if config.model is None else config.model
-  plain = dataclasses.replace(chosen, vocab_size=policy.vocab_size, exact_chunk=0, mtp=None)
-  return plain.freeze()
-
-
 def critic_spec(
   config: CriticConfig | None, policy: ModelConfig, updates: int
 ) -> dict[str, NetworkSpec]:
@@ -79,9 +73,8 @@ def critic_spec(
   """
   if config is None or not updates:
     return {}
-  specs = network_specs(critic_model(config, policy), critic=True)
-  optimizer = build_optimizer(config.optimizer, updates * config.epochs, specs)
-  return {CRITIC: NetworkSpec(specs, optimizer, config.start)}
+  model = reader_model(config.model, policy)
+  return {CRITIC: reader_spec(model, config.optimizer, updates * config.epochs, config.start)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +124,7 @@ class Critic(Signal):
 
   def __init__(self, config: CriticConfig, loss: ValueLossConfig, tools: SignalTools, updates: int):
     self._config, self._tools = config, tools
-    self._model = critic_model(config, tools.model)
+    self._model = reader_model(config.model, tools.model)
     self.networks = critic_spec(config, tools.model, updates)
     spec = self.networks[CRITIC]
     assert spec.optimizer is not None
@@ -161,12 +154,13 @@ class Critic(Signal):
       places.collect(x)
       for x in (prepared.returns, prepared.value_coefficients, prepared.old_values)
     )
-    metrics: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     for _ in range(self._config.epochs):
       with jax.set_mesh(self._tools.mesh):
         network, metrics = self._update(network, _tokens(places.batch), targets)
+      first = first or metrics
     return Result(
-      networks={CRITIC: network}, metrics={f"critic/{name}": v for name, v in metrics.items()}
+      networks={CRITIC: network}, metrics={f"critic/{name}": v for name, v in first.items()}
     )
 
   def _read(self, context: BatchContext, batch: Batch) -> _Places:
@@ -215,14 +209,9 @@ def _predict(weights: Weights, tokens: _Tokens, model: ModelConfig) -> Array:
   return state_values(weights, forward(weights.policy, model, *tokens).hidden)
 
 
-def _cut(tree: Any, rows: int) -> Any:
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
-
-
 def _values(weights: Weights, tokens: _Tokens, model: ModelConfig, rows: int) -> Array:
   """[B, T] values, ``rows`` rows at a time."""
-  found = jax.lax.map(lambda one: _predict(weights, one, model), _cut(tokens, rows))
-  return found.reshape(tokens[0].shape)
+  return map_rows(lambda one: _predict(weights, one, model), tokens, rows)
 
 
 def _update(
@@ -241,19 +230,4 @@ def _update(
     predicted = jnp.where(coefficients > 0, _predict(weights, read, model), 0)
     return jnp.sum(coefficients * value_loss(predicted, returns, loss, old_outputs=old))
 
-  def add(carry: tuple[Any, Array], one: Any) -> tuple[tuple[Any, Array], None]:
-    value, grads = jax.value_and_grad(total)(network.weights, one)
-    return (jax.tree.map(jnp.add, carry[0], grads), carry[1] + value), None
-
-  zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), network.weights)
-  empty = (zeros, jnp.zeros((), jnp.float32))
-  (grads, value), _ = jax.lax.scan(add, empty, _cut((tokens, targets), rows))
-  changes, opt_state = optimizer.update(grads, network.opt_state, network.weights)
-  moved = optax.apply_updates(network.weights, changes)
-  metrics = {
-    "loss": value,
-    "grad_norm": optax.tree.norm(grads),
-    "update_norm": optax.tree.norm(changes),
-    "bad_steps": bad_steps(opt_state).astype(jnp.float32),
-  }
-  return Network(moved, opt_state), metrics
+  return descend(network, optimizer, total, (tokens, targets), rows)

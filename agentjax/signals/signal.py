@@ -221,6 +221,15 @@ class SignalConfig(Choice):
     A signal that pays tokens refuses objectives that pay at the end alone here.
     """
 
+  def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
+    """Its networks by name, for memory plans and for ``Signal.networks``.
+
+    Args:
+      model: the policy.
+      updates: batches of the whole stage, for schedules of learning rates.
+    """
+    return {}
+
   def build(self, tools: SignalTools) -> Signal:
     """The signal of a run."""
     raise NotImplementedError(f"{type(self).__name__} must define build()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -18,6 +19,8 @@ from agentjax.planning import parse_topology
 from agentjax.planning.compile import Plan, decoding_note, describe_devices, largest_rows
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SnapshotSeat
+from agentjax.signals.signal import SignalConfig
+from agentjax.training.state import NetworkSpec, network_specs
 from tests.training.stages import staged_experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -99,17 +102,27 @@ def test_a_hybrid_is_planned_for_a_tpu():
   assert "all-gather bytes" in result.stdout
 
 
-def test_snapshots_of_seats_are_counted(monkeypatch):
+@dataclasses.dataclass(unsafe_hash=True)
+class FrozenConfig(SignalConfig):
+  """A signal with a frozen copy of the policy."""
+
+  def networks(self, model, updates):
+    return {"frozen": NetworkSpec(network_specs(model, critic=False), start="policy")}
+
+
+def test_networks_of_seats_and_signals_are_counted(monkeypatch):
   monkeypatch.setattr(compilation, "_compile", lambda function, arguments, parts, **sizes: parts)
 
-  def planned(seats):
-    experiment = staged_experiment(ScheduleConfig(), seats=Table(seats)).freeze()
-    return compilation.plan_training(experiment, jax.devices()[:1], rows=8, capacity=0)
+  def planned(seats, *signals):
+    experiment = staged_experiment(ScheduleConfig(), seats=Table(seats))
+    experiment.rl.signals = signals
+    devices = jax.devices()[:1]
+    return compilation.plan_training(experiment.freeze(), devices, rows=8, capacity=0)
 
   def bytes_of(tree):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
   plain = planned({})
-  counted = planned({"white": SnapshotSeat(), "black": SnapshotSeat(every=1)})
+  counted = planned({"white": SnapshotSeat(), "black": SnapshotSeat(every=1)}, FrozenConfig())
   assert bytes_of(plain["further networks"]) == 0
-  assert bytes_of(counted["further networks"]) == 2 * bytes_of(plain["parameters"])
+  assert bytes_of(counted["further networks"]) == 3 * bytes_of(plain["parameters"])

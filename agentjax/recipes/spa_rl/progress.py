@@ -32,6 +32,7 @@ from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import values
 from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.segments import last_of_unit, sequence_sum, turn_units
+from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
 from agentjax.signals.signal import (
   BatchContext,
   Metrics,
@@ -41,8 +42,8 @@ from agentjax.signals.signal import (
   SignalTools,
   StepContext,
 )
-from agentjax.training.optimizer import OptimizerConfig, bad_steps, build_optimizer
-from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings, network_specs
+from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
 from agentjax.trajectory.record import Status, Trajectory
@@ -119,6 +120,11 @@ class ProgressConfig(SignalConfig):
         f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
       )
 
+  def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
+    """See ``SignalConfig.networks``."""
+    own, steps = reader_model(self.model, model), updates * self.epochs
+    return {PROGRESS: reader_spec(own, self.optimizer, steps, self.start)}
+
   def build(self, tools: SignalTools) -> ProgressEstimator:
     """See ``SignalConfig.build``."""
     return ProgressEstimator(self, tools)
@@ -127,9 +133,10 @@ class ProgressConfig(SignalConfig):
 class ProgressEstimator(Signal):
   """Pays turns by what the estimator says they contributed, and teaches it outcomes.
 
-  Metrics: ``spa_rl/loss`` before the first optimiser step on the batch, ``spa_rl/grad_norm`` and
-  ``spa_rl/bad_steps`` while it learns; ``spa_rl/error``, the mean of |sum_k c_k - R|;
-  ``spa_rl/grounded``, the share of turns that were carried out; ``spa_rl/learns`` 0 or 1.
+  Metrics: ``spa_rl/loss`` before the first optimiser step on the batch, ``spa_rl/grad_norm``,
+  ``spa_rl/update_norm`` and ``spa_rl/bad_steps`` while it learns; ``spa_rl/error``, the mean of
+  |sum_k c_k - R|; ``spa_rl/grounded``, the share of turns that were carried out;
+  ``spa_rl/learns`` 0 or 1.
 
   Args:
     config: see ProgressConfig.
@@ -142,21 +149,19 @@ class ProgressEstimator(Signal):
   def __init__(self, config: ProgressConfig, tools: SignalTools):
     self._config, self._tools = config, tools
     self._steps = 0  # training steps seen, with the present one
-    model = tools.model if config.model is None else config.model
-    vocabulary = tools.model.vocab_size
-    model = dataclasses.replace(model, vocab_size=vocabulary, exact_chunk=0, mtp=None).freeze()
-    specs = network_specs(model, critic=True)
-    optimizer = build_optimizer(config.optimizer, tools.updates * config.epochs, specs)
-    self.networks = {PROGRESS: NetworkSpec(specs, optimizer, config.start)}
+    model = reader_model(config.model, tools.model)
+    self.networks = config.networks(tools.model, tools.updates)
+    own = self.networks[PROGRESS]
+    assert own.optimizer is not None
     self.adds = (TOKEN_REWARDS, GROUNDED, get_column("rewards"))
     self._attribute = jax.jit(functools.partial(_attribute, model=model, rows=tools.rows))
     self._pay = jax.jit(
       functools.partial(_pay, grounding=config.grounding, residual=config.residual == "paid")
     )
     self._learn = jax.jit(
-      functools.partial(_update, model=model, optimizer=optimizer, rows=tools.rows),
+      functools.partial(_update, model=model, optimizer=own.optimizer, rows=tools.rows),
       donate_argnums=0,
-      out_shardings=(network_shardings(specs, optimizer, tools.mesh), None),
+      out_shardings=(network_shardings(own.specs, own.optimizer, tools.mesh), None),
     )
 
   @property
@@ -273,13 +278,8 @@ def _predict(weights: Weights, read: _Read, model: ModelConfig) -> Array:
   return jnp.where(ends, values(weights.value, hidden), 0)
 
 
-def _cut(tree: Any, rows: int) -> Any:
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
-
-
 def _attribute(weights: Weights, read: _Read, model: ModelConfig, rows: int) -> Array:
-  found = jax.lax.map(lambda one: _predict(weights, one, model), _cut(read, rows))
-  return found.reshape(read[0].shape)
+  return map_rows(lambda one: _predict(weights, one, model), read, rows)
 
 
 def pay_where_weighted(
@@ -340,16 +340,4 @@ def _update(
     here = _learnt_from(one[3], one[1], valid)
     return jnp.sum(jnp.where(here, jnp.square(sums - outcomes), 0)) / number
 
-  def add(carry: tuple[Any, Array], one: _Read) -> tuple[tuple[Any, Array], None]:
-    value, grads = jax.value_and_grad(total)(network.weights, one)
-    return (jax.tree.map(jnp.add, carry[0], grads), carry[1] + value), None
-
-  zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), network.weights)
-  (grads, loss), _ = jax.lax.scan(add, (zeros, jnp.zeros((), jnp.float32)), _cut(read, rows))
-  changes, opt_state = optimizer.update(grads, network.opt_state, network.weights)
-  metrics = {
-    "loss": loss,
-    "grad_norm": optax.tree.norm(grads),
-    "bad_steps": bad_steps(opt_state).astype(jnp.float32),
-  }
-  return Network(optax.apply_updates(network.weights, changes), opt_state), metrics
+  return descend(network, optimizer, total, read, rows)
