@@ -70,7 +70,13 @@ class Clock:
 
 
 async def wait_within(task: asyncio.Future, seconds: float, clock: Clock) -> bool:
-  """Waits for ``task`` until ``clock`` shows ``seconds``; whether it is done. It goes on."""
+  """Waits for ``task`` until ``clock`` shows ``seconds``; whether it is done. It goes on.
+
+  Unless there are no ``seconds`` at all, it has a turn first: a loop that was held up since the
+  clock began leaves no time to work that never started.
+  """
+  if seconds > 0:
+    await asyncio.sleep(0)
   while not task.done() and (left := seconds - clock.elapsed) > 0:
     await asyncio.wait({task}, timeout=max(left, 0.01))
   return task.done()

@@ -150,3 +150,18 @@ def test_a_wait_is_bounded_by_the_clock_alone():
     assert await waiting and time.monotonic() - start > 0.4
 
   asyncio.run(main())
+
+
+@pytest.mark.parametrize(("seconds", "endless", "done"), [(0.02, 0, 1), (0.02, 1, 0), (0, 0, 0)])
+def test_a_loop_that_was_held_up_leaves_a_turn_to_work_that_has_time(seconds, endless, done):
+  async def work():
+    if endless:
+      await asyncio.sleep(60)
+
+  async def main():
+    clock, task = Clock(), asyncio.ensure_future(work())
+    time.sleep(0.05)  # nothing else runs meanwhile
+    assert await wait_within(task, seconds, clock) is bool(done)
+    task.cancel()
+
+  asyncio.run(main())

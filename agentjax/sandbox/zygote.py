@@ -277,10 +277,11 @@ class Watcher:
     self._space, self._resident = baseline
     self.fork = walls.fork
 
-  def serve(self, control: socket.socket, news: int, number: int) -> None:
+  def serve(self, control: socket.socket, news: int, room: int, number: int) -> None:
     """Serves runs that come on ``control`` and returns when all is dead and no more may come.
 
-    Writes ``number`` to ``news`` when a run is taken, and again when it is free for the next.
+    Writes ``number`` to ``news`` when a run is taken, and again when it is free for the next. It is
+    free only where it finds a place among those that stand by: a byte in ``room``.
     """
     jail.adopt_orphans()
     jail.be_readable(value=False)  # a program of the same user may be able to name it
@@ -288,6 +289,8 @@ class Watcher:
     if self._walls.view:
       jail.unshare(jail.CLONE_NEWNS)  # in which one box after another is mounted
     for served in range(_RUNS_OF_WATCHER):
+      if served and not _take_place(room):
+        return
       run = self._standing()
       if served:
         os.write(news, struct.pack("=i?", number, True))
@@ -834,34 +837,46 @@ def _keep_watchers(
 ) -> None:
   """Keeps ``wanted`` watchers standing by until the host closes ``control`` and all have ended.
 
-  Also ends when the ``keeper`` has: the host then starts this interpreter again.
+  While one tidies up after its run its place has the next, so twice as many again may come free;
+  what comes free beyond that ends. Also ends when the ``keeper`` has: the host then starts this
+  interpreter again.
   """
   jail.adopt_orphans()
   news, news_write = os.pipe()
   os.set_blocking(news, False)
+  room, room_write = os.pipe()  # a byte for each watcher more that may stand by
+  os.set_blocking(room, False)
+  os.write(room_write, bytes(3 * wanted))
   poll = select.poll()
   poll.register(news, select.POLLIN)
   poll.register(control, select.POLLRDHUP)
   every: dict[int, int] = {}  # process ids by number
   spare: set[int] = set()  # numbers of those that wait for a run
   numbers = itertools.count()
+  quiet = False  # nothing came for a while: whoever took a place and did not say so is dead
   while True:
-    try:
-      while len(spare) < wanted:
-        number = next(numbers)
-        every[number] = _fork_watcher(control, watcher, news_write, number)
-        spare.add(number)
-    except OSError:
-      time.sleep(0.05)  # no process to be had; the runs in progress will free some
+    while len(spare) < wanted and (_take_place(room) or quiet):
+      number = next(numbers)
+      try:
+        every[number] = _fork_watcher(control, watcher, news_write, room, number)
+      except OSError:
+        os.write(room_write, bytes(1))
+        time.sleep(0.05)  # no process to be had; the runs in progress will free some
+        break
+      spare.add(number)
     events = poll.poll(1000)
     if any(fd == control.fileno() for fd, _ in events):
       break
+    quiet = not events
+    stood_by = len(spare)
     if events:
       for number, free in struct.iter_unpack("=i?", os.read(news, 5 * 512)):
+        stood_by += free and number not in spare
         (spare.add if free else spare.discard)(number)
     if ended := set(_reap_watchers()):
       every = {number: pid for number, pid in every.items() if pid not in ended}
     spare &= every.keys()
+    os.write(room_write, bytes(stood_by - len(spare)))
     if keeper in ended:
       break
   # Each ends with its socket. Waited for, because not every machine's first process reaps.
@@ -888,7 +903,17 @@ def _reap_watchers() -> list[int]:
   return ended
 
 
-def _fork_watcher(control: socket.socket, watcher: Watcher, news: int, number: int) -> int:
+def _take_place(room: int) -> bool:
+  """Whether there was a byte in ``room``, which is then gone."""
+  try:
+    return len(os.read(room, 1)) == 1
+  except BlockingIOError:
+    return False
+
+
+def _fork_watcher(
+  control: socket.socket, watcher: Watcher, news: int, room: int, number: int
+) -> int:
   pid = watcher.fork()
   if pid:
     _own.add(pid)
@@ -898,7 +923,7 @@ def _fork_watcher(control: socket.socket, watcher: Watcher, news: int, number: i
     os.setsid()
     if os.getpid() == 1:  # all that it watches dies with it, so it may die with the zygote
       jail.die_with_parent(signal.SIGKILL)
-    watcher.serve(control, news, number)
+    watcher.serve(control, news, room, number)
     code = 0
   finally:
     os._exit(code)

@@ -110,7 +110,7 @@ def settled(work):
 
 
 def play(engine, tasks, samples=1, make=World, sampler=None, **settings):
-  options = {"concurrency": 128, "environment_timeout": 5.0, "max_total_tokens": 400}
+  options = {"concurrency": 128, "environment_timeout": 1.5, "max_total_tokens": 400}
   return collect(
     tasks,
     step=5,

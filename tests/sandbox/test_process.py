@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.places import Places
 from agentjax.sandbox import (
   Command,
   ProcessSandbox,
@@ -523,6 +524,25 @@ def test_watchers_serve_run_after_run_and_are_replaced_after_one_that_was_ended(
   seen = use(body, concurrency=1)
   assert len(set.union(*seen[:12])) <= 4
   assert len(set.union(*seen[11:])) >= 5  # each of the last four ended one
+
+
+def test_no_more_watchers_stand_by_than_there_is_room_for() -> None:
+  """Even where far more run at once than stand by, as if all but a few had yet to tidy up."""
+
+  async def body(sandbox: ProcessSandbox) -> list[int]:
+    await sandbox.start()
+    assert sandbox._zygote is not None
+    sandbox._places = Places(12)
+    left = []
+    for _ in range(3):
+      cells = (run_once(sandbox, PythonCell("1"), limits=QUICK) for _ in range(36))
+      assert {result.status for result in await asyncio.gather(*cells)} == {RunStatus.OK}
+      await asyncio.sleep(1.5)  # those that ended are reaped within a second
+      keeper = "disk_in_memory" in sandbox.mechanisms
+      left.append(len(children(sandbox._zygote._process.pid)) - keeper)
+    return left
+
+  assert all(2 <= count <= 6 for count in use(body, concurrency=2))
 
 
 def test_a_package_that_starts_threads_is_refused(tmp_path: Any) -> None:

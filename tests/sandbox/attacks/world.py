@@ -124,8 +124,8 @@ class World:
       time.sleep(0.3)  # until all that stand by are there and all that ended are gone
       assert time.monotonic() < deadline
     directory = self.machine.hello["directory"]
-    # Those that stand by, and for each place one that ran and one that tidied up meanwhile, as both
-    # come free; those that ended are reaped in time.
+    # Beside those wanted, each place has one that runs and one that tidies up, and all come free;
+    # the interpreter lets no more stand by. Those that ended are reaped in time.
     watchers = [pid for pid in children(family[0]) if self._state(pid) != "Z"]
     if self.machine.grants("disk_in_memory"):
       watchers.remove(family[1])  # the keeper of the disks, which came first
