@@ -108,7 +108,7 @@ class Environment(abc.ABC):
 
   def restore(self, state: bytes) -> None:
     """Returns to a snapshot, also in a fresh instance on which reset was called with its task."""
-    raise NotImplementedError(f"{type(self).__name__} has no snapshots")
+    raise NotImplementedError(f"{type(self).__name__} must define restore() or resume()")
 
   async def resume(self, task: Task, key: int, state: bytes) -> None:
     """Starts a fresh instance where another took ``state``, in the place of ``reset``."""
@@ -123,7 +123,10 @@ class Environment(abc.ABC):
 
 
 async def take_snapshot(environment: Environment) -> bytes | None:
-  """``environment.snapshot()``, however it is written; None where there is none."""
+  """``environment.snapshot()``, however it is written; None where there is none, or no way back."""
+  kind = type(environment)
+  if kind.restore is Environment.restore and kind.resume is Environment.resume:
+    return None
   try:
     state = environment.snapshot()
     return await state if inspect.isawaitable(state) else state

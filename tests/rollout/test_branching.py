@@ -357,6 +357,12 @@ class Unwilling(Ladder):
     raise NotImplementedError
 
 
+class NoWayBack(Ladder):
+  """Has snapshots that nothing can go on from."""
+
+  restore = Environment.restore
+
+
 class Later(Ladder):
   """Takes its snapshots in a coroutine, and counts those that are held."""
 
@@ -372,7 +378,7 @@ class Later(Ladder):
     Later.held -= 1
 
 
-@pytest.mark.parametrize("environment", [Plain, Unwilling])
+@pytest.mark.parametrize("environment", [Plain, Unwilling, NoWayBack])
 def test_an_environment_without_snapshots_is_refused_where_they_are_needed_alone(run, environment):
   with pytest.raises(ConfigError, match=f"{environment.__name__} has no snapshots"):
     play(run, lambda task: environment([], 2))
