@@ -867,16 +867,19 @@ def _keep_watchers(
     events = poll.poll(1000)
     if any(fd == control.fileno() for fd, _ in events):
       break
-    quiet = not events
-    stood_by = len(spare)
+    quiet, left = not events, 0
     if events:
       for number, free in struct.iter_unpack("=i?", os.read(news, 5 * 512)):
-        stood_by += free and number not in spare
-        (spare.add if free else spare.discard)(number)
+        if free:
+          spare.add(number)
+        elif number in spare:
+          spare.remove(number)
+          left += 1
     if ended := set(_reap_watchers()):
       every = {number: pid for number, pid in every.items() if pid not in ended}
-    spare &= every.keys()
-    os.write(room_write, bytes(stood_by - len(spare)))
+    dead = spare - every.keys()
+    spare -= dead
+    os.write(room_write, bytes(left + len(dead)))
     if keeper in ended:
       break
   # Each ends with its socket. Waited for, because not every machine's first process reaps.

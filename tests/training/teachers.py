@@ -7,16 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax import models
+from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.text import ByteTokenizer
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward
+from tests.training.stages import staged_experiment
 
 MODEL = models.ModelConfig(
   vocab_size=264, d_model=16, pattern="*", num_heads=2, num_kv_heads=2, head_dim=8, logits_chunk=24
 )
 WIDER = dataclasses.replace(MODEL, d_model=24)
+
+
+def base(**stage):
+  """An experiment with a policy of their kind and size."""
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.model = dataclasses.replace(MODEL)
+  experiment.rl = dataclasses.replace(
+    experiment.rl, tasks_per_step=4, microbatch_rows=2, row_length=128, **stage
+  )
+  return experiment
 
 
 def save_policy(directory, model, seed, tokenizer=None):

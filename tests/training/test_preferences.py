@@ -12,7 +12,6 @@ from agentjax.data import TaskSplits
 from agentjax.files import CheckpointError
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
-from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Run
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
@@ -26,22 +25,12 @@ from agentjax.training.preferences import (
 from agentjax.training.stored import read_episodes
 from agentjax.trajectory.record import Message
 from tests.training.smoke import quiet
-from tests.training.stages import staged_experiment
-from tests.training.teachers import MODEL
+from tests.training.teachers import MODEL, base
 
 ROWS = [
   PreferenceRow(i, (Message("user", f"Q{i}?"),), f"good {word}", f"bad, {word} and long")
   for i, word in enumerate(["sky", "sea", "sun", "moon"])
 ]
-
-
-def base(**stage):
-  experiment = staged_experiment(ScheduleConfig())
-  experiment.model = dataclasses.replace(MODEL)
-  experiment.rl = dataclasses.replace(
-    experiment.rl, tasks_per_step=4, microbatch_rows=2, row_length=128, **stage
-  )
-  return experiment
 
 
 def generator(rollouts):

@@ -15,7 +15,6 @@ from agentjax.recipes.c2.rubrics import (
   verifier_tasks,
 )
 from agentjax.recipes.c2.runs import C2Data, c2_generator, c2_verifier, generator_rows, write_c2
-from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.preferences import SOURCE, TooLongError
@@ -23,17 +22,7 @@ from agentjax.training.stored import StoredGroups, read_episodes
 from agentjax.trajectory.record import Message, Task, Trajectory
 from agentjax.world.environment import Action
 from tests.training.stages import extensions as staged_extensions
-from tests.training.stages import staged_experiment
-from tests.training.teachers import MODEL
-
-
-def base(**stage):
-  experiment = staged_experiment(ScheduleConfig())
-  experiment.model = dataclasses.replace(MODEL)
-  experiment.rl = dataclasses.replace(
-    experiment.rl, tasks_per_step=4, microbatch_rows=2, row_length=128, **stage
-  )
-  return experiment
+from tests.training.teachers import base
 
 
 def test_the_verifier_of_c2_is_a_config_whose_answer_is_the_whole_reply(tmp_path):
