@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from agentjax.training.experiment import FORMAT
 from tests.text.folders import write_model, write_vocabulary
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -30,7 +31,7 @@ def place(tmp_path_factory):
   (folder / "notjson.json").write_text("{")
   (folder / "list.json").write_text("[1]")
   (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
-  (folder / "fields.json").write_text('{"nosuch": 1}')
+  (folder / "fields.json").write_text(json.dumps({"format": FORMAT, "nosuch": 1}))
   (folder / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
   (folder / "syntax.py").write_text("def get_config(:\n")
   (folder / "other.py").write_text("def get_config():\n  return 3\n")

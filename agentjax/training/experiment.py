@@ -894,7 +894,7 @@ def write_experiment(experiment: Experiment) -> str:
   return json.dumps({"format": FORMAT} | experiment.to_short_dict(), indent=2) + "\n"
 
 
-def read_experiment(text: str, where: str) -> Experiment:
+def read_experiment(text: str | bytes, where: str) -> Experiment:
   """Inverse of ``write_experiment``; not yet validated.
 
   Args:
@@ -935,7 +935,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
       f"--config={str(path)!r}: no such file (working directory {pathlib.Path.cwd()})."
     )
   if file.suffix == ".json":
-    return read_experiment(file.read_text(encoding="utf-8"), f"--config={str(path)!r}")
+    return read_experiment(file.read_bytes(), f"--config={str(path)!r}")
   spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)

@@ -195,7 +195,7 @@ def _read_config(file: pathlib.Path) -> dict[str, Any]:
     ConfigError: it is damaged, or of another version.
   """
   try:
-    experiment = read_experiment(file.read_text(), str(file))
+    experiment = read_experiment(file.read_bytes(), str(file))
   except ConfigError as error:
     raise ConfigError(
       f"{error} Or put back a copy of {file}, or give another --workdir."
