@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Self
 
-from agentjax.config import ConfigError, check
+from agentjax.config import ConfigError
 from agentjax.names import Choice
-from agentjax.sandbox.client import ServiceConfig
 from agentjax.sandbox.interface import Sandbox, SandboxLimits
 
 DEFAULT = "default"
-_HERE = "agentjax.sandbox"
+_ADAPTERS = "agentjax.adapters.sandboxes"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -21,7 +20,8 @@ class SandboxConfig(Choice):
 
   Built in are "embedded" (jailed processes of this machine; needs nothing installed), "bubblewrap"
   and "nsjail" (programs through that tool), "docker" and "podman" (containers), "fusion" (a
-  SandboxFusion service) and "provider" (sandboxes rented behind a JSON gateway).
+  SandboxFusion service), "e2b" and "daytona" (sandboxes that these services rent out). All but the
+  first are adapters, in ``agentjax.adapters.sandboxes``.
 
   Attributes:
     limits: bounds of a run unless the caller gives its own.
@@ -34,13 +34,14 @@ class SandboxConfig(Choice):
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     return {
-      "embedded": f"{_HERE}.process:ProcessSandboxConfig",
-      "bubblewrap": f"{_HERE}.bubblewrap:BubblewrapConfig",
-      "nsjail": f"{_HERE}.bubblewrap:NsjailConfig",
-      "docker": f"{_HERE}.container:ContainerConfig",
-      "podman": f"{_HERE}.container:PodmanConfig",
-      "fusion": f"{_HERE}.remote:FusionConfig",
-      "provider": f"{_HERE}.provider:ProviderConfig",
+      "embedded": "agentjax.sandbox.process:ProcessSandboxConfig",
+      "bubblewrap": f"{_ADAPTERS}.bubblewrap:BubblewrapConfig",
+      "nsjail": f"{_ADAPTERS}.bubblewrap:NsjailConfig",
+      "docker": f"{_ADAPTERS}.container:ContainerConfig",
+      "podman": f"{_ADAPTERS}.container:PodmanConfig",
+      "fusion": f"{_ADAPTERS}.sandbox_fusion:FusionConfig",
+      "e2b": f"{_ADAPTERS}.e2b:E2bConfig",
+      "daytona": f"{_ADAPTERS}.daytona:DaytonaConfig",
     }
 
   @property
@@ -66,27 +67,6 @@ class SandboxConfig(Choice):
         is found out by ``start``.
     """
     raise NotImplementedError(f"{type(self).__name__} must define build()")
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class RemoteSandboxConfig(SandboxConfig):
-  """Settings of a back end that is a service.
-
-  Attributes:
-    limits: see SandboxConfig.
-    service: the servers and how they are called.
-  """
-
-  service: ServiceConfig = dataclasses.field(default_factory=ServiceConfig)
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    urls = self.service.urls
-    check(bool(urls), f"{path}.service.urls", urls, "at least one, http://HOST:PORT")
-
-  @property
-  def overhead_seconds(self) -> float:
-    return self.service.overhead_seconds
 
 
 class Sandboxes:

@@ -31,7 +31,6 @@ from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.box import ExclusiveBox
 from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.disks import Disk
-from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
@@ -40,6 +39,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  as_request,
 )
 from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
@@ -246,17 +246,15 @@ class ProcessBox(ExclusiveBox):
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
 
-  async def close(self) -> None:
-    if self._closed:
-      return
-    self._closed = True
+  async def _interrupt(self) -> None:
     self._stop()
-    async with self._busy:
-      if self._session is not None:
-        await self._session._end()
-      self._sandbox._boxes.discard(self)
-      if not self._files.drop():
-        await asyncio.to_thread(sandbox_files.wipe, self._files.path)
+
+  async def _wipe(self) -> None:
+    if self._session is not None:
+      await self._session._end()
+    self._sandbox._boxes.discard(self)
+    if not self._files.drop():
+      await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
   async def _put(self, path: str, content: bytes) -> None:
     await asyncio.to_thread(self._write, {path: content})
@@ -474,7 +472,7 @@ class _Zygote:
           [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT,
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-          cwd="/", env=_environment(interpreter), start_new_session=True,
+          cwd="/", env=environment(interpreter), start_new_session=True,
           pass_fds=passed,
       )  # fmt: skip
     except OSError as error:
@@ -577,7 +575,7 @@ def _sealed(content: bytes) -> int:
   return fd
 
 
-def _environment(interpreter: str) -> dict[str, str]:
+def environment(interpreter: str) -> dict[str, str]:
   """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
   return {
     "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",
