@@ -276,7 +276,7 @@ def test_settings_are_named_by_kind_and_come_back_from_plain_data() -> None:
     assert SandboxConfig.from_dict(json.loads(json.dumps(saved))) == config
   assert (config.overhead_seconds, ProcessSandboxConfig().overhead_seconds) == (30.0, 0.0)
   assert SandboxConfig.from_dict("podman").to_dict()["arguments"] == ["--read-only-tmpfs=false"]
-  for wrong in ("chroot", "agentjax.tools.sql:SqlConfig"):
+  for wrong in ("chroot", "agentjax.worlds.sql.tool:SqlConfig"):
     with pytest.raises(ConfigError, match=r"sandbox\.use='.*'embedded', 'bubblewrap'|is SqlConfig"):
       SandboxConfig.from_dict(wrong, "sandbox")
 
