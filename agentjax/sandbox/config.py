@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from typing import Self
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, PositiveFloat, PositiveInt, check
 from agentjax.names import Choice
-from agentjax.sandbox.interface import Sandbox, SandboxLimits
+from agentjax.sandbox.interface import Protection, Sandbox, SandboxError, SandboxLimits
 
 DEFAULT = "default"
+_log = logging.getLogger(__name__)
 _ADAPTERS = "agentjax.adapters.sandboxes"
 
 
@@ -67,6 +69,50 @@ class SandboxConfig(Choice):
         is found out by ``start``.
     """
     raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class LocalSandboxConfig(SandboxConfig):
+  """Settings of a back end that runs programs on this machine; the figures are ours.
+
+  Attributes:
+    limits: bounds of a run unless the caller gives its own.
+    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
+      wait is no part of a call's or a verdict's time (``places.Clock``).
+    require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
+      code may then read or change the machine's files, or reach its processes or network.
+  """
+
+  concurrency: PositiveInt = 4
+  queue_seconds: PositiveFloat = 600.0
+  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
+  allow_unisolated: bool = False
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    known = [p.value for p in Protection]
+    for name in self.require:
+      check(name in known, f"{path}.require", self.require, ", ".join(known))
+
+  def check_protections(self, found: Collection[str], name: str, by: str = "") -> None:
+    """Logs what holds in back end ``name``, and by what means.
+
+    Raises:
+      SandboxError: something required does not hold, and ``allow_unisolated`` is False.
+    """
+    listed = ", ".join(sorted(found)) or "nothing"
+    missing = [p for p in self.require if p not in found]
+    if missing and not self.allow_unisolated:
+      raise SandboxError(
+        f"{name} does not grant here: {', '.join(missing)} (it grants {listed}). Use another back "
+        "end or machine (the embedded one needs user namespaces or Landlock), or accept that code "
+        f"of the policy may do harm, with {type(self).__name__}.allow_unisolated=True."
+      )
+    _log.info("%s: sandbox protections: %s%s", name, listed, by and f" (by {by})")
+    if absent := sorted(set(Protection) - set(found) - {Protection.USER}):
+      _log.warning("%s: sandbox protections missing: %s", name, ", ".join(absent))
 
 
 class Sandboxes:

@@ -23,11 +23,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 
 from agentjax.adapters.sandboxes import guest, probe
-from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalConfig, LocalSandbox
+from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalSandbox
 from agentjax.adapters.sandboxes.supervise import supervise
 from agentjax.config import FilePath, check
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox import jail, measure
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.interface import (
   Program,
   Protection,
@@ -45,11 +46,11 @@ _UIDS = (1 << 30, 1 << 29)  # first and count of user ids that nobody uses
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class JailerConfig(LocalConfig):
+class JailerConfig(LocalSandboxConfig):
   """Settings of the bubblewrap and nsjail back ends; the figures are ours.
 
   Attributes:
-    limits, concurrency, queue_seconds, require, allow_unisolated: see LocalConfig.
+    limits, concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     path: the tool's program; None looks for it in PATH.
     readable: paths of this machine that programs may read, beyond the system's and Python's.
     site_packages: whether programs may import this environment's packages.
@@ -216,9 +217,7 @@ class JailerSandbox(LocalSandbox[JailerConfig]):
     os.chmod(self._directory, 0o711)
     try:
       self.protections = await self._probe()
-      probe.check_required(
-        self.protections, self.config.require, self.config.allow_unisolated, self.jailer.name
-      )
+      self.config.check_protections(self.protections, self.jailer.name)
     except BaseException:
       await self.close()
       raise

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from agentjax.adapters.sandboxes import archive, guest, probe
-from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalConfig, LocalSandbox
+from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalSandbox
 from agentjax.adapters.sandboxes.supervise import supervise, surely
 from agentjax.config import PositiveFloat, Range, check
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
   Command,
@@ -51,7 +52,7 @@ _SWEEP = (
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ContainerConfig(LocalConfig):
+class ContainerConfig(LocalSandboxConfig):
   """Settings of the Docker and Podman back ends; the figures are ours.
 
   Attributes:
@@ -63,7 +64,7 @@ class ContainerConfig(LocalConfig):
       limits may differ from these only in the other fields. The work directory is held in memory,
       beyond memory_bytes; the number of files is bounded only by the memory that they take.
     cpus: CPU cores a container may use; None is all.
-    concurrency, queue_seconds, require, allow_unisolated: see LocalConfig.
+    concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     engine_seconds: longest time for one command to the engine, runs aside.
     lifetime_seconds: a container ends by itself after this, should nobody remove it.
     arguments: further arguments of the engine's ``run``.
@@ -175,7 +176,7 @@ class ContainerSandbox(LocalSandbox[ContainerConfig]):
       finally:
         await box.close()
     name = f"{os.path.basename(config.engine)} with image {config.image}"
-    probe.check_required(self.protections, config.require, config.allow_unisolated, name)
+    config.check_protections(self.protections, name)
 
   async def _remove_abandoned(self) -> None:
     """Removes the containers of processes of this machine that ended without doing so."""

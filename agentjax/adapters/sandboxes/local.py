@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from agentjax.adapters.sandboxes.base import StartedSandbox
-from agentjax.config import PositiveFloat, PositiveInt, check
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox.box import ExclusiveBox
-from agentjax.sandbox.config import SandboxConfig
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.interface import (
   Program,
-  Protection,
   SandboxLimits,
   SandboxResult,
 )
@@ -22,32 +19,7 @@ from agentjax.sandbox.result import infra_error
 SNAPSHOT_BYTES = 256 * 2**20
 
 
-@dataclasses.dataclass(unsafe_hash=True)
-class LocalConfig(SandboxConfig):
-  """Settings that these back ends share; the figures are ours.
-
-  Attributes:
-    limits: bounds of a run unless the caller gives its own.
-    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
-      wait is no part of a call's or a verdict's time (``places.Clock``).
-    require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn.
-  """
-
-  concurrency: PositiveInt = 4
-  queue_seconds: PositiveFloat = 600.0
-  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
-  allow_unisolated: bool = False
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    known = [p.value for p in Protection]
-    for name in self.require:
-      check(name in known, f"{path}.require", self.require, ", ".join(known))
-
-
-C = TypeVar("C", bound=LocalConfig)
+C = TypeVar("C", bound=LocalSandboxConfig)
 
 
 class LocalSandbox(StartedSandbox, Generic[C]):
