@@ -46,6 +46,7 @@ Handle = TypeVar("Handle")
 _SNAPSHOT_BYTES = 256 * 2**20
 _OF_THE_CLOCK = (124, 137, 143)  # exit codes of ``timeout``, which differ from system to system
 _REPORT_SECONDS = 20
+_COMMAND_CHARACTERS = 20_000  # Linux lets one argument have 128 KiB, quotes and all
 
 # $1: the files of the last script; $2: those of this one; $3: the work directory. No script leaves
 # an empty report, which an SDK may take for none.
@@ -92,9 +93,8 @@ class RentedConfig(SandboxConfig):
   """Settings of a vendor's back end; the figures are ours.
 
   What shuts programs in is the vendor's, so no protection is claimed; what a program leaves running
-  runs on until its box is closed. The image needs sh, tar, the
-  usual small programs (head, tail, wc, timeout) and Python for Python code. The SDK takes its key
-  from the environment.
+  runs on until its box is closed. The image needs sh, tar, the usual small programs (head, tail,
+  wc, timeout) and Python for Python code. The SDK takes its key from the environment.
 
   Attributes:
     limits: bounds of a run: those that a shell sets, the wall clock, and what is kept of outputs.
@@ -337,6 +337,9 @@ class RentedBox(CalledBox, Generic[Handle]):
       async with asyncio.timeout(limit):
         if sent:
           await provider.upload(self._handle, f"{name}.in", sent)
+        if len(command) > _COMMAND_CHARACTERS:
+          await provider.upload(self._handle, f"{name}.sh", command.encode())
+          command = f"sh {name}.sh"
         await provider.exec(self._handle, command, limit)
     except TimeoutError:
       raise InfraError(f"{self._sandbox.name}: no answer within {limit:g} s") from None

@@ -47,6 +47,11 @@ class Machine:
     assert self.alive
     return text.replace("/tmp/", f"{self.folder}/")
 
+  def write(self, path: str, content: bytes) -> None:
+    if path.endswith(".sh"):  # a script names places as a command does
+      content = self.inside(content.decode()).encode()
+    pathlib.Path(self.inside(path)).write_bytes(content)
+
   async def run(self, command: str) -> int:
     process = await asyncio.create_subprocess_exec(
       *("sh", "-c", self.inside(command)),
@@ -112,7 +117,7 @@ class _E2bFiles:
 
   async def write(self, path: str, data: bytes, **keywords: Any) -> None:
     self._machine.called("files.write", path, data, **keywords)
-    pathlib.Path(self._machine.inside(path)).write_bytes(data)
+    self._machine.write(path, data)
 
   async def read(self, path: str, **keywords: Any) -> _Stream:
     self._machine.called("files.read", path, **keywords)
@@ -170,7 +175,7 @@ class _DaytonaFiles:
 
   async def upload_file(self, file: bytes, remote_path: str) -> None:
     self._machine.called("fs.upload_file", file, remote_path)
-    pathlib.Path(self._machine.inside(remote_path)).write_bytes(file)
+    self._machine.write(remote_path, file)
 
   async def download_file_stream(self, remote_path: str) -> AsyncIterator[bytes]:
     self._machine.called("fs.download_file_stream", remote_path)

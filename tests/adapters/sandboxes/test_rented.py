@@ -136,6 +136,11 @@ def test_silent_service_is_given_up(vendor: Vendor, monkeypatch: pytest.MonkeyPa
   vendor.use(body)
 
 
+def test_long_command_of_many_quotes_is_no_fault_of_the_service(vendor: Vendor) -> None:
+  result = vendor.run(Command(("printf", "%s", "'\"" * 30_000)))
+  assert (result.status, result.stdout[:2], len(result.stdout)) == (RunStatus.OK, "'\"", 60_000)
+
+
 WHO_WATCHES = """
 import os, signal
 def parent(pid):
