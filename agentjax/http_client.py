@@ -9,15 +9,7 @@ from typing import Any
 
 
 class NoAnswerError(RuntimeError):
-  """No whole answer came.
-
-  Attributes:
-    sent: whether the server may have begun with the request.
-  """
-
-  def __init__(self, message: str, *, sent: bool = True):
-    super().__init__(message)
-    self.sent = sent
+  """No whole answer came."""
 
 
 class NoTokenError(RuntimeError):
@@ -39,7 +31,6 @@ async def exchange(
   url: str,
   *,
   body: Mapping[str, Any] | None = None,
-  query: Mapping[str, str] | None = None,
   token_variable: str | None = None,
   most_bytes: int | None = None,
 ) -> tuple[int, bytes]:
@@ -47,7 +38,7 @@ async def exchange(
 
   Args:
     session: ``aiohttp.ClientSession``.
-    method, url, query: of the request.
+    method, url: of the request.
     body: sent as JSON.
     token_variable: environment variable with a bearer token; None sends none.
     most_bytes: of an answer; None takes any.
@@ -64,7 +55,7 @@ async def exchange(
       raise NoTokenError(f"the environment variable {token_variable} is not set")
     headers["Authorization"] = f"Bearer {token}"
   try:
-    async with session.request(method, url, json=body, params=query, headers=headers) as response:
+    async with session.request(method, url, json=body, headers=headers) as response:
       data = bytearray()
       async for part in response.content.iter_chunked(1 << 16):
         data += part
@@ -72,6 +63,6 @@ async def exchange(
           raise NoAnswerError(f"{url}: an answer of more than {most_bytes} bytes")
       return response.status, bytes(data)
   except aiohttp.ClientConnectorError as error:
-    raise NoAnswerError(f"{url}: no connection ({error})", sent=False) from error
+    raise NoAnswerError(f"{url}: no connection ({error})") from error
   except (aiohttp.ClientError, OSError, TimeoutError) as error:
     raise NoAnswerError(f"{url}: {type(error).__name__} {error}".rstrip()) from error

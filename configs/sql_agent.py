@@ -18,7 +18,6 @@ from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
-from agentjax.tools.sql import SqlConfig
 from agentjax.training import (
   Experiment,
   HeldOutConfig,
@@ -28,6 +27,7 @@ from agentjax.training import (
 )
 from agentjax.worlds.sql import SqlWorldConfig
 from agentjax.worlds.sql.spider import SpiderConfig
+from agentjax.worlds.sql.tool import SqlConfig
 
 
 def get_config() -> Experiment:

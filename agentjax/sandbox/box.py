@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
-from agentjax.sandbox.interface import (
-  RunStatus,
-  SandboxError,
-  SandboxLimits,
-  SandboxResult,
-  Session,
-)
-from agentjax.sandbox.result import no_sessions
+from agentjax.sandbox.interface import SandboxError, SandboxLimits, Session
 
 
 class ExclusiveBox:
   """Base of boxes; see the Box protocol.
+
+  A back end defines ``_put``, which writes one file, ``_interrupt``, which ends what runs now, and
+  ``_wipe``, which removes the files once nothing runs.
 
   Args:
     back_end: its name, for messages.
@@ -31,12 +26,24 @@ class ExclusiveBox:
 
   async def session(self, *, limits: SandboxLimits | None = None) -> Session:
     """Refused: most back ends have no sessions."""
-    raise no_sessions(self._back_end)
+    raise SandboxError(
+      f"the {self._back_end} back end has no sessions (Capabilities.sessions); use "
+      "kind='embedded', or cells that need nothing of earlier ones"
+    )
 
   async def upload(self, path: str, content: bytes) -> None:
     """Writes one file below the work directory; never through a link."""
     async with self._turn():
       await self._put(path, content)
+
+  async def close(self) -> None:
+    """Ends what runs and wipes the work directory; closing twice is harmless."""
+    if self._closed:
+      return
+    self._closed = True
+    await self._interrupt()
+    async with self._busy:
+      await self._wipe()
 
   @contextlib.asynccontextmanager
   async def _turn(self) -> AsyncIterator[None]:
@@ -52,28 +59,8 @@ class ExclusiveBox:
   async def _put(self, path: str, content: bytes) -> None:
     raise NotImplementedError(f"{type(self).__name__} must define _put()")
 
+  async def _interrupt(self) -> None:
+    raise NotImplementedError(f"{type(self).__name__} must define _interrupt()")
 
-class CalledBox(ExclusiveBox):
-  """A box whose programs run in a service, in a call that closing the box cancels."""
-
-  def __init__(self, back_end: str):
-    super().__init__(back_end)
-    self._running: asyncio.Future[SandboxResult] | None = None
-
-  async def _await_call(self, call: Coroutine[Any, Any, SandboxResult]) -> SandboxResult:
-    """What the call gives; KILLED where the box is closed meanwhile."""
-    self._running = asyncio.ensure_future(call)
-    try:
-      return await self._running
-    except asyncio.CancelledError:
-      task = asyncio.current_task()
-      if not self._closed or (task is not None and task.cancelling()):
-        raise
-      return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, "the box was closed")
-    finally:
-      self._running.cancel()
-      self._running = None
-
-  def _cancel_call(self) -> None:
-    if self._running is not None:
-      self._running.cancel()
+  async def _wipe(self) -> None:
+    raise NotImplementedError(f"{type(self).__name__} must define _wipe()")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from typing import Self
 
-from agentjax.config import ConfigError, check
+from agentjax.config import ConfigError, PositiveFloat, PositiveInt, check
 from agentjax.names import Choice
-from agentjax.sandbox.client import ServiceConfig
-from agentjax.sandbox.interface import Sandbox, SandboxLimits
+from agentjax.sandbox.interface import Protection, Sandbox, SandboxError, SandboxLimits
 
 DEFAULT = "default"
-_HERE = "agentjax.sandbox"
+_log = logging.getLogger(__name__)
+_ADAPTERS = "agentjax.adapters.sandboxes"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -21,7 +22,8 @@ class SandboxConfig(Choice):
 
   Built in are "embedded" (jailed processes of this machine; needs nothing installed), "bubblewrap"
   and "nsjail" (programs through that tool), "docker" and "podman" (containers), "fusion" (a
-  SandboxFusion service) and "provider" (sandboxes rented behind a JSON gateway).
+  SandboxFusion service), "e2b" and "daytona" (sandboxes that these services rent out). All but the
+  first are adapters, in ``agentjax.adapters.sandboxes``.
 
   Attributes:
     limits: bounds of a run unless the caller gives its own.
@@ -34,13 +36,14 @@ class SandboxConfig(Choice):
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     return {
-      "embedded": f"{_HERE}.process:ProcessSandboxConfig",
-      "bubblewrap": f"{_HERE}.bubblewrap:BubblewrapConfig",
-      "nsjail": f"{_HERE}.bubblewrap:NsjailConfig",
-      "docker": f"{_HERE}.container:ContainerConfig",
-      "podman": f"{_HERE}.container:PodmanConfig",
-      "fusion": f"{_HERE}.remote:FusionConfig",
-      "provider": f"{_HERE}.provider:ProviderConfig",
+      "embedded": "agentjax.sandbox.process:ProcessSandboxConfig",
+      "bubblewrap": f"{_ADAPTERS}.bubblewrap:BubblewrapConfig",
+      "nsjail": f"{_ADAPTERS}.bubblewrap:NsjailConfig",
+      "docker": f"{_ADAPTERS}.container:ContainerConfig",
+      "podman": f"{_ADAPTERS}.container:PodmanConfig",
+      "fusion": f"{_ADAPTERS}.sandbox_fusion:FusionConfig",
+      "e2b": f"{_ADAPTERS}.e2b:E2bConfig",
+      "daytona": f"{_ADAPTERS}.daytona:DaytonaConfig",
     }
 
   @property
@@ -69,24 +72,47 @@ class SandboxConfig(Choice):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class RemoteSandboxConfig(SandboxConfig):
-  """Settings of a back end that is a service.
+class LocalSandboxConfig(SandboxConfig):
+  """Settings of a back end that runs programs on this machine; the figures are ours.
 
   Attributes:
-    limits: see SandboxConfig.
-    service: the servers and how they are called.
+    limits: bounds of a run unless the caller gives its own.
+    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
+    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
+      wait is no part of a call's or a verdict's time (``places.Clock``).
+    require: protections without which the sandbox refuses to start.
+    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
+      code may then read or change the machine's files, or reach its processes or network.
   """
 
-  service: ServiceConfig = dataclasses.field(default_factory=ServiceConfig)
+  concurrency: PositiveInt = 4
+  queue_seconds: PositiveFloat = 600.0
+  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
+  allow_unisolated: bool = False
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    urls = self.service.urls
-    check(bool(urls), f"{path}.service.urls", urls, "at least one, http://HOST:PORT")
+    known = [p.value for p in Protection]
+    for name in self.require:
+      check(name in known, f"{path}.require", self.require, ", ".join(known))
 
-  @property
-  def overhead_seconds(self) -> float:
-    return self.service.overhead_seconds
+  def check_protections(self, found: Collection[str], name: str, by: str = "") -> None:
+    """Logs what holds in back end ``name``, and by what means.
+
+    Raises:
+      SandboxError: something required does not hold, and ``allow_unisolated`` is False.
+    """
+    listed = ", ".join(sorted(found)) or "nothing"
+    missing = [p for p in self.require if p not in found]
+    if missing and not self.allow_unisolated:
+      raise SandboxError(
+        f"{name} does not grant here: {', '.join(missing)} (it grants {listed}). Use another back "
+        "end or machine (the embedded one needs user namespaces or Landlock), or accept that code "
+        f"of the policy may do harm, with {type(self).__name__}.allow_unisolated=True."
+      )
+    _log.info("%s: sandbox protections: %s%s", name, listed, by and f" (by {by})")
+    if absent := sorted(set(Protection) - set(found) - {Protection.USER}):
+      _log.warning("%s: sandbox protections missing: %s", name, ", ".join(absent))
 
 
 class Sandboxes:

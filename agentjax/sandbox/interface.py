@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from agentjax.config import (
   AtLeastTwo,
@@ -130,6 +130,16 @@ class Command:
 
 
 Program = PythonScript | PythonCell | Command
+
+
+def as_request(program: Program) -> dict[str, Any]:
+  """A program as plain data."""
+  if isinstance(program, Command):
+    if not program.argv:
+      raise SandboxError("a Command needs at least the program's name in argv")
+    return {"kind": "command", "argv": list(program.argv)}
+  kind = "script" if isinstance(program, PythonScript) else "cell"
+  return {"kind": kind, "source": program.source, "seed": program.seed}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,13 +25,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
+from agentjax.config import FilePath
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
 from agentjax.sandbox.box import ExclusiveBox
-from agentjax.sandbox.config import SandboxConfig
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.disks import Disk
-from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
@@ -40,6 +39,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  as_request,
 )
 from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
@@ -62,19 +62,13 @@ _TASKS_OF_SESSION = 4  # processes that a box's session keeps between cells
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProcessSandboxConfig(SandboxConfig):
+class ProcessSandboxConfig(LocalSandboxConfig):
   """Settings of the embedded back end; the figures are ours.
 
   Attributes:
-    limits: bounds of a run unless the caller gives its own.
-    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
-      wait is no part of a call's or a verdict's time (``places.Clock``).
+    limits, concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     packages: packages of this environment that programs may import beyond the standard library;
       loaded once at start, so that a run finds them ready.
-    require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
-      code may then read or change the machine's files, or reach its processes or network.
     disk: "memory" gives each box a file system of its own in memory, where the machine grants that:
       it can hold ``limits.disk_bytes`` and ``limits.files`` beyond what it was given, never more.
       It takes the machine's memory, for all boxes that are open, and only as much as they hold.
@@ -85,20 +79,10 @@ class ProcessSandboxConfig(SandboxConfig):
     directory: where work directories are made; None is the system's temporary directory.
   """
 
-  concurrency: PositiveInt = 4
-  queue_seconds: PositiveFloat = 600.0
   packages: tuple[str, ...] = ()
-  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
-  allow_unisolated: bool = False
   disk: Literal["memory", "directory"] = "memory"
   cgroup: FilePath | None = None
   directory: FilePath | None = None
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    known = [p.value for p in Protection]
-    for name in self.require:
-      check(name in known, f"{path}.require", self.require, ", ".join(known))
 
   def with_packages(self, packages: tuple[str, ...]) -> Self:
     return dataclasses.replace(self, packages=tuple(dict.fromkeys([*self.packages, *packages])))
@@ -165,28 +149,16 @@ class ProcessSandbox:
     with self._starting:
       if self._zygote is not None and self._zygote.alive:
         return
-      again = self._zygote is not None
       if self._zygote is not None:
         _log.warning("the sandbox's interpreter ended unexpectedly and is started again")
         self._zygote.release()
       zygote = _Zygote(self.config)
-      missing = [p for p in self.config.require if p not in zygote.protections]
-      if missing and not self.config.allow_unisolated:
+      try:
+        mechanisms = ", ".join(zygote.mechanisms)
+        self.config.check_protections(zygote.protections, "the embedded sandbox", mechanisms)
+      except SandboxError:
         zygote.end()
-        raise SandboxError(
-          f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
-          f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
-          f"allowed, or in another back end; or accept that code of the policy may harm this "
-          f"machine, with ProcessSandboxConfig.allow_unisolated=True."
-        )
-      if not again:
-        _log.info(
-          "sandbox protections: %s (by %s)",
-          ", ".join(sorted(zygote.protections)),
-          ", ".join(zygote.mechanisms),
-        )
-        if absent := sorted(set(Protection) - zygote.protections - {Protection.USER}):
-          _log.warning("sandbox protections this machine does not grant: %s", ", ".join(absent))
+        raise
       self._zygote = zygote
 
 
@@ -246,17 +218,15 @@ class ProcessBox(ExclusiveBox):
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
 
-  async def close(self) -> None:
-    if self._closed:
-      return
-    self._closed = True
+  async def _interrupt(self) -> None:
     self._stop()
-    async with self._busy:
-      if self._session is not None:
-        await self._session._end()
-      self._sandbox._boxes.discard(self)
-      if not self._files.drop():
-        await asyncio.to_thread(sandbox_files.wipe, self._files.path)
+
+  async def _wipe(self) -> None:
+    if self._session is not None:
+      await self._session._end()
+    self._sandbox._boxes.discard(self)
+    if not self._files.drop():
+      await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
   async def _put(self, path: str, content: bytes) -> None:
     await asyncio.to_thread(self._write, {path: content})
@@ -474,7 +444,7 @@ class _Zygote:
           [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT,
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-          cwd="/", env=_environment(interpreter), start_new_session=True,
+          cwd="/", env=environment(interpreter), start_new_session=True,
           pass_fds=passed,
       )  # fmt: skip
     except OSError as error:
@@ -577,7 +547,7 @@ def _sealed(content: bytes) -> int:
   return fd
 
 
-def _environment(interpreter: str) -> dict[str, str]:
+def environment(interpreter: str) -> dict[str, str]:
   """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
   return {
     "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",

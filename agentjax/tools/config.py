@@ -15,6 +15,7 @@ from agentjax.tools.protocol import Tool
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 
 _HERE = "agentjax.tools"
+_ADAPTERS = "agentjax.adapters.tools"
 _TOOL = "a typed function, or an object with name, description, parameters and an async call"
 
 
@@ -53,13 +54,13 @@ class ToolConfig(Choice):
   def built_in(cls) -> Mapping[str, str]:
     return {
       "calculator": f"{_HERE}.calculator:CalculatorConfig",
-      "fetch": f"{_HERE}.fetch:FetchConfig",
+      "fetch": f"{_ADAPTERS}.fetch:FetchConfig",
       "files": f"{_HERE}.files:FilesConfig",
       "python": f"{_HERE}.python:PythonToolConfig",
-      "search": f"{_HERE}.search:SearchConfig",
+      "search": f"{_ADAPTERS}.search:SearchConfig",
       "shell": f"{_HERE}.shell:ShellConfig",
-      "sql": f"{_HERE}.sql:SqlConfig",
-      "web_page": f"{_HERE}.web_page:WebPageConfig",
+      "sql": "agentjax.worlds.sql.tool:SqlConfig",
+      "web_page": f"{_ADAPTERS}.web_page:WebPageConfig",
     }
 
   @classmethod

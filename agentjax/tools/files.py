@@ -14,7 +14,7 @@ from agentjax.tools import files_program
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, clip, is_unicode
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
-from agentjax.tools.workspace import Workspaces
+from agentjax.tools.workspace import Workspaces, WorkspaceTool
 
 _NEEDS = {
   "view": ("path",),
@@ -53,7 +53,7 @@ class FilesConfig(ToolConfig):
     return FilesTool(bench.workspaces, self)
 
 
-class FilesTool:
+class FilesTool(WorkspaceTool):
   """Views, creates, edits and searches text files of the episode's workspace.
 
   All of it happens inside the sandbox: a path that leads out, a hostile pattern or a binary file is
@@ -96,10 +96,9 @@ class FilesTool:
     "required": ["command"],
     "additionalProperties": False,
   }
-  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: FilesConfig | None = None):
-    self.workspaces = workspaces
+    super().__init__(workspaces)
     self._config = config or FilesConfig()
     self._config.validate("files")
     self._source = inspect.getsource(files_program)
@@ -130,12 +129,3 @@ class FilesTool:
     if run.status is RunStatus.ERROR:  # our program broke, whatever the policy asked for
       return ToolResult(ToolStatus.INFRA_ERROR, f"the files program failed: {run.stderr[-500:]}")
     return as_tool_result(run, self._config.max_characters)
-
-  async def end_episode(self, episode: str) -> None:
-    await self.workspaces.end(episode)
-
-  async def is_healthy(self) -> bool:
-    return await self.workspaces.is_healthy()
-
-  async def close(self) -> None:
-    await self.workspaces.close()

@@ -11,7 +11,7 @@ from agentjax.sandbox.interface import Command
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, is_unicode, joined
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
-from agentjax.tools.workspace import Workspaces
+from agentjax.tools.workspace import Workspaces, WorkspaceTool
 
 # One stream, so that errors stand where they happened. $0 is the command, $1 the seed.
 _RUN = """
@@ -38,7 +38,7 @@ class ShellConfig(ToolConfig):
     return ShellTool(bench.workspaces, self)
 
 
-class ShellTool:
+class ShellTool(WorkspaceTool):
   """Runs a command with bash, or sh where there is none, in the workspace of the episode.
 
   Standard output and error come back as one text, in the order in which they were written, then the
@@ -62,10 +62,9 @@ class ShellTool:
     "required": ["command"],
     "additionalProperties": False,
   }
-  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: ShellConfig | None = None):
-    self.workspaces = workspaces
+    super().__init__(workspaces)
     self._config = config or ShellConfig()
     self._config.validate("shell")
 
@@ -88,12 +87,3 @@ class ShellTool:
       output = joined(result.output, f"error: {problem}")
       return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
     return result
-
-  async def end_episode(self, episode: str) -> None:
-    await self.workspaces.end(episode)
-
-  async def is_healthy(self) -> bool:
-    return await self.workspaces.is_healthy()
-
-  async def close(self) -> None:
-    await self.workspaces.close()

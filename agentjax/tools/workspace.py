@@ -500,6 +500,24 @@ class Workspaces:
         await box.close()
 
 
+class WorkspaceTool:
+  """Base of tools whose calls work in the episode's workspace, which ends with the episode."""
+
+  stateful = True
+
+  def __init__(self, workspaces: Workspaces):
+    self.workspaces = workspaces
+
+  async def end_episode(self, episode: str) -> None:
+    await self.workspaces.end(episode)
+
+  async def is_healthy(self) -> bool:
+    return await self.workspaces.is_healthy()
+
+  async def close(self) -> None:
+    await self.workspaces.close()
+
+
 async def _closed_on_error(box: Box, filling: Awaitable[None]) -> Box:
   try:
     await filling

@@ -15,10 +15,10 @@ from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.sandbox.process import ProcessSandbox
-from agentjax.sandbox.sqlite import run_sql
 from agentjax.worlds.sql.environment import SqlJudge, SqlWorldConfig, read_database, read_query
 from agentjax.worlds.sql.results import overlap
 from agentjax.worlds.sql.spider import SpiderConfig, load_spider, read_recorded_sql
+from agentjax.worlds.sql.statements import run_sql
 
 FOLDER = pathlib.Path(os.environ.get("AGENTJAX_DATA", "")) / "sql_spider_dev"
 needs_data = pytest.mark.skipif(

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from agentjax.adapters.tools.search import SearchConfig
+from agentjax.adapters.tools.web_page import WebPageConfig
 from agentjax.config import ConfigError
 from agentjax.sandbox import Sandboxes
 from agentjax.tools import ToolContext, ToolsConfig, build_tools
-from agentjax.tools.search import SearchConfig
 from agentjax.tools.shell import ShellConfig
-from agentjax.tools.sql import SqlConfig
-from agentjax.tools.web_page import WebPageConfig
 from agentjax.tools.workspace import WorkspaceConfig
 from agentjax.trajectory.record import ToolCall
+from agentjax.worlds.sql.tool import SqlConfig
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

@@ -126,7 +126,7 @@ def test_gates_play_its_cheats_and_its_solution():
   [
     ("tests.no_such:world", "config.world='tests.no_such:world': there is no module"),
     (f"{__name__}:NAME", "is str; allowed: a World, or a function of a task"),
-    ("agentjax.tools.sql:SqlConfig", "is SqlConfig; allowed: 'bandit', 'code'"),
+    ("agentjax.worlds.sql.tool:SqlConfig", "is SqlConfig; allowed: 'bandit', 'code'"),
     ("chess", "config.world='chess'; allowed: 'bandit', 'code'"),
   ],
 )

@@ -11,7 +11,6 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.sandbox.process import ProcessSandbox
-from agentjax.sandbox.sqlite import run_sql
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.trajectory.record import Message, Task, ToolCall
 from agentjax.world.environment import Action
@@ -19,6 +18,7 @@ from agentjax.world.world import Site
 from agentjax.worlds.sql.copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.worlds.sql.environment import SqlJudge, SqlWorldConfig, _Kept, read_query
 from agentjax.worlds.sql.results import is_ordered, overlap, results_match
+from agentjax.worlds.sql.statements import run_sql
 from agentjax.worlds.sql.world import SqlWorld
 
 SCHEMA = """

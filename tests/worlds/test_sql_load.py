@@ -8,8 +8,8 @@ import pytest
 
 from agentjax.sandbox.interface import RunStatus, SandboxResult
 from agentjax.sandbox.process import ProcessSandbox
-from agentjax.sandbox.sqlite import run_sql
 from agentjax.worlds.sql.environment import SqlJudge, SqlWorldConfig
+from agentjax.worlds.sql.statements import run_sql
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 

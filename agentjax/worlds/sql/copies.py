@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from agentjax.sandbox.sqlite import Cell
 from agentjax.worlds.sql.results import Row, is_ordered, results_match
+from agentjax.worlds.sql.statements import Cell
 
 Constant = str | int | float  # of a query
 

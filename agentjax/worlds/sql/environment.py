@@ -30,11 +30,9 @@ from agentjax.data import DataConfig
 from agentjax.places import Places
 from agentjax.sandbox.config import DEFAULT
 from agentjax.sandbox.interface import Sandbox
-from agentjax.sandbox.sqlite import SqlResult, run_sql
 from agentjax.text.answers import ANSWER_MARK
 from agentjax.tools.build import ToolsConfig
 from agentjax.tools.registry import ToolRegistry
-from agentjax.tools.sql import SqlTool
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 from agentjax.world.environment import Observation
 from agentjax.world.question import QuestionEnvironment
@@ -42,6 +40,8 @@ from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.sql.copies import Perturbation, choose_copies, perturbed_copy
 from agentjax.worlds.sql.results import is_ordered, overlap, results_match
 from agentjax.worlds.sql.spider import SpiderConfig
+from agentjax.worlds.sql.statements import SqlResult, run_sql
+from agentjax.worlds.sql.tool import SqlTool
 
 T = TypeVar("T")
 

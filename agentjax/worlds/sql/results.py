@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from agentjax.sandbox.sqlite import Cell
+from agentjax.worlds.sql.statements import Cell
 
 Row = tuple[Cell, ...]
 

@@ -26,8 +26,8 @@ from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.tools.output import clip
-from agentjax.tools.sql_program import as_table
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.worlds.sql.tool_program import as_table
 
 SOURCE = "spider"
 _LEVELS = {"easy": 1, "medium": 2, "hard": 3, "extra": 4}

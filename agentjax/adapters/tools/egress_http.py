@@ -10,7 +10,7 @@ try:
   import aiohttp
   import aiohttp.abc
 except ImportError as error:
-  raise ImportError("tools.egress_http needs aiohttp: pip install 'agentjax[web]'") from error
+  raise ImportError("guarded sessions need aiohttp: pip install 'agentjax[web]'") from error
 
 
 class GuardedResolver(aiohttp.abc.AbstractResolver):

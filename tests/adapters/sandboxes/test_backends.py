@@ -10,11 +10,13 @@ import pathlib
 import shutil
 import stat
 import sys
+import unittest.mock
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
+from agentjax.adapters.sandboxes.sandbox_fusion import FusionConfig
 from agentjax.config import ConfigError
 from agentjax.sandbox import ProcessSandbox, ProcessSandboxConfig, Sandboxes
 from agentjax.sandbox.config import SandboxConfig
@@ -28,11 +30,11 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   run_once,
 )
-from agentjax.sandbox.remote import FusionConfig
+from tests.adapters.sandboxes import fake_sdks
 
 LIMITS = SandboxLimits(wall_seconds=15.0)
 REAL_ENGINE = os.environ.get("AGENTJAX_CONTAINER_ENGINE")  # and AGENTJAX_CONTAINER_IMAGE
-KINDS = ["embedded", "bubblewrap", "nsjail", "fake_docker", "fusion", "provider"]
+KINDS = ["embedded", "bubblewrap", "nsjail", "fake_docker", "fusion", "e2b", "daytona"]
 if REAL_ENGINE is not None:
   KINDS.append("container")
 
@@ -67,15 +69,18 @@ def opened(kind: str, folder: pathlib.Path) -> Iterator[Sandbox]:
       kind = "podman" if "podman" in REAL_ENGINE else "docker"
       config = SandboxConfig.from_name(kind, "sandbox")
       config.engine, config.image = REAL_ENGINE, os.environ["AGENTJAX_CONTAINER_IMAGE"]
-    elif kind in ("fusion", "provider"):
-      from tests.sandbox.service import Service
+    elif kind == "fusion":
+      from tests.adapters.sandboxes.service import Service
 
       config = SandboxConfig.from_name(kind, "sandbox")
       service = Service()
       held.callback(service.close)
       config.service.urls = (service.url,)
-      if kind == "provider":
-        config.python = getattr(sys, "_base_executable", sys.executable)
+    elif kind in ("e2b", "daytona"):
+      sdk = getattr(fake_sdks, kind)([], [])
+      held.enter_context(unittest.mock.patch.dict(sys.modules, {kind: sdk}))
+      config = SandboxConfig.from_name(kind, "sandbox")
+      config.python = getattr(sys, "_base_executable", sys.executable)
     sandbox = config.build()
     held.callback(lambda: asyncio.run(sandbox.close()))
     yield sandbox
@@ -83,7 +88,7 @@ def opened(kind: str, folder: pathlib.Path) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def sandbox(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Sandbox]:
-  if request.param in ("fusion", "provider"):
+  if request.param == "fusion":
     pytest.importorskip("aiohttp", reason="remote back ends need agentjax[web]")
   with opened(request.param, tmp_path_factory.mktemp(request.param)) as sandbox:
     yield sandbox
@@ -131,8 +136,7 @@ def test_time_is_over_and_what_was_printed_until_then_is_not_lost(sandbox: Sandb
   result = use(sandbox, lambda box: box.exec(program, limits=limits))
   assert result.status is RunStatus.TIMEOUT, result
   assert result.seconds < 10.0
-  if "ProviderSandbox" not in str(type(sandbox)):  # a provider decides what it keeps
-    assert result.stdout == "before\n"
+  assert result.stdout == "before\n"
 
 
 def test_output_keeps_head_and_tail_and_a_flood_is_ended(sandbox: Sandbox) -> None:
@@ -272,7 +276,7 @@ def test_settings_are_named_by_kind_and_come_back_from_plain_data() -> None:
     assert SandboxConfig.from_dict(json.loads(json.dumps(saved))) == config
   assert (config.overhead_seconds, ProcessSandboxConfig().overhead_seconds) == (30.0, 0.0)
   assert SandboxConfig.from_dict("podman").to_dict()["arguments"] == ["--read-only-tmpfs=false"]
-  for wrong in ("chroot", "agentjax.tools.sql:SqlConfig"):
+  for wrong in ("chroot", "agentjax.worlds.sql.tool:SqlConfig"):
     with pytest.raises(ConfigError, match=r"sandbox\.use='.*'embedded', 'bubblewrap'|is SqlConfig"):
       SandboxConfig.from_dict(wrong, "sandbox")
 

@@ -13,13 +13,14 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="remote back ends need agentjax[web]")
 
-from agentjax.config import ConfigError
-from agentjax.sandbox.client import (
+from agentjax.adapters.sandboxes.called import InfraError
+from agentjax.adapters.sandboxes.sandbox_fusion import _RESULT, FusionConfig, FusionSandbox, _read
+from agentjax.adapters.sandboxes.service_client import (
   CircuitBreaker,
-  InfraError,
   ServiceClient,
   ServiceConfig,
 )
+from agentjax.config import ConfigError
 from agentjax.sandbox.interface import (
   Command,
   PythonScript,
@@ -27,14 +28,7 @@ from agentjax.sandbox.interface import (
   SandboxError,
   SandboxLimits,
 )
-from agentjax.sandbox.provider import (
-  HttpProvider,
-  ProviderConfig,
-  ProviderSandbox,
-  SandboxSpec,
-)
-from agentjax.sandbox.remote import _RESULT, FusionConfig, FusionSandbox, _read
-from tests.sandbox.service import Service
+from tests.adapters.sandboxes.service import Service
 
 QUICK: dict[str, Any] = {"retry_seconds": 0.01, "hedge_seconds": None, "overhead_seconds": 10.0}
 
@@ -63,8 +57,8 @@ def calling(
 
 async def create(client: ServiceClient, **settings: Any) -> str:
   """A call that the server of the tests answers at once."""
-  options = {"affinity": "a", "repeatable": True, "pinned": False, "body": {}, **settings}
-  return await client.call("POST", "/sandboxes", lambda answer: answer["id"], **options)
+  options = {"affinity": "a", "body": {}, **settings}
+  return await client.call("/echo", lambda answer: answer["id"], **options)
 
 
 def run_fusion(service: Service, program: Any, **settings: Any) -> Any:
@@ -118,22 +112,14 @@ def test_request_that_is_at_fault_itself_is_not_tried_again(service: Service) ->
   assert len(service.requests) == 1
 
 
-def test_what_must_not_happen_twice_is_repeated_only_if_never_sent(service: Service) -> None:
-  async def body(client: ServiceClient) -> None:
-    service.faults = ["drop"]
-    with pytest.raises(InfraError):
-      await create(client, repeatable=False)
-    assert len(service.requests) == 1
-
-  calling((service.url,), body, hedge_seconds=0.0)
-
+def test_server_that_cannot_be_reached_fails_like_one_that_breaks() -> None:
   async def refused(client: ServiceClient) -> Any:
     with pytest.raises(InfraError, match="no connection"):
-      await create(client, repeatable=False)
+      await create(client)
     return client.counts
 
   counts = calling(("http://127.0.0.1:9",), refused)
-  assert counts.infra_failures == 3  # nothing was sent, so nothing can happen twice
+  assert (counts.infra_failures, counts.retries, counts.infra_errors) == (3, 2, 1)
 
 
 def test_failure_of_a_program_is_an_answer_and_never_repeated(service: Service) -> None:
@@ -305,9 +291,6 @@ def test_box_keeps_to_its_server_and_leaves_it_only_when_that_fails(service: Ser
     home.faults = ["500"]
     await create(client, affinity="box")
     assert sorted([len(service.requests), len(other.requests)]) == [1, 5]
-    home.faults = ["500"]
-    await create(client, affinity="box", pinned=True)
-    assert sorted([len(service.requests), len(other.requests)]) == [1, 7]
     for i in range(40):
       await create(client, affinity=str(i))
     assert min(len(service.requests), len(other.requests)) > 8
@@ -385,33 +368,6 @@ def test_service_that_does_not_run_programs_is_found_out_at_start(service: Servi
     with pytest.raises(SandboxError, match="does not run Python programs.*no room"):
       await sandbox.start()
     assert await sandbox.start() == frozenset()  # nothing is claimed for walls nobody here can see
-    await sandbox.close()
-
-  asyncio.run(main())
-
-
-def test_provider_gets_the_spec_and_a_lost_sandbox_is_its_fault(service: Service) -> None:
-  spec = SandboxSpec(image="i:1", cpu=2.0, memory_mib=64, env=("A=1=2",), metadata=("run=7",))
-  config = ProviderConfig(service=ServiceConfig(urls=(service.url,), **QUICK), spec=spec)
-
-  async def main() -> None:
-    provider = HttpProvider(config.service)
-    sandbox = ProviderSandbox(provider, config)
-    box = await sandbox.create()
-    body = service.requests[0]
-    assert body["image"] == "i:1"
-    assert (body["env"], body["metadata"]) == ({"A": "1=2"}, {"run": "7"})
-    assert body["resources"] == {"cpu": 2.0, "memory_mib": 64, "disk_gib": 1.0, "gpu": 0}
-    assert (await box.exec(Command(("printenv", "A")))).stdout == "1=2\n"
-    service.faults = ["drop"]
-    before = len(service.requests)
-    result = await box.exec(Command(("true",)))
-    assert result.status is RunStatus.INFRA_ERROR
-    assert len(service.requests) == before + 1  # a command may have run already
-    assert (provider.counts.infra_errors, provider.counts.task_failures) == (1, 0)
-    await provider.close(box.handle)
-    with pytest.raises(InfraError, match="stopped"):
-      await sandbox._until_running(box.handle)
     await sandbox.close()
 
   asyncio.run(main())

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from agentjax.config import ConfigError
-from agentjax.sandbox import guest
-from agentjax.sandbox.container import (
+from agentjax.adapters.sandboxes import guest
+from agentjax.adapters.sandboxes.container import (
   ContainerConfig,
   ContainerSandbox,
   PodmanConfig,
   exec_command,
   run_command,
 )
+from agentjax.config import ConfigError
 from agentjax.sandbox.interface import (
   Command,
   PythonScript,
@@ -30,8 +30,8 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
   run_once,
 )
+from tests.adapters.sandboxes.test_backends import fake_docker
 from tests.sandbox.process_table import alive
-from tests.sandbox.test_backends import fake_docker
 
 
 class Engine:

@@ -1,6 +1,6 @@
-"""Local servers that stand for remote sandbox services, with faults on demand.
+"""A local server that stands for SandboxFusion, with faults on demand.
 
-They run programs on this machine without any wall, so tests give them harmless ones only.
+It runs programs on this machine without any wall, so tests give it harmless ones only.
 """
 
 from __future__ import annotations
@@ -62,12 +62,7 @@ class Service:
     app.add_routes(
       [
         web.post("/run_code", self._run_code),
-        web.post("/sandboxes", self._create),
-        web.get("/sandboxes/{id}", self._status),
-        web.post("/sandboxes/{id}/exec", self._exec),
-        web.post("/sandboxes/{id}/files", self._upload),
-        web.get("/sandboxes/{id}/files", self._download),
-        web.delete("/sandboxes/{id}", self._delete),
+        web.post("/echo", self._echo),
       ]
     )
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -138,41 +133,8 @@ class Service:
       }
     )
 
-  # -- the gateway of HttpProvider; the work directory /work is a folder for each sandbox
-
-  def _box(self, request: Any) -> pathlib.Path:
-    return pathlib.Path(self._folder, request.match_info["id"])
-
-  async def _create(self, request: Any) -> Any:
-    name = uuid.uuid4().hex
-    pathlib.Path(self._folder, name).mkdir()
-    return web.json_response({"id": name})
-
-  async def _status(self, request: Any) -> Any:
-    return web.json_response({"status": "running" if self._box(request).is_dir() else "stopped"})
-
-  async def _exec(self, request: Any) -> Any:
-    body, box = await request.json(), str(self._box(request))
-    command = body["command"].replace("/work", box)
-    folder = body["cwd"].replace("/work", box)
-    run = await _run(["sh", "-c", command], folder, body["timeout_s"], "", body["env"])
-    error_type = "timeout" if run["return_code"] is None else None
-    return web.json_response({**run, "error_type": error_type})
-
-  async def _upload(self, request: Any) -> Any:
-    body = await request.json()
-    path = _below("/", body["path"].replace("/work", str(self._box(request))))
-    path.write_bytes(base64.b64decode(body["content"]))
-    return web.json_response({})
-
-  async def _download(self, request: Any) -> Any:
-    path = pathlib.Path(request.query["path"].replace("/work", str(self._box(request))))
-    content = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
-    return web.json_response({"content": content})
-
-  async def _delete(self, request: Any) -> Any:
-    shutil.rmtree(self._box(request), ignore_errors=True)
-    return web.json_response({})
+  async def _echo(self, request: Any) -> Any:
+    return web.json_response({"id": uuid.uuid4().hex})
 
 
 def _below(folder: str, name: str) -> pathlib.Path:
@@ -181,13 +143,11 @@ def _below(folder: str, name: str) -> pathlib.Path:
   return path
 
 
-async def _run(
-  argv: list[str], folder: str, seconds: float, stdin: str, env: dict[str, str] | None = None
-) -> dict[str, Any]:
+async def _run(argv: list[str], folder: str, seconds: float, stdin: str) -> dict[str, Any]:
   pipe = asyncio.subprocess.PIPE
   process = await asyncio.create_subprocess_exec(
     *argv, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
-    env={"PATH": os.environ["PATH"], **(env or {})},
+    env={"PATH": os.environ["PATH"]},
   )  # fmt: skip
   code: int | None = None
   try:

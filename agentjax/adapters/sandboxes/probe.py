@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import secrets
-from collections.abc import Sequence
 
 from agentjax.sandbox.interface import (
   Box,
@@ -18,7 +16,6 @@ from agentjax.sandbox.interface import (
   SandboxLimits,
 )
 
-_log = logging.getLogger(__name__)
 _LIMITS = SandboxLimits(
   memory_bytes=64 * 2**20, disk_bytes=32 * 2**20, processes=16, wall_seconds=20.0
 )
@@ -123,23 +120,3 @@ async def probed(box: Box, limits: SandboxLimits, host_file: str) -> frozenset[P
 def secret_name() -> str:
   """A name that no program guesses."""
   return f"agentjax-probe-{secrets.token_hex(8)}"
-
-
-def check_required(
-  found: frozenset[Protection], require: Sequence[str], allow_unisolated: bool, name: str
-) -> None:
-  """Logs what holds in back end ``name``, and refuses where something required does not.
-
-  Raises:
-    SandboxError: it does not, and ``allow_unisolated`` is False.
-  """
-  listed = ", ".join(sorted(found)) or "nothing"
-  missing = [p for p in require if p not in found]
-  if missing and not allow_unisolated:
-    raise SandboxError(
-      f"{name} does not grant here: {', '.join(missing)} (it grants {listed}). Use another back "
-      "end, or accept that code of the policy may do harm, with allow_unisolated=True."
-    )
-  _log.info("%s: sandbox protections: %s", name, listed)
-  if missing:
-    _log.warning("%s: sandbox protections missing: %s", name, ", ".join(missing))

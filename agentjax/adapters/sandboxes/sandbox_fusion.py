@@ -14,14 +14,14 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.sandbox import archive, guest
-from agentjax.sandbox.box import CalledBox
-from agentjax.sandbox.client import InfraError, ServiceClient
-from agentjax.sandbox.config import RemoteSandboxConfig
+from agentjax.adapters.sandboxes import archive, guest
+from agentjax.adapters.sandboxes.base import StartedSandbox
+from agentjax.adapters.sandboxes.called import CalledBox, InfraError
+from agentjax.adapters.sandboxes.service_client import ServiceClient, ServiceConfig
+from agentjax.config import check
+from agentjax.sandbox.config import SandboxConfig
 from agentjax.sandbox.interface import (
-  Capabilities,
   Program,
-  Protection,
   PythonScript,
   RunStatus,
   Sandbox,
@@ -39,60 +39,63 @@ _SUPERVISOR_SECONDS = 5.0  # for it to start, end the program and pack the files
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class FusionConfig(RemoteSandboxConfig):
+class FusionConfig(SandboxConfig):
   """Settings of the SandboxFusion back end.
 
   How well programs are shut in is decided by the service's own settings (its isolation is off by
   default), so no protection is claimed; run it where a program that breaks out does no harm.
 
   Attributes:
-    service: the servers and how they are called.
     limits: bounds of a run. Processes are not bounded; disk_bytes bounds the box's files after a
       run, and no file count does.
+    service: the servers and how they are called.
   """
+
+  service: ServiceConfig = dataclasses.field(default_factory=ServiceConfig)
+
+  def validate(self, path: str = "config") -> None:
+    super().validate(path)
+    urls = self.service.urls
+    check(bool(urls), f"{path}.service.urls", urls, "at least one, http://HOST:PORT")
+
+  @property
+  def overhead_seconds(self) -> float:
+    return self.service.overhead_seconds
 
   def build(self) -> Sandbox:
     return FusionSandbox(self)
 
 
-class FusionSandbox:
+class FusionSandbox(StartedSandbox):
   """Runs programs on SandboxFusion servers. See the Sandbox protocol.
 
   A run whose time is over, or that wrote too much, still returns its output and files.
   """
 
-  capabilities = Capabilities(files=True, snapshot=True, commands=True)
-
   def __init__(self, config: FusionConfig | None = None):
+    super().__init__()
     self.config = config or FusionConfig()
     self.config.validate("fusion")
     self.client = ServiceClient(self.config.service, "fusion")
-    self._started = False
-    self._boxes: set[FusionBox] = set()
-
-  async def start(self) -> frozenset[Protection]:
-    if not self._started:
-      box = FusionBox(self, None)
-      result = await box.exec(PythonScript("print('ready')"))
-      if (result.status, result.stdout) != (RunStatus.OK, "ready\n"):
-        raise SandboxError(
-          f"fusion: the service does not run Python programs as it should: {result.status} "
-          f"{result.detail} {result.stderr.strip()[-500:]}".rstrip()
-        )
-      self._started = True
-      _log.warning("fusion: what shuts programs in is the service's own; no protection is claimed")
-    return frozenset()
 
   async def create(self, snapshot: bytes | None = None) -> FusionBox:
     await self.start()
     box = FusionBox(self, None if snapshot is None else archive.normalised(snapshot))
-    self._boxes.add(box)
+    self.boxes.add(box)
     return box
 
   async def close(self) -> None:
-    for box in list(self._boxes):
-      await box.close()
+    await super().close()
     await self.client.close()
+
+  async def _start(self) -> None:
+    result = await FusionBox(self, None).exec(PythonScript("print('ready')"))
+    if (result.status, result.stdout) != (RunStatus.OK, "ready\n"):
+      raise SandboxError(
+        f"fusion: the service does not run Python programs as it should: {result.status} "
+        f"{result.detail} {result.stderr.strip()[-500:]}".rstrip()
+      )
+    _log.warning("fusion: what shuts programs in is the service's own; no protection is claimed")
 
 
 class FusionBox(CalledBox):
@@ -128,12 +131,9 @@ class FusionBox(CalledBox):
     async with self._turn():
       return archive.normalised(self._files)
 
-  async def close(self) -> None:
-    self._closed = True
-    self._cancel_call()
-    async with self._busy:
-      self._sandbox._boxes.discard(self)
-      self._files = b""
+  async def _wipe(self) -> None:
+    self._sandbox.boxes.discard(self)
+    self._files = b""
 
   async def _put(self, path: str, content: bytes) -> None:
     self._files = archive.normalised(self._files, archive.of_files({path: content}))
@@ -141,15 +141,13 @@ class FusionBox(CalledBox):
   async def _run(self, body: dict[str, Any], limits: SandboxLimits) -> SandboxResult:
     client = self._sandbox.client
     try:
+      # It starts from the files that are kept here, so a second request does no harm.
       result, files = await client.call(
-        "POST",
         "/run_code",
         lambda answer: _read(answer, limits),
         affinity=self._id,
         body=body,
         own_seconds=limits.wall_seconds + _SUPERVISOR_SECONDS,
-        repeatable=True,  # it starts from the files that are kept here
-        pinned=False,
       )
     except InfraError as error:
       return infra_error(str(error))

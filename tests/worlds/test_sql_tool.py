@@ -17,9 +17,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.sandbox import ProcessSandbox, SandboxLimits
 from agentjax.tools import ToolContext, ToolRegistry, ToolResult, ToolStatus
-from agentjax.tools.sql import SqlConfig, SqlTool
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import ToolCall
+from agentjax.worlds.sql.tool import SqlConfig, SqlTool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 Sql = Callable[..., ToolResult]

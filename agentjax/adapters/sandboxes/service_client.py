@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
+from agentjax.adapters.sandboxes.called import InfraError
 from agentjax.config import (
   Config,
   NonNegativeFloat,
@@ -33,26 +34,13 @@ _TRY_AGAIN = frozenset((408, 425, 429))  # of the client's errors; all 5xx are t
 _KEEP_ALIVE_SECONDS = 3.0  # less than servers keep an idle connection (uvicorn: 5)
 
 
-class InfraError(SandboxError):
-  """The service failed, not the program.
-
-  Attributes:
-    again: whether another try may help.
-    sent: whether the service may have begun with the request.
-  """
-
-  def __init__(self, message: str, *, again: bool = True, sent: bool = True):
-    super().__init__(message)
-    self.again, self.sent = again, sent
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class ServiceConfig(Config):
   """How a remote service is called; the figures are ours.
 
   Attributes:
-    urls: base addresses of equal servers. A box keeps to one of them, chosen by its id; calls that
-      may be repeated go to the next one where that fails.
+    urls: base addresses of equal servers. A box keeps to one of them, chosen by its id; its calls
+      go to the next one where that fails.
     token_variable: environment variable with a bearer token; None sends none.
     concurrency: calls in flight at once, from this process.
     queue_size: calls that may wait for a place; further ones fail at once.
@@ -60,9 +48,8 @@ class ServiceConfig(Config):
     overhead_seconds: what a call may take, with all retries, beyond the program's own time.
     attempts: requests for one call at most, the first and hedges included.
     retry_seconds: pause before the first retry; it doubles with each.
-    hedge_seconds: a call that may be repeated, with no answer so long after the program's own time
-      is over, is sent once more beside the first; the first answer counts, the other is cancelled.
-      None never does.
+    hedge_seconds: a call with no answer so long after the program's own time is over is sent once
+      more beside the first; the first answer counts, the other is cancelled. None never does.
     breaker_failures: failures of a server in a row after which it gets no calls.
     breaker_seconds: for so long; then one call probes it.
     answer_bytes: size of an answer at most.
@@ -157,7 +144,9 @@ class CircuitBreaker:
 
 
 class ServiceClient:
-  """Calls to equal servers of one service. May be used from one event loop after another.
+  """Calls to equal servers of one service, each of which may be made twice without harm.
+
+  May be used from one event loop after another.
 
   Raises:
     SandboxError: no server named, or aiohttp is not installed.
@@ -185,29 +174,22 @@ class ServiceClient:
 
   async def call(
     self,
-    method: str,
     path: str,
     read: Callable[[Any], Answer],
     *,
     affinity: str,
-    body: Mapping[str, Any] | None = None,
-    query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any],
     own_seconds: float = 0.0,
-    repeatable: bool,
-    pinned: bool,
   ) -> Answer:
-    """Sends a request as JSON and reads the answer.
+    """Posts a request as JSON and reads the answer.
 
     Args:
-      method, path, query: of the request.
+      path: of the request.
       read: makes the result of the answer's JSON; LookupError, TypeError and ValueError mean that
         the answer is not what it should be, which is the service's failure; InfraError too.
       affinity: calls with the same one go to the same server while that answers.
       body: sent as JSON.
       own_seconds: the time that the service is asked to spend.
-      repeatable: whether a second request does no harm. Others are repeated only where no
-        connection came about.
-      pinned: never goes to another server.
 
     Raises:
       InfraError: no place in the queue, no answer in time, or the last of all attempts failed.
@@ -215,12 +197,11 @@ class ServiceClient:
     self.counts.calls += 1
 
     async def send(url: str) -> Answer:
-      return await self._request(method, url + path, read, body, query)
+      return await self._request(url + path, read, body)
 
     try:
       async with self._place():
-        servers = self._ordered(affinity, pinned)
-        return await self._first_answer(servers, send, own_seconds, repeatable)
+        return await self._first_answer(self._ordered(affinity), send, own_seconds)
     except InfraError:
       self.counts.infra_errors += 1
       raise
@@ -239,36 +220,33 @@ class ServiceClient:
   async def _place(self) -> Any:
     if self._waiting >= self.config.concurrency + self.config.queue_size:
       self.counts.refused += 1
-      raise InfraError(
-        f"{self.config.queue_size} calls wait already (service.queue_size)", sent=False
-      )
+      raise InfraError(f"{self.config.queue_size} calls wait already (service.queue_size)")
     self._waiting += 1
     try:
       async with self._places.one():
         yield
     except QueueTimeout as error:
       self.counts.refused += 1
-      raise InfraError(str(error), sent=False) from None
+      raise InfraError(str(error)) from None
     finally:
       self._waiting -= 1
 
-  def _ordered(self, affinity: str, pinned: bool) -> list[tuple[str, CircuitBreaker]]:
+  def _ordered(self, affinity: str) -> list[tuple[str, CircuitBreaker]]:
     first = zlib.crc32(affinity.encode()) % len(self._servers)
-    return [*self._servers[first:], *self._servers[:first]][: 1 if pinned else None]
+    return [*self._servers[first:], *self._servers[:first]]
 
   async def _first_answer(
     self,
     servers: list[tuple[str, CircuitBreaker]],
     send: Callable[[str], Awaitable[Answer]],
     own_seconds: float,
-    repeatable: bool,
   ) -> Answer:
     start_time = asyncio.get_running_loop().time()
     deadline = start_time + own_seconds + self.config.overhead_seconds
     turns = itertools.cycle(servers)
     running: set[asyncio.Task[Answer]] = set()
     left, pause = self.config.attempts, self.config.retry_seconds
-    hedge = self.config.hedge_seconds if repeatable else None
+    hedge = self.config.hedge_seconds
     hedge_at = None if hedge is None else start_time + own_seconds + hedge
 
     def start() -> bool:
@@ -302,8 +280,7 @@ class ServiceClient:
           continue
         error = next(iter(done)).exception()
         assert error is not None
-        may_repeat = repeatable or (isinstance(error, InfraError) and not error.sent)
-        if not (isinstance(error, InfraError) and error.again and may_repeat and left > 0):
+        if not (isinstance(error, InfraError) and error.again and left > 0):
           raise error
         if asyncio.get_running_loop().time() + pause >= deadline:
           raise error
@@ -344,33 +321,26 @@ class ServiceClient:
     names = ", ".join(url for url, _ in servers)
     return InfraError(
       f"{names}: cut off after {self.config.breaker_failures} failures in a row, for "
-      f"{self.config.breaker_seconds:g} s at a time",
-      sent=False,
+      f"{self.config.breaker_seconds:g} s at a time"
     )
 
   async def _request(
-    self,
-    method: str,
-    url: str,
-    read: Callable[[Any], Answer],
-    body: Mapping[str, Any] | None,
-    query: Mapping[str, str] | None,
+    self, url: str, read: Callable[[Any], Answer], body: Mapping[str, Any]
   ) -> Answer:
     session = await self._open_session()
     try:
       status, data = await exchange(
         session,
-        method,
+        "POST",
         url,
         body=body,
-        query=query,
         token_variable=self.config.token_variable,
         most_bytes=self.config.answer_bytes,
       )
     except NoTokenError as error:
       raise SandboxError(f"{error} (service.token_variable)") from None
     except NoAnswerError as error:
-      raise InfraError(str(error), sent=error.sent) from error
+      raise InfraError(str(error)) from error
     if status >= 400:
       said = data[:300].decode(errors="replace")
       again = status >= 500 or status in _TRY_AGAIN

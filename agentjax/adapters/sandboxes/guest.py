@@ -20,13 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentjax.sandbox import jail, programs
-from agentjax.sandbox.interface import (
-  Command,
-  Program,
-  PythonScript,
-  SandboxError,
-  SandboxLimits,
-)
+from agentjax.sandbox.interface import Program, SandboxLimits, as_request
 from agentjax.sandbox.measure import Output
 from agentjax.sandbox.programs import run_program
 
@@ -66,16 +60,6 @@ def framed(source: str, stdin: bytes) -> bytes:
   """What an interpreter with BOOT_ARGUMENTS reads: the text's length, text, the program's stdin."""
   data = source.encode()
   return b"%012d" % len(data) + data + stdin
-
-
-def as_request(program: Program) -> dict[str, Any]:
-  """A program as plain data."""
-  if isinstance(program, Command):
-    if not program.argv:
-      raise SandboxError("a Command needs at least the program's name in argv")
-    return {"kind": "command", "argv": list(program.argv)}
-  kind = "script" if isinstance(program, PythonScript) else "cell"
-  return {"kind": kind, "source": program.source, "seed": program.seed}
 
 
 def limited(argv: Sequence[str], limits: SandboxLimits) -> list[str]:

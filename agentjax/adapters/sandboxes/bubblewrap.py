@@ -22,50 +22,42 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from agentjax.config import FilePath, PositiveFloat, PositiveInt, check
-from agentjax.places import Places, QueueTimeout
+from agentjax.adapters.sandboxes import guest, probe
+from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalSandbox
+from agentjax.adapters.sandboxes.supervise import supervise
+from agentjax.config import FilePath, check
 from agentjax.sandbox import files as sandbox_files
-from agentjax.sandbox import guest, jail, measure, probe
-from agentjax.sandbox.box import ExclusiveBox
-from agentjax.sandbox.config import SandboxConfig
+from agentjax.sandbox import jail, measure
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.interface import (
-  Capabilities,
   Program,
   Protection,
   Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  as_request,
 )
-from agentjax.sandbox.process import _environment
-from agentjax.sandbox.result import Ended, as_result, infra_error
-from agentjax.sandbox.supervise import supervise
+from agentjax.sandbox.process import environment
+from agentjax.sandbox.result import Ended, as_result
 
-_SNAPSHOT_BYTES = 256 * 2**20
 _WORK = "/work"
 _UIDS = (1 << 30, 1 << 29)  # first and count of user ids that nobody uses
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class JailerConfig(SandboxConfig):
+class JailerConfig(LocalSandboxConfig):
   """Settings of the bubblewrap and nsjail back ends; the figures are ours.
 
   Attributes:
+    limits, concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     path: the tool's program; None looks for it in PATH.
-    limits: bounds of a run unless the caller gives its own.
-    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
-      wait is no part of a call's or a verdict's time (``places.Clock``).
     readable: paths of this machine that programs may read, beyond the system's and Python's.
     site_packages: whether programs may import this environment's packages.
-    require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn.
     directory: where work directories are made; None is the system's temporary directory.
   """
 
   path: str | None = None
-  concurrency: PositiveInt = 4
-  queue_seconds: PositiveFloat = 600.0
   readable: tuple[FilePath, ...] = ()
   site_packages: bool = False
   require: tuple[str, ...] = (
@@ -76,14 +68,10 @@ class JailerConfig(SandboxConfig):
     "filesystem",
     "syscalls",
   )
-  allow_unisolated: bool = False
   directory: FilePath | None = None
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    known = [p.value for p in Protection]
-    for name in self.require:
-      check(name in known, f"{path}.require", self.require, ", ".join(known))
     for name in self.readable:
       taken = any(f"{name}/".startswith(f"{t}/") for t in ("/tmp", "/proc", "/dev", _WORK))
       allowed = "absolute paths, none below /tmp, /proc, /dev or /work"
@@ -179,34 +167,18 @@ BUBBLEWRAP = Jailer("bubblewrap", "bwrap", bubblewrap_command, changes_user=Fals
 NSJAIL = Jailer("nsjail", "nsjail", nsjail_command, changes_user=True)
 
 
-class JailerSandbox:
+class JailerSandbox(LocalSandbox[JailerConfig]):
   """Runs programs through bubblewrap or nsjail; Linux only. See the Sandbox protocol."""
 
-  capabilities = Capabilities(files=True, snapshot=True, commands=True)
-
   def __init__(self, jailer: Jailer, config: JailerConfig | None = None):
+    super().__init__(config or JailerConfig())
     self.jailer = jailer
-    self.config = config or JailerConfig()
-    self.config.validate("sandbox")
-    self.protections: frozenset[Protection] = frozenset()
-    self._places = Places(self.config.concurrency, self.config.queue_seconds)
-    self._starting: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
-    self._boxes: set[JailerBox] = set()
     self._directory: str | None = None
     self._own_users = False
-    self._readable: tuple[str, ...] = ()
-    self._packages: list[str] = []
-    self._interpreter = getattr(sys, "_base_executable", None) or sys.executable
-    self._program = ""
-
-  async def start(self) -> frozenset[Protection]:
-    loop = asyncio.get_running_loop()
-    if self._starting is None or self._starting[0] is not loop:
-      self._starting = (loop, asyncio.Lock())
-    async with self._starting[1]:
-      if self._directory is None:
-        await self._start()
-    return self.protections
+    self.program = ""
+    self.readable: tuple[str, ...] = ()
+    self.packages: list[str] = []
+    self.interpreter = getattr(sys, "_base_executable", None) or sys.executable
 
   async def create(self, snapshot: bytes | None = None) -> JailerBox:
     await self.start()
@@ -220,8 +192,8 @@ class JailerSandbox:
     return box
 
   async def close(self) -> None:
-    for box in list(self._boxes):
-      await box.close()
+    await super().close()
+    self._started = False
     if self._directory is not None:
       await asyncio.to_thread(sandbox_files.wipe, self._directory)
       self._directory = None
@@ -235,19 +207,17 @@ class JailerSandbox:
         f"{self.jailer.name} is not installed: no program {self.jailer.program!r} in PATH. Install "
         "it, name it in the config's path, or use kind='embedded'."
       )
-    self._program = program
-    self._packages = site.getsitepackages() if self.config.site_packages else []
-    wanted = [*jail.READABLE, sys.base_prefix, os.path.dirname(os.__file__), *self._packages]
-    self._readable = _outermost([p for p in (*wanted, *self.config.readable) if os.path.exists(p)])
+    self.program = program
+    self.packages = site.getsitepackages() if self.config.site_packages else []
+    wanted = [*jail.READABLE, sys.base_prefix, os.path.dirname(os.__file__), *self.packages]
+    self.readable = _outermost([p for p in (*wanted, *self.config.readable) if os.path.exists(p)])
     self._directory = tempfile.mkdtemp(
       prefix=f"agentjax-{self.jailer.program}-", dir=self.config.directory
     )
     os.chmod(self._directory, 0o711)
     try:
       self.protections = await self._probe()
-      probe.check_required(
-        self.protections, self.config.require, self.config.allow_unisolated, self.jailer.name
-      )
+      self.config.check_protections(self.protections, self.jailer.name)
     except BaseException:
       await self.close()
       raise
@@ -277,40 +247,23 @@ class JailerSandbox:
 
   def _new_box(self) -> JailerBox:
     assert self._directory is not None
-    box = JailerBox(self, self._directory)
-    self._boxes.add(box)
+    uid = _UIDS[0] + secrets.randbelow(_UIDS[1]) if self._own_users else None
+    box = JailerBox(self, self._directory, uid)
+    self.boxes.add(box)
     return box
 
 
-class JailerBox(ExclusiveBox):
+class JailerBox(LocalBox):
   """A work directory and its runs; made by ``JailerSandbox.create``. See the Box protocol."""
 
-  def __init__(self, sandbox: JailerSandbox, parent: str):
-    super().__init__(sandbox.jailer.name)
+  def __init__(self, sandbox: JailerSandbox, parent: str, uid: int | None):
+    super().__init__(sandbox.jailer.name, sandbox.places, sandbox.config.limits)
     self._sandbox = sandbox
-    self.uid = _UIDS[0] + secrets.randbelow(_UIDS[1]) if sandbox._own_users else None
+    self.uid = uid
     self.directory = tempfile.mkdtemp(prefix="box-", dir=parent)
-    if self.uid is not None:
-      os.chown(self.directory, self.uid, self.uid)
+    if uid is not None:
+      os.chown(self.directory, uid, uid)
     self._tool: int | None = None
-
-  async def exec(
-    self,
-    program: Program,
-    *,
-    stdin: bytes = b"",
-    files: Mapping[str, bytes] | None = None,
-    limits: SandboxLimits | None = None,
-  ) -> SandboxResult:
-    limits = limits or self._sandbox.config.limits
-    async with self._turn():
-      try:
-        async with self._sandbox._places.one():
-          for path, content in (files or {}).items():
-            await self._put(path, content)
-          return await self._run(program, stdin, limits)
-      except QueueTimeout as error:
-        return infra_error(str(error), "queue")
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     async with self._turn():
@@ -318,20 +271,19 @@ class JailerBox(ExclusiveBox):
 
   async def snapshot(self) -> bytes:
     async with self._turn():
-      return await asyncio.to_thread(sandbox_files.pack, self.directory, _SNAPSHOT_BYTES)
+      return await asyncio.to_thread(sandbox_files.pack, self.directory, SNAPSHOT_BYTES)
 
-  async def close(self) -> None:
-    if self._closed:
-      return
-    self._closed = True
+  async def _interrupt(self) -> None:
     if self._tool is not None:
       _end_jail(self._tool)
-    async with self._busy:
-      self._sandbox._boxes.discard(self)
-      await asyncio.to_thread(sandbox_files.wipe, self.directory)
 
-  async def _put(self, path: str, content: bytes) -> None:
-    await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
+  async def _wipe(self) -> None:
+    self._sandbox.boxes.discard(self)
+    await asyncio.to_thread(sandbox_files.wipe, self.directory)
+
+  async def _put_all(self, files: Mapping[str, bytes]) -> None:
+    for path, content in files.items():
+      await asyncio.to_thread(sandbox_files.write_file, self.directory, path, content, self.uid)
 
   async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:
     sandbox = self._sandbox
@@ -339,29 +291,29 @@ class JailerBox(ExclusiveBox):
     disk = measure.Disk(self.directory, limits.to_dict())
     try:
       request = {
-        "program": guest.as_request(program),
+        "program": as_request(program),
         "limits": limits.to_dict(),
         "directory": _WORK,
         "other_tasks": _other_tasks(self.uid),
         "uid": None if sandbox.jailer.changes_user else self.uid,
         "seccomp": jail.seccomp_known(),
-        "paths": sandbox._packages,
+        "paths": sandbox.packages,
         "report": report_write,
       }
       command = JailCommand(
-        sandbox._program,
-        sandbox._readable,
+        sandbox.program,
+        sandbox.readable,
         self.directory,
         self.uid,
         report_write,
         limits.wall_seconds + 5.0,
-        (sandbox._interpreter, "-S", *guest.BOOT_ARGUMENTS),
+        (sandbox.interpreter, "-S", *guest.BOOT_ARGUMENTS),
       )
       ended = await supervise(
         sandbox.jailer.command(command),
         limits,
         stdin=guest.framed(guest.jailed(request), stdin),
-        env=_environment(sandbox._interpreter),
+        env=environment(sandbox.interpreter),
         pass_fds=(report_write,),
         look=lambda tool: self._look(tool, limits, disk),
         end=_end_jail,

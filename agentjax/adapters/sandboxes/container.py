@@ -7,7 +7,6 @@ process of that user is killed, so that nothing lasts from run to run but files.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -19,28 +18,25 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from agentjax.config import PositiveFloat, PositiveInt, Range, check
-from agentjax.places import Places, QueueTimeout
-from agentjax.sandbox import archive, guest, probe
-from agentjax.sandbox.box import ExclusiveBox
-from agentjax.sandbox.config import SandboxConfig
+from agentjax.adapters.sandboxes import archive, guest, probe
+from agentjax.adapters.sandboxes.local import SNAPSHOT_BYTES, LocalBox, LocalSandbox
+from agentjax.adapters.sandboxes.supervise import supervise, surely
+from agentjax.config import PositiveFloat, Range, check
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.files import checked_parts
 from agentjax.sandbox.interface import (
-  Capabilities,
   Command,
   Program,
-  Protection,
   RunStatus,
   Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  as_request,
 )
 from agentjax.sandbox.result import Ended, as_result, infra_error
-from agentjax.sandbox.supervise import supervise, surely
 
 _log = logging.getLogger(__name__)
-_SNAPSHOT_BYTES = 256 * 2**20
 _WORK = "/work"
 _HOST_LABEL = "agentjax.host"
 _ENGINE_TASKS = 32  # room for the engine's own processes and threads, so that a sweep gets in
@@ -56,7 +52,7 @@ _SWEEP = (
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ContainerConfig(SandboxConfig):
+class ContainerConfig(LocalSandboxConfig):
   """Settings of the Docker and Podman back ends; the figures are ours.
 
   Attributes:
@@ -68,13 +64,9 @@ class ContainerConfig(SandboxConfig):
       limits may differ from these only in the other fields. The work directory is held in memory,
       beyond memory_bytes; the number of files is bounded only by the memory that they take.
     cpus: CPU cores a container may use; None is all.
-    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
-      wait is no part of a call's or a verdict's time (``places.Clock``).
+    concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     engine_seconds: longest time for one command to the engine, runs aside.
     lifetime_seconds: a container ends by itself after this, should nobody remove it.
-    require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn.
     arguments: further arguments of the engine's ``run``.
   """
 
@@ -83,21 +75,14 @@ class ContainerConfig(SandboxConfig):
   runtime: str | None = None
   python: str = "python3"
   cpus: PositiveFloat | None = None
-  concurrency: PositiveInt = 4
-  queue_seconds: PositiveFloat = 600.0
   engine_seconds: PositiveFloat = 60.0
   lifetime_seconds: Annotated[int, Range(60)] = 6 * 3600
-  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
-  allow_unisolated: bool = False
   arguments: tuple[str, ...] = ()
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(self.engine != "", f"{path}.engine", self.engine, "docker, podman or a path")
     check(self.image != "", f"{path}.image", self.image, "the name of an image")
-    known = [p.value for p in Protection]
-    for name in self.require:
-      check(name in known, f"{path}.require", self.require, ", ".join(known))
 
   def build(self) -> Sandbox:
     return ContainerSandbox(self)
@@ -140,28 +125,11 @@ def exec_command(
   return [engine, "exec", *stdin, "--user", f"{user}:{user}", "--workdir", _WORK, name, *argv]
 
 
-class ContainerSandbox:
+class ContainerSandbox(LocalSandbox[ContainerConfig]):
   """Runs programs in containers of this machine's engine. See the Sandbox protocol."""
 
-  capabilities = Capabilities(files=True, snapshot=True, commands=True)
-
   def __init__(self, config: ContainerConfig | None = None):
-    self.config = config or ContainerConfig()
-    self.config.validate("sandbox")
-    self.protections: frozenset[Protection] = frozenset()
-    self._places = Places(self.config.concurrency, self.config.queue_seconds)
-    self._started = False
-    self._starting: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
-    self._boxes: set[ContainerBox] = set()
-
-  async def start(self) -> frozenset[Protection]:
-    loop = asyncio.get_running_loop()
-    if self._starting is None or self._starting[0] is not loop:
-      self._starting = (loop, asyncio.Lock())
-    async with self._starting[1]:
-      if not self._started:
-        await self._start()
-    return self.protections
+    super().__init__(config or ContainerConfig())
 
   async def create(self, snapshot: bytes | None = None) -> ContainerBox:
     await self.start()
@@ -169,15 +137,11 @@ class ContainerSandbox:
     box = await self._new_box(self.config)
     try:
       if files is not None:
-        await box._unpack(files)
+        await box.unpack(files)
     except BaseException:
       await box.close()
       raise
     return box
-
-  async def close(self) -> None:
-    for box in list(self._boxes):
-      await box.close()
 
   async def engine(self, argv: Sequence[str], stdin: bytes = b"", most: int = 2**20) -> bytes:
     """Output of one command to the engine.
@@ -212,8 +176,7 @@ class ContainerSandbox:
       finally:
         await box.close()
     name = f"{os.path.basename(config.engine)} with image {config.image}"
-    probe.check_required(self.protections, config.require, config.allow_unisolated, name)
-    self._started = True
+    config.check_protections(self.protections, name)
 
   async def _remove_abandoned(self) -> None:
     """Removes the containers of processes of this machine that ended without doing so."""
@@ -230,7 +193,7 @@ class ContainerSandbox:
   async def _new_box(self, config: ContainerConfig) -> ContainerBox:
     name = f"agentjax-{os.getpid()}-{_started_at(os.getpid())}-{secrets.token_hex(6)}"
     box = ContainerBox(self, config, name)
-    self._boxes.add(box)
+    self.boxes.add(box)
     try:
       await self.engine(run_command(config, config.limits, name))
     except SandboxError as error:
@@ -251,44 +214,15 @@ class _Swept:
   running: bool  # whether it was still there
 
 
-class ContainerBox(ExclusiveBox):
+class ContainerBox(LocalBox):
   """One container; made by ``ContainerSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: ContainerSandbox, config: ContainerConfig, name: str):
-    super().__init__("container")
+    super().__init__("container", sandbox.places, config.limits)
     self._sandbox, self._config, self.name = sandbox, config, name
     self._user = _USERS[0] + secrets.randbelow(_USERS[1])
     self._lost = False
     self._out_of_memory = 0  # how often so far
-
-  async def exec(
-    self,
-    program: Program,
-    *,
-    stdin: bytes = b"",
-    files: Mapping[str, bytes] | None = None,
-    limits: SandboxLimits | None = None,
-  ) -> SandboxResult:
-    limits = limits or self._config.limits
-    for name in ("memory_bytes", "processes", "disk_bytes"):
-      asked, given = getattr(limits, name), getattr(self._config.limits, name)
-      if asked != given:
-        raise SandboxError(
-          f"{name}={asked} of a run must be the container's ({given}), bounded as a whole; "
-          "change ContainerConfig.limits"
-        )
-    request = guest.as_request(program)
-    async with self._turn():
-      try:
-        async with self._sandbox._places.one():
-          if files:
-            await self._unpack(archive.of_files(files))
-          if isinstance(program, Command):
-            return await self._run(request["argv"], stdin, limits)
-          interpreter = [self._config.python, *guest.BOOT_ARGUMENTS]
-          return await self._run(interpreter, guest.framed(guest.plain(program), stdin), limits)
-      except QueueTimeout as error:
-        return infra_error(str(error), "queue")
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = "/".join(checked_parts(path))
@@ -308,26 +242,39 @@ class ContainerBox(ExclusiveBox):
   async def snapshot(self) -> bytes:
     async with self._turn():
       argv = ["tar", "-c", "-f", "-", "-C", _WORK, "."]
-      return archive.normalised(await self._inside(argv, most=_SNAPSHOT_BYTES))
+      return archive.normalised(await self._inside(argv, most=SNAPSHOT_BYTES))
 
-  async def close(self) -> None:
-    if self._closed:
-      return
-    self._closed = True
-    # Also ends a run in progress.
-    await surely(self._remove())
-    async with self._busy:
-      self._sandbox._boxes.discard(self)
+  async def _interrupt(self) -> None:
+    await surely(self._remove())  # also ends a run in progress
 
-  async def _put(self, path: str, content: bytes) -> None:
-    await self._unpack(archive.of_files({path: content}))
+  async def _wipe(self) -> None:
+    self._sandbox.boxes.discard(self)
+
+  async def _put_all(self, files: Mapping[str, bytes]) -> None:
+    await self.unpack(archive.of_files(files))
+
+  def _check(self, program: Program, limits: SandboxLimits) -> None:
+    as_request(program)
+    for name in ("memory_bytes", "processes", "disk_bytes"):
+      asked, given = getattr(limits, name), getattr(self._config.limits, name)
+      if asked != given:
+        raise SandboxError(
+          f"{name}={asked} of a run must be the container's ({given}), bounded as a whole; "
+          "change ContainerConfig.limits"
+        )
 
   def _check_open(self) -> None:
     super()._check_open()
     if self._lost:
       raise SandboxError("this box's container is gone with its files; open another")
 
-  async def _run(self, argv: Sequence[str], stdin: bytes, limits: SandboxLimits) -> SandboxResult:
+  async def _run(self, program: Program, stdin: bytes, limits: SandboxLimits) -> SandboxResult:
+    argv: Sequence[str]
+    if isinstance(program, Command):
+      argv = program.argv
+    else:
+      argv = [self._config.python, *guest.BOOT_ARGUMENTS]
+      stdin = guest.framed(guest.plain(program), stdin)
     command = self._command(guest.limited(argv, limits), stdin)
     swept = _Swept(None, running=True)
 
@@ -379,7 +326,7 @@ class ContainerBox(ExclusiveBox):
     engine, user = self._config.engine, self._user
     return exec_command(engine, self.name, user, argv, interactive=bool(stdin))
 
-  async def _unpack(self, files: bytes) -> None:
+  async def unpack(self, files: bytes) -> None:
     await self._inside(["tar", "-x", "-f", "-", "-C", _WORK], stdin=files)
 
   async def _remove(self) -> None:

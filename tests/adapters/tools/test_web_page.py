@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 import matplotlib.image
 import pytest
 
+from agentjax.adapters.tools.web_page import WebPageConfig, WebPageTool
 from agentjax.config import ConfigError
 from agentjax.sandbox import ProcessSandbox, SandboxLimits
 from agentjax.tools import ToolContext, ToolRegistry, ToolResult, ToolStatus
-from agentjax.tools.web_page import WebPageConfig, WebPageTool
 from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import ToolCall
 

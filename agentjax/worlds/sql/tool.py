@@ -21,19 +21,19 @@ from agentjax.config import (
   check,
 )
 from agentjax.sandbox.interface import PythonScript, RunStatus
-from agentjax.tools import sql_program
 from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, clip, is_unicode
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces
+from agentjax.worlds.sql import tool_program
 
 _SUFFIXES = (".sqlite", ".sqlite3", ".db")
 _FILE = "database"
 _HEADER = b"SQLite format 3\0"
 _STATUSES = {
-  sql_program.REFUSED: ToolStatus.ERROR,
-  sql_program.TIMED_OUT: ToolStatus.TIMEOUT,
-  sql_program.OUT_OF_MEMORY: ToolStatus.MEMORY_LIMIT,
+  tool_program.REFUSED: ToolStatus.ERROR,
+  tool_program.TIMED_OUT: ToolStatus.TIMEOUT,
+  tool_program.OUT_OF_MEMORY: ToolStatus.MEMORY_LIMIT,
 }
 
 
@@ -104,7 +104,7 @@ class SqlTool:
     self._config = config or SqlConfig()
     self._config.validate("sql")
     self.stateful = self._config.writable
-    self._source = inspect.getsource(sql_program)
+    self._source = inspect.getsource(tool_program)
     self._files = _databases(self._config.databases)
     self._contents: dict[str, bytes] = {}  # of the files that were asked for, by name
     self._assigned: dict[str, bytes] = {}  # by episode

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from agentjax.adapters.tools.search import Corpus, Document, SearchConfig, SearchTool, read_corpus
 from agentjax.config import ConfigError
 from agentjax.tools import ToolContext, ToolRegistry, ToolResult, ToolStatus
-from agentjax.tools.search import Corpus, Document, SearchConfig, SearchTool, read_corpus
 from agentjax.trajectory.record import ToolCall
 
 pytest.importorskip("bm25s", reason="needs the extra [search]")
@@ -116,7 +116,7 @@ def test_kept_index_finds_the_same_and_follows_the_corpus(tmp_path: pathlib.Path
 
 def test_import_never_starts_jax() -> None:
   program = (
-    "import sys; from agentjax.tools.search import Corpus, Document\n"
+    "import sys; from agentjax.adapters.tools.search import Corpus, Document\n"
     "Corpus([Document('a', '', 'text')]).search('text', 1)\n"
     "assert not [m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib')]\n"
   )

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from agentjax.adapters.tools.fetch import FetchConfig, FetchTool, text_of_html
 from agentjax.config import ConfigError
 from agentjax.sandbox import Sandboxes
 from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.egress import EgressConfig
-from agentjax.tools.fetch import FetchConfig, FetchTool, text_of_html
 from agentjax.tools.protocol import ToolContext, ToolStatus
 
 pytest.importorskip("aiohttp", reason="needs the extra [web]")

@@ -79,7 +79,7 @@ class FetchTool:
   }
 
   def __init__(self, config: FetchConfig | None = None, resolver: Any = None):
-    from agentjax.tools import egress_http  # names the extra where aiohttp is missing
+    from agentjax.adapters.tools import egress_http  # names the extra where aiohttp is missing
 
     self._config = config or FetchConfig()
     self._config.validate("fetch")

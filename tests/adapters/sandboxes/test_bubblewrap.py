@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from agentjax.config import ConfigError
-from agentjax.sandbox.bubblewrap import (
+from agentjax.adapters.sandboxes.bubblewrap import (
   BUBBLEWRAP,
   NSJAIL,
   JailCommand,
@@ -28,6 +28,7 @@ from agentjax.sandbox.bubblewrap import (
   bubblewrap_command,
   nsjail_command,
 )
+from agentjax.config import ConfigError
 from agentjax.sandbox.interface import (
   Command,
   PythonScript,
@@ -217,10 +218,11 @@ def test_program_cannot_pass_itself_off_as_a_fault_of_the_machine(sandbox: Jaile
 
 def test_run_ends_with_the_process_that_asked_for_it(sandbox: JailerSandbox) -> None:
   marker = f"{uuid.uuid4().int % 10**9 + 10**9}"
-  root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+  root = str(pathlib.Path(__file__).parents[3])
   owner = (
     "import asyncio, sys\nsys.path.insert(0, sys.argv[1])\n"
-    "from agentjax.sandbox import bubblewrap as b\nfrom agentjax.sandbox.interface import *\n"
+    "from agentjax.adapters.sandboxes import bubblewrap as b\n"
+    "from agentjax.sandbox.interface import *\n"
     "sandbox = b.JailerSandbox(getattr(b, sys.argv[2].upper()), "
     "b.JailerConfig(allow_unisolated=True, directory=sys.argv[4]))\n"
     "asyncio.run(run_once(sandbox, Command(('sleep', sys.argv[3]))))"
