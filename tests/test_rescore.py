@@ -167,7 +167,7 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   if gated.needs is not None:
     pytest.importorskip(gated.needs)
   config = resolve(experiment(gated, tmp_path))
-  setting = Setting(config.reward.pivot, gated.tools, config.rollout.answer)
+  setting = Setting(gated.tools, config.rollout.answer)
 
   async def play():
     scoring = build_scoring(config, Extensions())

@@ -25,7 +25,6 @@ from agentjax.rewards.monitor import (
   count_findings,
   watched,
 )
-from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
 from agentjax.rewards.reasoning_gym import PARTS as REASONING_GYM_PARTS
 from agentjax.rewards.reasoning_gym import ReasoningGymScoring, build_reasoning_gym
 from agentjax.rewards.samples import SampleConfig
@@ -52,7 +51,6 @@ class RewardConfig(Config):
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
-    pivot: what the part "pivot" takes for the same action as the expert's.
     judged: how the parts "rubric" and "genrm" judge, and who does.
   """
 
@@ -67,7 +65,6 @@ class RewardConfig(Config):
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
   fault_alarm: Share = 0.05
-  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
 
   @property
@@ -128,10 +125,7 @@ def build_rewards(
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  own: dict[str, Scorer] = {
-    "overlong": overlong(config.overlong),
-    "pivot": PivotScorer(config.pivot),
-  }
+  own: dict[str, Scorer] = {"overlong": overlong(config.overlong)}
   own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
   scorers = {**own, **scorers}
   groups = group_scorers or {}

@@ -209,6 +209,19 @@ class RewardGraph:
     """Whether only ``score_group`` can score: some part compares the members of a group."""
     return bool(self._group_scorers)
 
+  @property
+  def refuses(self) -> bool:
+    """Whether some part cannot judge every task: its scorer has a method ``refusal``."""
+    return any(hasattr(scorer, "refusal") for scorer in self._scorers.values())
+
+  def refusal(self, task: Task) -> str | None:
+    """Why a part cannot judge any episode of the task; None where all can."""
+    for scorer in self._scorers.values():
+      refusal = getattr(scorer, "refusal", None)
+      if refusal is not None and (reason := refusal(task)) is not None:
+        return str(reason)
+    return None
+
   async def score(self, trajectory: Trajectory, task: Task) -> None:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
 

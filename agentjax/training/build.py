@@ -16,7 +16,6 @@ from agentjax.models import ModelConfig
 from agentjax.names import Adopted
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
-from agentjax.rewards.pivot import PivotScorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
@@ -232,10 +231,9 @@ def build_parts(
   )
   if extensions.make_environment is None and not isinstance(experiment.world, Adopted):
     _check_prompts(experiment, chat, world.tools, tasks)
-  if "pivot" in experiment.reward.parts:
-    refusal = PivotScorer(experiment.reward.pivot).refusal
+  if scoring.rewards.refuses:
     for task in itertools.chain(tasks.train, tasks.test):
-      if (reason := refusal(task)) is not None:
+      if (reason := scoring.rewards.refusal(task)) is not None:
         raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
   return Parts(
     **vars(scoring),

@@ -27,8 +27,6 @@ from agentjax.data.tfds_source import TfdsConfig
 from agentjax.data.word_problems import WordProblemConfig
 from agentjax.names import known_names
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.pivot import PivotVerifierConfig
-from agentjax.rewards.tool_match import ArgumentMatchConfig
 from agentjax.rollout.integrity import play_turns
 from agentjax.text.answers import mark_answer
 from agentjax.tools.build import ToolsConfig, build_tools
@@ -43,6 +41,8 @@ from agentjax.world.world import Site, WorldConfig
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig
 from agentjax.worlds.code.sources import CodeTasksConfig, CodeTaskSource
 from agentjax.worlds.pivot.tasks import PivotRow, write_pivots
+from agentjax.worlds.pivot.tool_match import ArgumentMatchConfig
+from agentjax.worlds.pivot.verifier import PivotVerifierConfig
 from agentjax.worlds.repair.tasks import RepairTaskConfig
 from agentjax.worlds.sql.spider import SpiderConfig
 from tests.data.tfds_folder import write_tfds
@@ -64,7 +64,6 @@ class Gated:
   tools: tuple[str, ...] = ()
   data: dict = dataclasses.field(default_factory=dict)
   world: dict = dataclasses.field(default_factory=dict)
-  reward: dict = dataclasses.field(default_factory=dict)
   files: typing.Callable = lambda folder: None
   tasks: int = 2
   needs: str | None = None  # a module of an extra
@@ -178,7 +177,7 @@ BATCH = json.dumps({
 def _pivot(tools, *turns, **verifier):
   return Gated(
     "pivot", None, "pivot", data={"train_size": None, "test_size": None},
-    reward={"pivot": PivotVerifierConfig(**verifier)}, files=_turns(tools, *turns),
+    world={"verifier": PivotVerifierConfig(**verifier)}, files=_turns(tools, *turns),
     tasks=len(turns),
   )  # fmt: skip
 
@@ -254,7 +253,7 @@ def experiment(gated: Gated, folder):
     base,
     world=dataclasses.replace(WorldConfig.from_name(gated.kind, "world"), **gated.world),
     data=DataConfig(source=gated.source, **data),
-    reward=RewardConfig(parts=(gated.part,), **gated.reward),
+    reward=RewardConfig(parts=(gated.part,)),
     tools=ToolsConfig(names=gated.tools),
     engine=dataclasses.replace(base.engine, max_length=length),
     rollout=dataclasses.replace(base.rollout, max_total_tokens=length, max_turns=6),
@@ -291,7 +290,7 @@ def test_every_kind_and_source_has_cheats_and_gates():
   assert code == set(known_names(CodeTaskSource))
   assert set(KINDS) == {gated.kind for gated in GATED.values()}
   judges = typing.get_args(typing.get_type_hints(PivotVerifierConfig)["kind"])
-  assert set(judges) == {g.reward["pivot"].kind for g in GATED.values() if g.kind == "pivot"}
+  assert set(judges) == {g.world["verifier"].kind for g in GATED.values() if g.kind == "pivot"}
 
 
 @pytest.mark.slow

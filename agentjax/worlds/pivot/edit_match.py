@@ -39,7 +39,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentjax.config import Config, Share, check
-from agentjax.rewards.action_match import (
+from agentjax.tools.declared import DeclaredTool
+from agentjax.trajectory.record import Message, ToolCall
+from agentjax.worlds.pivot.action_match import (
   COMMANDS,
   MOST_CHARACTERS,
   PATHS,
@@ -50,8 +52,6 @@ from agentjax.rewards.action_match import (
   similarity,
   undeclared,
 )
-from agentjax.tools.declared import DeclaredTool
-from agentjax.trajectory.record import Message, ToolCall
 
 # Names that coding agents (OpenHands, OpenCode, Codex and others) give to tools of one kind.
 _NAMES = {
@@ -129,7 +129,7 @@ class EditMatcher:
       if self._category(call) is None:
         return (
           f"the verifier knows no category of tool {call.name!r}; known names stand in "
-          "agentjax.rewards.edit_match.CATEGORIES, give others by edits.categories=(NAME=CATEGORY,)"
+          f"{__name__}.CATEGORIES, give others by edits.categories=(NAME=CATEGORY,)"
         )
     return undeclared(expected, tools) if tools else None
 

@@ -17,29 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.action_match import largest_matching, same_command
-from agentjax.rewards.edit_match import (
+from agentjax.rewards import Part, RewardConfig, RewardGraph, build_rewards
+from agentjax.tools.declared import read_tool
+from agentjax.trajectory.record import Message, Status, Task, ToolCall, ToolRecord, Trajectory
+from agentjax.worlds.pivot.action_match import largest_matching, same_command
+from agentjax.worlds.pivot.edit_match import (
   CATEGORIES,
   EditMatchConfig,
   EditMatcher,
   content_similarity,
   target_difference,
 )
-from agentjax.rewards.pivot import (
-  PivotScorer,
-  PivotVerifierConfig,
-  build_matcher,
-  released_verifier,
-  search_verifier,
-)
-from agentjax.rewards.terminal_match import (
+from agentjax.worlds.pivot.terminal_match import (
   TerminalMatchConfig,
   TerminalMatcher,
   harness_of,
   keystroke_similarity,
 )
-from agentjax.rewards.tool_match import (
+from agentjax.worlds.pivot.tool_match import (
   ArgumentMatchConfig,
   ArgumentMatcher,
   NameMatcher,
@@ -47,8 +42,13 @@ from agentjax.rewards.tool_match import (
   call_difference,
   word_similarity,
 )
-from agentjax.tools.declared import read_tool
-from agentjax.trajectory.record import Message, Status, Task, ToolCall, ToolRecord, Trajectory
+from agentjax.worlds.pivot.verifier import (
+  PivotScorer,
+  PivotVerifierConfig,
+  build_matcher,
+  released_verifier,
+  search_verifier,
+)
 
 DATA = os.environ.get("AGENTJAX_DATA")
 SCHEMA = {
@@ -250,10 +250,13 @@ def test_what_cannot_be_judged_is_refused_and_never_a_constant_zero():
   task = Task(1, (), "", "made", (unknown,), {"tools": [t.to_dict() for t in TOOLS]})
   reward = PivotScorer(PivotVerifierConfig())(Trajectory(0, 1, 0, "made", [], answer=""), task)
   assert not reward.valid and "not declared" in (reward.reason or "")
+  graph = RewardGraph({"pivot": PivotScorer(PivotVerifierConfig())}, Part("pivot"))
+  assert graph.refuses and "not declared" in (graph.refusal(task) or "")
 
 
 def test_the_part_pivot_reads_what_the_environment_recorded():
-  rewards = build_rewards(RewardConfig(parts=("pivot",)))
+  scorer = PivotScorer(PivotVerifierConfig())
+  rewards = build_rewards(RewardConfig(parts=("pivot",)), {"pivot": scorer})
   expected = act(call(query="red cup"))
   task = Task(1, (), "", "made", (expected,), {"tools": [t.to_dict() for t in TOOLS]})
   record = ToolRecord(0, "search", {"query": "red cup"}, "ok", "", 0.0)

@@ -6,19 +6,19 @@ import dataclasses
 from typing import Literal
 
 from agentjax.config import Config, check
-from agentjax.rewards.action_match import Matcher
-from agentjax.rewards.edit_match import EditMatchConfig, EditMatcher
-from agentjax.rewards.terminal_match import TerminalMatchConfig, TerminalMatcher
-from agentjax.rewards.tool_match import (
+from agentjax.tools.declared import declared_tools
+from agentjax.tools.protocol import ToolStatus
+from agentjax.trajectory.record import Message, Reward, Status, Task, ToolCall, Trajectory
+from agentjax.worlds.pivot.action_match import Matcher
+from agentjax.worlds.pivot.edit_match import EditMatchConfig, EditMatcher
+from agentjax.worlds.pivot.terminal_match import TerminalMatchConfig, TerminalMatcher
+from agentjax.worlds.pivot.tool_match import (
   ArgumentMatchConfig,
   ArgumentMatcher,
   NameMatcher,
   SchemaMatcher,
   word_similarity,
 )
-from agentjax.tools.declared import declared_tools
-from agentjax.tools.protocol import ToolStatus
-from agentjax.trajectory.record import Message, Reward, Status, Task, ToolCall, Trajectory
 
 VerifierKind = Literal["arguments", "tool_name", "schema", "edits", "terminal"]
 
@@ -116,7 +116,7 @@ class PivotScorer:
 
 
 def _action(trajectory: Trajectory) -> Message:
-  """What the policy did, as ``envs.pivot`` recorded it."""
+  """What the policy did, as ``PivotEnvironment`` recorded it."""
   calls = tuple(
     ToolCall(
       record.name,

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import jsonschema
 
 from agentjax.config import Config, PositiveShare
-from agentjax.rewards.action_match import Match, same_command
 from agentjax.tools.declared import DeclaredTool
 from agentjax.trajectory.record import Message
+from agentjax.worlds.pivot.action_match import Match, same_command
 
 _MOST_CHARACTERS = 4000  # of keystrokes that are compared one by one: half a second at worst
 

@@ -34,7 +34,9 @@ from typing import Any, Literal
 import jsonschema
 
 from agentjax.config import Config, PositiveFloat, check
-from agentjax.rewards.action_match import (
+from agentjax.tools.declared import DeclaredTool
+from agentjax.trajectory.record import Message, ToolCall
+from agentjax.worlds.pivot.action_match import (
   COMMANDS,
   PATHS,
   Match,
@@ -45,8 +47,6 @@ from agentjax.rewards.action_match import (
   same_path,
   undeclared,
 )
-from agentjax.tools.declared import DeclaredTool
-from agentjax.trajectory.record import Message, ToolCall
 
 _MOST_WORDS = 500  # that are compared one with another
 
