@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from agentjax.data import DataConfig, load_tasks
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
 from agentjax.rollout.integrity import play_turns
@@ -24,6 +23,7 @@ from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
 from agentjax.world.cheats import Setting
+from agentjax.worlds.question.word_problems import WordProblemConfig
 from tests.worlds.test_gates import GATED, experiment
 
 ROOT = pathlib.Path(__file__).parents[1]

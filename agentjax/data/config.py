@@ -7,13 +7,10 @@ import os
 from typing import Annotated
 
 from agentjax.config import Config, ConfigError, FilePath, Range, check
-from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.data.mixture import mix
-from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
-from agentjax.data.word_problems import WordProblemConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -85,29 +82,16 @@ class JsonlConfig(TaskSource):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class Gsm8kConfig(TaskSource):
-  """GSM8K, as published, in the folder ``config.data.path``."""
-
-  reads_path = True
-
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    assert data.path is not None
-    return load_gsm8k(data.path, train_limit=data.train_size, test_limit=data.test_size)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
 class MixtureConfig(TaskSource):
   """Several sources at once.
 
   Attributes:
     sources: at least two, at most one of which reads ``config.data.path``.
-    weights: share of each source, one positive number each; needn't sum to 1.
+    weights: share of each source, one positive number each; needn't sum to 1. () is equal shares.
   """
 
-  sources: tuple[TaskSource, ...] = dataclasses.field(
-    default_factory=lambda: (WordProblemConfig(), ReasoningGymConfig())
-  )
-  weights: tuple[float, ...] = (1.0, 1.0)
+  sources: tuple[TaskSource, ...] = ()
+  weights: tuple[float, ...] = ()
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
@@ -125,10 +109,10 @@ class MixtureConfig(TaskSource):
       "at most one that reads files, since there is one config.data.path",
     )
     check(
-      len(self.weights) == len(self.sources) and all(w > 0 for w in self.weights),
+      len(self.weights) in (0, len(self.sources)) and all(w > 0 for w in self.weights),
       f"{path}.weights",
       self.weights,
-      f"{len(self.sources)} positive numbers",
+      f"{len(self.sources)} positive numbers, or ()",
     )
 
   def check_data(self, data: DataConfig, path: str) -> None:
@@ -140,9 +124,10 @@ class MixtureConfig(TaskSource):
     assert data.train_size is not None and data.test_size is not None
     parts = [source.load(data, secret) for source in self.sources]
     test = [p.test for p in parts]
+    weights = self.weights or (1.0,) * len(parts)
     return TaskSplits(
-      train=mix([p.train for p in parts], self.weights, size=data.train_size, first_id=0),
-      test=mix(test, self.weights, size=data.test_size, first_id=FIRST_TEST_ID)
+      train=mix([p.train for p in parts], weights, size=data.train_size, first_id=0),
+      test=mix(test, weights, size=data.test_size, first_id=FIRST_TEST_ID)
       if data.test_size
       else [],
     )

@@ -31,8 +31,8 @@ class TaskSource(Choice):
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     return {
-      "word_problems": f"{_HERE}.word_problems:WordProblemConfig",
-      "gsm8k": f"{_HERE}.config:Gsm8kConfig",
+      "word_problems": "agentjax.worlds.question.word_problems:WordProblemConfig",
+      "gsm8k": "agentjax.worlds.question.gsm8k:Gsm8kConfig",
       "jsonl": f"{_HERE}.config:JsonlConfig",
       "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymConfig",
       "tfds": f"{_HERE}.tfds_source:TfdsConfig",

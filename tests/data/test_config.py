@@ -7,11 +7,12 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, TaskSplits, load_tasks
-from agentjax.data.config import Gsm8kConfig, JsonlConfig, MixtureConfig
+from agentjax.data.config import JsonlConfig, MixtureConfig
 from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.data.tfds_source import TfdsConfig
-from agentjax.data.word_problems import WordProblemConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,11 @@ from agentjax.data.word_problems import WordProblemConfig
     ({"source": ReasoningGymConfig(parameters="{")}, "parameters='{' is not JSON"),
     ({"source": ReasoningGymConfig(parameters='{"seed": 1}')}, "other than 'seed'"),
     ({"source": MixtureConfig(sources=(Gsm8kConfig(), JsonlConfig()))}, "at most one that reads"),
-    ({"source": MixtureConfig(weights=(1.0,))}, "config.data.source.weights"),
+    ({"source": MixtureConfig()}, r"sources=\(\); allowed: two or more"),
+    (
+      {"source": MixtureConfig((WordProblemConfig(), JsonlConfig()), (1.0,)), "path": "x"},
+      "config.data.source.weights",
+    ),
     ({"source": MixtureConfig(sources=(WordProblemConfig(),), weights=(1.0,))}, "two or more"),
   ],
 )
@@ -78,11 +83,15 @@ def test_a_missing_gsm8k_folder_names_the_file(tmp_path):
 
 def test_a_mixture_holds_each_source_with_fresh_ids():
   pytest.importorskip("reasoning_gym")
-  config = DataConfig(source=MixtureConfig(weights=(3.0, 1.0)), train_size=40, test_size=8)
+  source = MixtureConfig((WordProblemConfig(), ReasoningGymConfig()), (3.0, 1.0))
+  config = DataConfig(source=source, train_size=40, test_size=8)
   splits = load_tasks(config)
   sources = [t.source for t in splits.train]
   assert (sources.count("word_problems"), sources.count("reasoning_gym/chain_sum")) == (30, 10)
   assert [t.id for t in splits.test] == [FIRST_TEST_ID + i for i in range(8)]
+  equal = dataclasses.replace(config, source=dataclasses.replace(source, weights=()))
+  counts = [t.source for t in load_tasks(equal).train].count("word_problems")
+  assert counts == 20
 
 
 def gym(name, size=30, seed=0, **parameters):

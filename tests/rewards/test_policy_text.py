@@ -9,7 +9,7 @@ import pytest
 import agentjax
 from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
 from agentjax.recipes.rational_rewards.critiques import read_critique
-from agentjax.rewards.answers import answers_equal, extract_final_answer
+from agentjax.rewards.answers import answers_equal
 from agentjax.rewards.genrm import style_density
 from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
@@ -70,7 +70,6 @@ SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "string"}}}}
 READERS = {
   "read_marked_answer": read_marked_answer,
   "read_tagged_answer": read_tagged_answer,
-  "extract_final_answer": extract_final_answer,
   "answers_equal": lambda text: answers_equal(text, "1"),
   "read_code": read_code,
   "read_query": read_query,

@@ -19,12 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import worlds
-from agentjax.data.config import DataConfig, Gsm8kConfig, JsonlConfig, MixtureConfig
+from agentjax.data.config import DataConfig, JsonlConfig, MixtureConfig
 from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.secret import run_secret
 from agentjax.data.source import TaskSource
 from agentjax.data.tfds_source import TfdsConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.names import known_names
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.integrity import play_turns
@@ -43,6 +42,8 @@ from agentjax.worlds.code.sources import CodeTasksConfig, CodeTaskSource
 from agentjax.worlds.pivot.tasks import PivotRow, write_pivots
 from agentjax.worlds.pivot.tool_match import ArgumentMatchConfig
 from agentjax.worlds.pivot.verifier import PivotVerifierConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 from agentjax.worlds.repair.tasks import RepairTaskConfig
 from agentjax.worlds.sql.spider import SpiderConfig
 from tests.data.tfds_folder import write_tfds

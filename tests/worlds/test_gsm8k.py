@@ -5,13 +5,13 @@ import os
 import pytest
 
 from agentjax.data.errors import DataError
-from agentjax.data.gsm8k import load_gsm8k, read_gsm8k
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, ToolCall
 from agentjax.world.environment import Action
 from agentjax.world.question import QuestionEnvironment
+from agentjax.worlds.question.gsm8k import load_gsm8k, read_gsm8k
 
 DATA = os.environ.get("AGENTJAX_DATA")
 

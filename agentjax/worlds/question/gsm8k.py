@@ -7,12 +7,15 @@ line ``#### N`` is the answer.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from fractions import Fraction
 
+from agentjax.data.config import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
+from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import read_marked_answer
 from agentjax.tools.calculator import CalculatorError, evaluate, format_value
@@ -21,6 +24,17 @@ from agentjax.trajectory.record import Message, Task, ToolCall
 SOURCE = "gsm8k"
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 _ANSWER = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+(?:\.\d+)?")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Gsm8kConfig(TaskSource):
+  """GSM8K, as published, in the folder ``config.data.path``."""
+
+  reads_path = True
+
+  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+    assert data.path is not None
+    return load_gsm8k(data.path, train_limit=data.train_size, test_limit=data.test_size)
 
 
 def load_gsm8k(

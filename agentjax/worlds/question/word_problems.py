@@ -23,17 +23,15 @@ import random
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentjax.config import Share, check
+from agentjax.data.config import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task, ToolCall
-
-if TYPE_CHECKING:
-  from agentjax.data.config import DataConfig
 
 SOURCE = "word_problems"
 MAX_LEVEL = 4

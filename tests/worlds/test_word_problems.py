@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from agentjax.config import ConfigError
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.data.word_problems import (
+from agentjax.rewards.answers import answers_equal
+from agentjax.tools.build import ToolsConfig, build_tools
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
+from agentjax.worlds.question.word_problems import (
   MAX_LEVEL,
   Problem,
   Program,
@@ -20,10 +24,6 @@ from agentjax.data.word_problems import (
   vocabulary,
   word_problems,
 )
-from agentjax.rewards.answers import answers_equal
-from agentjax.tools.build import ToolsConfig, build_tools
-from agentjax.world.environment import Action
-from agentjax.world.question import QuestionEnvironment
 
 ALL = WordProblemConfig(levels=(1, 2, 3, 4), program_share=0.3)
 
