@@ -34,8 +34,8 @@ class TaskSource(Choice):
       "word_problems": "agentjax.worlds.question.word_problems:WordProblemConfig",
       "gsm8k": "agentjax.worlds.question.gsm8k:Gsm8kConfig",
       "jsonl": f"{_HERE}.config:JsonlConfig",
-      "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymConfig",
-      "tfds": f"{_HERE}.tfds_source:TfdsConfig",
+      "reasoning_gym": "agentjax.adapters.reasoning_gym.tasks:ReasoningGymConfig",
+      "tfds": "agentjax.adapters.tfds:TfdsConfig",
       "mixture": f"{_HERE}.config:MixtureConfig",
     }
 

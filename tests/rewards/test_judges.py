@@ -6,30 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
+from agentjax.recipes.genrm.cohort import GenRMConfig
+from agentjax.recipes.rubrics.rubric import RubricConfig
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.genrm import GenRMConfig
 from agentjax.rewards.http_judge import (
   HttpJudge,
   HttpJudgeConfig,
   JudgeRefusedError,
   bounded_log_probs,
 )
-from agentjax.rewards.judged import JudgedConfig
 from agentjax.rewards.judges import (
   JudgeUnavailableError,
   LengthAlarm,
   ask,
-  combine_verdicts,
   delimit,
   last_json_object,
   length_correlation,
   nonce,
   number_in,
-  panel,
   question_key,
 )
-from agentjax.rewards.rubric import RubricConfig
-from agentjax.trajectory.record import Message, Reward
+from agentjax.trajectory.record import Message
 from tests.rewards.judging import Scripted, episode, run, task
 
 
@@ -94,39 +91,6 @@ def test_only_numbers_in_range_are_numbers():
   assert number_in(3, 1, 5) == 3.0
   for wrong in (True, "3", None, 6, 0, float("nan"), float("inf"), [3]):
     assert number_in(wrong, 1, 5) is None
-
-
-INVALID = Reward.invalid("unreadable")
-
-
-@pytest.mark.parametrize(
-  ("how", "verdicts", "value"),
-  [
-    ("median", [Reward(0.0), Reward(1.0), Reward(1.0)], 1.0),
-    ("min", [Reward(0.0), Reward(1.0), Reward(1.0)], 0.0),
-    ("mean", [Reward(0.0), Reward(1.0), Reward(0.5)], 0.5),
-    ("median", [Reward(1.0), Reward(0.5), INVALID], 0.75),
-    ("median", [Reward(1.0), INVALID], None),
-    ("min", [INVALID, INVALID, Reward(1.0)], None),
-  ],
-)
-def test_panels_combine_what_more_than_half_of_them_say(how, verdicts, value):
-  assert combine_verdicts(verdicts, how).value == value
-
-
-def test_a_judge_that_stays_away_does_not_stop_a_panel(monkeypatch):
-  async def question(judge):
-    return await judge()
-
-  async def there():
-    return Reward(1.0)
-
-  async def away():
-    raise JudgeUnavailableError("no route")
-
-  assert run(panel([there, away, there], question, "min")).value == 1.0
-  alone = run(panel([away], question))
-  assert not alone.valid and "no route" in alone.reason
 
 
 def test_correlation_with_length_is_that_within_groups():
@@ -237,13 +201,13 @@ def test_judged_parts_come_from_settings():
     return {"choices": [{"message": {"content": said[body["model"]]}}]}, 200
 
   async def use(url):
-    judged = JudgedConfig(
-      judges=(HttpJudgeConfig(url, "kind"), HttpJudgeConfig(url, "strict")),
-      comparer=HttpJudgeConfig(url, "genrm"),
-      rubric=RubricConfig(combine="mean"),
-      genrm=GenRMConfig(pairing="all", answer_length=1.0),
-    )
-    config = RewardConfig(parts=("rubric", "genrm"), weights=(1.0, 0.1), judged=judged)
+    judges = (HttpJudgeConfig(url, "kind"), HttpJudgeConfig(url, "strict"))
+    comparer = HttpJudgeConfig(url, "genrm")
+    settings = {
+      "rubric": RubricConfig(combine="mean", judges=judges),
+      "genrm": GenRMConfig(pairing="all", answer_length=1.0, comparer=comparer),
+    }
+    config = RewardConfig(parts=("rubric", "genrm"), weights=(1.0, 0.1), settings=settings)
     graph = build_rewards(RewardConfig.from_dict(config.to_dict()))
     members = [episode("short"), episode("rather long", 1)]
     await graph.score_group(members, task(rubric=[{"text": "is right"}]))
@@ -252,9 +216,9 @@ def test_judged_parts_come_from_settings():
   values = run(_with_server(handle, use))
   assert values == pytest.approx([0.5 + 0.1 * 5.5, 0.5 + 0.1 * 0.5])
   with pytest.raises(ConfigError, match="comparer"):
-    RewardConfig(parts=("genrm",)).validate()
+    build_rewards(RewardConfig(parts=("genrm",)))
   with pytest.raises(ConfigError, match=r"judges\[0\].model"):
-    JudgedConfig(judges=(HttpJudgeConfig("http://x/v1"),)).validate()
+    RubricConfig(judges=(HttpJudgeConfig("http://x/v1"),)).validate()
 
 
 def test_nobody_there_is_unavailable():

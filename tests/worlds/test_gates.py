@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import worlds
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
+from agentjax.adapters.tfds import TfdsConfig
 from agentjax.data.config import DataConfig, JsonlConfig, MixtureConfig
-from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.secret import run_secret
 from agentjax.data.source import TaskSource
-from agentjax.data.tfds_source import TfdsConfig
 from agentjax.names import known_names
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.integrity import play_turns
@@ -46,7 +46,7 @@ from agentjax.worlds.question.gsm8k import Gsm8kConfig
 from agentjax.worlds.question.word_problems import WordProblemConfig
 from agentjax.worlds.repair.tasks import RepairTaskConfig
 from agentjax.worlds.sql.spider import SpiderConfig
-from tests.data.tfds_folder import write_tfds
+from tests.adapters.tfds_folder import write_tfds
 from tests.training.smoke import smoke_experiment
 from tests.worlds import textworld_games
 

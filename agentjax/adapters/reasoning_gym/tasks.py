@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentjax.config import ConfigError, check
+from agentjax.data.config import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task
-
-if TYPE_CHECKING:
-  from agentjax.data.config import DataConfig
 
 # Sets whose verifier pays what is no answer, and why.
 _REFUSED = {
@@ -68,7 +66,7 @@ def load_reasoning_gym(
 ) -> TaskSplits:
   """Train and test tasks of one data set; a question of the train tasks is never a test task.
 
-  ``metadata["entry"]`` holds what the verifier needs (rewards.reasoning_gym). Generators
+  ``metadata["entry"]`` holds what the verifier needs (``scoring``). Generators
   with few questions may repeat them within train.
 
   Raises:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from agentjax.config import ConfigError, check
+from agentjax.data.config import DataConfig
 from agentjax.data.errors import DataError
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.trajectory.record import Message, Task
-
-if TYPE_CHECKING:
-  from agentjax.data.config import DataConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)

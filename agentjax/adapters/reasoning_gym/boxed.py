@@ -1,4 +1,4 @@
-"""Scores one answer by reasoning-gym's verifier, in a box: see ``rewards.reasoning_gym``.
+"""Scores one answer by reasoning-gym's verifier, in a box: see ``scoring``.
 
 Some of the library's verifiers hand the answer to ``eval`` or to ``sympy.parse_expr``, which runs
 it. Then the answer would stand in the same process as the score, and could write it. So these two

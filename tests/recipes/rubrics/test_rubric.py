@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rewards.judges import JudgeUnavailableError, LengthAlarm
-from agentjax.rewards.rubric import (
+from agentjax.recipes.rubrics.rubric import (
   Rubric,
   RubricConfig,
   RubricItem,
@@ -15,6 +13,8 @@ from agentjax.rewards.rubric import (
   explicit,
   veto_saturating,
 )
+from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rewards.judges import JudgeUnavailableError, LengthAlarm
 from agentjax.trajectory.record import Reward, Status
 from tests.rewards.judging import Scripted, episode, run, task
 

@@ -27,9 +27,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from agentjax.config import AtLeastTwo, Config, ConfigError, PositiveShare, Range
+from agentjax.config import AtLeastTwo, ConfigError, PositiveShare, Range
+from agentjax.recipes.rubrics.panel import Combine, panel
+from agentjax.rewards.graph import Scorer
+from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import (
-  Combine,
   Judge,
   LengthAlarm,
   Read,
@@ -40,10 +42,11 @@ from agentjax.rewards.judges import (
   material_notice,
   nonce,
   number_in,
-  panel,
   question_key,
   question_text,
 )
+from agentjax.rewards.scorer_config import ScorerConfig
+from agentjax.sandbox.config import Sandboxes
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 
 Kind = Literal["essential", "important", "optional", "pitfall"]
@@ -143,8 +146,8 @@ class Rubric:
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class RubricConfig(Config):
-  """How criteria become a reward; see the module.
+class RubricConfig(ScorerConfig):
+  """The part "rubric": how criteria become a reward, and who judges; see the module.
 
   Attributes:
     aggregate: the way to one number.
@@ -154,6 +157,8 @@ class RubricConfig(Config):
       with less the reward is invalid. Ours.
     saturation: s, the share of a kind's weight from where more of it adds nothing. Ours.
     stretch: p >= 1; above 1 the differences between good answers grow. Ours.
+    judges: endpoints, a panel; none where all criteria have rules.
+    seed: of the judges' randomness, with the address of what they judge.
   """
 
   aggregate: Literal["explicit", "implicit", "veto_saturating"] = "explicit"
@@ -162,6 +167,11 @@ class RubricConfig(Config):
   readable: PositiveShare = 0.5
   saturation: PositiveShare = 0.8
   stretch: Annotated[float, Range(1)] = 1.5
+  judges: tuple[HttpJudgeConfig, ...] = ()
+  seed: int = 0
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    return RubricScorer([HttpJudge(judge) for judge in self.judges], self, seed=self.seed)
 
 
 def explicit(rubric: Rubric, met: Sequence[Reward], *, readable: float = 0.5) -> Reward:

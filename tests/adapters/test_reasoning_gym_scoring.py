@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from agentjax.adapters.reasoning_gym import boxed as gym
+from agentjax.adapters.reasoning_gym.scoring import ReasoningGymScoring, ReasoningGymVerifier
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig, load_reasoning_gym
 from agentjax.config import ConfigError
-from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.boxed import gym
-from agentjax.rewards.reasoning_gym import ReasoningGymScoring, ReasoningGymVerifier
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.trajectory.record import Status, Task, Trajectory
 

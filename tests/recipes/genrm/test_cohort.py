@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rewards.genrm import (
+from agentjax.recipes.genrm.cohort import (
   Comparison,
   GenRMCohort,
   GenRMConfig,

@@ -1,7 +1,7 @@
 """reasoning-gym's verifiers as reward parts; they run in a box, one process an answer.
 
 Some of the library's verifiers evaluate the answer as code. So no answer is looked at here: entry
-and answer go to a box as data, ``boxed.gym`` scores them there, and one number comes back. In the
+and answer go to a box as data, ``boxed`` scores them there, and one number comes back. In the
 box too the answer is never run (see there), so it cannot write the number itself.
 """
 
@@ -13,11 +13,13 @@ import functools
 import importlib.resources
 import json
 import pickle
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from agentjax.config import Config, NonNegativeInt, PositiveFloat
-from agentjax.rewards.boxed.gym import READY
+from agentjax.adapters.reasoning_gym.boxed import READY
+from agentjax.config import NonNegativeInt, PositiveFloat
+from agentjax.rewards.graph import Scorer
+from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
@@ -30,15 +32,13 @@ from agentjax.sandbox.interface import (
 from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
-EXACT, GRADED = "reasoning_gym", "reasoning_gym_graded"
-PARTS = (EXACT, GRADED)
 _MOST_CHARACTERS = 2**16  # of an answer; the longest right ones have some thousands
 _REPORT_BYTES = 4096
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ReasoningGymScoring(Config):
-  """Where and how long the answers to reasoning-gym's questions are scored; the figures are ours.
+class ReasoningGymScoring(ScorerConfig):
+  """The part "reasoning_gym": where and how long answers are scored; the figures are ours.
 
   Attributes:
     cpu_seconds: CPU time for one answer; an answer that takes more earns 0.
@@ -52,6 +52,19 @@ class ReasoningGymScoring(Config):
   wall_seconds: PositiveFloat = 60.0
   retries: NonNegativeInt = 1
   sandbox: str = DEFAULT
+
+  graded: ClassVar[bool] = False
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    verifier = ReasoningGymVerifier(self, sandboxes=sandboxes)
+    return ReasoningGymScorer(verifier, graded=self.graded)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class GradedReasoningGymScoring(ReasoningGymScoring):
+  """The part "reasoning_gym_graded"."""
+
+  graded: ClassVar[bool] = True
 
 
 class ReasoningGymVerifier:
@@ -79,7 +92,7 @@ class ReasoningGymVerifier:
     self._thread = LoopThread("reasoning-gym")
 
   async def score(self, answer: str, entry: Mapping[str, Any]) -> Reward:
-    """1 for a right answer, else at most a half; see ``boxed.gym.verifier``.
+    """1 for a right answer, else at most a half; see ``boxed.verifier``.
 
     0 where the answer takes too long or ends the process; invalid where the sandbox fails.
     """
@@ -119,7 +132,7 @@ class ReasoningGymScorer:
   half of what the library's verifier gives, 0 to 0.5.
 
   Both are 0 where there is no answer, or a policy error. ``task.metadata["entry"]`` holds the
-  entry, see ``data.reasoning_gym``.
+  entry, see ``tasks``.
   """
 
   def __init__(self, verifier: ReasoningGymVerifier, *, graded: bool):
@@ -135,24 +148,13 @@ class ReasoningGymScorer:
     return Reward(float(reward.value == 1.0))
 
   async def close(self) -> None:
-    """Closes the verifier, which the two parts share."""
+    """Closes the verifier."""
     await self._verifier.close()
-
-
-def build_reasoning_gym(
-  config: ReasoningGymScoring, parts: Collection[str], sandboxes: Sandboxes | None = None
-) -> dict[str, ReasoningGymScorer]:
-  """Those of ``PARTS`` that are among ``parts``; the box starts with the first answer."""
-  wanted = [name for name in PARTS if name in parts]
-  if not wanted:
-    return {}
-  verifier = ReasoningGymVerifier(config, sandboxes=sandboxes)
-  return {name: ReasoningGymScorer(verifier, graded=name == GRADED) for name in wanted}
 
 
 @functools.cache
 def _driver() -> str:
-  source = importlib.resources.files("agentjax.rewards.boxed").joinpath("gym.py")
+  source = importlib.resources.files("agentjax.adapters.reasoning_gym").joinpath("boxed.py")
   return source.read_text(encoding="utf-8") + "\nmain()\n"
 
 

@@ -22,7 +22,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from agentjax.config import Config, NonNegativeFloat, PositiveInt, PositiveShare
+from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, check
+from agentjax.rewards.graph import GroupScorer
+from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import (
   Judge,
   JudgeUnavailableError,
@@ -38,6 +40,8 @@ from agentjax.rewards.judges import (
   question_key,
   question_text,
 )
+from agentjax.rewards.scorer_config import GroupScorerConfig
+from agentjax.sandbox.config import Sandboxes
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 
 NEUTRAL = 3.0  # the score of a comparison that could not be read
@@ -53,8 +57,8 @@ class Comparison(NamedTuple):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class GenRMConfig(Config):
-  """How a group is compared, and what beside quality counts.
+class GenRMConfig(GroupScorerConfig):
+  """The part "genrm": how a group is compared, by whom, and what beside quality counts.
 
   Attributes:
     pairing: "circular" compares each with the next, the last with the first; "all" every pair once.
@@ -67,6 +71,8 @@ class GenRMConfig(Config):
       quantile of the group's; the source says "top 20 %", the quantile is our reading of it.
     missing: reward of a member without an answer; the lowest score. Ours.
     concurrency: comparisons of a group under way at a time. Ours.
+    comparer: endpoint that compares; a run needs one.
+    seed: of its randomness, with the addresses of what it compares.
   """
 
   pairing: Literal["circular", "all"] = "circular"
@@ -79,6 +85,14 @@ class GenRMConfig(Config):
   best_share: PositiveShare = 0.2
   missing: float = 1.0
   concurrency: PositiveInt = 16
+  comparer: HttpJudgeConfig | None = None
+  seed: int = 0
+
+  def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
+    where, allowed = "config.reward.settings.genrm.comparer", "a judge, for the part 'genrm'"
+    check(self.comparer is not None, where, self.comparer, allowed)
+    assert self.comparer is not None
+    return GenRMCohort(HttpJudge(self.comparer), self, seed=self.seed)
 
 
 def pairs_of(count: int, pairing: Literal["circular", "all"]) -> list[tuple[int, int]]:

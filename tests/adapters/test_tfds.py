@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
+from agentjax.adapters.tfds import TfdsConfig, TfdsTasks
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, load_tasks
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.data.tfds_source import TfdsConfig, TfdsTasks
 from agentjax.trajectory.record import Message
-from tests.data.tfds_folder import write_tfds
+from tests.adapters.tfds_folder import write_tfds
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -77,7 +77,7 @@ def test_slices_of_a_split_and_numeric_fields_are_read(folder):
 def test_reading_needs_neither_tensorflow_nor_jax(folder):
   code = f"""
 import sys
-from agentjax.data.tfds_source import TfdsConfig, TfdsTasks
+from agentjax.adapters.tfds import TfdsConfig, TfdsTasks
 tasks = TfdsTasks(TfdsConfig(name="tiny"), data_dir={folder!r}, split="train")
 assert tasks[6].answer == "12"
 loaded = {{"tensorflow", "jax"}} & set(sys.modules)
