@@ -2,7 +2,7 @@
 
   python -m agentjax.rescore --trajectories=runs/a --config=runs/a/config.json --output=rescored.log
   python -m agentjax.rescore --trajectories=old.store --config=runs/a/config.json \
-      --config.reward.unit_tests.credit=fraction --output=new.store
+      --config.reward.settings.unit_tests.credit=fraction --output=new.store
 
 ``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
 and never changed; the new store is whole or not there. Neither model nor tokenizer is needed:

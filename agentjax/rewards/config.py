@@ -27,7 +27,6 @@ from agentjax.rewards.monitor import (
 from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorer_config import GroupScorerConfig, ScorerConfig
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
 from agentjax.sandbox.config import Sandboxes
 
 
@@ -37,15 +36,14 @@ class RewardConfig(Config):
 
   Attributes:
     parts: names of scorers; all are logged: one of ``scorers.SCORERS`` or of the world's, a part
-      with settings ("genrm", "overlong", "reasoning_gym", "reasoning_gym_graded", "rubric"),
-      "unit_tests", a name of ``settings``, that of an entry point, or "module:attribute" of your
+      with settings ("genrm", "overlong", "reasoning_gym", "reasoning_gym_graded", "rubric",
+      "unit_tests"), a name of ``settings``, that of an entry point, or "module:attribute" of your
       own, a function of an episode and its task (``graph.Scorer``).
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
     settings: those of the parts that shall not have their defaults, by name.
-    unit_tests: how the part "unit_tests" runs code and tests.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
@@ -57,7 +55,6 @@ class RewardConfig(Config):
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
   settings: Table[ScorerConfig] = dataclasses.field(default_factory=Table)
-  unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
   fault_alarm: Share = 0.05
@@ -126,8 +123,7 @@ def build_rewards(
   """
   config.validate("config.reward")
   groups = group_scorers or {}
-  configured = {*known_names(ScorerConfig), *config.settings, UNIT_TESTS}
-  known = sorted({*scorers, *groups, *configured})
+  known = sorted({*scorers, *groups, *known_names(ScorerConfig), *config.settings})
   for name in config.parts:
     allowed = f"{', '.join(known)}, 'module:attribute'"
     check(name in known or is_own(name), "config.reward.parts", name, allowed)
@@ -138,9 +134,6 @@ def build_rewards(
   compared = {name: groups[name] for name in config.parts if name in groups}
   for name in config.parts:
     if name in chosen or name in compared:
-      continue
-    if name == UNIT_TESTS:
-      chosen[name] = UnitTestScorer(config.unit_tests, sandboxes=sandboxes)
       continue
     settings = config.part(name)
     if isinstance(settings, GroupScorerConfig):

@@ -33,7 +33,6 @@ from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
-from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
 from agentjax.trajectory.record import MONTE_CARLO
@@ -72,7 +71,6 @@ class Scoring:
   registry: ToolRegistry
   site: Site
   world: World
-  hidden_tests: VerifiedTests
   rewards: RewardGraph
 
   async def start(self) -> None:
@@ -84,7 +82,6 @@ class Scoring:
     await self.world.close()
     await self.registry.close()
     await self.rewards.close()
-    await self.hidden_tests.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,11 +170,9 @@ def build_scoring(
   """
   sandboxes = Sandboxes(experiment.sandboxes)
   registry = build_tools(experiment.tools, extensions.tools, sandboxes)
-  hidden_tests = VerifiedTests(experiment.reward.unit_tests, sandboxes)
   site = Site(
     registry,
     sandboxes,
-    hidden_tests,
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
@@ -192,7 +187,7 @@ def build_scoring(
   rewards = build_rewards(
     experiment.reward, scorers, sandboxes=sandboxes, group_scorers=world.group_scorers
   )
-  return Scoring(tasks, registry, site, world, hidden_tests, rewards)
+  return Scoring(tasks, registry, site, world, rewards)
 
 
 def build_parts(

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from agentjax.config import ConfigError, check
@@ -22,9 +22,6 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Environment
-
-HiddenTests = Callable[[Mapping[str, str], Mapping[str, Any]], Awaitable[tuple[int, int]]]
-"""(path -> source, the task's ``unit_tests``) -> how many tests passed, how many there are."""
 
 _BUNDLED = "agentjax.worlds"
 
@@ -43,7 +40,6 @@ class Site:
   Attributes:
     registry: the run's tools; whoever made it closes it.
     sandboxes: those of the run, by name.
-    hidden_tests: runs unit tests against code that is not to be trusted; None where there is none.
     max_turns: turns of the policy in an episode.
     tool_timeout: seconds one tool call may take.
     read_answer: final text of a question -> its answer.
@@ -52,7 +48,6 @@ class Site:
 
   registry: ToolRegistry
   sandboxes: Sandboxes = dataclasses.field(default_factory=Sandboxes)
-  hidden_tests: HiddenTests | None = None
   max_turns: int = 16
   tool_timeout: float = 10.0
   read_answer: Callable[[str], str | None] = read_marked_answer

@@ -315,7 +315,7 @@ def test_no_bundled_environment_is_without_gates():
   gated = set()
   for kind in KINDS:
     registry = ToolRegistry([]) if kind != "repair" else build_tools(ToolsConfig(names=("files",)))
-    site = Site(registry, hidden_tests=lambda code, tests: None)
+    site = Site(registry)
     world = WorldConfig.from_name(kind, "world").build(site)
     gated.add(type(world.environment(Task(0, (), "", ""))))
     asyncio.run(world.close())

@@ -35,10 +35,11 @@ from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Environment
-from agentjax.world.workspace import WorkspaceEnvironment, WorkspacePythonTool
+from agentjax.world.workspace import WorkspaceEnvironment
 from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.mle.cheats import mle_cheats
 from agentjax.worlds.mle.tasks import MleTaskConfig
+from agentjax.worlds.mle.tool import WorkspacePythonTool
 
 SUBMISSION = "submission.csv"
 _LUCK = 0.25  # of the way from constant to strong; ours
