@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentjax.config import Config, check
-from agentjax.data.agent_trajectories import openai_messages
+from agentjax.data.conversations import openai_messages
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.splits import TaskSplits

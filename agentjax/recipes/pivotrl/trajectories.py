@@ -18,6 +18,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from agentjax.data.conversations import (
+  check_turns,
+  list_of,
+  mapping_of,
+  openai_messages,
+  parse_json,
+  read_call,
+  text_of,
+)
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl
 from agentjax.tools.declared import DeclaredTool, read_tools
@@ -119,23 +128,7 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools_of(row: Mapping[str, Any]) -> tuple[DeclaredTool, ...]:
   values = row.get("tools") or ()
-  return read_tools(_json(values, "tools") if isinstance(values, str) else values)
-
-
-def check_turns(messages: Sequence[Message]) -> None:
-  """Raises ValueError where tools answer what nobody asked, or the policy never speaks."""
-  if not any(message.role == "assistant" for message in messages):
-    raise ValueError("the conversation has no assistant message")
-  open_calls = 0
-  for number, message in enumerate(messages):
-    if message.role == "assistant":
-      open_calls = len(message.tool_calls)
-      if not message.tool_calls and not message.content:
-        raise ValueError(f"message {number}: an assistant message without text or calls")
-    elif message.role == "tool":
-      if not open_calls:
-        raise ValueError(f"message {number}: a tool's answer without a call before it")
-      open_calls -= 1
+  return read_tools(parse_json(values, "tools") if isinstance(values, str) else values)
 
 
 # --- OpenAI --------------------------------------------------------------------------------------
@@ -145,80 +138,7 @@ def _openai(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   field = next((name for name in _MESSAGES if name in row), None)
   if field is None:
     raise ValueError(f"no {', '.join(_MESSAGES)}; fields: {', '.join(row) or 'none'}")
-  yield from openai_messages(_list(row[field], field), keep)
-
-
-def openai_messages(values: Sequence[Any], keep: bool) -> Iterator[Message]:
-  """Messages in OpenAI's form, with ``tool_calls``.
-
-  Args:
-    values: plain JSON.
-    keep: whether an assistant's ``reasoning_content`` is put before its text, within ``<think>``
-      and ``</think>``, or left out.
-
-  Raises:
-    ValueError: a message that does not fit, with its number.
-  """
-  known: set[str] = set()  # ids of calls
-  for number, message in enumerate(values):
-    try:
-      yield _openai_message(message, keep, known)
-    except (KeyError, TypeError, ValueError) as error:
-      reason = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
-      raise ValueError(f"message {number}: {reason}") from error
-
-
-def _openai_message(value: Any, keep: bool, known: set[str]) -> Message:
-  role = _mapping(value, "a message")["role"]
-  if role not in ("system", "user", "assistant", "tool"):
-    raise ValueError(f"role {role!r}; allowed: system, user, assistant, tool")
-  parts = _parts(value.get("content"))
-  text = "".join(part for kind, part in parts if kind == "text")
-  if role != "assistant":
-    if any(kind != "text" for kind, _ in parts):
-      raise ValueError(f"a {role} message holds more than text")
-    answered = value.get("tool_call_id")
-    if role == "tool" and answered is not None and str(answered) not in known:
-      raise ValueError(f"tool_call_id {answered!r} is of no call before it")
-    return Message(role, text)
-  reasoning = _text(value.get("reasoning_content") or "", "reasoning_content")
-  reasoning = reasoning or "".join(part for kind, part in parts if kind == "reasoning")
-  written = value.get("tool_calls")
-  calls = [_call(call) for call in _list(written, "tool_calls")] if written else []
-  calls += [_call(_json(part, "a tool call")) for kind, part in parts if kind == "tool_call"]
-  known.update(str(call["id"]) for call in written or () if "id" in call)
-  return Message(role, _with_thinking(reasoning, text, keep), tuple(calls))
-
-
-def _parts(content: Any) -> list[tuple[str, str]]:
-  """(kind, text) of each part of a message's content."""
-  if content is None:
-    return []
-  if isinstance(content, str):
-    return [("text", content)]
-  parts = []
-  for part in _list(content, "content"):
-    kind = _mapping(part, "a part of the content")["type"]
-    if kind not in ("text", "reasoning", "tool_call"):
-      raise ValueError(f"content of type {kind!r}; allowed: text, reasoning, tool_call")
-    parts.append((kind, _text(part.get("value", part.get("text")), f"content of type {kind!r}")))
-  return parts
-
-
-def _call(value: Any) -> ToolCall:
-  value = _mapping(value, "a tool call")
-  value = _mapping(value.get("function", value), "the function of a tool call")
-  name = _text(value["name"], "the name of a tool call")
-  arguments = value["arguments"] if "arguments" in value else {}
-  if isinstance(arguments, str):
-    arguments = _json(arguments or "{}", f"the arguments of {name!r}")
-  if not name or not isinstance(arguments, dict):
-    raise ValueError(f"the arguments of tool call {name!r} are no JSON object")
-  return ToolCall(name, arguments)
-
-
-def _with_thinking(reasoning: str, text: str, keep: bool) -> str:
-  return f"<think>\n{reasoning.strip()}\n</think>\n\n{text}" if keep and reasoning else text
+  yield from openai_messages(list_of(row[field], field), keep)
 
 
 # --- from/value pairs ----------------------------------------------------------------------------
@@ -228,14 +148,14 @@ def _sharegpt(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   del keep  # there is no reasoning apart from the text
   if isinstance(row.get("system"), str) and row["system"]:
     yield Message("system", row["system"])
-  for number, value in enumerate(_list(row["conversations"], "conversations")):
-    speaker, text = _mapping(value, "a message")["from"], value["value"]
+  for number, value in enumerate(list_of(row["conversations"], "conversations")):
+    speaker, text = mapping_of(value, "a message")["from"], value["value"]
     if speaker == "function_call":
-      calls = _json(text, f"message {number}: a function_call")
+      calls = parse_json(text, f"message {number}: a function_call")
       calls = calls if isinstance(calls, list) else [calls]
-      yield Message("assistant", "", tuple(_call(call) for call in calls))
+      yield Message("assistant", "", tuple(read_call(call) for call in calls))
     elif speaker in _SHAREGPT:
-      yield Message(_SHAREGPT[speaker], _text(text, f"message {number}"))
+      yield Message(_SHAREGPT[speaker], text_of(text, f"message {number}"))
     else:
       allowed = ", ".join((*_SHAREGPT, "function_call"))
       raise ValueError(f"message {number} is from {speaker!r}; allowed: {allowed}")
@@ -254,12 +174,12 @@ def _adp(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   del keep
   text, open_calls = "", 0
   calls: list[ToolCall] = []
-  for number, item in enumerate(_list(row["content"], "content")):
-    kind = _mapping(item, f"item {number}")["class_"]
+  for number, item in enumerate(list_of(row["content"], "content")):
+    kind = mapping_of(item, f"item {number}")["class_"]
     if kind in ("api_action", "code_action", "message_action"):
-      said = _text(item.get("description") or "", f"item {number}: description")
+      said = text_of(item.get("description") or "", f"item {number}: description")
       if kind == "message_action":
-        said = _text(item["content"], f"item {number}: content")
+        said = text_of(item["content"], f"item {number}: content")
       if said and calls:
         yield Message("assistant", text, tuple(calls))
         text, calls = "", []
@@ -288,10 +208,10 @@ def _adp(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
 
 def _adp_call(kind: str, item: Mapping[str, Any]) -> ToolCall:
   if kind == "api_action":
-    return _call({"name": item["function"], "arguments": item["kwargs"]})
-  language = _text(item["language"], "language")
+    return read_call({"name": item["function"], "arguments": item["kwargs"]})
+  language = text_of(item["language"], "language")
   name, parameter = _CODE_TOOLS.get(language, (f"execute_{language}", "code"))
-  return ToolCall(name, {parameter: _text(item["content"], "content")})
+  return ToolCall(name, {parameter: text_of(item["content"], "content")})
 
 
 def _adp_observation(kind: str, item: Mapping[str, Any], number: int) -> tuple[str, str]:
@@ -300,36 +220,8 @@ def _adp_observation(kind: str, item: Mapping[str, Any], number: int) -> tuple[s
     source = item["source"]
     if source not in ("user", "agent", "environment"):
       raise ValueError(f"item {number}: source {source!r}; allowed: user, agent, environment")
-    return _text(item["content"], f"item {number}: content"), source
+    return text_of(item["content"], f"item {number}: content"), source
   if kind == "web_observation":
     page = item.get("axtree") or item.get("html")
-    return f"URL: {item.get('url') or ''}\n{_text(page, f'item {number}: page')}", "environment"
+    return f"URL: {item.get('url') or ''}\n{text_of(page, f'item {number}: page')}", "environment"
   raise ValueError(f"item {number}: class_ {kind!r} cannot be read as text")
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _json(text: Any, what: str) -> Any:
-  try:
-    return json.loads(_text(text, what))
-  except (json.JSONDecodeError, RecursionError) as error:
-    raise ValueError(f"{what} is not JSON: {error}") from error
-
-
-def _text(value: Any, what: str) -> str:
-  if not isinstance(value, str):
-    raise ValueError(f"{what} is a {type(value).__name__}; allowed: text")
-  return value
-
-
-def _list(value: Any, what: str) -> list[Any]:
-  if not isinstance(value, list) or not value:
-    raise ValueError(f"{what} is no list with something in it")
-  return value
-
-
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-  if not isinstance(value, Mapping):
-    raise ValueError(f"{what} is a {type(value).__name__}; allowed: an object")
-  return value
