@@ -54,7 +54,7 @@ class TfdsConfig(TaskSource):
     super().check_data(data, path)
     check(bool(self.name), f"{path}.source.name", self.name, "a TFDS data set's name")
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     return load_tfds(self, data.path, train_limit=data.train_size, test_limit=data.test_size)
 

@@ -56,7 +56,7 @@ class JsonlConfig(TaskSource):
       "another file than train_file",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     parts = (
       (self.train_file, 0, data.train_size),
@@ -120,9 +120,9 @@ class MixtureConfig(TaskSource):
     for source in self.sources:
       source.check_data(data, path)
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
-    parts = [source.load(data, secret) for source in self.sources]
+    parts = [source.load(data) for source in self.sources]
     test = [p.test for p in parts]
     weights = self.weights or (1.0,) * len(parts)
     return TaskSplits(
@@ -145,8 +145,6 @@ class DataConfig(Config):
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
-    secret_file: the file ``secret`` of a run, to have its labels where they depend on one
-      (generated data sets of the world "mle"); None is the run's own, drawn at its beginning.
   """
 
   source: TaskSource | None = None
@@ -154,7 +152,6 @@ class DataConfig(Config):
   train_size: int | None = 10_000
   test_size: int | None = 256
   seed: Annotated[int, Range(0, 2**31, below=True)] = 0
-  secret_file: FilePath | None = None
 
   def validate(self, path: str = "config.data") -> None:
     super().validate(path)
@@ -165,12 +162,11 @@ class DataConfig(Config):
       check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
 
 
-def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits:
+def load_tasks(config: DataConfig) -> TaskSplits:
   """Reads or generates the tasks of a source; not those of a world (``World.tasks``).
 
   Args:
     config: see DataConfig.
-    secret: of the run, where the source's labels depend on it.
 
   Raises:
     ConfigError: a setting that cannot be, or a missing extra.
@@ -179,4 +175,4 @@ def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits
   config.validate()
   if config.source is None:
     raise ConfigError("config.data.source=None; allowed: a source of tasks.")
-  return config.source.load(config, secret)
+  return config.source.load(config)

@@ -10,7 +10,6 @@ from typing import Any
 
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
-from agentjax.data.secret import run_secret
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.names import Adopted
@@ -162,7 +161,7 @@ def build_scoring(
   Args:
     experiment: validated.
     extensions: what the caller brings.
-    directory: of the run, whose secret the labels may depend on.
+    directory: of the run; None where nothing is kept.
 
   Raises:
     ConfigError: parts that do not fit each other.
@@ -179,7 +178,7 @@ def build_scoring(
     folder=None if directory is None else directory / "world",
   )
   world = experiment.world.build(site)
-  tasks = load_task_splits(experiment, extensions, directory, world)
+  tasks = load_task_splits(experiment, extensions, world)
   if extensions.make_environment is not None:
     world = PlainWorld(extensions.make_environment, registry.tools, world)
   own = {MONTE_CARLO: monte_carlo_part}
@@ -197,8 +196,8 @@ def build_parts(
 
   Args:
     experiment: validated.
-    directory: of the run: its secret, files that tools make, and a tokenizer trained on the tasks
-      are kept there.
+    directory: of the run: files that its world and its tools make, and a tokenizer trained on the
+      tasks, are kept there.
     extensions: what the caller brings.
 
   Raises:
@@ -246,7 +245,6 @@ def build_parts(
 def load_task_splits(
   experiment: Experiment,
   extensions: Extensions,
-  directory: pathlib.Path | None,
   world: World,
 ) -> TaskSplits:
   """The tasks of a run: the caller's, those of ``config.data.source``, or the world's own.
@@ -254,7 +252,6 @@ def load_task_splits(
   Args:
     experiment: validated.
     extensions: what the caller brings.
-    directory: of the run, whose secret the labels may depend on.
     world: of the run.
 
   Raises:
@@ -265,11 +262,8 @@ def load_task_splits(
     return extensions.tasks
   data, wanted = experiment.data, experiment.evaluation.tasks
   data.validate()
-  secret = None
   maker = experiment.world if data.source is None else data.source
-  if directory is not None and maker.needs_secret(data):
-    secret = run_secret(directory)
-  tasks = load_tasks(data, secret=secret) if data.source is not None else world.tasks(data, secret)
+  tasks = load_tasks(data) if data.source is not None else world.tasks(data)
   check(
     bool(tasks.test) or not wanted,
     "config.evaluation.tasks",

@@ -89,13 +89,11 @@ class World:
   async def start(self, site: Site) -> None:
     """Starts what episodes share, such as servers or browsers."""
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     """The world's own tasks, where ``config.data.source`` names no others.
 
     Args:
       data: how many, from where, and the seed.
-      secret: of the run, where the settings say that labels depend on it
-        (``WorldConfig.needs_secret``).
 
     Raises:
       ConfigError: the world has none of its own.
@@ -172,10 +170,6 @@ class WorldConfig(Choice):
         size = getattr(data, name)
         check(size is not None, f"{path}.data.{name}", size, f"a number, for {self.chosen!r}")
 
-  def needs_secret(self, data: DataConfig) -> bool:
-    """Whether labels of the world's own tasks depend on the run's secret (``data.secret``)."""
-    return False
-
   def without_chance(self) -> Self:
     """The same world in which a worked solution always succeeds, for gates."""
     return self
@@ -234,8 +228,8 @@ class PlainWorld(World):
   def environment(self, task: Task) -> Environment:
     return self._make(task)
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return super().tasks(data, secret) if self._base is None else self._base.tasks(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return super().tasks(data) if self._base is None else self._base.tasks(data)
 
   async def start(self, site: Site) -> None:
     if self._base is not None:

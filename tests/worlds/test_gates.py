@@ -24,7 +24,6 @@ from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
 from agentjax.adapters.tfds import TfdsConfig
 from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig, JsonlConfig, MixtureConfig
-from agentjax.data.secret import run_secret
 from agentjax.data.source import TaskSource
 from agentjax.names import known_names
 from agentjax.rewards import RewardConfig
@@ -41,6 +40,8 @@ from agentjax.world.environment import Environment
 from agentjax.world.world import Site, WorldConfig
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig
 from agentjax.worlds.code.sources import CodeTasksConfig, CodeTaskSource
+from agentjax.worlds.mle.secret import run_secret
+from agentjax.worlds.mle.tasks import MleTaskConfig
 from agentjax.worlds.pivot.tasks import PivotRow, write_pivots
 from agentjax.worlds.pivot.tool_match import ArgumentMatchConfig
 from agentjax.worlds.pivot.verifier import PivotVerifierConfig
@@ -264,12 +265,14 @@ def experiment(gated: Gated, folder):
   gated.files(folder)
   base, length = smoke_experiment(), 16_384
   data = {"train_size": max(gated.tasks, 8), "test_size": 0, "path": str(folder)} | gated.data
+  world = gated.world
   if gated.kind == "mle":
     run_secret(folder)
-    data |= {"path": None, "secret_file": str(folder / "secret")}
+    data["path"] = None
+    world = {"tasks": MleTaskConfig(secret_file=str(folder / "secret"))}
   return dataclasses.replace(
     base,
-    world=dataclasses.replace(WorldConfig.from_name(gated.kind, "world"), **gated.world),
+    world=dataclasses.replace(WorldConfig.from_name(gated.kind, "world"), **world),
     data=DataConfig(source=gated.source, **data),
     reward=RewardConfig(parts=(part_of(gated),)),
     tools=ToolsConfig(names=gated.tools),

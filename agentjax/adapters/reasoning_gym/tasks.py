@@ -55,7 +55,7 @@ class ReasoningGymConfig(TaskSource):
         f"settings other than {name!r}, which follows from config.data",
       )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
     sizes = {"train_size": data.train_size, "test_size": data.test_size}
     return load_reasoning_gym(self, **sizes, seed=data.seed)

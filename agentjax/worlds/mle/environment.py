@@ -75,9 +75,6 @@ class MleWorldConfig(WorldConfig):
       "no 'python' in the world 'mle', which brings its own",
     )
 
-  def needs_secret(self, data: DataConfig) -> bool:
-    return self.tasks.needs_secret(data)
-
   def build(self, site: Site) -> World:
     return MleWorld(self, site)
 
@@ -159,8 +156,8 @@ class MleWorld(World):
     names = [field.name for field in dataclasses.fields(Milestones)]
     self.scorers = {f"mle_{name}": _scorer(name) for name in names}
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data, self._site.folder)
 
   def environment(self, task: Task) -> Environment:
     return WorkspaceEnvironment(

@@ -48,7 +48,7 @@ class PivotWorld(World):
     self._kind = config.verifier.kind
     self.scorers = {"pivot": PivotScorer(config.verifier)}
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     train = pivot_tasks(os.path.join(data.path, "pivots.jsonl"), limit=data.train_size)
     held_out = os.path.join(data.path, "test.jsonl")

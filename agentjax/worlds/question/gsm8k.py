@@ -32,7 +32,7 @@ class Gsm8kConfig(TaskSource):
 
   reads_path = True
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     return load_gsm8k(data.path, train_limit=data.train_size, test_limit=data.test_size)
 

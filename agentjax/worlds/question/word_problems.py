@@ -172,7 +172,7 @@ class WordProblemConfig(TaskSource):
       f">= 1; above {MAX_LEVEL} switches distractors off",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
     return word_problems(self, train_size=data.train_size, test_size=data.test_size, seed=data.seed)
 

@@ -31,8 +31,8 @@ class QuestionWorld(World):
     self._site = site
     self.tools = site.registry.tools
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return WordProblemConfig().load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return WordProblemConfig().load(data)
 
   def environment(self, task: Task) -> Environment:
     site = self._site

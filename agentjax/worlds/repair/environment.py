@@ -154,8 +154,8 @@ class RepairWorld(World):
       "repair_progress": judge.score_progress,
     }
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data)
 
   def environment(self, task: Task) -> Environment:
     return WorkspaceEnvironment(

@@ -1,9 +1,9 @@
 """A run's secret: what generated labels depend on beside the seed, so that no box can make them.
 
 The seed of a data set is a small number and its generator is public. Where a policy runs programs,
-it could run the generator too. So labels also depend on 32 random bytes that stand in the run's
-directory (mode 600) and never enter a box. A run that is resumed, replayed, evaluated or scored
-again reads them from there.
+it could run the generator too. So labels also depend on 32 random bytes that stand in the world's
+folder of the run (mode 600) and never enter a box. A run that is resumed, replayed, evaluated or
+scored again reads them from there.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
   return value
 
 
-def run_secret(directory: pathlib.Path) -> bytes:
-  """The secret of the run in ``directory``, drawn at its beginning.
+def run_secret(folder: pathlib.Path) -> bytes:
+  """The secret of the run whose world has ``folder``, drawn at its beginning.
 
   Raises:
     ConfigError: a run that was begun without one.
   """
-  path = directory / FILE
+  path, directory = folder / FILE, folder.parent
   if not path.exists():
     if (directory / "journal.log").exists():
       raise ConfigError(
         f"{directory} holds a run whose generated labels depended on the seed alone, so that a "
         "policy could compute them. Begin it anew in another --workdir."
       )
-    directory.mkdir(parents=True, exist_ok=True)
-    made = directory / f".{FILE}-{secrets.token_hex(8)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f".{FILE}-{secrets.token_hex(8)}"
     with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
       file.write(secrets.token_hex(_BYTES))
     with contextlib.suppress(FileExistsError):  # another process of the run was first
