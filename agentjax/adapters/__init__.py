@@ -1,1 +1,1 @@
-"""What wraps an outside package or speaks an outside protocol; the core reaches it by name."""
+"""Adapters: what wraps an outside package, program or service. The core chooses them by name."""
