@@ -18,11 +18,11 @@ Scores that rise with length raise a warning: they are the first sign of a judge
 
 import pathlib
 
+from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
 from agentjax.data import DataConfig
 from agentjax.data.config import JsonlConfig
 from agentjax.recipes.rubrics.rubric import RubricConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.http_judge import HttpJudgeConfig
 from agentjax.training import Experiment, load_experiment
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
 from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
-from agentjax.rewards.endpoint import JudgeRefusedError
 from agentjax.rewards.unit_tests import (
   UnitTestConfig,
   UnitTests,

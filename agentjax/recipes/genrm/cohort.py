@@ -22,9 +22,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, check
 from agentjax.rewards.graph import GroupScorer
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import (
   Judge,
   JudgeUnavailableError,

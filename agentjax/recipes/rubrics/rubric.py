@@ -27,10 +27,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
+from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.config import AtLeastTwo, ConfigError, PositiveShare, Range
 from agentjax.recipes.rubrics.panel import Combine, panel
 from agentjax.rewards.graph import Scorer
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import (
   Judge,
   LengthAlarm,

@@ -49,6 +49,12 @@ class EndpointConfig(Config):
     check(bool(self.model), f"{path}.model", self.model, "the endpoint's name of the model")
 
 
+def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
+  """What of an endpoint's settings has to do with what it writes."""
+  by_the_way = ("api_key_variable", "timeout", "attempts")
+  return {name: value for name, value in config.to_dict().items() if name not in by_the_way}
+
+
 async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
   """What ``POST base_url/path`` answers, which has at least one choice.
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare
 from agentjax.http_client import load_aiohttp
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.trajectory.record import Message
 
 _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token
