@@ -28,8 +28,8 @@ class ScorerConfig(Choice):
       "overlong": "agentjax.rewards.shaping:OverlongConfig",
       "reasoning_gym": f"{gym}:ReasoningGymScoring",
       "reasoning_gym_graded": f"{gym}:GradedReasoningGymScoring",
-      "unit_tests": "agentjax.rewards.unit_tests:UnitTestConfig",
       "rubric": "agentjax.recipes.rubrics.rubric:RubricConfig",
+      "unit_tests": "agentjax.rewards.unit_tests:UnitTestConfig",
     }
 
   @classmethod

@@ -8,6 +8,7 @@ from agentjax.config import ConfigError
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.shaping import OverlongConfig, overlong
+from agentjax.training.flags import set_field
 from agentjax.trajectory.record import Segment, Task, Trajectory
 
 TASK = Task(0, (), "4", "sums")
@@ -62,3 +63,20 @@ def test_settings_are_saved_with_the_name_of_what_they_are_of():
   }
   assert RewardConfig.from_dict(json.loads(json.dumps(saved))) == config
   assert set(build_rewards(config).part_names) == {"long", "overlong"}
+
+
+def test_settings_are_set_by_flag_and_a_part_may_be_there_twice():
+  config = RewardConfig()
+  for name, value in (
+    ("parts", "overlong,late"),
+    ("weights", "1,0"),
+    ("settings.overlong.limit", "2048"),
+    ("settings.late", "overlong"),
+    ("settings.late.buffer", "7"),
+    ("settings.overlong.buffer", "9"),
+  ):
+    set_field(config, name.split("."), value, "reward")
+  config.validate()
+  assert config.part("overlong") == OverlongConfig(limit=2048, buffer=9)
+  assert config.part("late") == OverlongConfig(buffer=7)
+  assert build_rewards(config).part_names == ("overlong", "late")
