@@ -31,13 +31,13 @@ from absl import app, flags, logging
 from rich.console import Console
 
 from agentjax.data import TaskSplits
-from agentjax.data.agent_trajectories import AgentTrajectory
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
@@ -58,6 +58,7 @@ from agentjax.training import (
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.worlds.pivot import PivotWorldConfig
 from agentjax.worlds.pivot.environment import PivotEnvironment
 from agentjax.worlds.pivot.tasks import PivotRow
 
@@ -178,6 +179,7 @@ def experiment(seed: int, tokenizer: pathlib.Path, **changes) -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece", path=str(tokenizer)),
     tools=ToolsConfig(names=()),
+    world=PivotWorldConfig(),
     reward=RewardConfig(parts=("pivot", "exact_match"), weights=(1.0, 0.0)),
     engine=EngineConfig(
       slots=64, max_length=192, chunk_tokens=8, extend_buckets=(32, 128), extend_rows=(16, 8)

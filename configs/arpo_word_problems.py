@@ -12,7 +12,6 @@ advantage of their branches.
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
@@ -26,6 +25,7 @@ from agentjax.training import (
   RLStage,
   SupervisedStage,
 )
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 def get_config() -> Experiment:

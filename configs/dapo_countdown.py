@@ -39,7 +39,7 @@ def get_config() -> Experiment:
     reward=RewardConfig(
       parts=("environment", "overlong"),
       weights=(1.0, 1.0),
-      overlong=OverlongConfig(limit=24, buffer=8),
+      settings={"overlong": OverlongConfig(limit=24, buffer=8)},
     ),
     engine=EngineConfig(slots=64, max_length=160, chunk_tokens=8),
     rollout=RolloutConfig(

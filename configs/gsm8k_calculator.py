@@ -12,7 +12,6 @@ a solution and is rewarded too rarely to learn more; --config.start_from gives i
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.config import Gsm8kConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
@@ -27,6 +26,7 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
 
 
 def get_config() -> Experiment:

@@ -16,7 +16,6 @@ On a CPU, with a small model: --config.model.compute_dtype=float32.
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.config import Gsm8kConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, MismatchConfig, ObjectiveConfig, PolicyLossConfig
@@ -26,6 +25,7 @@ from agentjax.text import ChatConfig, TokenizerConfig
 from agentjax.tools import ToolsConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
 
 _SYSTEM_PROMPT = (
   "Solve the problem step by step. Do all arithmetic by calling the python function; print what "

@@ -8,8 +8,8 @@ The score is reasoning-gym's own, in 0..1. There are no worked solutions, so the
 from the answers alone; a calculator stands by for the policy to discover.
 """
 
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
 from agentjax.data import DataConfig
-from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig

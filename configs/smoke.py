@@ -4,7 +4,6 @@ python -m agentjax.train --config=configs/smoke.py --workdir=runs/smoke
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.rewards import RewardConfig, SampleConfig
@@ -17,6 +16,7 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 def get_config() -> Experiment:

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from agentjax.config import ConfigError
 from agentjax.data import DataConfig, load_tasks
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
 from agentjax.rollout.integrity import play_turns
@@ -24,6 +24,8 @@ from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
 from agentjax.world.cheats import Setting
+from agentjax.worlds.mle import MleWorldConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 from tests.worlds.test_gates import GATED, experiment
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -167,7 +169,7 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   if gated.needs is not None:
     pytest.importorskip(gated.needs)
   config = resolve(experiment(gated, tmp_path))
-  setting = Setting(config.reward.pivot, gated.tools, config.rollout.answer)
+  setting = Setting(gated.tools, config.rollout.answer)
 
   async def play():
     scoring = build_scoring(config, Extensions())
@@ -192,6 +194,20 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   after = rescore_trajectories(config, read_trajectories(tmp_path / "episodes.store"))
   assert [t.reward for t in after] == [t.reward for t in before]
   assert [t.reward_parts for t in after] == [t.reward_parts for t in before]
+
+
+def test_labels_of_a_run_follow_from_its_own_secret(tmp_path):
+  gated = dataclasses.replace(experiment(GATED["mle"], tmp_path), world=MleWorldConfig())
+  config = resolve(gated)
+
+  def labels(run):
+    scoring = build_scoring(config, Extensions(), tmp_path / run)
+    asyncio.run(scoring.close())
+    return [task.metadata["labels"] for task in scoring.tasks.train]
+
+  assert labels("a") == labels("a") != labels("b")
+  with pytest.raises(ConfigError, match="tasks.secret_file=None"):
+    build_scoring(config, Extensions())
 
 
 _READ = """

@@ -7,13 +7,10 @@ import os
 from typing import Annotated
 
 from agentjax.config import Config, ConfigError, FilePath, Range, check
-from agentjax.data.gsm8k import load_gsm8k
 from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.data.mixture import mix
-from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
-from agentjax.data.word_problems import WordProblemConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -59,7 +56,7 @@ class JsonlConfig(TaskSource):
       "another file than train_file",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     parts = (
       (self.train_file, 0, data.train_size),
@@ -85,29 +82,16 @@ class JsonlConfig(TaskSource):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class Gsm8kConfig(TaskSource):
-  """GSM8K, as published, in the folder ``config.data.path``."""
-
-  reads_path = True
-
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    assert data.path is not None
-    return load_gsm8k(data.path, train_limit=data.train_size, test_limit=data.test_size)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
 class MixtureConfig(TaskSource):
   """Several sources at once.
 
   Attributes:
     sources: at least two, at most one of which reads ``config.data.path``.
-    weights: share of each source, one positive number each; needn't sum to 1.
+    weights: share of each source, one positive number each; needn't sum to 1. () is equal shares.
   """
 
-  sources: tuple[TaskSource, ...] = dataclasses.field(
-    default_factory=lambda: (WordProblemConfig(), ReasoningGymConfig())
-  )
-  weights: tuple[float, ...] = (1.0, 1.0)
+  sources: tuple[TaskSource, ...] = ()
+  weights: tuple[float, ...] = ()
 
   def validate(self, path: str = "config.data.source") -> None:
     super().validate(path)
@@ -125,10 +109,10 @@ class MixtureConfig(TaskSource):
       "at most one that reads files, since there is one config.data.path",
     )
     check(
-      len(self.weights) == len(self.sources) and all(w > 0 for w in self.weights),
+      len(self.weights) in (0, len(self.sources)) and all(w > 0 for w in self.weights),
       f"{path}.weights",
       self.weights,
-      f"{len(self.sources)} positive numbers",
+      f"{len(self.sources)} positive numbers, or ()",
     )
 
   def check_data(self, data: DataConfig, path: str) -> None:
@@ -136,13 +120,14 @@ class MixtureConfig(TaskSource):
     for source in self.sources:
       source.check_data(data, path)
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
-    parts = [source.load(data, secret) for source in self.sources]
+    parts = [source.load(data) for source in self.sources]
     test = [p.test for p in parts]
+    weights = self.weights or (1.0,) * len(parts)
     return TaskSplits(
-      train=mix([p.train for p in parts], self.weights, size=data.train_size, first_id=0),
-      test=mix(test, self.weights, size=data.test_size, first_id=FIRST_TEST_ID)
+      train=mix([p.train for p in parts], weights, size=data.train_size, first_id=0),
+      test=mix(test, weights, size=data.test_size, first_id=FIRST_TEST_ID)
       if data.test_size
       else [],
     )
@@ -160,8 +145,6 @@ class DataConfig(Config):
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.
-    secret_file: the file ``secret`` of a run, to have its labels where they depend on one
-      (generated data sets of the world "mle"); None is the run's own, drawn at its beginning.
   """
 
   source: TaskSource | None = None
@@ -169,7 +152,6 @@ class DataConfig(Config):
   train_size: int | None = 10_000
   test_size: int | None = 256
   seed: Annotated[int, Range(0, 2**31, below=True)] = 0
-  secret_file: FilePath | None = None
 
   def validate(self, path: str = "config.data") -> None:
     super().validate(path)
@@ -180,12 +162,11 @@ class DataConfig(Config):
       check(size is None or size >= least, f"{path}.{name}", size, f">= {least} or None")
 
 
-def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits:
+def load_tasks(config: DataConfig) -> TaskSplits:
   """Reads or generates the tasks of a source; not those of a world (``World.tasks``).
 
   Args:
     config: see DataConfig.
-    secret: of the run, where the source's labels depend on it.
 
   Raises:
     ConfigError: a setting that cannot be, or a missing extra.
@@ -194,4 +175,4 @@ def load_tasks(config: DataConfig, *, secret: bytes | None = None) -> TaskSplits
   config.validate()
   if config.source is None:
     raise ConfigError("config.data.source=None; allowed: a source of tasks.")
-  return config.source.load(config, secret)
+  return config.source.load(config)

@@ -31,11 +31,11 @@ class TaskSource(Choice):
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     return {
-      "word_problems": f"{_HERE}.word_problems:WordProblemConfig",
-      "gsm8k": f"{_HERE}.config:Gsm8kConfig",
+      "word_problems": "agentjax.worlds.question.word_problems:WordProblemConfig",
+      "gsm8k": "agentjax.worlds.question.gsm8k:Gsm8kConfig",
       "jsonl": f"{_HERE}.config:JsonlConfig",
-      "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymConfig",
-      "tfds": f"{_HERE}.tfds_source:TfdsConfig",
+      "reasoning_gym": "agentjax.adapters.reasoning_gym.tasks:ReasoningGymConfig",
+      "tfds": "agentjax.adapters.tfds:TfdsConfig",
       "mixture": f"{_HERE}.config:MixtureConfig",
     }
 
@@ -59,16 +59,11 @@ class TaskSource(Choice):
       size = getattr(data, name)
       check(size is not None, f"{path}.{name}", size, f"a number, for source {self.chosen!r}")
 
-  def needs_secret(self, data: DataConfig) -> bool:
-    """Whether labels are generated that depend on the run's secret (``data.secret``)."""
-    return False
-
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     """The tasks.
 
     Args:
       data: sizes, seed and folder; ``check_data`` has passed.
-      secret: of the run, where ``needs_secret``.
 
     Raises:
       ConfigError: a setting that cannot be, or a missing extra.
@@ -86,7 +81,7 @@ class OwnSource(Adopted, TaskSource):
   def check_data(self, data: DataConfig, path: str) -> None:
     pass
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     found = self.found if isinstance(self.found, TaskSplits) else self.found(data)
     if not isinstance(found, TaskSplits):
       raise wrong(self.name, "config.data.source", found, self.adopts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from agentjax.config import Config, Share, check
-from agentjax.names import check_callable, check_name, is_own, load
+from agentjax.config import Config, Share, Table, check
+from agentjax.names import check_name, is_own, known_names
 from agentjax.rewards.graph import (
   Gate,
   GroupScorer,
@@ -16,7 +16,6 @@ from agentjax.rewards.graph import (
   Scorer,
   WeightedSum,
 )
-from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
 from agentjax.rewards.monitor import (
   MONITOR_PART,
   MONITORS,
@@ -25,13 +24,9 @@ from agentjax.rewards.monitor import (
   count_findings,
   watched,
 )
-from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
-from agentjax.rewards.reasoning_gym import PARTS as REASONING_GYM_PARTS
-from agentjax.rewards.reasoning_gym import ReasoningGymScoring, build_reasoning_gym
 from agentjax.rewards.samples import SampleConfig
+from agentjax.rewards.scorer_config import GroupScorerConfig, ScorerConfig
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rewards.shaping import OverlongConfig, overlong
-from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
 from agentjax.sandbox.config import Sandboxes
 
 
@@ -40,20 +35,18 @@ class RewardConfig(Config):
   """``reward = sum_i weight_i * part_i``, where gated parts count only if the gate is open.
 
   Attributes:
-    parts: names of scorers; all are logged. "unit_tests" has settings of its own below. A scorer of
-      your own is "module:attribute", a function of an episode and its task (``graph.Scorer``).
+    parts: names of scorers; all are logged: one of ``scorers.SCORERS`` or of the world's, a part
+      with settings ("genrm", "overlong", "reasoning_gym", "reasoning_gym_graded", "rubric",
+      "unit_tests"), a name of ``settings``, that of an entry point, or "module:attribute" of your
+      own, a function of an episode and its task (``graph.Scorer``).
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
-    overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
-    unit_tests: how the part "unit_tests" runs code and tests.
-    reasoning_gym: where the parts "reasoning_gym" and "reasoning_gym_graded" score answers.
+    settings: those of the parts that shall not have their defaults, by name.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
-    pivot: what the part "pivot" takes for the same action as the expert's.
-    judged: how the parts "rubric" and "genrm" judge, and who does.
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -61,19 +54,19 @@ class RewardConfig(Config):
   gate: str | None = None
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
-  overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
-  unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
-  reasoning_gym: ReasoningGymScoring = dataclasses.field(default_factory=ReasoningGymScoring)
+  settings: Table[ScorerConfig] = dataclasses.field(default_factory=Table)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
   fault_alarm: Share = 0.05
-  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
-  judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
 
   @property
   def shares(self) -> dict[str, float]:
     """The weight of each part."""
     return dict(zip(self.parts, self.weights, strict=True))
+
+  def part(self, name: str) -> ScorerConfig:
+    """Settings of one of ``parts``; a copy, where the part has its defaults."""
+    return self.settings.get(name) or ScorerConfig.from_name(name, "config.reward.parts")
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -93,8 +86,9 @@ class RewardConfig(Config):
       self.parts,
       f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
     )
+    for name in self.settings:
+      check(name in self.parts, f"{path}.settings", name, f"one of {path}.parts = {self.parts}")
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
-    self.judged.check_parts(self.parts, f"{path}.judged")
     if self.gate is not None:
       check(self.gate in self.parts, f"{path}.gate", self.gate, f"one of parts {self.parts}")
     if self.gated:
@@ -128,29 +122,24 @@ def build_rewards(
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  own: dict[str, Scorer] = {
-    "overlong": overlong(config.overlong),
-    "pivot": PivotScorer(config.pivot),
-  }
-  own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
-  scorers = {**own, **scorers}
   groups = group_scorers or {}
-  known = sorted({*scorers, *groups, *JUDGED_PARTS, *REASONING_GYM_PARTS, UNIT_TESTS})
+  known = sorted({*scorers, *groups, *known_names(ScorerConfig), *config.settings})
   for name in config.parts:
-    check(name in known, "config.reward.parts", name, f"{', '.join(known)}, 'module:attribute'")
+    allowed = f"{', '.join(known)}, 'module:attribute'"
+    check(name in known or is_own(name), "config.reward.parts", name, allowed)
   for name in config.monitor.names:
     allowed = ", ".join(sorted(monitors))
     check(name in monitors, "config.reward.monitor.names", name, allowed)
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
-  left = [name for name in config.parts if name not in chosen and name not in groups]
-  single, compared = build_judged(config.judged, left)
-  chosen |= single
-  compared = {**compared, **{name: groups[name] for name in config.parts if name in groups}}
-  chosen |= build_reasoning_gym(
-    config.reasoning_gym, [name for name in config.parts if name not in chosen], sandboxes
-  )
-  if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
-    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests, sandboxes=sandboxes)
+  compared = {name: groups[name] for name in config.parts if name in groups}
+  for name in config.parts:
+    if name in chosen or name in compared:
+      continue
+    settings = config.part(name)
+    if isinstance(settings, GroupScorerConfig):
+      compared[name] = settings.build_group(sandboxes or Sandboxes())
+    else:
+      chosen[name] = settings.build(sandboxes or Sandboxes())
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)
@@ -162,11 +151,3 @@ def build_rewards(
     chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
     formula = watched(formula, Part(MONITOR_PART), config.monitor)
   return RewardGraph(chosen, formula, compared)
-
-
-def _named(name: str) -> Scorer:
-  """The scorer that ``module:attribute`` names."""
-  path, allowed = "config.reward.parts", "a function of an episode and its task"
-  found = load(name, path, allowed)
-  check_callable(found, f"{path}={name!r}", allowed, arguments=2)
-  return found

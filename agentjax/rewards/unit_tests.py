@@ -27,9 +27,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from agentjax.config import Config, NonNegativeInt, PositiveFloat, PositiveInt
+from agentjax.config import NonNegativeInt, PositiveFloat, PositiveInt
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
+from agentjax.rewards.graph import Scorer
+from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
@@ -86,8 +88,8 @@ class VerifierFault(RuntimeError):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class UnitTestConfig(Config):
-  """How unit tests are run and paid; all figures are ours.
+class UnitTestConfig(ScorerConfig):
+  """The part "unit_tests": how they are run and paid; all figures are ours.
 
   Attributes:
     credit: "all" pays 1 where every test passes and 0 otherwise; "fraction" pays the share of tests
@@ -114,6 +116,9 @@ class UnitTestConfig(Config):
   retries: NonNegativeInt = 1
   sandbox: str = DEFAULT
   packages: tuple[str, ...] = ()
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    return UnitTestScorer(self, sandboxes=sandboxes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +159,6 @@ class UnitTests:
     if not tests.source.strip() or not any(tests.modules.values()):
       raise ValueError("unit tests need a source, and a name under test in 'modules'")
     return tests
-
-  def to_metadata(self) -> dict[str, Any]:
-    """Inverse of ``from_metadata``."""
-    modules = {m: list(names) for m, names in self.modules.items()}
-    return {"source": self.source, "modules": modules, "files": dict(self.files)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Protocol
 from agentjax.config import FilePath, check
 from agentjax.engine.engine import Engine
 from agentjax.names import Choice
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.text.chat import Chat
 
@@ -44,7 +43,7 @@ class SeatConfig(Choice):
     return {
       "snapshot": f"{_HERE}:SnapshotSeat",
       "checkpoint": f"{_HERE}:CheckpointSeat",
-      "service": f"{_HERE}:ServiceSeat",
+      "service": "agentjax.adapters.chat_endpoint.seat:ServiceSeat",
     }
 
   @property
@@ -96,20 +95,3 @@ class CheckpointSeat(SeatConfig):
     assert self.path is not None
     engine, chat = bank.serve(str(self.path))
     return SeatPlayer(name, chat, engine)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class ServiceSeat(SeatConfig):
-  """A model behind an endpoint with the OpenAI chat protocol. Needs the extra [web].
-
-  What it wrote is in the journal: a step is replayed without it. Where it fails, the episode is
-  masked.
-
-  Attributes:
-    endpoint: where it is, and how it samples.
-  """
-
-  endpoint: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
-
-  def play(self, bank: Bank, name: str) -> SeatPlayer:
-    return SeatPlayer(name, bank.chat, service=HttpJudge(self.endpoint))

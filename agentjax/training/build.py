@@ -10,13 +10,11 @@ from typing import Any
 
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
-from agentjax.data.secret import run_secret
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.names import Adopted
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
-from agentjax.rewards.pivot import PivotScorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
@@ -34,7 +32,6 @@ from agentjax.tools.declared import declared_tools
 from agentjax.tools.protocol import Tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
-from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
 from agentjax.trajectory.record import MONTE_CARLO
@@ -73,7 +70,6 @@ class Scoring:
   registry: ToolRegistry
   site: Site
   world: World
-  hidden_tests: VerifiedTests
   rewards: RewardGraph
 
   async def start(self) -> None:
@@ -85,7 +81,6 @@ class Scoring:
     await self.world.close()
     await self.registry.close()
     await self.rewards.close()
-    await self.hidden_tests.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +161,7 @@ def build_scoring(
   Args:
     experiment: validated.
     extensions: what the caller brings.
-    directory: of the run, whose secret the labels may depend on.
+    directory: of the run; None where nothing is kept.
 
   Raises:
     ConfigError: parts that do not fit each other.
@@ -174,18 +169,16 @@ def build_scoring(
   """
   sandboxes = Sandboxes(experiment.sandboxes)
   registry = build_tools(experiment.tools, extensions.tools, sandboxes)
-  hidden_tests = VerifiedTests(experiment.reward.unit_tests, sandboxes)
   site = Site(
     registry,
     sandboxes,
-    hidden_tests,
     max_turns=experiment.rollout.max_turns,
     tool_timeout=experiment.tools.timeout,
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
     folder=None if directory is None else directory / "world",
   )
   world = experiment.world.build(site)
-  tasks = load_task_splits(experiment, extensions, directory, world)
+  tasks = load_task_splits(experiment, extensions, world)
   if extensions.make_environment is not None:
     world = PlainWorld(extensions.make_environment, registry.tools, world)
   own = {MONTE_CARLO: monte_carlo_part}
@@ -193,7 +186,7 @@ def build_scoring(
   rewards = build_rewards(
     experiment.reward, scorers, sandboxes=sandboxes, group_scorers=world.group_scorers
   )
-  return Scoring(tasks, registry, site, world, hidden_tests, rewards)
+  return Scoring(tasks, registry, site, world, rewards)
 
 
 def build_parts(
@@ -203,8 +196,8 @@ def build_parts(
 
   Args:
     experiment: validated.
-    directory: of the run: its secret, files that tools make, and a tokenizer trained on the tasks
-      are kept there.
+    directory: of the run: files that its world and its tools make, and a tokenizer trained on the
+      tasks, are kept there.
     extensions: what the caller brings.
 
   Raises:
@@ -232,10 +225,9 @@ def build_parts(
   )
   if extensions.make_environment is None and not isinstance(experiment.world, Adopted):
     _check_prompts(experiment, chat, world.tools, tasks)
-  if "pivot" in experiment.reward.parts:
-    refusal = PivotScorer(experiment.reward.pivot).refusal
+  if scoring.rewards.refuses:
     for task in itertools.chain(tasks.train, tasks.test):
-      if (reason := refusal(task)) is not None:
+      if (reason := scoring.rewards.refusal(task)) is not None:
         raise ConfigError(f"task {task.id} of {task.source!r} cannot be judged: {reason}.")
   return Parts(
     **vars(scoring),
@@ -253,7 +245,6 @@ def build_parts(
 def load_task_splits(
   experiment: Experiment,
   extensions: Extensions,
-  directory: pathlib.Path | None,
   world: World,
 ) -> TaskSplits:
   """The tasks of a run: the caller's, those of ``config.data.source``, or the world's own.
@@ -261,7 +252,6 @@ def load_task_splits(
   Args:
     experiment: validated.
     extensions: what the caller brings.
-    directory: of the run, whose secret the labels may depend on.
     world: of the run.
 
   Raises:
@@ -272,11 +262,8 @@ def load_task_splits(
     return extensions.tasks
   data, wanted = experiment.data, experiment.evaluation.tasks
   data.validate()
-  secret = None
   maker = experiment.world if data.source is None else data.source
-  if directory is not None and maker.needs_secret(data):
-    secret = run_secret(directory)
-  tasks = load_tasks(data, secret=secret) if data.source is not None else world.tasks(data, secret)
+  tasks = load_tasks(data) if data.source is not None else world.tasks(data)
   check(
     bool(tasks.test) or not wanted,
     "config.evaluation.tasks",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import Any
 
 from agentjax.engine import Engine
 from agentjax.models import ModelConfig, Params, param_specs
 from agentjax.models.huggingface import load_pretrained
-from agentjax.rewards.endpoint import EndpointConfig
 from agentjax.sharding import make_mesh, shardings
 from agentjax.text.build import build_chat
 from agentjax.text.chat import Chat
@@ -104,9 +102,3 @@ class ModelPool:
   def close(self) -> None:
     for engine, _, _ in self._served.values():
       engine.close()
-
-
-def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
-  """What of an endpoint's settings has to do with what it writes."""
-  by_the_way = ("api_key_variable", "timeout", "attempts")
-  return {name: value for name, value in config.to_dict().items() if name not in by_the_way}

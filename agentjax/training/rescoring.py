@@ -20,6 +20,7 @@ def rescore_trajectories(
   experiment: Experiment,
   trajectories: Sequence[Trajectory],
   extensions: Extensions | None = None,
+  directory: pathlib.Path | None = None,
 ) -> list[Trajectory]:
   """Copies of ``trajectories`` with the rewards that ``experiment`` gives them.
 
@@ -27,12 +28,13 @@ def rescore_trajectories(
     experiment: validated.
     trajectories: of its tasks.
     extensions: tasks and scorers that the run was extended with.
+    directory: of the run; None where there is none.
 
   Raises:
     ConfigError: parts that do not fit each other, or an episode of a task that is not in the data.
     DataError: tasks that cannot be read.
   """
-  scoring = build_scoring(experiment, extensions or Extensions())
+  scoring = build_scoring(experiment, extensions or Extensions(), directory)
   tasks = {task.id: task for task in itertools.chain(scoring.tasks.train, scoring.tasks.test)}
 
   async def work() -> list[Trajectory]:

@@ -41,7 +41,6 @@ async def check_experiment(
   with tempfile.TemporaryDirectory() as folder:  # for a vocabulary that is learnt from the tasks
     parts = build_parts(experiment, pathlib.Path(folder), extensions or Extensions())
   setting = Setting(
-    pivot=experiment.reward.pivot,
     tools=tuple(tool.name for tool in parts.tools),
     answer=experiment.rollout.answer,
   )

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from agentjax.rewards.pivot import PivotVerifierConfig
 from agentjax.text.answers import mark_answer
 from agentjax.trajectory.record import Message, Task, ToolCall
 
@@ -24,12 +23,10 @@ class Setting:
   """What decides how a cheat must be written to be read at all.
 
   Attributes:
-    pivot: how turns of recorded conversations are judged (``config.reward.pivot``).
     tools: names of the tools that every episode offers.
     answer: what of a question's last turn is its answer (``config.rollout.answer``).
   """
 
-  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
   tools: tuple[str, ...] = ()
   answer: Literal["marked", "text"] = "marked"
 

@@ -45,7 +45,7 @@ class GameWorld(World):
   def __init__(self, config: GameConfig):
     self.config = config
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     sizes = ((data.train_size, "train", 0), (data.test_size, "test", FIRST_TEST_ID))
     train, test = (
       self.config.make_tasks(size or 0, split=split, seed=data.seed, first_id=first)

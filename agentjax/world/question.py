@@ -38,7 +38,7 @@ class QuestionEnvironment(Environment):
       truncated, since nobody would read their results.
     tool_timeout: seconds one call may take, retries included.
     read_answer: final text -> answer, or None where it holds none. The default takes the line
-      marked ``####``; ``rewards.answers.extract_final_answer`` is more lenient.
+      marked ``####``.
   """
 
   def __init__(

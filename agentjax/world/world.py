@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import pathlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from agentjax.config import ConfigError, check
@@ -22,9 +22,6 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task, Trajectory
 from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Environment
-
-HiddenTests = Callable[[Mapping[str, str], Mapping[str, Any]], Awaitable[tuple[int, int]]]
-"""(path -> source, the task's ``unit_tests``) -> how many tests passed, how many there are."""
 
 _BUNDLED = "agentjax.worlds"
 
@@ -43,7 +40,6 @@ class Site:
   Attributes:
     registry: the run's tools; whoever made it closes it.
     sandboxes: those of the run, by name.
-    hidden_tests: runs unit tests against code that is not to be trusted; None where there is none.
     max_turns: turns of the policy in an episode.
     tool_timeout: seconds one tool call may take.
     read_answer: final text of a question -> its answer.
@@ -52,7 +48,6 @@ class Site:
 
   registry: ToolRegistry
   sandboxes: Sandboxes = dataclasses.field(default_factory=Sandboxes)
-  hidden_tests: HiddenTests | None = None
   max_turns: int = 16
   tool_timeout: float = 10.0
   read_answer: Callable[[str], str | None] = read_marked_answer
@@ -94,13 +89,11 @@ class World:
   async def start(self, site: Site) -> None:
     """Starts what episodes share, such as servers or browsers."""
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     """The world's own tasks, where ``config.data.source`` names no others.
 
     Args:
       data: how many, from where, and the seed.
-      secret: of the run, where the settings say that labels depend on it
-        (``WorldConfig.needs_secret``).
 
     Raises:
       ConfigError: the world has none of its own.
@@ -177,10 +170,6 @@ class WorldConfig(Choice):
         size = getattr(data, name)
         check(size is not None, f"{path}.data.{name}", size, f"a number, for {self.chosen!r}")
 
-  def needs_secret(self, data: DataConfig) -> bool:
-    """Whether labels of the world's own tasks depend on the run's secret (``data.secret``)."""
-    return False
-
   def without_chance(self) -> Self:
     """The same world in which a worked solution always succeeds, for gates."""
     return self
@@ -239,8 +228,8 @@ class PlainWorld(World):
   def environment(self, task: Task) -> Environment:
     return self._make(task)
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return super().tasks(data, secret) if self._base is None else self._base.tasks(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return super().tasks(data) if self._base is None else self._base.tasks(data)
 
   async def start(self, site: Site) -> None:
     if self._base is not None:

@@ -1,17 +1,17 @@
-import asyncio
 import dataclasses
 import json
 import sys
 
 import pytest
 
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
+from agentjax.adapters.tfds import TfdsConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, TaskSplits, load_tasks
-from agentjax.data.config import Gsm8kConfig, JsonlConfig, MixtureConfig
-from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
+from agentjax.data.config import JsonlConfig, MixtureConfig
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.data.tfds_source import TfdsConfig
-from agentjax.data.word_problems import WordProblemConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,11 @@ from agentjax.data.word_problems import WordProblemConfig
     ({"source": ReasoningGymConfig(parameters="{")}, "parameters='{' is not JSON"),
     ({"source": ReasoningGymConfig(parameters='{"seed": 1}')}, "other than 'seed'"),
     ({"source": MixtureConfig(sources=(Gsm8kConfig(), JsonlConfig()))}, "at most one that reads"),
-    ({"source": MixtureConfig(weights=(1.0,))}, "config.data.source.weights"),
+    ({"source": MixtureConfig()}, r"sources=\(\); allowed: two or more"),
+    (
+      {"source": MixtureConfig((WordProblemConfig(), JsonlConfig()), (1.0,)), "path": "x"},
+      "config.data.source.weights",
+    ),
     ({"source": MixtureConfig(sources=(WordProblemConfig(),), weights=(1.0,))}, "two or more"),
   ],
 )
@@ -78,62 +82,15 @@ def test_a_missing_gsm8k_folder_names_the_file(tmp_path):
 
 def test_a_mixture_holds_each_source_with_fresh_ids():
   pytest.importorskip("reasoning_gym")
-  config = DataConfig(source=MixtureConfig(weights=(3.0, 1.0)), train_size=40, test_size=8)
+  source = MixtureConfig((WordProblemConfig(), ReasoningGymConfig()), (3.0, 1.0))
+  config = DataConfig(source=source, train_size=40, test_size=8)
   splits = load_tasks(config)
   sources = [t.source for t in splits.train]
   assert (sources.count("word_problems"), sources.count("reasoning_gym/chain_sum")) == (30, 10)
   assert [t.id for t in splits.test] == [FIRST_TEST_ID + i for i in range(8)]
-
-
-def gym(name, size=30, seed=0, **parameters):
-  pytest.importorskip("reasoning_gym")
-  config = ReasoningGymConfig(name, json.dumps(parameters), instruction="Answer after ####.")
-  return load_reasoning_gym(config, train_size=size, test_size=10, seed=seed)
-
-
-@pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
-def test_any_reasoning_gym_data_set_gives_tasks_its_verifier_accepts(name):
-  from agentjax.rewards.reasoning_gym import ReasoningGymScoring, ReasoningGymVerifier
-
-  splits = gym(name)
-  assert (len(splits.train), len(splits.test)) == (30, 10)
-  verifier = ReasoningGymVerifier(ReasoningGymScoring())
-
-  async def paid():
-    try:
-      asked = (verifier.score(t.answer, t.metadata["entry"]) for t in (*splits.train, *splits.test))
-      return {reward.value for reward in await asyncio.gather(*asked)}
-    finally:
-      await verifier.close()
-
-  assert asyncio.run(paid()) == {1.0}
-  for task in (*splits.train, *splits.test):
-    assert task.prompt[0].content.startswith("Answer after ####.\n")
-
-
-def test_reasoning_gym_splits_share_no_question_and_repeat_by_seed():
-  splits = gym("chain_sum", size=100, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  questions = [{t.prompt[0].content for t in part} for part in (splits.train, splits.test)]
-  assert not questions[0] & questions[1]
-  assert len(questions[1]) == 10
-  again = gym("chain_sum", size=100, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  assert again == splits
-  other = gym("chain_sum", size=100, seed=1, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  assert other.train != splits.train
-
-
-def test_a_generator_without_enough_questions_is_an_error():
-  with pytest.raises(DataError, match="reasoning_gym/chain_sum: only"):
-    gym("chain_sum", size=3000, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-
-
-def test_unknown_names_and_parameters_of_reasoning_gym_are_refused():
-  with pytest.raises(ConfigError, match="config.data.source.name='no_such'.*chain_sum"):
-    gym("no_such")
-  with pytest.raises(ConfigError, match="chain_sum refuses them.*colour"):
-    gym("chain_sum", colour=1)
-  with pytest.raises(ConfigError, match="chain_sum refuses them"):
-    gym("chain_sum", min_terms=5, max_terms=2)
+  equal = dataclasses.replace(config, source=dataclasses.replace(source, weights=()))
+  counts = [t.source for t in load_tasks(equal).train].count("word_problems")
+  assert counts == 20
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 import agentjax
 from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
+from agentjax.recipes.genrm.cohort import style_density
 from agentjax.recipes.rational_rewards.critiques import read_critique
-from agentjax.rewards.answers import answers_equal, extract_final_answer
-from agentjax.rewards.genrm import style_density
+from agentjax.rewards.answers import answers_equal
 from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
 from agentjax.text.answers import read_marked_answer, read_tagged_answer
@@ -36,8 +36,8 @@ ALLOWED = {
   ("sandbox/programs.py", "eval"): "in a box",
   ("sandbox/programs.py", "exec"): "in a box",
   ("sandbox/programs.py", "compile"): "in a box",
-  ("rewards/boxed/gym.py", "pickle.loads"): "in a box, what the trainer wrote",
-  ("rewards/boxed/gym.py", "ast.parse"): "in a box",
+  ("adapters/reasoning_gym/boxed.py", "pickle.loads"): "in a box, what the trainer wrote",
+  ("adapters/reasoning_gym/boxed.py", "ast.parse"): "in a box",
   ("rewards/boxed/tests.py", "exec"): "in a box",
   ("rewards/boxed/tests.py", "compile"): "in a box",
   ("rewards/boxed/tests.py", "ast.parse"): "in a box",
@@ -70,7 +70,6 @@ SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "string"}}}}
 READERS = {
   "read_marked_answer": read_marked_answer,
   "read_tagged_answer": read_tagged_answer,
-  "extract_final_answer": extract_final_answer,
   "answers_equal": lambda text: answers_equal(text, "1"),
   "read_code": read_code,
   "read_query": read_query,

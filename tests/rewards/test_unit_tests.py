@@ -340,7 +340,7 @@ def test_faults_of_the_sandbox_are_tried_again_then_mask_the_episode(outcomes, c
 
 
 def task(tests=SQUARES, **fields):
-  return Task(7, (), SQUARE, "made", metadata={"unit_tests": tests.to_metadata()}, **fields)
+  return Task(7, (), SQUARE, "made", metadata={"unit_tests": dataclasses.asdict(tests)}, **fields)
 
 
 async def score(scorer, answer, status=Status.OK):
@@ -479,3 +479,9 @@ def test_a_flood_of_values_is_no_report_and_costs_little_more_than_its_text(text
     assert tracemalloc.get_traced_memory()[1] < 5 * len(flood)
   finally:
     tracemalloc.stop()
+
+
+def test_a_sandbox_that_is_not_there_is_named_with_its_setting():
+  own = {"unit_tests": UnitTestConfig(sandbox="none_of_that_name")}
+  with pytest.raises(ConfigError, match="reward.settings.unit_tests.sandbox='none_of_that_name'"):
+    build_rewards(RewardConfig(parts=("unit_tests",), settings=own))

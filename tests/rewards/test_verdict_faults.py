@@ -1,13 +1,14 @@
 """A verdict that cannot be had: what the code does to it is the code's fault, load is nobody's."""
 
 import asyncio
+import math
 import sys
 import time
 
 import pytest
 
-from agentjax.rewards import Part, Product, RewardGraph, WeightedSum
-from agentjax.rewards.endpoint import JudgeRefusedError
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
+from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
 from agentjax.rewards.unit_tests import (
   UnitTestConfig,
   UnitTests,
@@ -283,7 +284,7 @@ def test_one_member_that_breaks_a_comparison_takes_nothing_from_its_siblings():
     values = [float(m.answer) if m.answer else 0.0 for m in members]
     return [v / max(*values, 1.0) for v in values]
 
-  graph = RewardGraph({}, Product((Part("rank"),)), group_scorers={"rank": rank})
+  graph = RewardGraph({}, Combined(math.prod, (Part("rank"),)), group_scorers={"rank": rank})
   members = [episode(i, a) for i, a in enumerate(("2", "four", "4"))]
   asyncio.run(graph.score_group(members, TASK))
   assert [m.reward for m in members] == [Reward(0.5), Reward(0.0), Reward(1.0)]

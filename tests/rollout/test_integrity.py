@@ -27,7 +27,9 @@ from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
-UNIT_TESTED = RewardConfig(parts=("unit_tests",), unit_tests=UnitTestConfig(cpu_seconds=10))
+UNIT_TESTED = RewardConfig(
+  parts=("unit_tests",), settings={"unit_tests": UnitTestConfig(cpu_seconds=10)}
+)
 DATA = os.environ.get("AGENTJAX_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
 

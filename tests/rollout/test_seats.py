@@ -7,18 +7,18 @@ import types
 import numpy as np
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
+from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
+from agentjax.adapters.chat_endpoint.seat import ServiceSeat
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
 from agentjax.rewards import Part, RewardGraph, WeightedSum
-from agentjax.rewards.endpoint import JudgeRefusedError
-from agentjax.rewards.http_judge import HttpJudgeConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.monte_carlo import MonteCarlo
 from agentjax.rollout.rescoring import rescore
-from agentjax.rollout.seat_config import ServiceSeat
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import render
 from agentjax.text.chat import MarkedChat

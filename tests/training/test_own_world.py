@@ -50,7 +50,7 @@ class Remembering(World):
   async def start(self, site):
     self.started.append(site.folder)
 
-  def tasks(self, data, secret=None):
+  def tasks(self, data):
     def made(count, first):
       return [Task(first + i, (), "", "digits") for i in range(count)]
 

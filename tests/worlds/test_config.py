@@ -11,13 +11,13 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.rewards.config import RewardConfig
 from agentjax.tools.build import ToolsConfig
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment
 from agentjax.world.world import WorldConfig
 from agentjax.worlds.sql.tool import SqlConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 

@@ -13,7 +13,6 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
-from agentjax.data.secret import run_secret
 from agentjax.rewards.config import RewardConfig, build_rewards
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.integrity import check_environment, play_turns
@@ -21,6 +20,7 @@ from agentjax.tools.build import ToolsConfig, build_tools
 from agentjax.tools.registry import ToolRegistry
 from agentjax.world.world import Site
 from agentjax.worlds.mle.environment import Milestones, MleWorld, MleWorldConfig, judge_submission
+from agentjax.worlds.mle.secret import run_secret
 from agentjax.worlds.mle.tasks import KINDS, MleTaskConfig, mle_tasks, read_mle_folder
 
 SECRET = bytes(range(32))
@@ -77,23 +77,23 @@ def test_labels_cannot_be_generated_again_without_the_secret(tasks, tmp_path):
 
 
 def test_a_run_draws_its_secret_and_others_must_name_it(tmp_path):
-  run = tmp_path / "run"
-  data = DataConfig(source=MleTaskConfig(), train_size=2, test_size=1)
-  with pytest.raises(ConfigError, match="config.data.secret_file=None"):
-    load_tasks(data)
-  tasks = load_tasks(data, secret=run_secret(run))
-  named = dataclasses.replace(data, secret_file=str(run / "secret"))
-  assert load_tasks(named) == tasks
-  assert load_tasks(data, secret=run_secret(tmp_path / "another")).train != tasks.train
-  (run / "secret").write_text("00")
+  folder, data = tmp_path / "run" / "world", DataConfig(train_size=2, test_size=1)
+  with pytest.raises(ConfigError, match="config.world.tasks.secret_file=None"):
+    MleTaskConfig().load(data)
+  tasks = MleTaskConfig().load(data, folder)
+  assert MleTaskConfig().load(data, folder) == tasks
+  named = MleTaskConfig(secret_file=str(folder / "secret"))
+  assert named.load(data, tmp_path / "another" / "world") == named.load(data) == tasks
+  assert MleTaskConfig().load(data, tmp_path / "another" / "world").train != tasks.train
+  (folder / "secret").write_text("00")
   with pytest.raises(ConfigError, match="holds 1 bytes"):
-    load_tasks(named)
+    named.load(data)
 
 
 def test_a_run_that_was_begun_without_a_secret_is_not_continued(tmp_path):
   (tmp_path / "journal.log").write_bytes(b"")
   with pytest.raises(ConfigError, match=str(tmp_path)):
-    run_secret(tmp_path)
+    run_secret(tmp_path / "world")
 
 
 def test_milestones_follow_one_another(tasks):

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax.rewards.answers import extract_final_answer
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
@@ -79,7 +78,7 @@ def test_a_tool_call_is_answered_and_an_answer_ends_the_episode():
   assert answered.reward is None
 
 
-@pytest.mark.parametrize(("reader", "answer"), [(None, None), (extract_final_answer, "19")])
+@pytest.mark.parametrize(("reader", "answer"), [(None, None), (str.upper, "THE ANSWER IS 19.")])
 def test_only_a_marked_answer_counts_unless_another_reader_is_given(reader, answer):
   environment = question(**({} if reader is None else {"read_answer": reader}))
   [step] = play(environment, Action("The answer is 19."))

@@ -10,9 +10,7 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.rewards.unit_tests import UnitTestConfig
 from agentjax.tools.build import ToolsConfig, build_tools
-from agentjax.training.hidden_tests import VerifiedTests
 from agentjax.trajectory.record import ToolCall
 from agentjax.world.environment import Action
 from agentjax.world.world import Site
@@ -152,8 +150,7 @@ def test_only_changes_are_handed_in(tasks):
 def _world(work):
   """``await work(world)`` with tools and verifier of its own."""
   registry = build_tools(ToolsConfig(names=("files", "shell")))
-  hidden_tests = VerifiedTests(UnitTestConfig())
-  site = Site(registry, hidden_tests=hidden_tests, max_turns=8, tool_timeout=29.0)
+  site = Site(registry, max_turns=8, tool_timeout=29.0)
   world = RepairWorld(RepairWorldConfig(), site)
 
   async def run():
@@ -162,7 +159,6 @@ def _world(work):
     finally:
       await world.close()
       await registry.close()
-      await hidden_tests.close()
 
   return asyncio.run(run())
 

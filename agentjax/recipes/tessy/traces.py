@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.config import Config, ConfigError, check
 from agentjax.data.synthesis_folder import Report, unreported
 from agentjax.engine import SamplingConfig
@@ -17,7 +18,7 @@ from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterC
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.model_pool import ModelPool, endpoint_identity
+from agentjax.training.model_pool import ModelPool
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.config import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
 from agentjax.http_client import load_aiohttp
 from agentjax.recipes.tessy.flow import Continuation, GivenUpError
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post
 from agentjax.rewards.judges import question_key, question_text, retry
 from agentjax.rollout import keys
 from agentjax.text.chat import Chat

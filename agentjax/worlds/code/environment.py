@@ -52,8 +52,8 @@ class CodeWorld(World):
     self._config, self._site = config, site
     self.tools = site.registry.tools
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data)
 
   def environment(self, task: Task) -> Environment:
     site = self._site

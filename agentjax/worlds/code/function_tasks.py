@@ -82,7 +82,7 @@ class FunctionTaskConfig(CodeTaskSource):
       "0..tests - 2",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
     return function_tasks(
       self, train_size=data.train_size, test_size=data.test_size, seed=data.seed

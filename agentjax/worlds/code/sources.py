@@ -43,7 +43,7 @@ class CodeTasksConfig(CodeTaskSource):
   test: Literal["mbpp", "quixbugs"] = "mbpp"
   shown_tests: NonNegativeInt = 1
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     mbpp = load_mbpp(
       os.path.join(data.path, "mbpp.jsonl"),

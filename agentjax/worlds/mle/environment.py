@@ -35,10 +35,11 @@ from agentjax.tools.workspace import WorkspaceConfig, Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Environment
-from agentjax.world.workspace import WorkspaceEnvironment, WorkspacePythonTool
+from agentjax.world.workspace import WorkspaceEnvironment
 from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.mle.cheats import mle_cheats
 from agentjax.worlds.mle.tasks import MleTaskConfig
+from agentjax.worlds.mle.tool import WorkspacePythonTool
 
 SUBMISSION = "submission.csv"
 _LUCK = 0.25  # of the way from constant to strong; ours
@@ -73,9 +74,6 @@ class MleWorldConfig(WorldConfig):
       tools.names,
       "no 'python' in the world 'mle', which brings its own",
     )
-
-  def needs_secret(self, data: DataConfig) -> bool:
-    return self.tasks.needs_secret(data)
 
   def build(self, site: Site) -> World:
     return MleWorld(self, site)
@@ -158,8 +156,8 @@ class MleWorld(World):
     names = [field.name for field in dataclasses.fields(Milestones)]
     self.scorers = {f"mle_{name}": _scorer(name) for name in names}
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data, self._site.folder)
 
   def environment(self, task: Task) -> Environment:
     return WorkspaceEnvironment(

@@ -30,13 +30,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from agentjax.config import ConfigError, Range, check
+from agentjax.config import ConfigError, FilePath, Range, check
 from agentjax.data import DataConfig
 from agentjax.data.errors import DataError
-from agentjax.data.secret import read_secret
 from agentjax.data.source import TaskSource
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.worlds.mle.secret import read_secret, run_secret
 
 SOURCE = "mle"
 Kind = Literal["regression", "classification", "text"]
@@ -62,6 +62,8 @@ class MleTaskConfig(TaskSource):
     noise: standard deviation of what is added to a regression target, whose own is about 1, and
       share of flipped names elsewhere.
     demonstrate: whether tasks carry a worked solution, by the tool ``python``.
+    secret_file: the file ``world/secret`` of a run, to have its labels; None is the run's own,
+      drawn at its beginning.
   """
 
   kinds: tuple[Kind, ...] = KINDS
@@ -69,6 +71,7 @@ class MleTaskConfig(TaskSource):
   test_rows: Annotated[int, Range(30)] = 100
   noise: Annotated[float, Range(0, 0.3)] = 0.1
   demonstrate: bool = True
+  secret_file: FilePath | None = None
 
   def validate(self, path: str = "config.world.tasks") -> None:
     super().validate(path)
@@ -78,18 +81,18 @@ class MleTaskConfig(TaskSource):
     if data.path is None:
       super().check_data(data, path)
 
-  def needs_secret(self, data: DataConfig) -> bool:
-    return data.path is None and data.secret_file is None
-
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig, folder: pathlib.Path | None = None) -> TaskSplits:
+    """As ``TaskSource.load``; ``folder`` is the world's in a run, which keeps its secret there."""
     if data.path is not None:
       return read_mle_folder(data.path, train_limit=data.train_size, test_limit=data.test_size)
-    if data.secret_file is not None:
-      secret = read_secret(data.secret_file)
-    if secret is None:
+    if self.secret_file is not None:
+      secret = read_secret(self.secret_file)
+    elif folder is not None:
+      secret = run_secret(folder)
+    else:
       raise ConfigError(
-        "config.data.secret_file=None: labels of generated 'mle' tasks depend on the secret of a "
-        "run; name its file, --config.data.secret_file=RUN/secret"
+        "config.world.tasks.secret_file=None: labels of generated 'mle' tasks depend on the secret "
+        "of a run; name its file, --config.world.tasks.secret_file=RUN/world/secret"
       )
     assert data.train_size is not None and data.test_size is not None
     return mle_tasks(
@@ -106,7 +109,7 @@ def mle_tasks(
     config: see MleTaskConfig.
     train_size, test_size: how many.
     seed: chooses the data sets, with the secret.
-    secret: what no box knows (``data.secret``): whoever has it and the seed has the labels.
+    secret: what no box knows (``secret``): whoever has it and the seed has the labels.
   """
   return TaskSplits(
     train=[_generated(config, i, i, seed, secret) for i in range(train_size)],

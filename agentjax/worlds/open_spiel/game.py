@@ -54,7 +54,7 @@ class OpenSpiel(World):
   def __init__(self, config: OpenSpielConfig):
     self.config = config
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     """See ``World.tasks``.
 
     Raises:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 
-from agentjax.rewards.terminal_match import read_object
 from agentjax.tools.declared import declared_tools
 from agentjax.trajectory.record import Message, Task, ToolCall
-from agentjax.world.cheats import Setting, Turns, claims, each, say
+from agentjax.world.cheats import Turns, claims, each, say
+from agentjax.worlds.pivot.terminal_match import read_object
+from agentjax.worlds.pivot.verifier import VerifierKind
 
 
-def pivot_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
+def pivot_cheats(task: Task, kind: VerifierKind) -> dict[str, Turns]:
   """All that could be called at once, calls that are none, and calls that say nothing.
 
-  They fit what ``config.reward.pivot.kind`` promises: where the name alone is compared, a call
+  They fit what ``PivotVerifierConfig.kind`` promises: where the name alone is compared, a call
   without arguments is no cheat.
   """
-  expected, kind = task.demonstration[0], setting.pivot.kind
+  expected = task.demonstration[0]
   if kind == "terminal":
     return _terminal_cheats(task, expected)
   right = expected.tool_calls

@@ -13,7 +13,7 @@ class PivotEnvironment(Environment):
 
   The task's prompt is the history, its metadata declares the tools (``tools.declared``). The text
   of the turn is the episode's answer; each call is recorded, as an error where it could not be read
-  or names a tool beside the declared ones. What it is worth, a scorer says (``rewards.pivot``).
+  or names a tool beside the declared ones. What it is worth, a scorer says (``PivotScorer``).
   """
 
   async def reset(self, task: Task, key: int) -> Observation:

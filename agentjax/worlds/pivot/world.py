@@ -17,6 +17,7 @@ from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.pivot.cheats import pivot_cheats
 from agentjax.worlds.pivot.environment import PivotEnvironment
 from agentjax.worlds.pivot.tasks import pivot_tasks
+from agentjax.worlds.pivot.verifier import PivotScorer, PivotVerifierConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -24,7 +25,12 @@ class PivotWorldConfig(WorldConfig):
   """One turn of a recorded conversation, whose tools are not run.
 
   Its tasks are ``pivots.jsonl`` in the folder ``config.data.path``, and perhaps ``test.jsonl``.
+
+  Attributes:
+    verifier: what the reward part "pivot" takes for the same action as the expert's.
   """
+
+  verifier: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     if data.source is None:
@@ -32,13 +38,17 @@ class PivotWorldConfig(WorldConfig):
       check(bool(data.path), f"{path}.data.path", data.path, allowed)
 
   def build(self, site: Site) -> World:
-    return PivotWorld()
+    return PivotWorld(self)
 
 
 class PivotWorld(World):
   """Episodes of one turn; the scorer "pivot" judges it."""
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def __init__(self, config: PivotWorldConfig):
+    self._kind = config.verifier.kind
+    self.scorers = {"pivot": PivotScorer(config.verifier)}
+
+  def tasks(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     train = pivot_tasks(os.path.join(data.path, "pivots.jsonl"), limit=data.train_size)
     held_out = os.path.join(data.path, "test.jsonl")
@@ -50,4 +60,4 @@ class PivotWorld(World):
     return PivotEnvironment()
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
-    return pivot_cheats(task, setting)
+    return pivot_cheats(task, self._kind)

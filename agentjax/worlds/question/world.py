@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 
 from agentjax.data import DataConfig, TaskSplits
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.trajectory.record import Task
 from agentjax.world.cheats import Setting, Turns, say
 from agentjax.world.environment import Environment
 from agentjax.world.question import QuestionEnvironment
 from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.question.cheats import question_cheats
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -31,8 +31,8 @@ class QuestionWorld(World):
     self._site = site
     self.tools = site.registry.tools
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return WordProblemConfig().load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return WordProblemConfig().load(data)
 
   def environment(self, task: Task) -> Environment:
     site = self._site

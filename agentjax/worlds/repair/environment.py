@@ -14,14 +14,17 @@ import json
 import threading
 from collections.abc import Mapping
 
-from agentjax.config import PositiveInt, check
+from agentjax.config import ConfigError, PositiveInt, check
 from agentjax.data import DataConfig, TaskSplits
+from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier, build_verifier
 from agentjax.tools.build import ToolsConfig
+from agentjax.tools.registry import ToolRegistry
+from agentjax.tools.workspace import Workspaces
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 from agentjax.world.cheats import Setting, Turns
 from agentjax.world.environment import Environment
-from agentjax.world.workspace import WorkspaceEnvironment, workspaces_of
-from agentjax.world.world import HiddenTests, Site, World, WorldConfig
+from agentjax.world.workspace import WorkspaceEnvironment
+from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.repair.cheats import repair_cheats
 from agentjax.worlds.repair.tasks import RepairTaskConfig
 
@@ -33,10 +36,12 @@ class RepairWorldConfig(WorldConfig):
   Attributes:
     max_characters: a larger repair is not judged; ours.
     tasks: what is broken, and how.
+    unit_tests: how the hidden tests run; their credit is the parts' own.
   """
 
   max_characters: PositiveInt = 200_000
   tasks: RepairTaskConfig = dataclasses.field(default_factory=RepairTaskConfig)
+  unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
     super().check_run(tools, data, path)
@@ -55,11 +60,11 @@ class RepairJudge:
   """Scores repairs; verdicts are kept, so that two parts cost one run.
 
   Args:
-    hidden_tests: runs tests against code that is not to be trusted.
+    verifier: runs tests against code that is not to be trusted.
   """
 
-  def __init__(self, hidden_tests: HiddenTests):
-    self._hidden_tests = hidden_tests
+  def __init__(self, verifier: UnitTestVerifier):
+    self._verifier = verifier
     self._kept: collections.OrderedDict[tuple[str, int, str], tuple[int, int]] = (
       collections.OrderedDict()
     )
@@ -75,12 +80,14 @@ class RepairJudge:
     code = {p: t for p, t in task.metadata["files"].items() if p.startswith(f"{package}/")}
     changes = json.loads(repair)
     code |= {path: text for path, text in changes.items() if counts(path, package)}
-    verdict = await self._hidden_tests(code, task.metadata["unit_tests"])
+    tests = UnitTests.from_metadata(task.metadata["unit_tests"])
+    verdict = await self._verifier.verify(code, tests)
+    found = verdict.passed, len(verdict.cases)
     with self._lock:
-      self._kept[key] = verdict
+      self._kept[key] = found
       while len(self._kept) > 1024:
         self._kept.popitem(last=False)
-    return verdict
+    return found
 
   async def score_solved(self, trajectory: Trajectory, task: Task) -> Reward:
     """1 where every hidden test passes, else 0."""
@@ -137,18 +144,18 @@ class RepairWorld(World):
   """
 
   def __init__(self, config: RepairWorldConfig, site: Site):
-    assert site.hidden_tests is not None
     self._config, self._site = config, site
-    self._workspaces = workspaces_of(site.registry, "repair")
-    judge = RepairJudge(site.hidden_tests)
+    self._workspaces = workspaces_of(site.registry)
+    self._verifier = build_verifier(config.unit_tests, site.sandboxes)  # starts when it is used
+    judge = RepairJudge(self._verifier)
     self.tools = site.registry.tools
     self.scorers = {
       "repair_solved": judge.score_solved,
       "repair_progress": judge.score_progress,
     }
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data)
 
   def environment(self, task: Task) -> Environment:
     return WorkspaceEnvironment(
@@ -162,3 +169,22 @@ class RepairWorld(World):
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
     return repair_cheats(task, setting)
+
+  async def close(self) -> None:
+    await self._verifier.close()
+
+
+def workspaces_of(registry: ToolRegistry) -> Workspaces:
+  """The workspaces that the run's tools "files" and "shell" share.
+
+  Raises:
+    ConfigError: the run has neither.
+  """
+  for tool in registry.tools:
+    workspaces = getattr(tool, "workspaces", None)
+    if isinstance(workspaces, Workspaces):
+      return workspaces
+  raise ConfigError(
+    f"config.tools.names={tuple(t.name for t in registry.tools)!r} in the world 'repair'; "
+    "allowed: names with 'files' or 'shell' among them, since the policy works on files"
+  )

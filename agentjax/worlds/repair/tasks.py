@@ -118,7 +118,7 @@ class RepairTaskConfig(TaskSource):
       f"some of {', '.join(OPERATORS)}",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.train_size is not None and data.test_size is not None
     return repair_tasks(self, train_size=data.train_size, test_size=data.test_size, seed=data.seed)
 

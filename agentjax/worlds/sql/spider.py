@@ -71,7 +71,7 @@ class SpiderConfig(TaskSource):
       "some of 1, 2, 3, 4",
     )
 
-  def load(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def load(self, data: DataConfig) -> TaskSplits:
     assert data.path is not None
     return load_spider(self, data.path, train_limit=data.train_size, test_limit=data.test_size)
 

@@ -36,8 +36,8 @@ class SqlWorld(World):
       "sql_runs": judge.score_runs,
     }
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
-    return self._config.tasks.load(data, secret)
+  def tasks(self, data: DataConfig) -> TaskSplits:
+    return self._config.tasks.load(data)
 
   def environment(self, task: Task) -> Environment:
     site = self._site

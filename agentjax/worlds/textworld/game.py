@@ -70,7 +70,7 @@ class TextWorld(World):
   def __init__(self, config: TextWorldConfig):
     self.config = config
 
-  def tasks(self, data: DataConfig, secret: bytes | None = None) -> TaskSplits:
+  def tasks(self, data: DataConfig) -> TaskSplits:
     """See ``World.tasks``.
 
     Raises:

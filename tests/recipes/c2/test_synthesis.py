@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
+from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
@@ -28,8 +30,6 @@ from agentjax.recipes.c2.synthesis import (
   read_pairs,
   synthesise_rubrics,
 )
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.text import HuggingFaceTokenizer

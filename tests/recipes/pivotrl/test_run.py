@@ -10,12 +10,12 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
-from agentjax.data.agent_trajectories import AgentTrajectory
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
@@ -138,7 +138,7 @@ def test_a_row_that_cannot_be_judged_stops_a_run_before_it_begins(tmp_path):
   settings = resolve(experiment(tmp_path))
   assert len(build_parts(settings, None, Extensions()).tasks.train) == 2
   other = experiment(tmp_path)
-  other.reward.pivot.kind = "terminal"
+  other.world.verifier.kind = "terminal"
   with pytest.raises(ConfigError, match="task 0 .*the expected action fits none of the harn"):
     build_parts(resolve(other), None, Extensions())
 
