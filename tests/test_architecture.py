@@ -101,7 +101,7 @@ def test_the_rooms_of_the_picture_are_the_folders():
   there = {
     p.name for p in (_ROOT / "agentjax").iterdir() if p.is_dir() and (p / "__init__.py").exists()
   }
-  assert rooms | {"worlds", "recipes"} == there
+  assert rooms | {"worlds", "recipes", "adapters"} == there
 
 
 def test_the_contracts_are_those_of_the_lint():

@@ -202,7 +202,7 @@ def extend(
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
   x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
-  x = close_stream(x)
+  x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -242,7 +242,7 @@ def decode_step(
     return _step_exactly(params, config, cache, cache.recent, token_ids, active)
   stepped = Stepped(cache.lengths, active)
   x, entries, routed = _run_stack(params, config, cache, token_ids, stepped)
-  hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
+  hidden = rms_norm(close_stream(x, config), params.final_norm, config.norm_eps)
   return Decoded(
     logits=compute_logits(params, config, hidden),
     cache=Cache(blocks=entries, lengths=cache.lengths + active.astype(jnp.int32)),

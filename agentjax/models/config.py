@@ -351,6 +351,11 @@ class ModelConfig(Config):
     return len(self.pattern) ** -0.5
 
   @property
+  def logit_softcap(self) -> float | None:
+    """See ``Gemma4Config.logit_softcap``; None in other models."""
+    return None if self.gemma is None else self.gemma.logit_softcap
+
+  @property
   def dtype(self) -> jnp.dtype:
     """Compute dtype as jax knows it."""
     return jnp.dtype(self.compute_dtype)

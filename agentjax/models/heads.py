@@ -51,11 +51,7 @@ def compute_logits(
   params: Params | DecodeParams, config: ModelConfig, hidden: Float[Array, "*lead embed"]
 ) -> Float[Array, "*lead vocab"]:
   """Float32 logits of the next token."""
-  return output_logits(
-    hidden,
-    output_weight(params).astype(hidden.dtype),
-    None if config.gemma is None else config.gemma.logit_softcap,
-  )
+  return output_logits(hidden, output_weight(params).astype(hidden.dtype), config.logit_softcap)
 
 
 def distribution(
@@ -90,8 +86,7 @@ def score_targets(
     known: the result, where it is known already; only the gradient is then computed. On one device.
   """
   weight, axes = output_weight(params), ("embed", "vocab")
-  softcap = None if config.gemma is None else config.gemma.logit_softcap
-  score = functools.partial(_score_chunks, softcap=softcap, size=config.logits_chunk)
+  score = functools.partial(_score_chunks, softcap=config.logit_softcap, size=config.logits_chunk)
   divisor = jnp.asarray(temperature, jnp.float32)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:

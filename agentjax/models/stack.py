@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows
+from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
-from agentjax.models.gemma4 import Given, PerLayerTable, Stream, per_layer_spec, scaled_stream
 from agentjax.models.linear import LINEAR
 from agentjax.models.loop import (
   Gates,
@@ -70,7 +69,7 @@ class Params:
     mtp: None without ``config.mtp``.
     loop: None without ``config.loop``.
     second_pass: None without ``config.second_pass``.
-    per_layer: None without ``config.gemma.per_layer_width``.
+    per_layer: what ``StreamKind.spec`` says; None without.
   """
 
   embedding: Weight
@@ -80,7 +79,7 @@ class Params:
   mtp: MtpLayer | None = None
   loop: Injection | None = None
   second_pass: Gates | None = None
-  per_layer: PerLayerTable | None = None
+  per_layer: Any = None
 
 
 @flax.struct.dataclass
@@ -93,7 +92,7 @@ class DecodeParams:
   lm_head: Weight | None  # [embed, vocab]
   loop: Injection | None = None
   second_pass: Gates | None = None
-  per_layer: PerLayerTable | None = None
+  per_layer: Any = None
   mtp: tuple[MtpLayer, ...] | None = None  # one a layer, for drafts
 
 
@@ -183,6 +182,7 @@ def param_specs(config: ModelConfig) -> Params:
     scale=config.init_scale * config.d_model**-0.5,
   )
   head = dataclasses.replace(table, shape=table.shape[::-1], axes=table.axes[::-1])
+  stream = stream_kind(config)
   return Params(
     embedding=table,
     groups=tuple(
@@ -193,7 +193,7 @@ def param_specs(config: ModelConfig) -> Params:
     mtp=None if config.mtp is None else _mtp_spec(config, config.mtp),
     loop=None if config.loop is None else injection_spec(config),
     second_pass=None if config.second_pass is None else gates_spec(config),
-    per_layer=per_layer_spec(config),
+    per_layer=None if stream is None else stream.spec(config),
   )
 
 
@@ -280,7 +280,7 @@ def forward(
   if depths is not None and params.loop is None:
     raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
   x, per_layer = open_stream(params, config, token_ids)
-  x = _pin(x)
+  x = _pin(x, config)
   rows = Rows(segment_ids, positions, captured)
   given = given_to_blocks(config, experts, per_layer)
   if anchors is not None:
@@ -297,7 +297,7 @@ def forward(
   scores = [report.max_scores for report in reports if report.max_scores is not None]
   streams = [report.captured for report in reports if report.captured is not None]
   return ForwardOutput(
-    hidden=rms_norm(close_stream(x), params.final_norm, config.norm_eps),
+    hidden=rms_norm(close_stream(x, config), params.final_norm, config.norm_eps),
     routing=jax.tree.map(lambda *v: jnp.stack(v), *routings) if routings else None,
     max_scores=jnp.concatenate(scores) if scores else None,
     captured=jnp.stack(streams) if streams else None,
@@ -309,18 +309,21 @@ def num_routers(config: ModelConfig) -> int:
   return sum(KINDS[kind].routes for kind in config.pattern)
 
 
+def stream_kind(config: ModelConfig) -> StreamKind | None:
+  """What flows between the blocks; None is an array."""
+  return KINDS[config.pattern[0]].stream
+
+
 def open_stream(
   params: Params | DecodeParams, config: ModelConfig, token_ids: Int[Array, "*lead"]
 ) -> tuple[Any, Array | None]:
   """What the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
 
-  The stream is [*lead, embed] in the compute dtype, or a ``gemma4.Stream``; inputs are None in
-  models that have none.
+  The stream is [*lead, embed] in the compute dtype, or what ``StreamKind.open`` gives; inputs are
+  None in models that have none.
   """
-  x = _embed(params.embedding.astype(config.dtype), token_ids)
-  if config.gemma is None:
-    return x, None
-  return scaled_stream(x, params.per_layer, config, token_ids)
+  x, stream = _embed(params.embedding.astype(config.dtype), token_ids), stream_kind(config)
+  return (x, None) if stream is None else stream.open(x, params.per_layer, config, token_ids)
 
 
 def _embed(table: Array, token_ids: Array) -> Array:
@@ -345,9 +348,10 @@ def _embed(table: Array, token_ids: Array) -> Array:
   return on_shards(part, arguments, ("batch", "time", None), name="the embedding")
 
 
-def close_stream(x: Any) -> Float[Array, "*lead embed"]:
+def close_stream(x: Any, config: ModelConfig) -> Float[Array, "*lead embed"]:
   """What the last block leaves, before the last norm."""
-  return x.x if isinstance(x, Stream) else x
+  stream = stream_kind(config)
+  return x if stream is None else stream.close(x)
 
 
 def given_to_blocks(
@@ -356,11 +360,10 @@ def given_to_blocks(
   """What each block of the pattern gets beside the stream (see ``BlockKind``)."""
   remaining = iter(() if experts is None else experts)
   chosen = (next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
-  if config.gemma is None:
+  stream = stream_kind(config)
+  if stream is None:
     return tuple(chosen)
-  return tuple(
-    Given(None if per_layer is None else per_layer[..., i, :], ids) for i, ids in enumerate(chosen)
-  )
+  return tuple(stream.give(per_layer, i, ids) for i, ids in enumerate(chosen))
 
 
 def update_router_bias(
@@ -441,12 +444,13 @@ def _is_moe(node: Any) -> bool:
   return isinstance(node, Moe)
 
 
-def _pin(x: Any) -> Any:
+def _pin(x: Any, config: ModelConfig) -> Any:
   """Fixes where the stream of packed rows lies."""
+  stream = stream_kind(config)
   axes, name = ("batch", "time", "stream"), "the residual stream"
-  if isinstance(x, Stream):
-    return dataclasses.replace(x, x=constrain(x.x, axes, name=name))
-  return constrain(x, axes, name=name)
+  if stream is None:
+    return constrain(x, axes, name=name)
+  return stream.replace(x, constrain(stream.close(x), axes, name=name))
 
 
 def _sections(
@@ -505,7 +509,7 @@ def run_unit(
   def run(x: Array, block: Any, given: Any, kind: str) -> tuple[Array, BlockReport]:
     given, anchor = given if isinstance(given, _Given) else (given, None)
     x, report = kinds[kind].forward(block, x, config, rows, given)
-    return _pin(x if anchor is None else anchored(x, anchor)), report
+    return _pin(x if anchor is None else anchored(x, anchor), config), report
 
   if config.remat != "none":
     run = jax.checkpoint(run, static_argnums=3, policy=_KEPT[config.remat])
@@ -513,7 +517,7 @@ def run_unit(
   for kind, block, given in zip(unit, *blocks_and_given, strict=True):
     x, report = run(x, block, given, kind)
     if rows.captured is not None:
-      stream = jnp.take_along_axis(close_stream(x), rows.captured[..., None], axis=1)
+      stream = jnp.take_along_axis(close_stream(x, config), rows.captured[..., None], axis=1)
       report = dataclasses.replace(report, captured=stream)
     reports.append(report)
   return x, reports

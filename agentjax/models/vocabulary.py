@@ -40,8 +40,7 @@ def readout(
   temperature: float | Array = 1.0,
 ) -> Readout:
   """The output projection of a model on its hidden states."""
-  softcap = None if config.gemma is None else config.gemma.logit_softcap
-  return Readout(hidden, output_weight(params), temperature, softcap)
+  return Readout(hidden, output_weight(params), temperature, config.logit_softcap)
 
 
 def over_vocabulary(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentjax.adapters.model_families import transformer
 from agentjax.config import ConfigError
 from agentjax.models.config import MlaConfig, ModelConfig
-from agentjax.models.huggingface.families import transformer
 from agentjax.models.huggingface.mapping import Tensor
 
 _WIDTHS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,10 +22,11 @@ from agentjax.models.attention import (
   rope_frequencies,
   rotate,
 )
+from agentjax.models.blocks import BlockKind, BlockReport, StreamKind
 from agentjax.models.config import Gemma4Config, ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
-from agentjax.models.moe import Moe, Routing, moe_spec
+from agentjax.models.moe import Moe, Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -468,3 +471,80 @@ def _output(params: GemmaAttention, heads: Array) -> Array:
   """[B, T, heads, width] to [B, T, embed]."""
   merged = heads.reshape(*heads.shape[:2], -1)
   return linear(merged, params.out.reshape(-1, params.out.shape[-1]))
+
+
+def _give(inputs: Array | None, number: int, experts: Array | None) -> Given:
+  return Given(None if inputs is None else inputs[..., number, :], experts)
+
+
+STREAM = StreamKind(
+  spec=per_layer_spec,
+  open=scaled_stream,
+  give=_give,
+  close=lambda stream: stream.x,
+  replace=lambda stream, x: dataclasses.replace(stream, x=x),
+)
+
+
+def _block(layer: Layer) -> BlockKind:
+  def mix_with(config, segment_ids, given):
+    def mix(weights, inputs, router_input):
+      return moe(
+        weights,
+        inputs,
+        config,
+        segment_ids=segment_ids,
+        experts=given.experts,
+        router_input=router_input,
+      )
+
+    return mix
+
+  def forward(params, stream, config, rows, given):
+    def attend(weights, inputs):
+      out, kept, top = gemma_attention(
+        weights,
+        inputs,
+        config,
+        layer,
+        stream.lent(layer),
+        segment_ids=rows.segment_ids,
+        positions=rows.positions,
+      )
+      return out, (kept, top)
+
+    mix = mix_with(config, rows.segment_ids, given)
+    x, (kept, top), routing = gemma_layer(
+      params, stream.x, config, given.per_layer, attend=attend, mix=mix
+    )
+    report = BlockReport(routing=routing, max_scores=None if top is None else top[None])
+    return stream.after(layer, x, kept), report
+
+  def decode(attend_slots):
+    def run(params, stream, entry, config, where, given):
+      cache = entry if stream.lent(layer) is None else stream.lent(layer)
+
+      def attend(weights, inputs):
+        return attend_slots(weights, inputs, cache, config, layer, **where._asdict())
+
+      mix = mix_with(config, where.real.astype(jnp.int32), given)
+      x, kept, routing = gemma_layer(
+        params, stream.x, config, given.per_layer, attend=attend, mix=mix
+      )
+      experts = None if routing is None else routing.experts
+      return stream.after(layer, x, kept), None if layer.reads else kept, experts
+
+    return run
+
+  return BlockKind(
+    spec=functools.partial(gemma_spec, layer=layer),
+    forward=forward,
+    init_cache=functools.partial(init_gemma_cache, layer=layer),
+    extend=decode(gemma_extend),
+    step=decode(gemma_step),
+    routes=layer.mixes,
+    stream=STREAM,
+  )
+
+
+BLOCKS = types.SimpleNamespace(**{kind: _block(layer) for kind, layer in LAYERS.items()})

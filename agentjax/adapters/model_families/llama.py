@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from agentjax.adapters.model_families import transformer
 from agentjax.models.config import ModelConfig
-from agentjax.models.huggingface.families import transformer
 from agentjax.models.huggingface.mapping import Family
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentjax.adapters.model_families import transformer
+from agentjax.adapters.model_families.gemma4_block import LAYERS, Layer
 from agentjax.config import ConfigError
 from agentjax.models.config import Gemma4Config, ModelConfig
-from agentjax.models.gemma4 import LAYERS, Layer
-from agentjax.models.huggingface.families import transformer
 from agentjax.models.huggingface.mapping import Absent, Family, Tensor
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"

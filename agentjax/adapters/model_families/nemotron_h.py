@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentjax.adapters.model_families import mamba2, transformer
 from agentjax.config import ConfigError
 from agentjax.models.config import ModelConfig, MtpConfig
-from agentjax.models.huggingface.families import mamba2, transformer
 from agentjax.models.huggingface.mapping import Family, OneOf, Tensor
 
 _KINDS = {

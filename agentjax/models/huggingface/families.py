@@ -1,4 +1,4 @@
-"""Model families by ``model_type``: one module each, with its config and its tensor names."""
+"""Model families by ``model_type``: each is one file, with its config and its tensor names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agentjax.config import ConfigError
 from agentjax.models.huggingface.mapping import Family
 from agentjax.names import check_name, entry_names, load, wrong
 
-_HERE = "agentjax.models.huggingface.families"
+_HERE = "agentjax.adapters.model_families"
 _GROUP = "agentjax.model_families"  # of entry points
 _FAMILIES = {
   "llama": f"{_HERE}.llama:FAMILY",

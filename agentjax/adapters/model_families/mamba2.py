@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentjax.adapters.model_families import transformer
 from agentjax.config import ConfigError
 from agentjax.models.config import ModelConfig
-from agentjax.models.huggingface.families import transformer
 from agentjax.models.huggingface.mapping import Family, Tensor
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentjax.adapters.model_families import latent, transformer
 from agentjax.models.config import ModelConfig
-from agentjax.models.huggingface.families import latent, transformer
 from agentjax.models.huggingface.mapping import Family, Tensor
 
 

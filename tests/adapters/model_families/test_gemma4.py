@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.model_families import gemma4 as family
+from agentjax.adapters.model_families.gemma4_block import scaled_stream
 from agentjax.config import ConfigError
 from agentjax.models.config import Gemma4Config
-from agentjax.models.gemma4 import scaled_stream
-from agentjax.models.huggingface.families import gemma4 as family
 from agentjax.models.presets import model_preset
 from agentjax.models.spec import count
 from tests.models import invariances
 from tests.models.rows import draw, forward, pack, score_tokens
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hf"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "hf"
 # Layers of every kind but the mixing ones, with inputs of their own.
 SHARED = models.ModelConfig(
   vocab_size=41,

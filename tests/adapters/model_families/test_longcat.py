@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from agentjax.models import longcat
+from agentjax.adapters.model_families import longcat_flash
 from agentjax.models.config import MlaConfig
 from agentjax.models.mla import mla
 from agentjax.models.mlp import mlp
@@ -72,7 +72,7 @@ def run(params, x):
     mixed.append(out)
     return out, routing
 
-  out, _, routing = longcat.longcat_layer(params, x, CONFIG, attend=attend, mix=record)
+  out, _, routing = longcat_flash.longcat_layer(params, x, CONFIG, attend=attend, mix=record)
   return out, mixed[0], routing
 
 
