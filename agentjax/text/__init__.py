@@ -1,6 +1,6 @@
 """Text: tokenizers, conversations as ids that only grow, tool calls inside turns. No jax."""
 
-from agentjax.text.build import build_chat, check_chat
+from agentjax.text.build import FolderKind, build_chat, check_chat, read_chat
 from agentjax.text.chat import (
   Chat,
   ChatConfig,
@@ -11,9 +11,6 @@ from agentjax.text.chat import (
   assert_extends,
   conversation_texts,
 )
-from agentjax.text.huggingface import HuggingFaceTokenizer
-from agentjax.text.template import TemplateChat, TemplateRefusal
-from agentjax.text.template_calls import TemplateCallFormat
 from agentjax.text.tokenizer import (
   SPECIAL_SPELLINGS,
   ByteTokenizer,
@@ -37,8 +34,8 @@ __all__ = [
   "SPECIAL_SPELLINGS",
   "ByteTokenizer",
   "Chat",
+  "FolderKind",
   "ChatConfig",
-  "HuggingFaceTokenizer",
   "MarkedChat",
   "MarkedTokenizer",
   "ParsedTurn",
@@ -47,9 +44,6 @@ __all__ = [
   "Span",
   "SpecialTokens",
   "TargetSpan",
-  "TemplateCallFormat",
-  "TemplateChat",
-  "TemplateRefusal",
   "Tokenizer",
   "TokenizerConfig",
   "TokenizerError",
@@ -61,5 +55,6 @@ __all__ = [
   "conversation_texts",
   "format_call",
   "parse_turn",
+  "read_chat",
   "train_sentencepiece",
 ]

@@ -5,8 +5,8 @@ markup, the ids of a longer conversation start with the ids of the shorter one, 
 policy's own turn is spelled in tokens that encoding its text would never give: what comes after a
 turn is encoded alone and appended.
 
-``MarkedChat`` writes the markup of our own vocabularies; ``template.TemplateChat`` follows the chat
-template of a Hugging Face folder.
+``MarkedChat`` writes the markup of our own vocabularies; ``build.FolderKind`` names others, such as
+the chat template of a Hugging Face folder.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
@@ -32,7 +33,6 @@ from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.text import HuggingFaceTokenizer
 from agentjax.training import Extensions, Run, load_experiment, preferences
 from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve, write_experiment

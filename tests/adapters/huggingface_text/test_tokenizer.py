@@ -8,13 +8,13 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax.text.huggingface import (
+from agentjax.adapters.huggingface_text.chat import TemplateChat
+from agentjax.adapters.huggingface_text.tokenizer import (
   HuggingFaceTokenizer,
   _tokenizers,
   read_chat_template,
   read_stop_ids,
 )
-from agentjax.text.template import TemplateChat
 from agentjax.text.tokenizer import TokenizerError
 from agentjax.trajectory.record import Message
 from tests.text.folders import (

@@ -29,19 +29,24 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from agentjax.config import check
-from agentjax.text.chat import MARKUP_OWNER, Chat, PrefixError, Span
-from agentjax.text.huggingface import HuggingFaceTokenizer, read_chat_template, read_stop_ids
-from agentjax.text.language import Language
-from agentjax.text.template_calls import (
+from agentjax.adapters.huggingface_text.calls import (
   END_THINK,
   THINK,
   TemplateCallFormat,
   parse_text,
   turn_language,
 )
+from agentjax.adapters.huggingface_text.tokenizer import (
+  HuggingFaceTokenizer,
+  read_chat_template,
+  read_stop_ids,
+)
+from agentjax.config import check
+from agentjax.text.build import FolderKind
+from agentjax.text.chat import MARKUP_OWNER, Chat, PrefixError, Span
+from agentjax.text.language import Language
 from agentjax.text.tokenizer import TokenizerError, valid_text
 from agentjax.text.tool_calls import DescribedTool, ParsedTurn, tool_schemas
 from agentjax.trajectory.record import Message, ToolCall
@@ -590,3 +595,6 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
   raise _jinja2().TemplateError(message)
+
+
+FOLDERS = FolderKind(formats=get_args(TemplateCallFormat), read=TemplateChat.from_folder)

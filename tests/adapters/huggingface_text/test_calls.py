@@ -1,6 +1,6 @@
 import pytest
 
-from agentjax.text.template_calls import parse_text
+from agentjax.adapters.huggingface_text.calls import parse_text
 from agentjax.trajectory.record import ToolCall
 
 SCHEMAS = {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentjax.adapters.huggingface_text.chat import TemplateChat, TemplateRefusal, _jinja2
 from agentjax.config import ConfigError
 from agentjax.text.build import build_chat
 from agentjax.text.chat import ChatConfig, PrefixError, assert_extends
-from agentjax.text.template import TemplateChat, TemplateRefusal, _jinja2
 from agentjax.text.tokenizer import TokenizerConfig, TokenizerError
 from agentjax.trajectory.record import Message, ToolCall
 from tests.text.folders import CONTROLS, JSON_TEMPLATE, XML_TEMPLATE, write_vocabulary
@@ -421,7 +421,7 @@ def test_a_missing_package_is_named_with_its_extra(folders, monkeypatch):
     ({"tool_call_format": "hermes"}, {"kind": "byte"}, "allowed: auto, compact, json with"),
     ({"thinking": True}, {"kind": "byte"}, "config.chat.thinking=True; allowed: None"),
     ({"tool_call_format": "json"}, {"kind": "huggingface"}, "allowed: auto, hermes, xml with"),
-    ({}, {"kind": "huggingface"}, "config.tokenizer.path=None; allowed: a Hugging Face folder"),
+    ({}, {"kind": "huggingface"}, "tokenizer.path=None; allowed: a folder when kind is 'hugging"),
   ],
 )
 def test_settings_that_do_not_fit_the_vocabulary_are_named(chat, tokenizer, message):
