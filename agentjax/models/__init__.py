@@ -34,7 +34,6 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
-from agentjax.models.logit_lens import layer_ends, layer_logits
 from agentjax.models.loop import sample_depths
 from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
@@ -58,7 +57,6 @@ from agentjax.models.stack import (
   DecodeParams,
   ForwardOutput,
   Params,
-  count_active,
   factor_pattern,
   forward,
   init,
@@ -71,7 +69,6 @@ from agentjax.models.vocabulary import (
   Readout,
   TokenSets,
   in_chunks,
-  likely_sets,
   over_vocabulary,
   put_tokens,
   readout,
@@ -113,7 +110,6 @@ __all__ = [
   "cache_shardings",
   "compute_logits",
   "count",
-  "count_active",
   "cross_log_probs",
   "decay_mask",
   "decode_specs",
@@ -131,9 +127,6 @@ __all__ = [
   "init_cache",
   "init_lora",
   "init_params",
-  "layer_ends",
-  "layer_logits",
-  "likely_sets",
   "load_pretrained",
   "lora_specs",
   "merge_lora",

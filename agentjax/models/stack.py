@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -195,24 +194,6 @@ def param_specs(config: ModelConfig) -> Params:
     second_pass=None if config.second_pass is None else gates_spec(config),
     per_layer=None if stream is None else stream.spec(config),
   )
-
-
-def count_active(config: ModelConfig, *, embedding: bool = True) -> int:
-  """Number of parameters that one token meets: of the routed experts those that it visits.
-
-  Args:
-    config: of the model; prediction heads (``config.mtp``) are counted where they are set.
-    embedding: count the input embedding. A tied one is always counted, as output projection.
-  """
-  specs = param_specs(config)
-  visited = config.experts_per_token / config.num_experts
-  total = sum(
-    math.prod(spec.shape) * (visited if "experts" in spec.axes else 1)
-    for spec in jax.tree.leaves(specs, is_leaf=is_spec)
-  )
-  if not embedding and not config.tie_embeddings:
-    total -= math.prod(specs.embedding.shape)
-  return round(total)
 
 
 def _mtp_spec(config: ModelConfig, mtp: MtpConfig) -> MtpLayer:

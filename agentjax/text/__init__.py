@@ -8,7 +8,6 @@ from agentjax.text.chat import (
   PrefixError,
   Span,
   TargetSpan,
-  assert_extends,
   conversation_texts,
 )
 from agentjax.text.tokenizer import (
@@ -48,7 +47,6 @@ __all__ = [
   "TokenizerConfig",
   "TokenizerError",
   "ToolCallFormat",
-  "assert_extends",
   "build_chat",
   "build_tokenizer",
   "check_chat",

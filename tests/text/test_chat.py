@@ -9,7 +9,6 @@ from agentjax.text.chat import (
   ChatConfig,
   MarkedChat,
   PrefixError,
-  assert_extends,
   conversation_texts,
 )
 from agentjax.text.tokenizer import (
@@ -19,6 +18,7 @@ from agentjax.text.tokenizer import (
   train_sentencepiece,
 )
 from agentjax.trajectory.record import Message, ToolCall
+from tests.text.extends import assert_extends
 
 TEXTS = st.one_of(
   st.text(max_size=12),

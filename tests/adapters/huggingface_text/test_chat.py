@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from agentjax.adapters.huggingface_text.chat import TemplateChat, TemplateRefusal, _jinja2
 from agentjax.config import ConfigError
 from agentjax.text.build import build_chat
-from agentjax.text.chat import ChatConfig, PrefixError, assert_extends
+from agentjax.text.chat import ChatConfig, PrefixError
 from agentjax.text.tokenizer import TokenizerConfig, TokenizerError
 from agentjax.trajectory.record import Message, ToolCall
+from tests.text.extends import assert_extends
 from tests.text.folders import CONTROLS, JSON_TEMPLATE, XML_TEMPLATE, write_vocabulary
 
 TEMPLATES = {"json": JSON_TEMPLATE, "xml": XML_TEMPLATE}

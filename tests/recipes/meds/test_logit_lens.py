@@ -7,12 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.models.logit_lens import layer_ends, layer_logits
 from agentjax.models.norm import rms_norm
+from agentjax.recipes.meds.logit_lens import layer_ends, layer_logits
 from tests.models.rows import TINY, draw, forward, pack
 
 _STACK = dataclasses.replace(TINY, pattern="*-*-M")
 _run = jax.jit(layer_logits, static_argnums=(1, 6))
+
+
+@pytest.fixture(scope="module")
+def sequences() -> list[np.ndarray]:
+  """Token ids of five sequences, 1 to 21 tokens."""
+  rng = np.random.default_rng(3)
+  return [rng.integers(0, TINY.vocab_size, size) for size in (13, 21, 5, 1, 9)]
 
 
 def test_a_transformer_layer_is_two_blocks_and_any_other_block_one():
