@@ -17,7 +17,7 @@ import jax
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.lane import Cycle, Job, Lane, Outcome, Read
-from agentjax.engine.prefix_cache import PrefixCache
+from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
 from agentjax.engine.request import (
   Decode,
   EngineBusyError,
@@ -64,6 +64,7 @@ class Scheduler:
     lanes: the slots, in blocks.
     store: what contexts without a slot are kept in.
     known: prefixes that contexts may begin with.
+    image_keys: of the images in them.
     stats: totals.
 
   Args:
@@ -100,6 +101,7 @@ class Scheduler:
       any_history=config.prefix_reuse == "turns",
       attention_only=slots[0].programs.attention_only,
     )
+    self.image_keys = ImageKeys()
     self.lanes = [Lane(engine, i, self.known) for i, engine in enumerate(slots)]
     self.model_config = self.lanes[0].slots.model_config
     self.config = self.lanes[0].slots.config

@@ -105,6 +105,7 @@ class StreamKind:
     give: ``(inputs, number, experts) -> given`` of one block, see ``BlockKind``.
     close: the array [*lead, embed] that a stream carries.
     replace: ``(stream, array) -> stream`` that carries another array.
+    sees_images: whether ``open`` reads an image where the tokens have one.
   """
 
   spec: Callable[[ModelConfig], Any]
@@ -112,6 +113,7 @@ class StreamKind:
   give: Callable[[Array | None, int, Array | None], Any]
   close: Callable[[Any], Array]
   replace: Callable[[Any, Array], Any]
+  sees_images: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
