@@ -163,7 +163,7 @@ class Engine:
     devices: Sequence[jax.Device] | None = None,
   ) -> None:
     self.decode = decode
-    self.scheduler = Scheduler(model_config, config, decode, vocab_limit, devices)
+    self.scheduler = Scheduler(model_config, config, vocab_limit, devices)
     self.model_config, self.config = self.scheduler.model_config, self.scheduler.config
 
   @property

@@ -19,7 +19,6 @@ from agentjax.engine.context_state import ContextState
 from agentjax.engine.lane import Cycle, Job, Lane, Outcome, Read
 from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
 from agentjax.engine.request import (
-  Decode,
   EngineBusyError,
   EngineError,
   Generation,
@@ -70,14 +69,13 @@ class Scheduler:
   Args:
     model_config: of the parameters to be published.
     config: sizes.
-    decode, vocab_limit, devices: see ``Engine``.
+    vocab_limit, devices: see ``Engine``.
   """
 
   def __init__(
     self,
     model_config: ModelConfig,
     config: EngineConfig,
-    decode: Decode | None,
     vocab_limit: int | None,
     devices: Sequence[jax.Device] | None,
   ) -> None:
@@ -91,7 +89,6 @@ class Scheduler:
         config,
         device=places[i % len(places)],
         vocab_limit=vocab_limit,
-        decode=decode,
         store=self.store,
       )
       for i in range(config.lanes)
