@@ -34,11 +34,11 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
-from agentjax.models.loop import sample_depths
 from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
 from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
 from agentjax.models.mtp_cache import MtpCache, draft, follow, init_mtp_cache, undraftable
 from agentjax.models.param_ops import qk_clip_scales
+from agentjax.models.passes import PassKind, pass_kind
 from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.scoring import (
   ResponseScores,
@@ -135,8 +135,10 @@ __all__ = [
   "mtp_loss",
   "mtp_scores",
   "num_routers",
+  "PassKind",
   "over_vocabulary",
   "param_specs",
+  "pass_kind",
   "prepare_decode_params",
   "put_tokens",
   "qk_clip_scales",
@@ -144,7 +146,6 @@ __all__ = [
   "residual_block",
   "readout",
   "restricted_scores",
-  "sample_depths",
   "save_pretrained",
   "score_responses",
   "score_tokens",

@@ -16,17 +16,9 @@ from jaxtyping import Float, Int
 from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
 from agentjax.models.linear import LINEAR
-from agentjax.models.loop import (
-  Gates,
-  Injection,
-  Section,
-  gates_spec,
-  injection_spec,
-  run_core,
-  run_twice,
-)
 from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.passes import Section, pass_kind
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 from agentjax.sharding import LOGICAL_AXES, constrain, index, on_shards, ways
 
@@ -66,8 +58,8 @@ class Params:
     final_norm: [embed].
     lm_head: [embed, vocab]; None where embeddings are tied.
     mtp: None without ``config.mtp``.
-    loop: None without ``config.loop``.
-    second_pass: None without ``config.second_pass``.
+    loop, second_pass: what ``PassKind.spec`` says; None without ``config.loop`` and
+      ``config.second_pass``.
     per_layer: what ``StreamKind.spec`` says; None without.
   """
 
@@ -76,8 +68,8 @@ class Params:
   final_norm: Weight
   lm_head: Weight | None
   mtp: MtpLayer | None = None
-  loop: Injection | None = None
-  second_pass: Gates | None = None
+  loop: Any = None
+  second_pass: Any = None
   per_layer: Any = None
 
 
@@ -89,8 +81,8 @@ class DecodeParams:
   blocks: Blocks
   final_norm: Weight  # [embed]
   lm_head: Weight | None  # [embed, vocab]
-  loop: Injection | None = None
-  second_pass: Gates | None = None
+  loop: Any = None
+  second_pass: Any = None
   per_layer: Any = None
   mtp: tuple[MtpLayer, ...] | None = None  # one a layer, for drafts
 
@@ -181,7 +173,7 @@ def param_specs(config: ModelConfig) -> Params:
     scale=config.init_scale * config.d_model**-0.5,
   )
   head = dataclasses.replace(table, shape=table.shape[::-1], axes=table.axes[::-1])
-  stream = stream_kind(config)
+  stream, passes = stream_kind(config), pass_kind(config)
   return Params(
     embedding=table,
     groups=tuple(
@@ -190,8 +182,7 @@ def param_specs(config: ModelConfig) -> Params:
     final_norm=norm_spec(config.d_model, config),
     lm_head=None if config.tie_embeddings else head,
     mtp=None if config.mtp is None else _mtp_spec(config, config.mtp),
-    loop=None if config.loop is None else injection_spec(config),
-    second_pass=None if config.second_pass is None else gates_spec(config),
+    **({} if passes is None else {passes.field: passes.spec(config)}),
     per_layer=None if stream is None else stream.spec(config),
   )
 
@@ -245,7 +236,7 @@ def forward(
     positions: [B, T], place of the token in its sequence.
     experts: expert ids that every block with a router uses in the place of its own choice.
     depths: iterations of a looped core, one number for all tokens of a sequence (see
-      ``sample_depths``); None is ``config.loop.fixed_depth``.
+      ``PassKind.sample_depths``); None is ``config.loop.fixed_depth``.
     anchors: the stream after every block as another computation of the same function had it. It
       takes the place of the block's own result, whose gradient it gets (see ``anchored``).
     captured: places in their rows at which the stream after every block is wanted.
@@ -253,12 +244,13 @@ def forward(
   Raises:
     ValueError: depths for a model without a looped core; captured for one whose blocks run twice.
   """
-  if captured is not None and (params.loop is not None or params.second_pass is not None):
+  passes = pass_kind(config)
+  if captured is not None and passes is not None:
     raise ValueError(
       "captured asks for the stream after each block, and blocks of this model run more than once; "
       "allowed: a model without config.loop and config.second_pass."
     )
-  if depths is not None and params.loop is None:
+  if depths is not None and (passes is None or passes.sample_depths is None):
     raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
   x, per_layer = open_stream(params, config, token_ids)
   x = _pin(x, config)
@@ -268,12 +260,11 @@ def forward(
     given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
   sections = _sections(params.groups, given, config)
   run = functools.partial(_run_section, config=config, rows=rows)
-  if params.loop is not None:
-    x, reports = run_core(params.loop, x, sections, config, rows, depths, run)
-  elif params.second_pass is not None:
-    x, reports = run_twice(params.second_pass, x, sections[0], run)
-  else:
+  if passes is None:
     x, reports = run(x, sections[0])
+  else:
+    own = getattr(params, passes.field)
+    x, reports = passes.forward(own, x, sections, config, rows, depths, run)
   routings = [report.routing for report in reports if report.routing is not None]
   scores = [report.max_scores for report in reports if report.max_scores is not None]
   streams = [report.captured for report in reports if report.captured is not None]

@@ -24,9 +24,9 @@ from agentjax.models.blocks import KINDS, Appended, Block, BlockKind
 from agentjax.models.cache import Cache, run_section
 from agentjax.models.config import BUILT_IN, ModelConfig
 from agentjax.models.heads import compute_logits
-from agentjax.models.loop import DecodeSection
 from agentjax.models.mamba2 import MambaCache, advance_state, mix_out, project_in
 from agentjax.models.norm import rms_norm
+from agentjax.models.passes import DecodeSection
 from agentjax.models.stack import DecodeParams, close_stream, given_to_blocks, open_stream
 
 Array = jax.Array
