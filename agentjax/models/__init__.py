@@ -34,14 +34,13 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
-from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
-from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
+from agentjax.models.lora import LoraConfig, merge_lora
+from agentjax.models.mtp import mtp_loss, mtp_scores
 from agentjax.models.mtp_cache import MtpCache, draft, follow, init_mtp_cache, undraftable
 from agentjax.models.param_ops import qk_clip_scales
 from agentjax.models.passes import PassKind, pass_kind
 from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.scoring import (
-  ResponseScores,
   cross_log_probs,
   score_responses,
   score_tokens,
@@ -55,7 +54,6 @@ from agentjax.models.spec import (
 )
 from agentjax.models.stack import (
   DecodeParams,
-  ForwardOutput,
   Params,
   factor_pattern,
   forward,
@@ -68,7 +66,6 @@ from agentjax.models.verify import Verified, accept, unverifiable, verify
 from agentjax.models.vocabulary import (
   Readout,
   TokenSets,
-  in_chunks,
   over_vocabulary,
   put_tokens,
   readout,
@@ -87,17 +84,13 @@ __all__ = [
   "Cache",
   "DecodeParams",
   "Decoded",
-  "ForwardOutput",
   "LoopConfig",
   "LoraConfig",
   "ModelConfig",
   "MtpConfig",
-  "MtpLoss",
-  "MtpScores",
   "ParamSpec",
   "Params",
   "Readout",
-  "ResponseScores",
   "Rows",
   "SecondPassConfig",
   "Stepped",
@@ -121,14 +114,11 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
-  "in_chunks",
   "init",
   "init_mtp_cache",
   "init_cache",
-  "init_lora",
   "init_params",
   "load_pretrained",
-  "lora_specs",
   "merge_lora",
   "model_preset",
   "model_presets",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -123,7 +124,7 @@ def _score_chunks(
   known: Scores | None = None,
 ) -> Scores:
   """``_score`` of ``size`` time steps at once."""
-  batch, time = targets.shape
+  time = targets.shape[1]
   given = (hidden, targets) if known is None else (hidden, targets, *known)
 
   def one(hidden: Array, targets: Array, *known: Array) -> Scores:
@@ -135,20 +136,27 @@ def _score_chunks(
     first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*pieces, strict=True))
     return first, second, third
   # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
+  return map_time(lambda given: one(*given), given, size)
+
+
+def map_time(
+  function: Callable[[tuple[Array, ...]], Any], given: Sequence[Array], size: int
+) -> Any:
+  """``function`` of arrays [B, size, ...] of ``given`` [B, T, ...], one chunk after the other.
+
+  The last chunk is padded with zeros. Results are a pytree of arrays [B, T, ...].
+  """
+  batch, time = given[0].shape[:2]
   count = -(-time // size)
-  chunks = tuple(
-    jnp.moveaxis(
-      jnp.pad(v, [(0, 0), (0, count * size - time)] + [(0, 0)] * (v.ndim - 2)).reshape(
-        batch, count, size, *v.shape[2:]
-      ),
-      1,
-      0,
-    )
-    for v in given
-  )
-  scores = jax.lax.map(lambda c: one(*c), chunks)
-  first, second, third = (jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :time] for v in scores)
-  return first, second, third
+
+  def cut(x: Array) -> Array:
+    padded = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+  def join(x: Array) -> Array:
+    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
+
+  return jax.tree.map(join, jax.lax.map(function, tuple(cut(x) for x in given)))
 
 
 def value_specs(config: ModelConfig) -> ValueHead:

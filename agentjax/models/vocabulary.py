@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.heads import output_logits, output_weight
+from agentjax.models.heads import map_time, output_logits, output_weight
 from agentjax.models.linear import precision
 from agentjax.models.stack import DecodeParams, Params
 
@@ -81,25 +81,13 @@ def in_chunks(function: Callable[..., Any], *per_token: Array, size: int) -> Any
     per_token: arrays [B, T, ...], one at least.
     size: time steps a chunk; T or more is one chunk.
   """
-  batch, time = per_token[0].shape[:2]
-  given = per_token
 
   @jax.checkpoint
   def chunk(given: tuple[Array, ...]) -> Any:
     return function(*given)
 
-  if time <= size:
-    return chunk(given)
-  count = -(-time // size)
-
-  def cut(x: Array) -> Array:
-    padded = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
-
-  def join(x: Array) -> Array:
-    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
-
-  return jax.tree.map(join, jax.lax.map(chunk, tuple(cut(x) for x in given)))
+  whole = per_token[0].shape[1] <= size
+  return chunk(per_token) if whole else map_time(chunk, per_token, size)
 
 
 class TokenSets(NamedTuple):
