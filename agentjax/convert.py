@@ -187,7 +187,7 @@ def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
   if not (run / "config.json").is_file():
     return None
   experiment = load_experiment(run / "config.json")
-  if experiment.tokenizer.kind != "huggingface":
+  if not experiment.tokenizer.reads_folder:
     return None
   folder = pathlib.Path(experiment.tokenizer.path or experiment.pretrained or run)
   if not folder.is_dir():
@@ -199,8 +199,7 @@ def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
 
 def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
   """What tells a vocabulary, as checkpoints of runs with it hold it."""
-  from agentjax.text import ByteTokenizer, SentencePieceTokenizer
-  from agentjax.text.template import TemplateChat
+  from agentjax.text import ByteTokenizer, SentencePieceTokenizer, read_chat
 
   if tokenizer == "byte":
     return ByteTokenizer().fingerprint()
@@ -211,7 +210,7 @@ def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
       f"{folder} has no tokenizer.json; say with --tokenizer which vocabulary the runs that start "
       "from it have: 'byte' or a sentencepiece file."
     )
-  return TemplateChat.from_folder(folder).fingerprint()
+  return read_chat(folder).fingerprint()
 
 
 def _beside(target: pathlib.Path) -> pathlib.Path:

@@ -236,9 +236,14 @@ class Adopted(Choice):
 
 def known_names(base: type[Choice]) -> dict[str, str]:
   """Names without a module that choose a class below ``base``; built-in ones come first."""
-  known = dict(base.built_in())
-  if base.group:
-    for point in importlib.metadata.entry_points(group=base.group):
+  return entry_names(base.built_in(), base.group)
+
+
+def entry_names(built_in: Mapping[str, str], group: str) -> dict[str, str]:
+  """Names to ``module:attribute``: built-in ones, then those of entry points of ``group``."""
+  known = dict(built_in)
+  if group:
+    for point in importlib.metadata.entry_points(group=group):
       known.setdefault(point.name, point.value)
   return known
 

@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentjax import convert
+from agentjax.adapters.huggingface_text.chat import TemplateChat
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, abstract, load_pretrained
 from agentjax.models.lora import LoraConfig, merge_lora
 from agentjax.text import ByteTokenizer
-from agentjax.text.template import TemplateChat
 from agentjax.training.checkpoint import (
   CheckpointStore,
   latest_checkpoint,

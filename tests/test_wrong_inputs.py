@@ -43,7 +43,7 @@ def place(tmp_path_factory):
   good.mkdir()
   turns = [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "7"}]
   (good / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 4)
-  from agentjax.text import HuggingFaceTokenizer
+  from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 
   for name in ("model", "cut", "no_weights", "no_tokenizer", "no_template", "bad_config"):
     write_vocabulary(folder / name)

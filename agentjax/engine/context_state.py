@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Ids a context still has to take in: by extension, or through the decode step."""
+  """Ids a context still has to take in: by extension, or through the decode step.
+
+  Where there are images, ids are ``ImageKeys``, here and in all that a context notes of its ids.
+  """
 
   kind: Literal["extend", "force"]
   ids: np.ndarray

@@ -87,7 +87,13 @@ class Decoding:
       return (step < size) & jnp.any(live)
 
     state = None if self._masks is None else self._masks.state
-    start = (jnp.int32(0), self.plan.budget > 0, device, state, self._empty_by_time(device))
+    start = (
+      jnp.int32(0),
+      self.plan.budget > 0,
+      device,
+      state,
+      self._empty(device, *self.plan.forced.shape[::-1]),
+    )
     _, _, device, _, chunk = jax.lax.while_loop(unfinished, self._advance, start)
     return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
 
@@ -99,7 +105,7 @@ class Decoding:
     log-probs are those of ``run``, up to how the model's step rounds in another shape.
     """
     state = None if self._masks is None else self._masks.state
-    start = (self.plan.budget > 0, device, state, self._empty_by_slot(device))
+    start = (self.plan.budget > 0, device, state, self._empty(device, *self.plan.forced.shape))
     _, device, _, chunk = jax.lax.while_loop(
       lambda carry: jnp.any(carry[0]), self._advance_window, start
     )
@@ -128,6 +134,23 @@ class Decoding:
     nothing = jnp.zeros(self.plan.budget.shape, jnp.int32)
     return jax.eval_shape(
       lambda cache: self._compact(self._step(cache, nothing, nothing > 0).experts), device.cache
+    )
+
+  def _empty(self, device: DeviceState, *lead: int) -> Chunk:
+    """A chunk without tokens, whose arrays begin with the axes ``lead``: S and N in any order."""
+    slots = self.plan.budget.shape
+    routed = self._routed(device)
+    drafting = self.config.speculate != "none"
+    return Chunk(
+      token_ids=jnp.zeros(lead, jnp.int32),
+      behaviour_log_probs=jnp.zeros(lead, jnp.float32),
+      entropies=jnp.zeros(lead, jnp.float32),
+      sampling_log_probs=jnp.zeros(lead, jnp.float32),
+      counts=jnp.zeros(slots, jnp.int32),
+      stopped=jnp.zeros(slots, bool),
+      experts=None if routed is None else jnp.zeros((*lead, *routed.shape[1:]), routed.dtype),
+      drafted=jnp.zeros(slots, jnp.int32) if drafting else None,
+      accepted=jnp.zeros(slots, jnp.int32) if drafting else None,
     )
 
   # One token a step.
@@ -166,20 +189,6 @@ class Decoding:
       # Only who goes on: nothing is allowed behind a stop id.
       state = jnp.where(live, masks.advance(state, token_ids), state)
     return step + 1, live, device, state, chunk
-
-  def _empty_by_time(self, device: DeviceState) -> Chunk:
-    """A chunk of [N, S] arrays."""
-    shape = self.plan.forced.shape[::-1]
-    routed = self._routed(device)
-    return Chunk(
-      token_ids=jnp.zeros(shape, jnp.int32),
-      behaviour_log_probs=jnp.zeros(shape, jnp.float32),
-      entropies=jnp.zeros(shape, jnp.float32),
-      sampling_log_probs=jnp.zeros(shape, jnp.float32),
-      counts=jnp.zeros(shape[1:], jnp.int32),
-      stopped=jnp.zeros(shape[1:], bool),
-      experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
-    )
 
   # A window of tokens a step.
 
@@ -341,24 +350,4 @@ class Decoding:
         for name, value in zip(names, values, strict=True)
         if value is not None
       }
-    )
-
-  def _empty_by_slot(self, device: DeviceState) -> Chunk:
-    """A chunk of [S, N] arrays, with drafts counted."""
-    slots, size = self.plan.forced.shape
-
-    def blank(dtype: Any, *shape: int) -> Array:
-      return jnp.zeros((slots, *shape), dtype)
-
-    routed = self._routed(device)
-    return Chunk(
-      token_ids=blank(jnp.int32, size),
-      behaviour_log_probs=blank(jnp.float32, size),
-      entropies=blank(jnp.float32, size),
-      sampling_log_probs=blank(jnp.float32, size),
-      counts=blank(jnp.int32),
-      stopped=blank(bool),
-      experts=None if routed is None else blank(routed.dtype, size, *routed.shape[1:]),
-      drafted=blank(jnp.int32),
-      accepted=blank(jnp.int32),
     )

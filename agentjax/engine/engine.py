@@ -13,11 +13,13 @@ import numpy as np
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.grammar import check_fits
+from agentjax.engine.prefix_cache import Images
 from agentjax.engine.request import (
   ContextLengthError,
   Decode,
   EngineError,
   Generation,
+  ImageError,
   Sample,
   SampleRequest,
 )
@@ -25,6 +27,7 @@ from agentjax.engine.scheduler import EngineStats, Scheduler
 from agentjax.engine.slots import token_array
 from agentjax.engine.store import Snapshot
 from agentjax.models import ModelConfig, Params
+from agentjax.models.stack import stream_kind
 
 
 class Prefix:
@@ -32,7 +35,7 @@ class Prefix:
 
   Attributes:
     snapshot: what a slot that holds it is; None once it was released.
-    ids: tokens of the prompt.
+    ids: tokens of the prompt, and its images (see ``prefix_cache.ImageKeys``).
     experts: see ``Context.experts``.
   """
 
@@ -78,14 +81,20 @@ class Context:
     """
     return self.state.experts.array()
 
-  async def extend(self, token_ids: Sequence[int] | np.ndarray) -> None:
+  async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
     """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
+
+    Args:
+      token_ids: what follows.
+      images: of these tokens, each the place of its first one among them and the hash of its
+        content (``trajectory.record.Image.sha256``).
 
     Raises:
       ContextLengthError: they do not fit; the context stays as it was.
+      ImageError: the model has no vision tower.
     """
     self.state.check_usable()
-    ids = token_array(token_ids, self._engine.model_config.vocab_size)
+    ids = self._engine.keys(token_ids, images)
     if len(ids) > self.room:
       raise ContextLengthError(
         f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
@@ -154,7 +163,7 @@ class Engine:
     devices: Sequence[jax.Device] | None = None,
   ) -> None:
     self.decode = decode
-    self.scheduler = Scheduler(model_config, config, decode, vocab_limit, devices)
+    self.scheduler = Scheduler(model_config, config, vocab_limit, devices)
     self.model_config, self.config = self.scheduler.model_config, self.scheduler.config
 
   @property
@@ -190,15 +199,36 @@ class Engine:
     """
     self.scheduler.publish(params, version)
 
+  def keys(self, token_ids: Sequence[int] | np.ndarray, images: Images) -> np.ndarray:
+    """What tells tokens and their images apart, see ``Context.extend``.
+
+    Raises:
+      ImageError: the model has no vision tower.
+    """
+    ids = token_array(token_ids, self.model_config.vocab_size)
+    stream = stream_kind(self.model_config)
+    if images and not (stream is not None and stream.sees_images):
+      raise ImageError(
+        f"{len(images)} images were given, the first at token {images[0][0]}, and the model "
+        f"(model.pattern={self.model_config.pattern!r}) has no vision tower; allowed: images=(), "
+        "or a model whose blocks see images (models.StreamKind.sees_images)."
+      )
+    return self.scheduler.image_keys.of(ids, images)
+
   async def prefill(
-    self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
   ) -> Prefix:
-    """Runs a prompt once, for any number of contexts.
+    """Runs a prompt once, for any number of contexts; ``images`` as in ``Context.extend``.
 
     Raises:
       ContextLengthError: it is longer than ``max_length``.
+      ImageError: the model has no vision tower.
     """
-    context = await self.open_ids(token_ids, priority=priority)
+    context = await self.open_ids(token_ids, priority=priority, images=images)
     state = context.state
     ids = state.pending[0].ids
     try:
@@ -217,11 +247,18 @@ class Engine:
     return Context(self, state)
 
   async def open_ids(
-    self, token_ids: Sequence[int] | np.ndarray, *, priority: tuple[int, ...] = ()
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
   ) -> Context:
-    """A context that begins with ``token_ids``; they run with its first ``generate``."""
+    """A context that begins with ``token_ids``; they run with its first ``generate``.
+
+    ``images`` as in ``Context.extend``.
+    """
     context = Context(self, self.scheduler.new_context(priority))
-    await context.extend(token_ids)
+    await context.extend(token_ids, images=images)
     return context
 
   def executables(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agentjax.engine.context_state import ContextState
-from agentjax.engine.prefix_cache import Entry, PrefixCache
+from agentjax.engine.prefix_cache import Entry, PrefixCache, token_ids
 from agentjax.engine.request import Chunk, DecodePlan, EngineError, Generation, SampleRequest
 from agentjax.engine.slots import Routed, SlotEngine, Weights
 from agentjax.engine.store import Snapshot, Stored
@@ -220,7 +220,7 @@ class Lane:
             context.first_run = None
           ids = context.next_piece(config.extend_buckets[-1])
           budget -= next(b for b in config.extend_buckets if b >= len(ids))
-          part.runs.append((slot, ids))
+          part.runs.append((slot, token_ids(ids)))
           cycle.running[slot] = context
           context.take(ids, cycle.weights.version)
           if not context.pending or context.extends_next:

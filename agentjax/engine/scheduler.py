@@ -17,9 +17,8 @@ import jax
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.lane import Cycle, Job, Lane, Outcome, Read
-from agentjax.engine.prefix_cache import PrefixCache
+from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
 from agentjax.engine.request import (
-  Decode,
   EngineBusyError,
   EngineError,
   Generation,
@@ -64,19 +63,19 @@ class Scheduler:
     lanes: the slots, in blocks.
     store: what contexts without a slot are kept in.
     known: prefixes that contexts may begin with.
+    image_keys: of the images in them.
     stats: totals.
 
   Args:
     model_config: of the parameters to be published.
     config: sizes.
-    decode, vocab_limit, devices: see ``Engine``.
+    vocab_limit, devices: see ``Engine``.
   """
 
   def __init__(
     self,
     model_config: ModelConfig,
     config: EngineConfig,
-    decode: Decode | None,
     vocab_limit: int | None,
     devices: Sequence[jax.Device] | None,
   ) -> None:
@@ -90,7 +89,6 @@ class Scheduler:
         config,
         device=places[i % len(places)],
         vocab_limit=vocab_limit,
-        decode=decode,
         store=self.store,
       )
       for i in range(config.lanes)
@@ -100,6 +98,7 @@ class Scheduler:
       any_history=config.prefix_reuse == "turns",
       attention_only=slots[0].programs.attention_only,
     )
+    self.image_keys = ImageKeys()
     self.lanes = [Lane(engine, i, self.known) for i, engine in enumerate(slots)]
     self.model_config = self.lanes[0].slots.model_config
     self.config = self.lanes[0].slots.config

@@ -11,20 +11,15 @@ import jax
 import numpy as np
 
 from agentjax.config import check
-from agentjax.engine.config import EngineConfig, SamplingConfig
-from agentjax.engine.grammar import Grammar, GrammarTable, check_fits
+from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import GrammarTable
 from agentjax.engine.programs import programs_of_lane
 from agentjax.engine.request import (
   Chunk,
   ContextLengthError,
-  Decode,
   DecodePlan,
   EngineError,
-  Generation,
-  Sample,
-  SampleRequest,
 )
-from agentjax.engine.sampling import address_key
 from agentjax.engine.store import Snapshot, Store, Stored
 from agentjax.models import (
   DecodeParams,
@@ -71,7 +66,6 @@ class SlotEngine:
     config: ``slots / lanes`` slots are made.
     device: where everything lives; None is the first local device.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
-    decode: ids to text, for stop strings.
     store: counts what is read; shared by the lanes of an engine.
 
   Attributes:
@@ -87,7 +81,6 @@ class SlotEngine:
     *,
     device: jax.Device | None = None,
     vocab_limit: int | None = None,
-    decode: Decode | None = None,
     store: Store | None = None,
   ) -> None:
     model_config.validate("model")
@@ -124,7 +117,6 @@ class SlotEngine:
     if config.grammar_states:
       vocab = model_config.vocab_size
       self._grammars = GrammarTable(self.config, self.slots, vocab, self.device)
-    self._decode_text = decode
     self._weights: Weights | None = None
     self.warm = False
     with jax.default_device(self.device):
@@ -274,69 +266,6 @@ class SlotEngine:
     chunk = jax.device_get(chunk)
     self.lengths += chunk.counts
     return chunk
-
-  def generate(
-    self,
-    prompts: Sequence[Sequence[int]],
-    *,
-    seed: int,
-    max_tokens: int,
-    samples: int = 1,
-    sampling: SamplingConfig | None = None,
-    stop_ids: tuple[int, ...] = (),
-    stop_strings: tuple[str, ...] = (),
-    grammar: Grammar | None = None,
-  ) -> list[list[Sample]]:
-    """Samples every prompt ``samples`` times and waits: the engine without asyncio.
-
-    Contexts enter slots as they come free, and each prompt is run once for all its samples. What
-    slots held before is overwritten. Sample j of prompt i has the key ``address_key(seed, i, j)``.
-
-    Returns:
-      ``result[i][j]``, sample j of prompt i.
-    """
-    request = SampleRequest(
-      (0, 0),
-      max_tokens,
-      sampling or SamplingConfig(),
-      tuple(stop_ids),
-      tuple(stop_strings),
-      grammar=grammar,
-    )
-    request.sampling.validate()
-    results: dict[tuple[int, int], Sample] = {}
-    waiting = [(i, j) for i in range(len(prompts)) for j in range(samples)][::-1]
-    running: dict[int, tuple[tuple[int, int], Generation]] = {}
-    prefixes: dict[int, Snapshot] = {}
-    while waiting or running:
-      free = [s for s in range(self.slots) if s not in running][: len(waiting)]
-      entering = [(slot, waiting.pop()) for slot in free]
-      first = {i: slot for slot, (i, _) in reversed(entering) if i not in prefixes}
-      self.place(None, list(first.values()))
-      ids = {i: token_array(prompts[i], self.model_config.vocab_size) for i in first}
-      self.extend([(slot, ids[i]) for i, slot in first.items()])
-      prefixes.update({i: self.read(slot) for i, slot in first.items()})
-      for i in {i for _, (i, _) in entering}:
-        self.place(prefixes[i], [slot for slot, (k, _) in entering if k == i])
-      for slot, (i, j) in entering:
-        keyed = dataclasses.replace(request, key_data=address_key(seed, i, j))
-        running[slot] = ((i, j), self._generation(keyed))
-      still_needed = {i for i, _ in waiting}
-      prefixes = {i: prefix for i, prefix in prefixes.items() if i in still_needed}
-      plan = self.idle_plan()
-      for slot, (_, generation) in running.items():
-        generation.write(plan, slot, self._room(slot))
-      version, chunk = self.weights.version, self.decode(plan)
-      for slot, (address, generation) in list(running.items()):
-        if generation.read(chunk, slot, self._room(slot), version, version):
-          results[address] = generation.result()
-          del running[slot]
-    return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
-
-  def _generation(self, request: SampleRequest) -> Generation:
-    if request.grammar is not None:
-      check_fits(request.grammar, self.config, self.model_config.vocab_size)
-    return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
 
   def _room(self, slot: int) -> int:
     return self.config.max_length - int(self.lengths[slot])

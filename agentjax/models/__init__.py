@@ -34,15 +34,13 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
-from agentjax.models.logit_lens import layer_ends, layer_logits
-from agentjax.models.loop import sample_depths
-from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
-from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
+from agentjax.models.lora import LoraConfig, merge_lora
+from agentjax.models.mtp import mtp_loss, mtp_scores
 from agentjax.models.mtp_cache import MtpCache, draft, follow, init_mtp_cache, undraftable
 from agentjax.models.param_ops import qk_clip_scales
+from agentjax.models.passes import PassKind, pass_kind
 from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.scoring import (
-  ResponseScores,
   cross_log_probs,
   score_responses,
   score_tokens,
@@ -56,9 +54,7 @@ from agentjax.models.spec import (
 )
 from agentjax.models.stack import (
   DecodeParams,
-  ForwardOutput,
   Params,
-  count_active,
   factor_pattern,
   forward,
   init,
@@ -70,8 +66,6 @@ from agentjax.models.verify import Verified, accept, unverifiable, verify
 from agentjax.models.vocabulary import (
   Readout,
   TokenSets,
-  in_chunks,
-  likely_sets,
   over_vocabulary,
   put_tokens,
   readout,
@@ -90,17 +84,13 @@ __all__ = [
   "Cache",
   "DecodeParams",
   "Decoded",
-  "ForwardOutput",
   "LoopConfig",
   "LoraConfig",
   "ModelConfig",
   "MtpConfig",
-  "MtpLoss",
-  "MtpScores",
   "ParamSpec",
   "Params",
   "Readout",
-  "ResponseScores",
   "Rows",
   "SecondPassConfig",
   "Stepped",
@@ -113,7 +103,6 @@ __all__ = [
   "cache_shardings",
   "compute_logits",
   "count",
-  "count_active",
   "cross_log_probs",
   "decay_mask",
   "decode_specs",
@@ -125,25 +114,21 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
-  "in_chunks",
   "init",
   "init_mtp_cache",
   "init_cache",
-  "init_lora",
   "init_params",
-  "layer_ends",
-  "layer_logits",
-  "likely_sets",
   "load_pretrained",
-  "lora_specs",
   "merge_lora",
   "model_preset",
   "model_presets",
   "mtp_loss",
   "mtp_scores",
   "num_routers",
+  "PassKind",
   "over_vocabulary",
   "param_specs",
+  "pass_kind",
   "prepare_decode_params",
   "put_tokens",
   "qk_clip_scales",
@@ -151,7 +136,6 @@ __all__ = [
   "residual_block",
   "readout",
   "restricted_scores",
-  "sample_depths",
   "save_pretrained",
   "score_responses",
   "score_tokens",

@@ -18,9 +18,9 @@ from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
-from agentjax.models.loop import DecodeSection, decode_core, decode_twice, init_entries
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
+from agentjax.models.passes import DecodeSection, init_entries, pass_kind
 from agentjax.models.spec import is_spec
 from agentjax.models.stack import (
   DecodeParams,
@@ -202,7 +202,7 @@ def extend(
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
   x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
-  x = close_stream(x)
+  x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -242,7 +242,7 @@ def decode_step(
     return _step_exactly(params, config, cache, cache.recent, token_ids, active)
   stepped = Stepped(cache.lengths, active)
   x, entries, routed = _run_stack(params, config, cache, token_ids, stepped)
-  hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
+  hidden = rms_norm(close_stream(x, config), params.final_norm, config.norm_eps)
   return Decoded(
     logits=compute_logits(params, config, hidden),
     cache=Cache(blocks=entries, lengths=cache.lengths + active.astype(jnp.int32)),
@@ -385,11 +385,10 @@ def _run_stack(
     sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
     start += len(pattern)
   run = functools.partial(run_section, config=config, where=where)
-  if params.loop is not None:
-    return decode_core(params.loop, x, tuple(sections), config, where, run)
-  if params.second_pass is not None:
-    return decode_twice(params.second_pass, x, sections[0], run)
-  return run(x, sections[0])
+  passes = pass_kind(config)
+  if passes is None:
+    return run(x, sections[0])
+  return passes.decode(getattr(params, passes.field), x, tuple(sections), config, where, run)
 
 
 def run_section(

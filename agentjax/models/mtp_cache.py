@@ -24,9 +24,9 @@ from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.cache import run_section
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits
-from agentjax.models.loop import DecodeSection
 from agentjax.models.mtp import join
 from agentjax.models.norm import rms_norm
+from agentjax.models.passes import DecodeSection
 from agentjax.models.stack import DecodeParams
 from agentjax.models.verify import EVERY_SLOT
 

@@ -314,7 +314,7 @@ def _abstract_head(experiment: Experiment, mesh: jax.sharding.Mesh) -> TeacherHe
   taught, model = experiment.rl.objective.distillation, experiment.model
   if taught is None or taught.form != "full":
     return None
-  softcap = None if model.gemma is None else model.gemma.logit_softcap
+  softcap = model.logit_softcap
   spec = models.ParamSpec((model.d_model, model.vocab_size), ("embed", "vocab"))
   weight: Any = jax.ShapeDtypeStruct(spec.shape, model.param_dtype, sharding=shardings(spec, mesh))
   return TeacherHead(weight, softcap)

@@ -43,8 +43,8 @@ from agentjax.objectives.distillation import (
   entropy,
 )
 from agentjax.sharding import batch_sharding, shardings
+from agentjax.text.build import read_chat
 from agentjax.text.chat import Chat
-from agentjax.text.template import TemplateChat
 from agentjax.training import processes
 from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
 from agentjax.training.fingerprint import fingerprint
@@ -142,7 +142,7 @@ def load_teacher(
   if (path / "config.json").is_file() and "model_type" in json.loads(
     (path / "config.json").read_text()
   ):
-    theirs = TemplateChat.from_folder(path)
+    theirs = read_chat(path)
     _check_vocabulary(config, theirs.tokenizer.fingerprint(), chat.tokenizer.fingerprint())
     if theirs.fingerprint() != chat.fingerprint():
       logging.warning(

@@ -5,8 +5,8 @@ markup, the ids of a longer conversation start with the ids of the shorter one, 
 policy's own turn is spelled in tokens that encoding its text would never give: what comes after a
 turn is encoded alone and appended.
 
-``MarkedChat`` writes the markup of our own vocabularies; ``template.TemplateChat`` follows the chat
-template of a Hugging Face folder.
+``MarkedChat`` writes the markup of our own vocabularies; ``build.FolderKind`` names others, such as
+the chat template of a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from agentjax.config import Config
 from agentjax.text.language import Language
@@ -292,26 +290,6 @@ def conversation_texts(
     yield message.content
     for call in message.tool_calls:
       yield format_call(call, tool_call_format, schemas)
-
-
-def assert_extends(
-  old_ids: Sequence[int] | np.ndarray, new_ids: Sequence[int] | np.ndarray
-) -> None:
-  """Raises PrefixError unless ``new_ids`` starts with all of ``old_ids``."""
-  old, new = np.asarray(old_ids), np.asarray(new_ids)
-  common = min(len(old), len(new))
-  differing = np.flatnonzero(old[:common] != new[:common])
-  if differing.size:
-    at = int(differing[0])
-    raise PrefixError(
-      f"ids differ at index {at}: {int(old[at])} was seen there, now it is {int(new[at])}. "
-      "Append to the ids sampled so far, or start a new branch."
-    )
-  if len(new) < len(old):
-    raise PrefixError(
-      f"{len(old)} ids were seen and only {len(new)} are left. Append to the ids sampled so far, "
-      "or start a new branch."
-    )
 
 
 def _check_messages(messages: Sequence[Message]) -> None:

@@ -550,14 +550,14 @@ class Experiment(Config):
     self._validate_mesh(path)
 
   def _validate_pretrained(self, path: str) -> None:
-    templated = self.tokenizer.kind == "huggingface"
+    templated = self.tokenizer.reads_folder
     if self.pretrained is None:
       check(
         not templated or self.tokenizer.path is not None,
         f"{path}.tokenizer.path",
         None,
-        f"a folder when tokenizer.kind is 'huggingface' and {path}.pretrained is None; set "
-        f"--{path}.pretrained=DIR to train the model of a folder",
+        f"a folder when tokenizer.kind is {self.tokenizer.kind!r} and {path}.pretrained is None; "
+        f"set --{path}.pretrained=DIR to train the model of a folder",
       )
       return
     check(

@@ -10,9 +10,8 @@ from agentjax.engine import Engine
 from agentjax.models import ModelConfig, Params, param_specs
 from agentjax.models.huggingface import load_pretrained
 from agentjax.sharding import make_mesh, shardings
-from agentjax.text.build import build_chat
+from agentjax.text.build import build_chat, read_chat
 from agentjax.text.chat import Chat
-from agentjax.text.template import TemplateChat
 from agentjax.training.checkpoint import (
   compare_identity,
   latest_checkpoint,
@@ -56,7 +55,7 @@ def load_policy_with_chat(path: str | os.PathLike[str], experiment: Experiment) 
   mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
   folder = pathlib.Path(path)
   if (folder / "tokenizer.json").is_file():
-    chat: Chat = TemplateChat.from_folder(folder, thinking=experiment.chat.thinking)
+    chat: Chat = read_chat(folder, thinking=experiment.chat.thinking)
     params, model = load_pretrained(
       folder, mesh=mesh, overrides=runtime_overrides(experiment.model)
     )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentjax.models import Params, sample_depths
+from agentjax.models import Params, pass_kind
 from agentjax.objectives.preparation import prepare_supervised
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.sharding import time_multiple
@@ -57,9 +57,13 @@ class SupervisedSteps:
     )
     # 0, 1 and 2 address the initial parameters.
     key = jax.random.fold_in(jax.random.key(parts.experiment.seed), 3)
-    self._depths = jax.jit(
-      lambda step, sequences: sample_depths(parts.model, jax.random.fold_in(key, step), sequences)
-    )
+    passes = pass_kind(parts.model)
+    draw = None if passes is None else passes.sample_depths
+    self._depths = None
+    if draw is not None:
+      self._depths = jax.jit(
+        lambda step, sequences: draw(parts.model, jax.random.fold_in(key, step), sequences)
+      )
     self._token_sets: TokenSetSource | None = None
 
   def __call__(self, state: TrainState, tasks: Sequence[Task]) -> tuple[TrainState, dict[str, Any]]:
@@ -68,7 +72,7 @@ class SupervisedSteps:
     batch = self._rows.place(packed)
     prepared = self._prepare(batch)
     depths = None
-    if self._parts.model.loop is not None:
+    if self._depths is not None:
       # Reinforcement learning keeps to the depth that was sampled with.
       depths = self._depths(state.step, batch.segment_ids)
     given = None

@@ -44,7 +44,7 @@ class UpdateBatch:
   """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T].
 
   ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
-  are the iterations of a looped core (``models.sample_depths``); None is its fixed depth. ``kept``
+  are the iterations of a looped core (``models.PassKind``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
   what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
   """

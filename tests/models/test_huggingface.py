@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,10 +29,11 @@ from agentjax.config import ConfigError
 from agentjax.models import huggingface
 from agentjax.models.config import MtpConfig
 from agentjax.models.huggingface import (
-  FAMILIES,
   CheckpointError,
   checkpoint,
+  families,
   family_of,
+  find_family,
   load_pretrained,
   save_pretrained,
 )
@@ -161,7 +163,7 @@ def test_a_loaded_folder_is_saved_as_it_was(name, tmp_path):
   dtype = "bfloat16" if config.param_dtype == "bfloat16" else None
   save_pretrained(tmp_path / "saved", params, config, dtype=dtype)
   written = tensors(tmp_path / "saved")
-  ignored = FAMILIES[_json(GOLDEN / name / "config.json")["model_type"]].ignored
+  ignored = find_family(_json(GOLDEN / name / "config.json")["model_type"]).ignored
   for key in stored.keys() - written.keys():
     assert any(re.fullmatch(pattern, key) for pattern in ignored), key
   for key, value in written.items():
@@ -681,11 +683,40 @@ def test_a_pattern_that_cannot_be_is_refused(text, message):
     Pattern.parse(text)
 
 
+OWN_FAMILY = """
+import dataclasses
+from agentjax.models.huggingface import find_family
+FAMILY = dataclasses.replace(find_family("llama"), model_type="own", architecture="Own")
+LLAMA = "llama"
+"""
+
+
+def test_an_own_family_is_one_file_and_a_name(tmp_path, monkeypatch):
+  (tmp_path / "own_family.py").write_text(OWN_FAMILY)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))
+  shutil.copytree(GOLDEN / "llama", tmp_path / "folder")
+  values = _json(tmp_path / "folder" / "config.json") | {"model_type": "own"}
+  (tmp_path / "folder" / "config.json").write_text(json.dumps(values))
+  with pytest.raises(ConfigError, match="model_type='own' is not supported; supported: .*llama"):
+    load_pretrained(tmp_path / "folder")
+  huggingface.register_family("own", "own_family:FAMILY")
+  params, config = load_pretrained(tmp_path / "folder")
+  assert_same(params, load_pretrained(GOLDEN / "llama")[0])
+  assert find_family("own").architecture == "Own"
+  assert family_of(config).model_type == "llama"  # the first that can say it
+  huggingface.register_family("own", "own_family:LLAMA")
+  with pytest.raises(ConfigError, match="is str; allowed: a models.huggingface.Family"):
+    load_pretrained(tmp_path / "folder")
+  with pytest.raises(ConfigError, match="register_family.*'own_family'; allowed: 'module:attr"):
+    huggingface.register_family("own", "own_family")
+
+
 def test_a_map_that_forgets_an_array_is_refused():
   def tensors(config):
-    return list(FAMILIES["llama"].tensors(config))[:-1]
+    return list(find_family("llama").tensors(config))[:-1]
 
-  family = dataclasses.replace(FAMILIES["llama"], tensors=tensors)
+  family = dataclasses.replace(find_family("llama"), tensors=tensors)
   with pytest.raises(ValueError, match=r"does not hold every element of groups.*down once"):
     resolve(family, CONFIGS["llama"])
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import models
+from agentjax.adapters.model_families.parcae import Injection, decay_and_step, sample_depths
 from agentjax.config import ConfigError
 from agentjax.models.blocks import KINDS, Rows
-from agentjax.models.loop import Injection, decay_and_step
 from agentjax.models.stack import unstack
 from agentjax.sharding import MESH_AXES, partition_spec
 from tests.models.rows import by_sequence, draw, forward, pack, score_tokens
@@ -162,15 +162,15 @@ def test_the_first_state_is_drawn_by_the_place_in_the_sequence(tiny, sequences):
 def test_depths_follow_the_poisson_law_and_the_sequence_only(tiny):
   config = dataclasses.replace(looped(tiny), loop=models.LoopConfig(1, 1, mean_depth=3))
   ids = jnp.arange(6000).reshape(60, 100)
-  depths = models.sample_depths(config, jax.random.key(1), ids)
+  depths = sample_depths(config, jax.random.key(1), ids)
   share = np.bincount(np.asarray(depths).ravel(), minlength=12)[:12] / ids.size
   law = np.exp(-3) * 3.0 ** np.arange(12) / np.cumprod([1, *range(1, 12)])
   law[1] += law[0]
   law[0] = 0.0
   np.testing.assert_allclose(share, law, atol=0.02)  # about four standard errors
-  again = models.sample_depths(config, jax.random.key(1), ids.T[::-1])
+  again = sample_depths(config, jax.random.key(1), ids.T[::-1])
   np.testing.assert_array_equal(again, depths.T[::-1])
-  assert jnp.any(models.sample_depths(config, jax.random.key(2), ids) != depths)
+  assert jnp.any(sample_depths(config, jax.random.key(2), ids) != depths)
 
 
 def test_depths_need_a_looped_core(tiny, tiny_params):

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 import agentjax
+from agentjax.adapters.huggingface_text.calls import parse_text
 from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
 from agentjax.recipes.genrm.cohort import style_density
 from agentjax.recipes.rational_rewards.critiques import read_critique
@@ -15,7 +16,6 @@ from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
 from agentjax.text.answers import read_marked_answer, read_tagged_answer
 from agentjax.text.code import read_code
-from agentjax.text.template_calls import parse_text
 from agentjax.text.tool_calls import load_json
 from agentjax.trajectory.record import Trajectory
 from agentjax.world.text_game import read_actions

@@ -10,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.convert import to_folder
 from agentjax.models.huggingface import load_pretrained, save_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.program import EpisodeEnd, tool_episode
-from agentjax.text import HuggingFaceTokenizer, assert_extends, build_chat
+from agentjax.text import build_chat
 from agentjax.tools.python import PythonTool
 from agentjax.training import Extensions, Run, load_experiment
 from agentjax.training.build import build_parts
@@ -28,6 +29,7 @@ from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics, without_times
 from agentjax.training.pretrained import folder_fingerprint
 from agentjax.trajectory.record import Message
+from tests.text.extends import assert_extends
 from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet
 

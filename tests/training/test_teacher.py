@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.huggingface_text.chat import TemplateChat
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.models.huggingface import save_pretrained
 from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
@@ -27,8 +29,6 @@ from agentjax.signals.teacher import (
   route,
   teacher_divergences,
 )
-from agentjax.text import HuggingFaceTokenizer
-from agentjax.text.template import TemplateChat
 from agentjax.training import OptimizerConfig
 from agentjax.training.build import build_parts
 from agentjax.training.experiment import PhaseConfig, resolve

@@ -1,6 +1,6 @@
 r"""Memory of mistakes: a wrong answer that repeats an earlier way of being wrong costs more (MEDS).
 
-Every wrong episode has a feature vector (``models.layer_logits`` of its answer token). With C the
+Every wrong episode has a feature vector (``layer_logits`` of its answer token). With C the
 cluster of *earlier* wrong episodes of the same task that it falls into,
 
     penalty = min(alpha log(|C| + 1), beta),      reward <- reward - penalty.
@@ -27,7 +27,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from agentjax.config import NonNegativeFloat, PositiveInt, Range, check
-from agentjax.models import ModelConfig, Params, layer_ends, layer_logits
+from agentjax.models import ModelConfig, Params
+from agentjax.recipes.meds.logit_lens import layer_ends, layer_logits
 from agentjax.sharding import time_multiple
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training import processes

@@ -16,6 +16,7 @@ import pytest
 
 from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
@@ -32,7 +33,6 @@ from agentjax.recipes.c2.synthesis import (
 )
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.text import HuggingFaceTokenizer
 from agentjax.training import Extensions, Run, load_experiment, preferences
 from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve, write_experiment
