@@ -2,7 +2,7 @@
 
 A judge answers messages with text; one that can also say how likely given continuations are is a
 ``LetterJudge``. A function is a judge in tests, ``http_judge.HttpJudge`` one behind an endpoint,
-``agentjax.rollout.judge.EngineJudge`` one over our own engine. Four rules hold for all of them:
+``agentjax.recipes.c2.judge.EngineJudge`` one over our own engine. Four rules hold for all of them:
 
 * what is judged stands between marks that nobody could have written into it (``delimit``);
 * a fault of the infrastructure (``JudgeUnavailableError``) is tried again, a reply that cannot be

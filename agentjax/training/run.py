@@ -666,10 +666,10 @@ class _Session:
     why = culprit or "inputs and loss were finite, so it is the gradient itself"
     settings = getattr(self.experiment, stage).optimizer
     optimizers = {f"config.{stage}.optimizer": (values["bad_steps"], settings, why)}
-    process = self.experiment.rl.process
-    if process is not None and process.online is not None:
-      bad, why = values.get("process/bad_steps", 0.0), "those of the reward model"
-      optimizers["config.rl.process.online.optimizer"] = bad, process.online.optimizer, why
+    for where, signal in self.experiment.rl.named_signals:
+      for field, (own, moved, metric) in signal.optimizers().items():
+        bad, why = values.get(metric, 0.0), f"those of {moved}"
+        optimizers[f"config.rl.{where}.{field}"] = bad, own, why
     for path, (bad, optimizer, why) in optimizers.items():
       if bad >= optimizer.max_bad_steps:
         raise TrainingError(

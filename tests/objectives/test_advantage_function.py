@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.advantage_function import (
   AdvantageInputs,
   abstract_advantage_inputs,
@@ -20,7 +21,6 @@ from agentjax.objectives.advantage_function import (
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preparation import prepare
-from agentjax.objectives.presets import preset
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.testing import check_advantage
 

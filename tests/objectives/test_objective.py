@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentjax.objectives import preset
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preparation import prepare, prepare_supervised
-from agentjax.objectives.presets import preset
 from agentjax.objectives.returns import bilevel_gae
 from agentjax.objectives.segments import turn_units
 from agentjax.objectives.supervised import supervised_objective

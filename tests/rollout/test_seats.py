@@ -9,14 +9,13 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
+from agentjax.recipes.monte_carlo import MonteCarlo, MonteCarloConfig
 from agentjax.rewards import Part, RewardGraph, WeightedSum
 from agentjax.rewards.endpoint import JudgeRefusedError
 from agentjax.rewards.http_judge import HttpJudgeConfig
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
-from agentjax.rollout.monte_carlo import MonteCarlo
 from agentjax.rollout.rescoring import rescore
 from agentjax.rollout.seat_config import ServiceSeat
 from agentjax.rollout.seats import SeatPlayer
