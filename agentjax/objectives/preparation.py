@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
   AdvantageInputs,
-  advantage_function,
   own_advantages,
 )
 from agentjax.objectives.advantages import (
@@ -97,7 +96,7 @@ def prepare(
   given = _Given(
     reference_log_probs, values, token_rewards, turn_rewards, baselines, part_rewards, consistency
   )
-  own = advantage_function(config.advantage.function, advantage)
+  own = config.advantage.function if advantage is None else advantage
   if own is not None:
     credit = _own_credit(own, batch, tokens, given)
   else:

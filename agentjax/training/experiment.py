@@ -846,7 +846,7 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
   phases = [phase.objective for phase in experiment.rl.all_phases]
   every = (
     *(objective.function for objective in phases),
-    *(objective.advantage.function for objective in phases),
+    *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
     *experiment.reward.parts,
     *experiment.tools.names,
     *(seat.chosen for seat in experiment.seats.values()),

@@ -23,7 +23,7 @@ from agentjax.data import TaskIterator
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
-from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
+from agentjax.objectives.advantage_function import AdvantageFunction, check_own
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
 from agentjax.rewards.samples import write_samples
@@ -172,7 +172,7 @@ class Run:
     policy_objective(experiment.rl.objective, objective)  # a fault shows at once
     if advantage is not None:
       experiment.rl.objective.check_own_advantage("config.rl.objective")
-    advantage_function(experiment.rl.objective.advantage.function, advantage)
+      check_own(advantage)
     self._extended = Extended(extensions or Extensions(), objective, advantage)
     self._console = console or Console()
     self._allow_changes = allow_changes
@@ -259,12 +259,8 @@ class _Session:
       every,
       f"0 with {jax.process_count()} processes, none of which holds the whole policy",
     )
-    settings = experiment.rl.objective
-    self.learner = Learner(
-      self.parts,
-      policy_objective(settings, extended.objective),
-      advantage_function(settings.advantage.function, extended.advantage),
-    )
+    objective = policy_objective(experiment.rl.objective, extended.objective)
+    self.learner = Learner(self.parts, objective, extended.advantage)
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
     )

@@ -10,6 +10,7 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.data.source import TaskSource
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.schedule import ScheduleConfig
@@ -75,7 +76,9 @@ def experiment(**names):
   made.rollout.sampler = SamplerConfig.from_name(sampler, "config.rollout.sampler")
   made.reward.parts = ("environment", names.get("scorer", f"{HERE}:even"))
   made.reward.weights = (1.0, 1.0)
-  made.rl.objective.advantage.function = f"{HERE}:raw"
+  made.rl.objective.advantage.function = AdvantageChoice.from_name(
+    f"{HERE}:raw", "advantage.function"
+  )
   return made
 
 
