@@ -111,6 +111,8 @@ def prepare(
     "advantage/learning_share": jnp.sum(learning) / jnp.maximum(jnp.sum(batch.valid), 1),
     "tokens/weighted": jnp.sum(tokens.kept > 0).astype(tokens.kept.dtype),
   }
+  if "replayed" in batch.columns:
+    metrics["tokens/replayed"] = jnp.sum(prepared.shares * prepared.column("replayed"))
   if config.policy_loss.mismatch.active:
     metrics["mismatch/importance"] = jnp.sum(prepared.shares * tokens.importance)
   return jax.lax.stop_gradient((prepared, metrics))

@@ -74,6 +74,20 @@ def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack,
   assert int(metrics["tokens/weighted"]) == 15
 
 
+def test_a_loss_and_the_metrics_know_replayed_episodes(pack, data):
+  batch = batch_of(pack, data)
+  plain, metrics = prepared(batch, ObjectiveConfig())
+  assert "tokens/replayed" not in metrics and not plain.column("replayed").any()
+  replayed = np.array([0, 0, 1, 0, 0, 1], bool)
+  result, metrics = prepared(
+    batch.with_columns({"replayed": jnp.asarray(replayed)}), ObjectiveConfig()
+  )
+  marked = pack.unpack(result.column("replayed"))
+  np.testing.assert_array_equal(marked, np.broadcast_to(replayed[:, None], marked.shape))
+  share = pack.unpack(result.weights)[replayed].sum() / pack.unpack(result.weights).sum()
+  np.testing.assert_allclose(metrics["tokens/replayed"], share, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dropped, counted", [("exclude", 17), ("count", 18)])
 def test_dropped_tokens_are_in_the_denominators_as_they_are_set_to_be(pack, data, dropped, counted):
   data.behaviour[2, 4] = data.old[2, 4] - 3.0  # ratio e^3

@@ -30,13 +30,6 @@ from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
 from agentjax.objectives.segments import broadcast_to_tokens, sequence_sum
 from agentjax.trajectory.columns import Column
 
-IMITATED = Column(
-  "imitated",
-  "bool",
-  "The episode is one of an earlier step, replayed.",
-  fill=False,
-  level="sequence",
-)
 IMITATION_ADVANTAGE = Column(
   "imitation_advantage", "float32", "Advantage of a replayed episode.", level="sequence"
 )
@@ -70,7 +63,7 @@ class SpearAdvantages(AdvantageChoice):
 
   def __call__(self, inputs: AdvantageInputs) -> Float[Array, "batch time"]:
     inside = inputs.weights > 0
-    replayed = inside & inputs.column(IMITATED.name)
+    replayed = inside & inputs.column("replayed")
     own = inside & ~replayed
     number = inputs.rewards.shape[0]
 

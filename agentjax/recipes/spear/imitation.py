@@ -26,7 +26,6 @@ import numpy as np
 from agentjax.config import check
 from agentjax.recipes.spear.advantages import (
   CLIP_DRAW,
-  IMITATED,
   IMITATION_ADVANTAGE,
   IMITATION_WEIGHT,
   SpearAdvantages,
@@ -42,6 +41,7 @@ from agentjax.signals.signal import (
   StepContext,
 )
 from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import get_column
 from agentjax.trajectory.record import Reward, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
@@ -136,7 +136,7 @@ class SelfImitation(Signal):
   """
 
   name = "spear"
-  adds = (IMITATED, IMITATION_ADVANTAGE, IMITATION_WEIGHT, CLIP_DRAW)
+  adds = (IMITATION_ADVANTAGE, IMITATION_WEIGHT, CLIP_DRAW)
 
   def __init__(self, config: SpearConfig, tools: SignalTools):
     self._config, self._mesh = config, tools.mesh
@@ -227,7 +227,7 @@ class SelfImitation(Signal):
     return with_columns(
       episode,
       {
-        IMITATED.name: True,
+        "replayed": True,
         IMITATION_ADVANTAGE.name: advantage,
         IMITATION_WEIGHT.name: weight,
       },
@@ -242,8 +242,7 @@ def recalibrate(episode: Trajectory, median: float) -> tuple[Trajectory, float] 
 
 def with_columns(episode: Trajectory, values: Mapping[str, Any]) -> Trajectory:
   """A copy with columns of sequences."""
-  known = {column.name: column for column in SelfImitation.adds}
-  cast = {name: known[name].cast(value) for name, value in values.items()}
+  cast = {name: get_column(name).cast(value) for name, value in values.items()}
   return dataclasses.replace(episode, columns={**episode.columns, **cast})
 
 

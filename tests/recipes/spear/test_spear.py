@@ -111,7 +111,7 @@ def test_successes_are_judged_anew_by_the_median_of_earlier_groups():
   episodes, metrics = _observe(signal, own, step=2)
   (replayed,) = episodes[2:]
   assert float(replayed.columns["imitation_advantage"]) == pytest.approx(0.4)
-  assert replayed.reward.value == 1.0 and bool(replayed.columns["imitated"])
+  assert replayed.reward.value == 1.0 and bool(replayed.columns["replayed"])
   assert (metrics["spear/replayed"], metrics["spear/refused"]) == (1, 1)
   assert metrics["spear/median"] == pytest.approx(0.6)
   # One update, and the memory is empty again.
