@@ -39,9 +39,9 @@ from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
-from agentjax.signals.process import OnlineConfig, ProcessConfig
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import (
   Experiment,

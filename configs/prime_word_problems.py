@@ -22,7 +22,7 @@ progress since the warm start (2606.26080).
 import pathlib
 
 from agentjax.objectives import preset
-from agentjax.signals.process import OnlineConfig, ProcessConfig
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 
 

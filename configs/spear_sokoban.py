@@ -13,7 +13,7 @@ Model, warm start, the memory of 32 episodes and rates are ours. No figures yet.
 import pathlib
 
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
-from agentjax.recipes.spear import SpearConfig
+from agentjax.recipes.spear import SpearAdvantages, SpearConfig
 from agentjax.training import Experiment, load_experiment
 from agentjax.training.selectors import SelectionConfig
 from agentjax.trajectory.weights import WeightConfig
@@ -24,7 +24,7 @@ def get_config() -> Experiment:
   experiment.name = "spear_sokoban"
   stage = experiment.rl
   stage.objective = ObjectiveConfig(
-    AdvantageConfig(scale="none", function="agentjax.recipes.spear:advantages"),
+    AdvantageConfig(scale="none", function=SpearAdvantages()),
     PolicyLossConfig(clip_high=0.28, aggregation="constant", aggregation_constant=160.0),
   )
   stage.selection = SelectionConfig()

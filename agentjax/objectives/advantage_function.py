@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
-from agentjax.names import check_callable
-from agentjax.objectives.custom_loss import describe, load_function
+from agentjax.names import Adopted, Choice, check_callable
+from agentjax.objectives.custom_loss import describe
 from agentjax.trajectory.batch import abstract_batch, column_or_fill
 from agentjax.trajectory.columns import core_fields
-
-_PATH = "objective.advantage.function"
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -68,19 +66,38 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
 """``AdvantageInputs -> advantages [B, T]``, traced by jax; no gradient flows through it."""
 
 
-def advantage_function(
-  name: str | None, function: AdvantageFunction | None = None
-) -> AdvantageFunction | None:
-  """The function of a config's ``advantage.function``, or ``function`` in its place.
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageChoice(Choice):
+  """An advantage function of one's own with its settings: called as ``AdvantageFunction``.
 
-  Raises:
-    ConfigError: the name leads nowhere, or to what cannot be called with one argument.
+  A function without settings is named by ``module:function``.
   """
-  if function is not None:
-    allowed = "a function of one argument, AdvantageInputs"
-    check_callable(function, f"the advantage {_own_name(function)}", allowed)
-    return function
-  return None if name is None else load_function(name, _PATH, "AdvantageInputs")
+
+  group = "agentjax.advantages"
+  adopts = "a function of one argument, AdvantageInputs"
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", f"'module:attribute' of {cls.adopts}")
+    return OwnAdvantage(name, found)  # type: ignore[return-value]
+
+  def __call__(self, inputs: AdvantageInputs) -> Array:
+    raise NotImplementedError(f"{type(self).__name__} must define __call__()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OwnAdvantage(Adopted, AdvantageChoice):
+  """A function without settings."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def __call__(self, inputs: AdvantageInputs) -> Array:
+    return self.found(inputs)
+
+
+def check_own(function: AdvantageFunction) -> None:
+  """Raises ConfigError for what cannot be called with one argument."""
+  check_callable(function, f"the advantage {_own_name(function)}", AdvantageChoice.adopts)
 
 
 def own_advantages(
@@ -151,4 +168,5 @@ def abstract_advantage_inputs(
 
 
 def _own_name(function: AdvantageFunction) -> str:
-  return getattr(function, "__qualname__", type(function).__name__)
+  found = function.found if isinstance(function, OwnAdvantage) else function
+  return getattr(found, "__qualname__", type(found).__name__)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax import names
 from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.kl import KlEstimator
 
 Centre = Literal[
@@ -96,7 +96,7 @@ class AdvantageConfig(Config):
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
-    function: your own advantages, "module:function" (``advantage_function``), in the place of
+    function: your own advantages by name (``advantage_function.AdvantageChoice``), in the place of
       centre, scale and credit, which are then not read; merge, whitening, clip and multiplier
       follow it. None is those settings.
     learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
@@ -124,7 +124,7 @@ class AdvantageConfig(Config):
   clip: PositiveFloat | None = None
   multiplier: float = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
-  function: str | None = None
+  function: AdvantageChoice | None = None
 
   @property
   def needs_group(self) -> bool:
@@ -144,7 +144,6 @@ class AdvantageConfig(Config):
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
     if self.function is not None:
-      names.check_name(self.function, f"{path}.function")
       self.check_own_function(path)
     check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
     alpha = self.length_adaptive_lambda

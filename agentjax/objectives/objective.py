@@ -49,6 +49,17 @@ from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import column_or_fill
 
+_PRESETS = "agentjax.recipes.presets:PRESETS"
+
+
+def preset(name: str) -> ObjectiveConfig:
+  """A fresh copy of a named method's config, open to change until it is frozen.
+
+  Raises:
+    ConfigError: for an unknown name, listing all names.
+  """
+  return ObjectiveConfig.from_name(name, "preset")
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ObjectiveConfig(Config):
@@ -79,13 +90,12 @@ class ObjectiveConfig(Config):
   @classmethod
   def from_name(cls, name: str, path: str) -> Self:
     """A fresh copy of a preset, "default", or the ObjectiveConfig of ``module:attribute``."""
-    from agentjax.objectives.presets import PRESETS  # they are built from this class
-
     if name == "default":
       return cls()
-    allowed = f"'default', {', '.join(sorted(PRESETS))}, 'module:attribute' of an ObjectiveConfig"
-    check(name in PRESETS or names.is_own(name), path, name, allowed)
-    found = names.load(name, path, "an ObjectiveConfig") if names.is_own(name) else PRESETS[name]
+    presets = names.load(_PRESETS, path, "the published methods")
+    allowed = f"'default', {', '.join(sorted(presets))}, 'module:attribute' of an ObjectiveConfig"
+    check(name in presets or names.is_own(name), path, name, allowed)
+    found = names.load(name, path, "an ObjectiveConfig") if names.is_own(name) else presets[name]
     if not isinstance(found, cls):
       raise names.wrong(name, path, found, allowed)
     return cls.from_dict(found.to_dict(), path)

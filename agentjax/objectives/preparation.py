@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
   AdvantageInputs,
-  advantage_function,
   own_advantages,
 )
 from agentjax.objectives.advantages import (
@@ -97,7 +96,7 @@ def prepare(
   given = _Given(
     reference_log_probs, values, token_rewards, turn_rewards, baselines, part_rewards, consistency
   )
-  own = advantage_function(config.advantage.function, advantage)
+  own = config.advantage.function if advantage is None else advantage
   if own is not None:
     credit = _own_credit(own, batch, tokens, given)
   else:
@@ -112,6 +111,8 @@ def prepare(
     "advantage/learning_share": jnp.sum(learning) / jnp.maximum(jnp.sum(batch.valid), 1),
     "tokens/weighted": jnp.sum(tokens.kept > 0).astype(tokens.kept.dtype),
   }
+  if "replayed" in batch.columns:
+    metrics["tokens/replayed"] = jnp.sum(prepared.shares * prepared.column("replayed"))
   if config.policy_loss.mismatch.active:
     metrics["mismatch/importance"] = jnp.sum(prepared.shares * tokens.importance)
   return jax.lax.stop_gradient((prepared, metrics))

@@ -29,7 +29,6 @@ from agentjax.sharding import (
   shardings,
 )
 from agentjax.signals.critic import critic_spec
-from agentjax.signals.process import reward_model_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
@@ -106,15 +105,15 @@ def plan_training(
   """
   stage, model = experiment.rl, experiment.model
   mesh = make_mesh(experiment.mesh, devices)
-  critic, process = stage.has_value_head, stage.process
-  reference = stage.objective.needs_reference or (process is not None and process.reference is None)
+  critic, reference = stage.has_value_head, stage.objective.needs_reference
+  reference = reference or any(signal.needs_reference for signal in stage.every_signal)
   optimizer = build_optimizer(
     stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
   )
   batches = stage.steps * stage.minibatches
-  further = reward_model_spec(process, model, batches) | critic_spec(stage.critic, model, batches)
+  further = critic_spec(stage.critic, model, batches)
   further |= snapshot_networks(experiment, model)
-  for signal in stage.signals:
+  for signal in stage.every_signal:
     further |= signal.networks(model, batches)
   placed = state_shardings(
     model,

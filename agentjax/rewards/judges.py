@@ -2,8 +2,8 @@
 
 A judge answers messages with text; one that can also say how likely given continuations are is a
 ``LetterJudge``. A function is a judge in tests, ``adapters.chat_endpoint.judge.HttpJudge`` one
-behind an endpoint, ``agentjax.rollout.judge.EngineJudge`` one over our own engine. Three
-rules hold for all of them:
+behind an endpoint, ``recipes.c2.judge.EngineJudge`` one over our own engine. Three rules hold for
+all of them:
 
 * what is judged stands between marks that nobody could have written into it (``delimit``);
 * a fault of the infrastructure (``JudgeUnavailableError``) is tried again, a reply that cannot be

@@ -7,24 +7,15 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from agentjax.models import Params
 from agentjax.sharding import time_multiple
 from agentjax.signals.baseline import GreedyBaseline
 from agentjax.signals.consistency import Consistency
 from agentjax.signals.critic import Critic
 from agentjax.signals.policy import PolicyScores
-from agentjax.signals.process import (
-  REWARD_MODEL,
-  ProcessRewards,
-  RewardModel,
-  StepRewards,
-  load_start,
-  reward_model_spec,
-)
 from agentjax.signals.reference import ReferenceScores
 from agentjax.signals.reward_parts import PartRewards, TurnRewards
 from agentjax.signals.signal import Signal, SignalTools, order_signals, own_networks
-from agentjax.signals.teacher import TeacherConfig, Teachers
+from agentjax.signals.teacher import Teachers
 from agentjax.signals.teacher_scores import TeacherScores
 from agentjax.training.packs import pack_rows
 
@@ -53,6 +44,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     stage.microbatch_rows,
     stage.sampling.temperature or 1.0,
     stage.steps * stage.minibatches,
+    parts.chat,
   )
 
 
@@ -86,28 +78,7 @@ class SignalBuilder:
     self._teachers = build_teachers(parts, tools)
     self._own = tuple(config.build(tools) for config in parts.experiment.rl.signals)
     stage = parts.experiment.rl
-    process = stage.process
-    self._process: StepRewards | None = None
-    if process is not None:
-
-      def load(config: TeacherConfig) -> Params:
-        return load_start(config, parts.chat, tools.model, tools.mesh)
-
-      specs = reward_model_spec(process, tools.model, stage.steps * stage.minibatches, load)
-      model = None
-      if REWARD_MODEL in specs:
-        spec = specs[REWARD_MODEL]
-        model = RewardModel(process, tools.model, spec, tools.mesh, tools.temperature)
-      rewards = ProcessRewards(
-        process,
-        parts.chat,
-        tools.model,
-        tools.mesh,
-        tools.temperature,
-        tools.pack,
-        tools.rows,
-      )
-      self._process = StepRewards(rewards, model)
+    self._process = None if stage.process is None else stage.process.build(tools)
     self._critic: Critic | None = None
     if stage.critic is not None and stage.steps:
       loss = stage.objective.value_loss
@@ -133,8 +104,7 @@ class SignalBuilder:
       found.append(PolicyScores(recomputed=recomputed, critic=head, replaces_behaviour=response))
     if objective.needs_values and self._critic is not None:
       found.append(self._critic)
-    by_process = stage.process is not None and stage.process.reference is None
-    if objective.needs_reference or by_process:
+    if objective.needs_reference or any(s.needs_reference for s in stage.every_signal):
       found.append(ReferenceScores())
     if objective.distillation is not None:
       found.append(

@@ -37,6 +37,7 @@ import jax
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig, Params
 from agentjax.names import Choice
+from agentjax.text.chat import Chat
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column, register_column
 from agentjax.trajectory.packing import PackedSequence
@@ -44,6 +45,7 @@ from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
+  from agentjax.training.optimizer import OptimizerConfig
   from agentjax.training.rows import MeshRows
   from agentjax.training.state import NetworkSpec
 
@@ -63,6 +65,7 @@ class SignalTools:
     rows: rows a forward pass, of which a batch is a multiple.
     temperature: divides logits before log-probs, as in sampling.
     updates: batches of the whole stage, for the schedules of networks that learn from each.
+    chat: how conversations are written, for signals that ask another policy about them.
   """
 
   model: ModelConfig
@@ -72,6 +75,7 @@ class SignalTools:
   rows: int
   temperature: float = 1.0
   updates: int = 1
+  chat: Chat | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +214,16 @@ class Signal:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SignalConfig(Choice):
-  """Settings of a signal that ``config.rl.signals`` chooses."""
+  """Settings of a signal that ``config.rl.signals`` or ``config.rl.process`` chooses."""
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    return {"prime": "agentjax.recipes.prime:ProcessConfig"}
+
+  @property
+  def needs_reference(self) -> bool:
+    """Whether the run has to keep its reference policy for the signal."""
+    return False
 
   def check_model(self, model: ModelConfig, path: str) -> None:
     """Raises ConfigError for a model that the signal cannot read; ``path`` names these settings."""
@@ -228,6 +241,10 @@ class SignalConfig(Choice):
       model: the policy.
       updates: batches of the whole stage, for schedules of learning rates.
     """
+    return {}
+
+  def optimizers(self) -> Mapping[str, tuple[OptimizerConfig, str, str]]:
+    """By field: an optimiser, what it moves in words, and the metric of its ``max_bad_steps``."""
     return {}
 
   def build(self, tools: SignalTools) -> Signal:

@@ -18,9 +18,7 @@ from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
-from agentjax.rollout.monte_carlo import monte_carlo_part
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
-from agentjax.rollout.samplers import build_sampler
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
@@ -34,7 +32,6 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.training.experiment import Experiment
 from agentjax.training.pretrained import folder_fingerprint, pretrained_model
 from agentjax.trajectory.artifacts import FOLDER, ArtifactStore
-from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.world.world import PlainWorld, Site, World
 
 
@@ -181,7 +178,7 @@ def build_scoring(
   tasks = load_task_splits(experiment, extensions, world)
   if extensions.make_environment is not None:
     world = PlainWorld(extensions.make_environment, registry.tools, world)
-  own = {MONTE_CARLO: monte_carlo_part}
+  own = experiment.rollout.sampler.scorers
   scorers = {**SCORERS, **own, **world.scorers, **extensions.scorers}
   rewards = build_rewards(
     experiment.reward, scorers, sandboxes=sandboxes, group_scorers=world.group_scorers
@@ -238,7 +235,7 @@ def build_parts(
       world.environment, experiment.guards, registry, offered=world.tools
     ),
     program=extensions.program,
-    sampler=extensions.sampler or build_sampler(experiment.rollout, scoring.rewards),
+    sampler=extensions.sampler or experiment.rollout.sampler.build(scoring.rewards),
   )
 
 

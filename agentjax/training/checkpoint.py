@@ -431,8 +431,3 @@ def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathli
   differences = list(differing_fields(saved, json.loads(json.dumps(wanted)), "config"))
   if differences:
     raise ConfigError(f"checkpoint {path} was made by another config: {'; '.join(differences)}.")
-
-
-def abstract_like(tree: Any) -> Any:
-  """ShapeDtypeStructs of a pytree of arrays, with their shardings: a restore target."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

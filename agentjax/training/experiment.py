@@ -40,7 +40,6 @@ from agentjax.rollout.seat_config import SeatConfig
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.signals.critic import CriticConfig
-from agentjax.signals.process import ProcessConfig
 from agentjax.signals.signal import SignalConfig
 from agentjax.signals.teacher import TeacherConfig, check_teachers
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
@@ -53,7 +52,6 @@ from agentjax.training.pass_config import PassesConfig
 from agentjax.training.pretrained import pretrained_model
 from agentjax.training.selectors import SelectionConfig
 from agentjax.training.token_sets import TokenSetConfig
-from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
 from agentjax.world.world import WorldConfig, default_world
 
@@ -148,7 +146,7 @@ class RLStage(Config):
     epochs: passes over the round's episodes.
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
-    objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
+    objective: how credit is given and the loss; presets stand in agentjax.recipes.presets. A
       critic is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
       "prompt_value".
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
@@ -178,7 +176,8 @@ class RLStage(Config):
       None samples.
     signals: what else is computed of the tokens before they are trained on, or changes the rewards
       of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
-    process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
+    process: a signal that rewards steps beside the reward, such as "prime", by two policies'
+      log-probs (``agentjax.recipes.prime``); None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
     critic: a critic that is a network of its own; None is a value head on the policy.
     passes: what updates are made of every batch, where a method makes several, such as
@@ -213,7 +212,7 @@ class RLStage(Config):
   rollouts: FilePath | None = None
   stop_above_kl: float | None = None
   signals: tuple[SignalConfig, ...] = ()
-  process: ProcessConfig | None = None
+  process: SignalConfig | None = None
   critic: CriticConfig | None = None
   passes: PassesConfig | None = None
 
@@ -221,6 +220,17 @@ class RLStage(Config):
   def has_value_head(self) -> bool:
     """Whether a critic is trained that is a head on the policy."""
     return self.critic is None and self.objective.needs_values
+
+  @property
+  def named_signals(self) -> tuple[tuple[str, SignalConfig], ...]:
+    """``signals`` and ``process``, each with its field."""
+    named = tuple((f"signals[{i}]", signal) for i, signal in enumerate(self.signals))
+    return named if self.process is None else (*named, ("process", self.process))
+
+  @property
+  def every_signal(self) -> tuple[SignalConfig, ...]:
+    """``signals`` and ``process``."""
+    return tuple(signal for _, signal in self.named_signals)
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
@@ -281,31 +291,6 @@ class RLStage(Config):
       check(loss == self.objective.value_loss, f"{path}.phases.objective.value_loss", loss, said)
 
   def _validate_phases(self, path: str) -> None:
-    names = [f"{path}.phases[{i}]" for i in range(len(self.phases))]
-    for phase, where in zip(self.all_phases, (*names, path), strict=True):
-      credit = phase.objective.advantage.credit
-      check(
-        self.process is None
-        or credit != "broadcast"
-        or phase.objective.advantage.function is not None,
-        f"{where}.objective.advantage.credit",
-        credit,
-        f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
-      )
-      check(
-        self.process is None or phase.context == "episode",
-        f"{where}.context",
-        phase.context,
-        f"'episode' with {path}.process, whose policies read whole episodes",
-      )
-    if self.process is not None and self.process.online is not None:
-      check(
-        not self.phases or self.process.reference is not None,
-        f"{path}.process.reference",
-        None,
-        f"a policy with {path}.process.online and {path}.phases: the model learns against one "
-        "reference, and the run's own is another after a phase",
-      )
     for i, phase in enumerate(self.phases):
       where = f"{path}.phases[{i}]"
       check(
@@ -581,21 +566,8 @@ class Experiment(Config):
     names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
     for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
       self._validate_objective(phase, path, name)
-    for i, signal in enumerate(self.rl.signals):
-      signal.check_run(self, f"{path}.rl.signals[{i}]")
-    if self.rl.process is not None and (online := self.rl.process.online) is not None:
-      check(
-        self.lora is None,
-        f"{path}.rl.process.online",
-        online,
-        f"none with {path}.lora: the reward model is a second whole model with an optimiser",
-      )
-      check(
-        online.outcome in ("", *self.reward.parts),
-        f"{path}.rl.process.online.outcome",
-        online.outcome,
-        f"'' or one of {path}.reward.parts = {self.reward.parts}",
-      )
+    for where, signal in self.rl.named_signals:
+      signal.check_run(self, f"{path}.rl.{where}")
     check(
       self.rl.tasks_per_step % self.rl.minibatches == 0,
       f"{path}.rl.minibatches",
@@ -734,17 +706,13 @@ class Experiment(Config):
     )
 
   def _validate_environment(self, path: str) -> None:
+    sampler, parts = self.rollout.sampler, self.reward.parts
     check(
-      self.rollout.sampler != "monte_carlo" or MONTE_CARLO in self.reward.parts,
+      set(sampler.scorers) <= set(parts),
       f"{path}.reward.parts",
-      self.reward.parts,
-      f"{MONTE_CARLO!r} among them with {path}.rollout.sampler='monte_carlo'",
-    )
-    check(
-      MONTE_CARLO not in self.reward.parts or self.rollout.sampler == "monte_carlo",
-      f"{path}.rollout.sampler",
-      self.rollout.sampler,
-      f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
+      parts,
+      f"{', '.join(map(repr, sampler.scorers))} among them with "
+      f"{path}.rollout.sampler={sampler.chosen!r}",
     )
     self.world.check_run(self.tools, self.data, path)
 
@@ -835,8 +803,8 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
-  for i, signal in enumerate(experiment.rl.signals):
-    signal.check_model(model, f"{path}.rl.signals[{i}]")
+  for where, signal in experiment.rl.named_signals:
+    signal.check_model(model, f"{path}.rl.{where}")
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:
@@ -878,13 +846,13 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
   phases = [phase.objective for phase in experiment.rl.all_phases]
   every = (
     *(objective.function for objective in phases),
-    *(objective.advantage.function for objective in phases),
+    *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
     *experiment.reward.parts,
     *experiment.tools.names,
     *(seat.chosen for seat in experiment.seats.values()),
     experiment.world.chosen,
     None if experiment.data.source is None else experiment.data.source.chosen,
-    experiment.rollout.sampler,
+    experiment.rollout.sampler.chosen,
   )
   return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
 

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
+from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence
 
@@ -76,6 +77,8 @@ def mismatch_report(
 ) -> MismatchReport | None:
   """Compares the batches' log-probs with the trainer's; None where no token has weight.
 
+  Replayed tokens (the column ``replayed``) are left out.
+
   It is computed where the arrays are: a few numbers come to the host, and no token travels.
 
   Args:
@@ -84,7 +87,7 @@ def mismatch_report(
     alarm: nats.
   """
   grids = tuple(
-    (scored, batch.behaviour_log_probs, batch.weights)
+    (scored, batch.behaviour_log_probs, _compared(batch))
     for batch, scored in zip(batches, log_probs, strict=True)
   )
   found = jax.device_get(_sums(grids, alarm))
@@ -120,6 +123,14 @@ def mismatch_report(
       trainer=float(of_worst[4]),
     ),
   )
+
+
+def _compared(batch: Batch) -> Any:
+  """[B, T] weights, 0 on replayed tokens: the policy has learnt since they were sampled."""
+  if "replayed" not in batch.columns:
+    return batch.weights
+  replayed = broadcast_to_tokens(jnp.asarray(batch.columns["replayed"]), batch.segment_ids)
+  return jnp.where(replayed > 0, 0, batch.weights)
 
 
 _Grids = tuple[tuple[Array, Array, Array], ...]  # of each batch: trainer, sampler, weights

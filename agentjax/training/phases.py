@@ -13,7 +13,6 @@ from agentjax.models.lora import LoraConfig
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
   abstract_advantage_inputs,
-  advantage_function,
   check_advantages,
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
@@ -134,7 +133,8 @@ def compile_phases(
     last = number == len(phases) - 1
     path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
     own = objective if last else policy_objective(phase.objective)
-    function = advantage_function(phase.objective.advantage.function, advantage if last else None)
+    function: AdvantageFunction | None = phase.objective.advantage.function
+    function = advantage if last and advantage is not None else function
     found = signals(phase)  # which registers the columns that a function may read
     paid = any(TOKEN_REWARDS in signal.adds for signal in found)
     _trace(experiment, phase, own, function, token_rewards=paid)

@@ -23,7 +23,7 @@ from agentjax.data import TaskIterator
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
-from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
+from agentjax.objectives.advantage_function import AdvantageFunction, check_own
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
 from agentjax.rewards.samples import write_samples
@@ -172,7 +172,7 @@ class Run:
     policy_objective(experiment.rl.objective, objective)  # a fault shows at once
     if advantage is not None:
       experiment.rl.objective.check_own_advantage("config.rl.objective")
-    advantage_function(experiment.rl.objective.advantage.function, advantage)
+      check_own(advantage)
     self._extended = Extended(extensions or Extensions(), objective, advantage)
     self._console = console or Console()
     self._allow_changes = allow_changes
@@ -259,12 +259,8 @@ class _Session:
       every,
       f"0 with {jax.process_count()} processes, none of which holds the whole policy",
     )
-    settings = experiment.rl.objective
-    self.learner = Learner(
-      self.parts,
-      policy_objective(settings, extended.objective),
-      advantage_function(settings.advantage.function, extended.advantage),
-    )
+    objective = policy_objective(experiment.rl.objective, extended.objective)
+    self.learner = Learner(self.parts, objective, extended.advantage)
     self.checkpoints = CheckpointStore(
       directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
     )
@@ -666,10 +662,10 @@ class _Session:
     why = culprit or "inputs and loss were finite, so it is the gradient itself"
     settings = getattr(self.experiment, stage).optimizer
     optimizers = {f"config.{stage}.optimizer": (values["bad_steps"], settings, why)}
-    process = self.experiment.rl.process
-    if process is not None and process.online is not None:
-      bad, why = values.get("process/bad_steps", 0.0), "those of the reward model"
-      optimizers["config.rl.process.online.optimizer"] = bad, process.online.optimizer, why
+    for where, signal in self.experiment.rl.named_signals:
+      for field, (own, moved, metric) in signal.optimizers().items():
+        bad, why = values.get(metric, 0.0), f"those of {moved}"
+        optimizers[f"config.rl.{where}.{field}"] = bad, own, why
     for path, (bad, optimizer, why) in optimizers.items():
       if bad >= optimizer.max_bad_steps:
         raise TrainingError(

@@ -49,10 +49,10 @@ class TrainStates:
   ):
     experiment = parts.experiment
     self._parts, self.mesh, self._lora = parts, mesh, experiment.lora
-    process, stages = experiment.rl.process, (experiment.supervised, experiment.rl)
+    stages = (experiment.supervised, experiment.rl)
     critic = bool(phases) and experiment.rl.has_value_head
     reference = any(phase.objective.needs_reference for phase in phases)
-    reference = reference or (process is not None and process.reference is None)
+    reference = reference or any(s.needs_reference for s in experiment.rl.every_signal)
     specs = network_specs(parts.model, critic, self._lora)
     steps = (experiment.supervised.steps, optimizer_steps(experiment))
     names = ("supervised", "rl")

@@ -218,14 +218,6 @@ class TrajectoryBuilder:
       columns=columns,
     )
 
-  def path_ids(self, index: int | None = None) -> np.ndarray:
-    """int32 ids from the root to segment ``index`` (default the last): the context as it stands."""
-    if not self._trajectory.segments:
-      return np.zeros(0, np.int32)
-    last = len(self._trajectory.segments) - 1
-    chain = path(self._trajectory, last if index is None else index)
-    return np.concatenate([self._trajectory.segments[i].token_ids for i in chain])
-
   def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
     """Notes what the routers chose for the tokens from the root to segment ``index``.
 

@@ -393,24 +393,6 @@ def _of_sequences(column: Column, values: Sequence[Any], places: int) -> Any:
   return join_known(column, [*parts, *[None] * unused], [1] * places)
 
 
-def pack_trajectories(
-  trajectories: Sequence[Trajectory],
-  *,
-  row_length: int,
-  pad_id: int,
-  rows: int | None = None,
-  max_sequences: int | None = None,
-) -> Batch:
-  """``pack(to_sequences(trajectories), ...)``."""
-  return pack(
-    to_sequences(trajectories),
-    row_length=row_length,
-    pad_id=pad_id,
-    rows=rows,
-    max_sequences=max_sequences,
-  )
-
-
 def unpack(values: ArrayLike, segment_ids: ArrayLike, num_sequences: int) -> list[np.ndarray]:
   """Per-token values [B, T, ...] of a batch as one array [n, ...] a sequence, in their order.
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.distillation import (
   DistillationConfig,
   candidate_divergence,
@@ -21,7 +22,6 @@ from agentjax.objectives.distillation import (
 )
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.objectives.presets import preset
 
 STUDENT = jax.nn.log_softmax(jnp.array([2.0, 1.0, 0.0, -1.0]))
 TEACHER = jax.nn.log_softmax(jnp.array([0.5, 2.0, 0.0, -3.0]))

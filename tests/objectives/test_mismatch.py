@@ -13,7 +13,7 @@ from agentjax.objectives.mismatch import MismatchConfig, mismatch_correction, mi
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preparation import prepare
-from agentjax.objectives.presets import PRESETS
+from agentjax.recipes.presets import PRESETS
 
 # The sequences [-.9, -1, -1.5] and [-.2, -1.2] in one row, with padding.
 OLD = jnp.array([[-0.9, -1.0, -1.5, 0.0, -0.2, -1.2, 0.0]])

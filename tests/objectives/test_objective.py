@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentjax.objectives import preset
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preparation import prepare, prepare_supervised
-from agentjax.objectives.presets import preset
 from agentjax.objectives.returns import bilevel_gae
 from agentjax.objectives.segments import turn_units
 from agentjax.objectives.supervised import supervised_objective
@@ -72,6 +72,20 @@ def test_an_invalid_sequence_leaves_loss_denominators_and_group_statistics(pack,
   assert not pack.unpack(result.weights)[1].any()
   np.testing.assert_allclose(pack.unpack(result.coefficients)[0, 1], 1 / 15, rtol=1e-6)
   assert int(metrics["tokens/weighted"]) == 15
+
+
+def test_a_loss_and_the_metrics_know_replayed_episodes(pack, data):
+  batch = batch_of(pack, data)
+  plain, metrics = prepared(batch, ObjectiveConfig())
+  assert "tokens/replayed" not in metrics and not plain.column("replayed").any()
+  replayed = np.array([0, 0, 1, 0, 0, 1], bool)
+  result, metrics = prepared(
+    batch.with_columns({"replayed": jnp.asarray(replayed)}), ObjectiveConfig()
+  )
+  marked = pack.unpack(result.column("replayed"))
+  np.testing.assert_array_equal(marked, np.broadcast_to(replayed[:, None], marked.shape))
+  share = pack.unpack(result.weights)[replayed].sum() / pack.unpack(result.weights).sum()
+  np.testing.assert_allclose(metrics["tokens/replayed"], share, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dropped, counted", [("exclude", 17), ("count", 18)])

@@ -14,8 +14,7 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import BranchConfig
+from agentjax.recipes.arpo import BranchConfig, BranchSampler
 from agentjax.rollout.loop import collect
 from agentjax.rollout.scoring import MOST_THREADS
 from agentjax.tools.protocol import ToolResult, ToolStatus

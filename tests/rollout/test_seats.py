@@ -12,12 +12,11 @@ from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
 from agentjax.adapters.chat_endpoint.seat import ServiceSeat
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
+from agentjax.recipes.monte_carlo import MonteCarlo, MonteCarloConfig
 from agentjax.rewards import Part, RewardGraph, WeightedSum
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
-from agentjax.rollout.monte_carlo import MonteCarlo
 from agentjax.rollout.rescoring import rescore
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import render

@@ -14,10 +14,10 @@ import numpy as np
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
 from agentjax.recipes.agentic_grpo import StagedConfig
+from agentjax.recipes.monte_carlo import MonteCarloConfig
+from agentjax.recipes.prime import ProcessConfig
 from agentjax.rewards import RewardConfig, TurnScores
-from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.signals.process import ProcessConfig
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training.checkpoint import CheckpointConfig
 from tests.training.stages import PaidDigits, run, staged_experiment
@@ -89,8 +89,7 @@ def credit_run(directory, feature, folder, *, lora=False, schedule=("sync",), me
     changes["reward"] = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
     changes["rollout"] = dataclasses.replace(
       staged_experiment(schedule).rollout,
-      sampler="monte_carlo",
-      monte_carlo=MonteCarloConfig(completions=2),
+      sampler=MonteCarloConfig(completions=2),
     )
   if lora:
     changes["lora"] = LoraConfig(rank=2, alpha=4.0)

@@ -93,3 +93,8 @@ def step(
   count = whole.token_ids.shape[0] // rows
   state, metrics, _ = made.update(state, split_rows(whole, rows), count)
   return state, {name: float(value) for name, value in metrics.items()}
+
+
+def abstract_like(tree):
+  """ShapeDtypeStructs of a pytree of arrays, with their shardings: a restore target."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -15,11 +15,11 @@ from agentjax.training import checkpoint
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
-  abstract_like,
   load_networks,
 )
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 
 
 def _state(seed: int):
@@ -105,8 +105,9 @@ def test_missing_step_lists_what_there_is(tmp_path):
 _FULL_DISK = """
 import resource, signal, sys
 import jax.numpy as jnp
-from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like
+from agentjax.training.checkpoint import CheckpointError, CheckpointStore
 from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 def state(values):
   return TrainState(step=jnp.zeros(()), networks={"policy": Network(Weights(values), ())})
 store = CheckpointStore(sys.argv[1], keep=3, identity={})

@@ -19,7 +19,7 @@ from agentjax.training.learner import Learner
 from agentjax.training.nonfinite import count_nonfinite, describe_nonfinite
 from agentjax.trajectory import columns as table
 from agentjax.trajectory.columns import Column, register_column
-from agentjax.trajectory.packing import pack_trajectories
+from agentjax.trajectory.packing import pack, to_sequences
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, episodes
 
@@ -107,7 +107,7 @@ def test_an_advantage_function_is_given_columns_too():
   check_advantage(
     lambda inputs: inputs.column("effort") + inputs.column("surprise")[..., 0], seed=0
   )
-  batch = pack_trajectories([told(episodes()[0], 3)], row_length=32, pad_id=0)
+  batch = pack(to_sequences([told(episodes()[0], 3)]), row_length=32, pad_id=0)
   prepared, _ = prepare(batch, ObjectiveConfig(), advantage=lambda inputs: inputs.column("effort"))
   inside = np.asarray(prepared.weights) > 0
   np.testing.assert_array_equal(
@@ -116,7 +116,7 @@ def test_an_advantage_function_is_given_columns_too():
 
 
 def test_a_column_that_is_not_finite_is_named():
-  batch = pack_trajectories([told(episodes()[0], 3)], row_length=32, pad_id=0)
+  batch = pack(to_sequences([told(episodes()[0], 3)]), row_length=32, pad_id=0)
   batch.columns["surprise"][0, 12, 1] = np.nan
   prepared, _ = prepare(batch, ObjectiveConfig())
   inputs = prepared.with_scores(batch.behaviour_log_probs, batch.entropies)

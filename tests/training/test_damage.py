@@ -14,13 +14,13 @@ from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
   DamagedCheckpointError,
-  abstract_like,
   latest_checkpoint,
   load_networks,
   read_metadata,
 )
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 
 HOST = {"stream": {"round": 3, "consumed": [[1, 2]]}, "note": "ä"}
 PENDING = b"\x00half an episode\x00" * 20

@@ -10,7 +10,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.data.source import TaskSource
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, Extensions, Run
 from agentjax.training.build import build_parts
@@ -70,10 +72,13 @@ def experiment(**names):
   made.world = WorldConfig.from_name(names.get("world", f"{HERE}:world_of"), "config.world")
   tasks = names.get("tasks", f"{HERE}:tasks_of")
   made.data.source = TaskSource.from_name(tasks, "config.data.source")
-  made.rollout.sampler = names.get("sampler", f"{HERE}:Plain")
+  sampler = names.get("sampler", f"{HERE}:Plain")
+  made.rollout.sampler = SamplerConfig.from_name(sampler, "config.rollout.sampler")
   made.reward.parts = ("environment", names.get("scorer", f"{HERE}:even"))
   made.reward.weights = (1.0, 1.0)
-  made.rl.objective.advantage.function = f"{HERE}:raw"
+  made.rl.objective.advantage.function = AdvantageChoice.from_name(
+    f"{HERE}:raw", "advantage.function"
+  )
   return made
 
 

@@ -14,13 +14,14 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.engine import EngineConfig
-from agentjax.objectives import PRESETS, policy_objective, prepare, preset
+from agentjax.objectives import policy_objective, prepare, preset
 from agentjax.objectives.advantages import ambiguity_terms
+from agentjax.recipes.presets import PRESETS
+from agentjax.recipes.prime import ProcessConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.keys import BASELINE
 from agentjax.signals.consistency import Consistency
-from agentjax.signals.process import ProcessConfig
 from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.training import Experiment, Extensions, HeldOutConfig, RLStage
 from agentjax.training.build import build_parts

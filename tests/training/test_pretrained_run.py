@@ -26,11 +26,12 @@ from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
-from agentjax.training.metrics import read_metrics, without_times
+from agentjax.training.metrics import read_metrics
 from agentjax.training.pretrained import folder_fingerprint
 from agentjax.trajectory.record import Message
 from tests.text.extends import assert_extends
 from tests.text.folders import write_model, write_vocabulary
+from tests.training.figures import without_times
 from tests.training.smoke import quiet
 
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "qwen3_gsm8k_python.py"

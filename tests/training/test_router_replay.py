@@ -21,7 +21,7 @@ from agentjax.trajectory.builder import (
   token_paths,
 )
 from agentjax.trajectory.experts import compact_dtype, unrecorded
-from agentjax.trajectory.packing import pack_trajectories
+from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
 from tests.models import rows
@@ -110,7 +110,7 @@ def test_choices_travel_through_a_trajectory_into_the_rows_of_a_batch():
   found = path.columns["experts"]
   np.testing.assert_array_equal(found[:5], experts)
   assert (found[5:] == none).all() and found.dtype == np.uint8
-  batch = pack_trajectories([trajectory], row_length=10, pad_id=0)
+  batch = pack(to_sequences([trajectory]), row_length=10, pad_id=0)
   packed = batch.columns["experts"]
   assert packed.shape == (1, 10, 2, 2) and (packed[0, 5:] == none).all()
   asked = np.asarray(replayed(jnp.asarray(packed)))

@@ -20,7 +20,7 @@ if settings["processes"] > 1:
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.objectives import preset
 from agentjax.training import Run
-from agentjax.signals.process import OnlineConfig, ProcessConfig
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from tests.training.smoke import quiet, smoke_experiment
 experiment = smoke_experiment()
 if settings["reward_model"]:

@@ -14,9 +14,9 @@ from agentjax.adapters.huggingface_text.chat import TemplateChat
 from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.models.huggingface import save_pretrained
+from agentjax.objectives import preset
 from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
 from agentjax.objectives.objective import policy_objective
-from agentjax.objectives.presets import preset
 from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
@@ -34,7 +34,7 @@ from agentjax.training.build import build_parts
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
 from agentjax.trajectory.builder import token_paths
-from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
+from agentjax.trajectory.packing import pack, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store
 from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
@@ -327,7 +327,7 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
   assert max(jax.tree.leaves(moved)) > 1e-3
   more = dataclasses.replace(settings, top_k=7)
   with pytest.raises(ConfigError, match="top_k=7 and 6 candidates a token were stored"):
-    batch = pack_trajectories(again, row_length=64, pad_id=0)
+    batch = pack(to_sequences(again), row_length=64, pad_id=0)
     without.signals["teacher"].teachers.ask(more, None, batch, to_sequences(again))
 
 

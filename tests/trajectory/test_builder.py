@@ -121,17 +121,6 @@ def test_turns_of_a_demonstration_count_too():
   assert not tokens.sampled.any() and (tokens.versions == -1).all()
 
 
-def test_the_context_is_the_path_so_far():
-  builder = _builder()
-  assert builder.path_ids().tolist() == []
-  root = builder.append("user", [1, 2])
-  _sampled(builder, [3])
-  assert builder.path_ids().tolist() == [1, 2, 3]
-  assert builder.path_ids(root).tolist() == [1, 2]
-  _sampled(builder, [9], parent=root)
-  assert builder.path_ids().tolist() == [1, 2, 9]
-
-
 def test_a_builder_records_all_it_is_told():
   builder = _builder()
   builder.append("user", [1], agent="planner", visible_to=("planner", "judge"), seconds=0.5)

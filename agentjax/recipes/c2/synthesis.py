@@ -40,6 +40,7 @@ from agentjax.data.synthesis_folder import (
   unreported,
 )
 from agentjax.engine import ContextLengthError, SamplingConfig
+from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.recipes.c2.rubrics import (
   C2Config,
   NotFiniteError,
@@ -53,7 +54,6 @@ from agentjax.recipes.c2.rubrics import (
 )
 from agentjax.recipes.c2.runs import C2Data, write_c2
 from agentjax.rewards.judges import LetterJudge, question_key
-from agentjax.rollout.judge import EngineJudge
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve

@@ -17,76 +17,87 @@ Reference: 2509.22601.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from agentjax.objectives.advantage_function import AdvantageInputs
+from agentjax.config import Range, check
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageInputs
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
 from agentjax.objectives.segments import broadcast_to_tokens, sequence_sum
 from agentjax.trajectory.columns import Column
 
-IMITATED = Column(
-  "imitated",
-  "bool",
-  "The episode is one of an earlier step, replayed.",
-  fill=False,
-  level="sequence",
-)
 IMITATION_ADVANTAGE = Column(
   "imitation_advantage", "float32", "Advantage of a replayed episode.", level="sequence"
 )
 IMITATION_WEIGHT = Column(
   "imitation_weight", "float32", "Weight of the loss of replayed episodes.", level="sequence"
 )
-CLIP_COVARIANCE = Column(
-  "clip_covariance",
-  "float32",
-  "Bounds of the covariance, and the share of tokens between them that learn nothing.",
-  shape=(3,),
-  level="sequence",
-)
 CLIP_DRAW = Column("clip_draw", "float32", "A number in 0..1 that decides which tokens those are.")
 
 _GROUP_MEAN = AdvantageConfig(centre="group_mean", scale="none")
 
 
-def advantages(inputs: AdvantageInputs) -> Float[Array, "batch time"]:
-  """See the module; for ``objective.advantage.function`` beside ``SpearConfig``."""
-  inside = inputs.weights > 0
-  replayed = inside & inputs.column(IMITATED.name)
-  own = inside & ~replayed
-  number = inputs.rewards.shape[0]
+@dataclasses.dataclass(unsafe_hash=True)
+class SpearAdvantages(AdvantageChoice):
+  """See the module; for ``objective.advantage.function`` beside ``SpearConfig``.
 
-  def sequences(chosen: Array) -> Array:
-    return sequence_sum(chosen.astype(jnp.float32), inputs.segment_ids, number) > 0
+  Attributes:
+    covariance: bounds of clip-cov for a step's own tokens; replay_covariance: for replayed ones.
+    covariance_share: share of the tokens that it stops; 0 is off.
+  """
 
-  of_own = sequence_advantages(
-    inputs.rewards, inputs.valid & ~sequences(replayed), inputs.groups, _GROUP_MEAN
-  )
-  found = jnp.where(
-    replayed,
-    inputs.column(IMITATION_ADVANTAGE.name),
-    broadcast_to_tokens(of_own, inputs.segment_ids),
-  )
-  settings, draws = inputs.column(CLIP_COVARIANCE.name), inputs.column(CLIP_DRAW.name)
-  still = jnp.zeros_like(inside)
-  for chosen in (own, replayed):
-    still |= clip_covariance(found, inputs.old_log_probs, chosen, settings, draws)
-  count = [jnp.sum(sequences(chosen)) for chosen in (inside, own, replayed)]
-  factor = jnp.where(
-    replayed,
-    inputs.column(IMITATION_WEIGHT.name) * count[0] / jnp.maximum(count[2], 1),
-    count[0] / jnp.maximum(count[1], 1),
-  )
-  return jnp.where(inside & ~still, factor * found, 0)
+  covariance: tuple[float, float] = (1.0, 40.0)
+  replay_covariance: tuple[float, float] = (2.0, 60.0)
+  covariance_share: Annotated[float, Range(0, 1, below=True)] = 0.02
+
+  def validate(self, path: str = "config.rl.objective.advantage.function") -> None:
+    super().validate(path)
+    for name in ("covariance", "replay_covariance"):
+      bounds = getattr(self, name)
+      right = len(bounds) == 2 and bounds[0] < bounds[1]
+      check(right, f"{path}.{name}", bounds, "two numbers, the lower one first")
+
+  def __call__(self, inputs: AdvantageInputs) -> Float[Array, "batch time"]:
+    inside = inputs.weights > 0
+    replayed = inside & inputs.column("replayed")
+    own = inside & ~replayed
+    number = inputs.rewards.shape[0]
+
+    def sequences(chosen: Array) -> Array:
+      return sequence_sum(chosen.astype(jnp.float32), inputs.segment_ids, number) > 0
+
+    of_own = sequence_advantages(
+      inputs.rewards, inputs.valid & ~sequences(replayed), inputs.groups, _GROUP_MEAN
+    )
+    found = jnp.where(
+      replayed,
+      inputs.column(IMITATION_ADVANTAGE.name),
+      broadcast_to_tokens(of_own, inputs.segment_ids),
+    )
+    draws, still = inputs.column(CLIP_DRAW.name), jnp.zeros_like(inside)
+    if self.covariance_share:
+      for chosen, bounds in ((own, self.covariance), (replayed, self.replay_covariance)):
+        share = self.covariance_share
+        still |= clip_covariance(found, inputs.old_log_probs, chosen, bounds, share, draws)
+    count = [jnp.sum(sequences(chosen)) for chosen in (inside, own, replayed)]
+    factor = jnp.where(
+      replayed,
+      inputs.column(IMITATION_WEIGHT.name) * count[0] / jnp.maximum(count[2], 1),
+      count[0] / jnp.maximum(count[1], 1),
+    )
+    return jnp.where(inside & ~still, factor * found, 0)
 
 
 def clip_covariance(
   found: Float[Array, "batch time"],
   log_probs: Float[Array, "batch time"],
   chosen: Bool[Array, "batch time"],
-  settings: Float[Array, "batch time 3"],
+  bounds: tuple[float, float],
+  share: float,
   draws: Float[Array, "batch time"],
 ) -> Bool[Array, "batch time"]:
   """Tokens that learn nothing: ``max(1, floor(share tokens))`` of those between the bounds.
@@ -95,7 +106,8 @@ def clip_covariance(
     found: advantages.
     log_probs: of the tokens, nats.
     chosen: tokens that means and shares are of.
-    settings: the column ``clip_covariance``; one value on all chosen tokens.
+    bounds: of the covariance.
+    share: of the chosen tokens, above 0.
     draws: the tokens with the smallest are taken.
   """
   number = jnp.sum(chosen)
@@ -104,14 +116,12 @@ def clip_covariance(
     mean = jnp.sum(jnp.where(chosen, values, 0)) / jnp.maximum(number, 1)
     return values - mean
 
-  low, high, share = jnp.max(jnp.where(chosen[..., None], settings, -jnp.inf), axis=(0, 1))
   covariance = centred(found) * centred(log_probs)
-  between = chosen & (covariance > low) & (covariance < high)
-  wanted = jnp.maximum(jnp.floor(jnp.where(number > 0, share, 0) * number), 1).astype(jnp.int32)
+  between = chosen & (covariance > bounds[0]) & (covariance < bounds[1])
+  wanted = jnp.maximum(jnp.floor(jnp.float32(share) * number), 1).astype(jnp.int32)
   order = jnp.where(between, draws, jnp.inf)
   last = jnp.sort(order.ravel())[jnp.minimum(wanted, order.size) - 1]
-  # A share of 0 switches it off.
-  return between & (order <= last) & (share > 0)
+  return between & (order <= last)
 
 
 def draw_tokens(seed: int, step: int, batch: int, shape: tuple[int, ...]) -> Array:

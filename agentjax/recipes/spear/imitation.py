@@ -25,11 +25,10 @@ import numpy as np
 
 from agentjax.config import check
 from agentjax.recipes.spear.advantages import (
-  CLIP_COVARIANCE,
   CLIP_DRAW,
-  IMITATED,
   IMITATION_ADVANTAGE,
   IMITATION_WEIGHT,
+  SpearAdvantages,
   draw_tokens,
 )
 from agentjax.signals.signal import (
@@ -42,6 +41,7 @@ from agentjax.signals.signal import (
   StepContext,
 )
 from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import get_column
 from agentjax.trajectory.record import Reward, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
@@ -49,7 +49,7 @@ from agentjax.trajectory.store import from_record, to_record
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
 
-FUNCTION = "agentjax.recipes.spear:advantages"
+FUNCTION = "agentjax.recipes.spear:SpearAdvantages"
 PART = "tool_calls"  # name of the intrinsic reward among the parts of a reward
 
 
@@ -70,8 +70,6 @@ class SpearConfig(SignalConfig):
     tool_steps: T of ``cosine_down``; 100 for ALFWorld, 200 for WebShop.
     calls: what counts as a call: turns with a "tool" call, or every "turn", for worlds whose
       actions are text. Ours.
-    covariance: bounds of clip-cov for a step's own tokens; replay_covariance: for replayed ones.
-    covariance_share: share of the tokens that it stops; 0 is off.
     seed: of the draw of those tokens. Ours.
   """
 
@@ -83,9 +81,6 @@ class SpearConfig(SignalConfig):
   tool_reward: float = 0.1
   tool_steps: int = 100
   calls: Literal["tool", "turn"] = "tool"
-  covariance: tuple[float, float] = (1.0, 40.0)
-  replay_covariance: tuple[float, float] = (2.0, 60.0)
-  covariance_share: float = 0.02
   seed: int = 0
 
   def validate(self, path: str = "config.rl.signals") -> None:
@@ -94,12 +89,6 @@ class SpearConfig(SignalConfig):
       check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
     for name in ("imitation_weight", "imitation_steps", "tool_reward"):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
-    share = self.covariance_share
-    check(0 <= share < 1, f"{path}.covariance_share", share, "from 0, below 1")
-    for name in ("covariance", "replay_covariance"):
-      bounds = getattr(self, name)
-      right = len(bounds) == 2 and bounds[0] < bounds[1]
-      check(right, f"{path}.{name}", bounds, "two numbers, the lower one first")
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """What is replayed is alone in its group, so that other advantages learn nothing from it."""
@@ -112,7 +101,7 @@ class SpearConfig(SignalConfig):
         f"{FUNCTION!r}, in phases too, with {path}",
       )
       check(
-        credit.function != FUNCTION or loss.aggregation != "token_mean",
+        not isinstance(credit.function, SpearAdvantages) or loss.aggregation != "token_mean",
         "config.rl.objective.policy_loss.aggregation",
         loss.aggregation,
         f"one that divides by sequences, with {FUNCTION!r}",
@@ -147,7 +136,7 @@ class SelfImitation(Signal):
   """
 
   name = "spear"
-  adds = (IMITATED, IMITATION_ADVANTAGE, IMITATION_WEIGHT, CLIP_COVARIANCE, CLIP_DRAW)
+  adds = (IMITATION_ADVANTAGE, IMITATION_WEIGHT, CLIP_DRAW)
 
   def __init__(self, config: SpearConfig, tools: SignalTools):
     self._config, self._mesh = config, tools.mesh
@@ -192,9 +181,7 @@ class SelfImitation(Signal):
     self._keep(shaped)
     self._steps += 1
     bonuses = [one.reward_parts[PART].value or 0.0 for one in shaped if PART in one.reward_parts]
-    clip = (*settings.covariance, settings.covariance_share)
-    own = [with_columns(one, {CLIP_COVARIANCE.name: clip}) for one in shaped]
-    return own + replayed, {
+    return shaped + replayed, {
       "spear/kept": float(len(self._kept)),
       "spear/replayed": float(len(replayed)),
       "spear/refused": float(refused),
@@ -237,14 +224,12 @@ class SelfImitation(Signal):
     self._kept = self._kept[-self._config.capacity :]
 
   def _replayed(self, episode: Trajectory, advantage: float, weight: float) -> Trajectory:
-    settings = self._config
     return with_columns(
       episode,
       {
-        IMITATED.name: True,
+        "replayed": True,
         IMITATION_ADVANTAGE.name: advantage,
         IMITATION_WEIGHT.name: weight,
-        CLIP_COVARIANCE.name: (*settings.replay_covariance, settings.covariance_share),
       },
     )
 
@@ -257,8 +242,7 @@ def recalibrate(episode: Trajectory, median: float) -> tuple[Trajectory, float] 
 
 def with_columns(episode: Trajectory, values: Mapping[str, Any]) -> Trajectory:
   """A copy with columns of sequences."""
-  known = {column.name: column for column in SelfImitation.adds}
-  cast = {name: known[name].cast(value) for name, value in values.items()}
+  cast = {name: get_column(name).cast(value) for name, value in values.items()}
   return dataclasses.replace(episode, columns={**episode.columns, **cast})
 
 

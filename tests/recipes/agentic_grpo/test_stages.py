@@ -15,6 +15,7 @@ from agentjax.objectives import (
   policy_objective,
   sequence_advantages,
 )
+from agentjax.objectives.advantage_function import OwnAdvantage
 from agentjax.recipes.agentic_grpo.stages import (
   StagedConfig,
   prepare_stages,
@@ -113,7 +114,10 @@ def test_an_early_success_that_led_nowhere_is_taken_back_within_the_narrower_bou
   [
     ({"policy_loss": PolicyLossConfig(clip_high=0.05)}, "passes.correction_clip_high"),
     ({"advantage": AdvantageConfig(whiten=True)}, "objective.advantage.whiten"),
-    ({"advantage": AdvantageConfig(function="module:own")}, "objective.advantage.function"),
+    (
+      {"advantage": AdvantageConfig(function=OwnAdvantage("module:own"))},
+      "objective.advantage.function",
+    ),
     ({"policy_loss": PolicyLossConfig(covariance="kl")}, "objective.policy_loss.covariance"),
   ],
 )

@@ -4,9 +4,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.recipes.agentspec import AgentSpecConfig
+from agentjax.recipes.arpo import BranchConfig, BranchSampler
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import BranchConfig
 from agentjax.rollout.guards import GuardsConfig, guard_environments
 from agentjax.rollout.viewer import render
 from agentjax.training.build import Extensions, build_parts

@@ -17,7 +17,7 @@ import pytest
 from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
-from agentjax.objectives.presets import preset
+from agentjax.objectives import preset
 from agentjax.recipes.lightning_opd.precompute import precompute
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.signals.teacher import TeacherConfig
@@ -318,7 +318,7 @@ def test_what_is_no_folder_of_episodes_is_named(stored, tmp_path):
 
 _CONFIG = """
 import dataclasses
-from agentjax.objectives.presets import preset
+from agentjax.objectives import preset
 from agentjax.training import load_experiment
 from agentjax.signals.teacher import TeacherConfig
 

@@ -13,7 +13,7 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.recipes.spear import SpearConfig
+from agentjax.recipes.spear import SpearAdvantages, SpearConfig
 from agentjax.recipes.spear.advantages import clip_covariance
 from agentjax.recipes.spear.imitation import PART, SelfImitation, cosine_down, cosine_up
 from agentjax.rollout.schedule import ScheduleConfig
@@ -21,6 +21,7 @@ from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.signals.signal import BatchContext, SignalTools, StepContext, order_signals
 from agentjax.training import Experiment, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.training.flags import set_field
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences, unpack
@@ -29,13 +30,13 @@ from tests.training.stages import fingerprints, run, staged_experiment, train_un
 
 _CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 _MODEL = ModelConfig(vocab_size=16, d_model=8, pattern="-", d_mlp=8)
-_FUNCTION = "agentjax.recipes.spear:advantages"
 _LOSS = PolicyLossConfig(aggregation="constant", aggregation_constant=4.0)
-_OBJECTIVE = ObjectiveConfig(AdvantageConfig(function=_FUNCTION), _LOSS)
+_WHOLE = SpearAdvantages(covariance_share=0.0)
+_OBJECTIVE = ObjectiveConfig(AdvantageConfig(function=_WHOLE), _LOSS)
 
 
 def _signal(**settings):
-  settings = {"tool_reward": 0.0, "covariance_share": 0.0, "imitation_steps": 0} | settings
+  settings = {"tool_reward": 0.0, "imitation_steps": 0} | settings
   config = SpearConfig(**settings)
   config.validate()
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
@@ -110,7 +111,7 @@ def test_successes_are_judged_anew_by_the_median_of_earlier_groups():
   episodes, metrics = _observe(signal, own, step=2)
   (replayed,) = episodes[2:]
   assert float(replayed.columns["imitation_advantage"]) == pytest.approx(0.4)
-  assert replayed.reward.value == 1.0 and bool(replayed.columns["imitated"])
+  assert replayed.reward.value == 1.0 and bool(replayed.columns["replayed"])
   assert (metrics["spear/replayed"], metrics["spear/refused"]) == (1, 1)
   assert metrics["spear/median"] == pytest.approx(0.6)
   # One update, and the memory is empty again.
@@ -179,8 +180,7 @@ def test_clip_covariance_takes_a_share_of_the_tokens_between_the_bounds():
   chosen = jnp.asarray(random.random((4, 50)) < 0.8)
 
   def still(low, high, share):
-    settings = jnp.broadcast_to(jnp.array([low, high, share]), (4, 50, 3))
-    return np.asarray(clip_covariance(found, log_probs, chosen, settings, draws))
+    return np.asarray(clip_covariance(found, log_probs, chosen, (low, high), share, draws))
 
   a, p, inside = (np.asarray(x) for x in (found, log_probs, chosen))
   covariance = (a - a[inside].mean()) * (p - p[inside].mean())
@@ -192,19 +192,20 @@ def test_clip_covariance_takes_a_share_of_the_tokens_between_the_bounds():
   expected.reshape(-1)[np.argsort(flat)[:wanted]] = True
   np.testing.assert_array_equal(still(0.5, 2.0, 0.1), expected)
   np.testing.assert_array_equal(still(0.5, 2.0, 0.9), between)  # there are no more
-  assert still(0.5, 2.0, 1e-6).sum() == 1 and not still(0.5, 2.0, 0.0).any()
+  assert still(0.5, 2.0, 1e-6).sum() == 1
   assert not still(50.0, 60.0, 0.5).any()
 
 
 def test_draws_are_those_of_the_step_and_tokens_that_they_hit_learn_nothing():
   def prepared(step, **clip):
-    signal = _signal(**clip)
+    signal, function = _signal(), SpearAdvantages(**{"covariance_share": 0.0} | clip)
     episodes, _ = _observe(signal, _group([3.0, -3.0], ids=range(1, 8)), step)
     batch = _batch(signal, episodes, step)
     batch = dataclasses.replace(
       batch, behaviour_log_probs=-batch.positions.astype(jnp.float32) * (batch.weights > 0)
     )
-    return np.asarray(prepare(batch, _OBJECTIVE)[0].advantages)
+    objective = ObjectiveConfig(AdvantageConfig(function=function), _LOSS)
+    return np.asarray(prepare(batch, objective)[0].advantages)
 
   bounds = {"covariance": (-100.0, 100.0), "covariance_share": 0.5}
   hit = [prepared(step, **bounds) for step in (1, 1, 2)]
@@ -217,14 +218,33 @@ def test_draws_are_those_of_the_step_and_tokens_that_they_hit_learn_nothing():
   "settings, named",
   [
     ({"capacity": 0}, "capacity=0"),
-    ({"covariance_share": 1.0}, r"covariance_share=1\.0"),
-    ({"covariance": (3.0, 1.0)}, r"covariance=\(3\.0, 1\.0\)"),
     ({"imitation_weight": -1.0}, r"imitation_weight=-1\.0"),
   ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings, named):
   with pytest.raises(ConfigError, match=rf"config\.rl\.signals\.{named}"):
     SpearConfig(**settings).validate()
+
+
+@pytest.mark.parametrize(
+  "settings, named",
+  [
+    ({"covariance_share": 1.0}, r"covariance_share=1\.0"),
+    ({"covariance": (3.0, 1.0)}, r"covariance=\(3\.0, 1\.0\)"),
+  ],
+)
+def test_settings_of_the_advantages_are_refused_by_name(settings, named):
+  with pytest.raises(ConfigError, match=rf"objective\.advantage\.function\.{named}"):
+    SpearAdvantages(**settings).validate()
+
+
+def test_the_advantages_are_chosen_and_set_by_flags():
+  experiment = Experiment()
+  way = ["rl", "objective", "advantage", "function"]
+  set_field(experiment, way, "agentjax.recipes.spear:SpearAdvantages")
+  set_field(experiment, [*way, "covariance_share"], "0.5")
+  assert experiment.rl.objective.advantage.function == SpearAdvantages(covariance_share=0.5)
+  assert Experiment.from_dict(experiment.to_short_dict()) == experiment
 
 
 def test_the_config_is_valid_and_survives_being_saved():

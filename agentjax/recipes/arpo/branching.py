@@ -5,16 +5,76 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from agentjax.config import NonNegativeFloat, PositiveInt, check
 from agentjax.engine.request import Sample
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout import keys
-from agentjax.rollout.config import BranchConfig
+from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
 from agentjax.trajectory.record import Trajectory
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class BranchConfig(SamplerConfig):
+  r"""When an episode is branched after a tool result, and how a group shares its places.
+
+  Of the ``group_size`` = M episodes of a task, N start at the prompt. The others branch off where
+  the policy became unsure. With H the mean entropy (nats) of the first ``probe_tokens`` tokens of a
+  turn, and ``dH = probe_tokens (H_turn - H_first turn) / log(vocabulary)``, a turn after a tool
+  result is drawn again by up to ``copies`` further episodes with
+
+      P = (base + weight * dH) * max(0, 1 - penalty * n)
+
+  where n counts the turns right before this one, on the same path, that were branched. What is left
+  of M when all have ended goes to fresh episodes, which are not branched.
+
+  The defaults are those of ARPO's code (2507.19849), with two differences: it sums the
+  entropies of up to 20 tokens, of the 10 likeliest ids each, so that a short turn looks sure of
+  itself; we take the mean of exact entropies, times 20. ``penalty`` is of AEPO (2510.14545), whose
+  form and numbers here are those of a third-party port, as the paper's own are not published.
+
+  Attributes:
+    roots: N with the budget "fixed"; ARPO has 8 for M = 16.
+    budget: "fixed", or AEPO's "entropy":
+      ``N = int(M sigmoid(sensitivity (H_first - H_tool))) + 1``, at most M, where H_tool is the
+      mean of H over the turns after tool results of the first episode, which runs alone to find
+      out; without tool results N = M.
+    sensitivity: of the budget "entropy".
+    rule: "draw" branches with probability P (ARPO), "threshold" where P > ``threshold`` (AEPO).
+    base, weight, penalty, threshold: of the formula; AEPO has penalty 0.05 and threshold 0.5.
+    copies: further episodes a branched turn gives.
+    probe_tokens: tokens that H looks at.
+  """
+
+  roots: PositiveInt = 8
+  budget: Literal["fixed", "entropy"] = "fixed"
+  sensitivity: NonNegativeFloat = 0.5
+  rule: Literal["draw", "threshold"] = "draw"
+  base: float = 0.5
+  weight: float = 0.2
+  penalty: NonNegativeFloat = 0.0
+  threshold: float = 0.5
+  copies: PositiveInt = 1
+  probe_tokens: PositiveInt = 20
+
+  def check_group(self, group_size: int, path: str) -> None:
+    """See ``SamplerConfig.check_group``."""
+    check(
+      self.budget != "fixed" or self.roots <= group_size,
+      f"{path}.sampler.roots",
+      self.roots,
+      f"at most {path}.group_size ({group_size}); the rest of the group are branches",
+    )
+
+  def build(self, rewards: RewardGraph) -> BranchSampler:
+    """See ``SamplerConfig.build``."""
+    return BranchSampler(self)
 
 
 def probe_entropy(entropies: Float[np.ndarray, " tokens"], probe_tokens: int) -> float:

@@ -7,14 +7,15 @@ value V of that state. They are played for that alone: nothing of them is record
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, PositiveInt, check
 from agentjax.engine.request import Sample
 from agentjax.rewards.graph import RewardGraph, TurnScores
 from agentjax.rewards.process import monte_carlo_labels
-from agentjax.rollout.config import MonteCarloConfig
+from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.keys import BASELINE
 from agentjax.rollout.program import BranchPoint, Episode
@@ -26,6 +27,47 @@ def monte_carlo_part(trajectory: Trajectory, task: Task) -> TurnScores:
   """The part of the reward that ``MonteCarlo`` has noted; nothing where it did not play."""
   del task
   return TurnScores(trajectory.turn_rewards.get(MONTE_CARLO, [None] * len(trajectory.segments)))
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MonteCarloConfig(SamplerConfig):
+  r"""What a turn is worth by completions from before and after it; the part "monte_carlo".
+
+  With V_k the value of the state before turn k, turn k of n is paid
+
+      progress   V_{k+1} - V_k,  V_n = 0
+      label      V_{k+1}, and the last turn nothing
+
+  Progress is a potential: with weight 1 an episode earns its outcome less V_0, and the rewards to
+  go of turn k are its outcome less V_k, which is what VinePPO (2410.01679) compares with. Labels
+  are Math-Shepherd's (2312.08935), where the last step's is the outcome itself; they pay for every
+  turn taken.
+
+  Attributes:
+    completions: N from every state; 8 in Math-Shepherd. An episode of n turns costs about
+      N (n + 1) / 2 further ones.
+    form: see above.
+    value: V from the rewards of the N: "mean"; or of those at ``success`` and above "soft", their
+      share, or "hard", 1 where there is one.
+    success: see ``value``.
+  """
+
+  completions: PositiveInt = 8
+  form: Literal["progress", "label"] = "progress"
+  value: Literal["mean", "soft", "hard"] = "mean"
+  success: float = 1.0
+
+  scorers = {MONTE_CARLO: monte_carlo_part}
+
+  def build(self, rewards: RewardGraph) -> MonteCarlo:
+    """See ``SamplerConfig.build``."""
+    check(
+      not rewards.needs_groups,
+      "config.rollout.sampler",
+      self.chosen,
+      "another with parts of the reward that compare the members of a group",
+    )
+    return MonteCarlo(self, rewards)
 
 
 @dataclasses.dataclass(frozen=True)

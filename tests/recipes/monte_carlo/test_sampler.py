@@ -1,17 +1,19 @@
 """Turns rewarded by completions: from which states, by how much, and at whose cost."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.recipes.monte_carlo.sampler import (
+  MonteCarlo,
+  MonteCarloConfig,
+  monte_carlo_part,
+  turn_rewards,
+)
 from agentjax.rewards import Part, RewardGraph, WeightedSum
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.config import MonteCarloConfig, RolloutConfig
-from agentjax.rollout.monte_carlo import MonteCarlo, monte_carlo_part, turn_rewards
-from agentjax.rollout.samplers import build_sampler
 from agentjax.trajectory.record import MONTE_CARLO, Message, Reward, Status
 from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import make_task
@@ -127,6 +129,5 @@ def test_rewards_of_turns_from_values_by_hand():
 
 def test_rewards_that_compare_a_group_have_no_completions():
   compared = RewardGraph({}, Part("best"), {"best": lambda members, task: [0.0] * len(members)})
-  config = dataclasses.replace(RolloutConfig(), sampler="monte_carlo")
   with pytest.raises(ConfigError, match="compare the members of a group"):
-    build_sampler(config, compared)
+    MonteCarloConfig().build(compared)

@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from agentjax.config import Config, check
-from agentjax.rewards.graph import Scorer, as_reward
+from agentjax.config import NonNegativeFloat, PositiveInt
+from agentjax.names import check_callable, check_name, load
+from agentjax.rewards.graph import RewardGraph, Scorer, as_reward
+from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import BranchPoint, Episode
 from agentjax.trajectory.record import Trajectory
@@ -21,10 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class TreeConfig(Config):
+class TreeConfig(SamplerConfig):
   """How a tree of turns grows. All defaults are ours.
 
   Attributes:
+    score: "module:attribute" of what values an episode so far, as ``TreeSearch.score`` has it.
     rule: "beam" expands the ``beam`` most valuable nodes of every depth until all have ended.
       "uct" expands ``expansions`` times the node that it reaches from the root by always taking the
       child with the largest ``mean value + exploration sqrt(log(visits) / visits of the child)``
@@ -34,17 +37,20 @@ class TreeConfig(Config):
       0..1.
   """
 
+  score: str = ""
   rule: Literal["beam", "uct"] = "beam"
-  width: int = 4
-  beam: int = 2
-  expansions: int = 8
-  exploration: float = 2.0**0.5
+  width: PositiveInt = 4
+  beam: PositiveInt = 2
+  expansions: PositiveInt = 8
+  exploration: NonNegativeFloat = 2.0**0.5
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    for name in ("width", "beam", "expansions"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    check(self.exploration >= 0, f"{path}.exploration", self.exploration, ">= 0")
+  def build(self, rewards: RewardGraph) -> TreeSearch:
+    """See ``SamplerConfig.build``."""
+    path, allowed = "config.rollout.sampler.score", "a function of an episode and its task"
+    check_name(self.score, path)
+    score = load(self.score, path, allowed)
+    check_callable(score, f"{path}={self.score!r}", allowed, arguments=2)
+    return TreeSearch(self, score)
 
 
 @dataclasses.dataclass(eq=False)

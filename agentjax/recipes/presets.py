@@ -8,7 +8,6 @@ says so.
 
 from __future__ import annotations
 
-from agentjax.config import ConfigError
 from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig, AmbiguityConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
@@ -136,7 +135,7 @@ SPPO = ObjectiveConfig(
 SELF_PLAY_PREFERENCE = ObjectiveConfig(
   AdvantageConfig(centre="win_rate", scale="none", multiplier=1000.0),
   PolicyLossConfig(aggregation="sequence_mean_token_mean"),
-  function="agentjax.objectives.self_play:self_play_preference",
+  function="agentjax.recipes.self_play:self_play_preference",
 )
 # Truncated importance weights on the score function, [0, 1] (ROLL).
 TIS = ObjectiveConfig(
@@ -303,14 +302,3 @@ PRESETS: dict[str, ObjectiveConfig] = {
   for name, value in list(globals().items())
   if isinstance(value, ObjectiveConfig)
 }
-
-
-def preset(name: str) -> ObjectiveConfig:
-  """A fresh copy of a named method's config, open to change until it is frozen.
-
-  Raises:
-    ConfigError: for an unknown name, listing all names.
-  """
-  if name not in PRESETS:
-    raise ConfigError(f"preset={name!r}; allowed: {', '.join(sorted(PRESETS))}.")
-  return ObjectiveConfig.from_dict(PRESETS[name].to_dict())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,12 @@ from agentjax.models.huggingface import RUNTIME_FIELDS
 from agentjax.objectives.advantages import check_outcomes
 from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.distillation import DistillationConfig
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective, preset
 from agentjax.objectives.preparation import prepare
-from agentjax.objectives.presets import preset
 from agentjax.rewards.process import log_ratio_rewards, step_sums
 from agentjax.sharding import replicated
 from agentjax.signals.reward_parts import with_selected_weights
-from agentjax.signals.signal import BatchContext, Result, Signal
+from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.text.chat import Chat
 from agentjax.training import processes
@@ -49,6 +48,9 @@ from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS
 from agentjax.trajectory.packing import PackedSequence, part_rewards, repack, unpack
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
 
 REWARD_MODEL = "reward_model"  # name of the network that learns in the run
 
@@ -74,7 +76,7 @@ class OnlineConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProcessConfig(Config):
+class ProcessConfig(SignalConfig):
   """Rewards of steps beside the reward of the episode, for credit "reward_to_go" and "gae".
 
   Attributes:
@@ -110,6 +112,82 @@ class ProcessConfig(Config):
     assert objective.preference is not None
     objective.preference.beta = self.beta
     return objective.freeze()
+
+  @property
+  def needs_reference(self) -> bool:
+    """See ``SignalConfig.needs_reference``."""
+    return self.reference is None
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """Steps are paid before the end, and both policies read whole episodes."""
+    stage = experiment.rl
+    names = [f"config.rl.phases[{i}]" for i in range(len(stage.phases))]
+    for phase, where in zip(stage.all_phases, (*names, "config.rl"), strict=True):
+      credit = phase.objective.advantage
+      check(
+        credit.credit != "broadcast" or credit.function is not None,
+        f"{where}.objective.advantage.credit",
+        credit.credit,
+        f"'reward_to_go' or 'gae' with {path}, which rewards single steps",
+      )
+      check(
+        phase.context == "episode",
+        f"{where}.context",
+        phase.context,
+        f"'episode' with {path}, whose policies read whole episodes",
+      )
+    if self.online is None:
+      return
+    check(
+      not stage.phases or self.reference is not None,
+      f"{path}.reference",
+      None,
+      f"a policy with {path}.online and config.rl.phases: the model learns against one reference, "
+      "and the run's own is another after a phase",
+    )
+    check(
+      experiment.lora is None,
+      f"{path}.online",
+      self.online,
+      "none with config.lora: the reward model is a second whole model with an optimiser",
+    )
+    check(
+      self.online.outcome in ("", *experiment.reward.parts),
+      f"{path}.online.outcome",
+      self.online.outcome,
+      f"'' or one of config.reward.parts = {experiment.reward.parts}",
+    )
+
+  def networks(
+    self, model: ModelConfig, updates: int, start: Any = "policy"
+  ) -> Mapping[str, NetworkSpec]:
+    """The network that learns beside the policy; ``start`` is that of its ``NetworkSpec``."""
+    if self.online is None or not updates:
+      return {}
+    specs = network_specs(model, critic=False)
+    optimizer = build_optimizer(self.online.optimizer, updates, specs)
+    return {REWARD_MODEL: NetworkSpec(specs, optimizer, start)}
+
+  def optimizers(self) -> Mapping[str, tuple[OptimizerConfig, str, str]]:
+    """See ``SignalConfig.optimizers``."""
+    if self.online is None:
+      return {}
+    own = self.online.optimizer
+    return {"online.optimizer": (own, "the reward model", "process/bad_steps")}
+
+  def build(self, tools: SignalTools) -> StepRewards:
+    """See ``SignalConfig.build``."""
+    assert tools.chat is not None
+    chat, start, model = tools.chat, self.model, None
+    loaded = start and (lambda: Weights(load_start(start, chat, tools.model, tools.mesh)))
+    specs = self.networks(tools.model, tools.updates, loaded or "policy")
+    if REWARD_MODEL in specs:
+      spec = specs[REWARD_MODEL]
+      model = RewardModel(self, tools.model, spec, tools.mesh, tools.temperature)
+    rewards = ProcessRewards(
+      self, chat, tools.model, tools.mesh, tools.temperature, tools.pack, tools.rows
+    )
+    return StepRewards(rewards, model)
 
 
 class ProcessRewards:
@@ -208,7 +286,7 @@ class RewardModel:
   Args:
     config: see ProcessConfig; ``online`` is set.
     model: of the policy and of the reward model.
-    spec: of ``reward_model_spec``.
+    spec: of ``ProcessConfig.networks``.
     mesh: that of the updates.
     temperature: divides logits.
   """
@@ -316,29 +394,6 @@ class StepRewards(Signal):
     credited = with_selected_weights(packed, batch)
     token_rewards, metrics = self.rewards.score(credited, sequences, *scored)
     return Result({"token_rewards": token_rewards}, changed, metrics | learnt)
-
-
-def reward_model_spec(
-  config: ProcessConfig | None,
-  model: ModelConfig,
-  updates: int,
-  load: Callable[[TeacherConfig], Params] | None = None,
-) -> dict[str, NetworkSpec]:
-  """The network that learns beside the policy, by its name; none without one.
-
-  Args:
-    config: of the stage.
-    model: of the policy.
-    updates: of the whole stage.
-    load: parameters to start from; without it the network starts from the policy.
-  """
-  if config is None or config.online is None or not updates:
-    return {}
-  specs, named = network_specs(model, critic=False), config.model
-  optimizer = build_optimizer(config.online.optimizer, updates, specs)
-  if named is None or load is None:
-    return {REWARD_MODEL: NetworkSpec(specs, optimizer, "policy")}
-  return {REWARD_MODEL: NetworkSpec(specs, optimizer, lambda: Weights(load(named)))}
 
 
 def load_start(

@@ -15,8 +15,8 @@ from agentjax.models.lora import LoraConfig
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.planning import compile as planning
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.signals.process import OnlineConfig, ProcessConfig
 from agentjax.signals.signal import BatchContext
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import Extensions, OptimizerConfig, Run

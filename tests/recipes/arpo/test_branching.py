@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.rollout import keys
-from agentjax.rollout.branching import (
+from agentjax.recipes.arpo.branching import (
+  BranchConfig,
   BranchSampler,
   branch_probability,
   entropy_budget,
   entropy_delta,
   probe_entropy,
 )
-from agentjax.rollout.config import BranchConfig, RolloutConfig
+from agentjax.rollout import keys
+from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.packing import pack, to_sequences
@@ -457,13 +458,13 @@ def test_a_cancelled_group_frees_every_fork(after):
 @pytest.mark.parametrize(
   ("settings", "message"),
   [
-    ({"roots": 9}, r"rollout.branch.roots=9; allowed: at most rollout.group_size \(8\)"),
-    ({"copies": 0}, "rollout.branch.copies=0"),
-    ({"penalty": -1.0}, "rollout.branch.penalty=-1.0"),
-    ({"rule": "always"}, "rollout.branch.rule='always'"),
+    ({"roots": 9}, r"rollout.sampler.roots=9; allowed: at most rollout.group_size \(8\)"),
+    ({"copies": 0}, "rollout.sampler.copies=0"),
+    ({"penalty": -1.0}, "rollout.sampler.penalty=-1.0"),
+    ({"rule": "always"}, "rollout.sampler.rule='always'"),
   ],
 )
 def test_impossible_settings_are_refused(settings, message):
-  config = RolloutConfig(group_size=8, sampler="branch", branch=BranchConfig(**settings))
+  config = RolloutConfig(group_size=8, sampler=BranchConfig(**settings))
   with pytest.raises(ConfigError, match=message):
     config.validate("rollout")
