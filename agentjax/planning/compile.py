@@ -21,6 +21,7 @@ from agentjax.models.spec import abstract
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.hlo import ProgramCost, program_cost
+from agentjax.rollout.seat_config import trained_seats
 from agentjax.sharding import (
   MeshConfig,
   batch_sharding,
@@ -34,8 +35,15 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.phases import update_settings
+from agentjax.training.policies import trained_networks
 from agentjax.training.snapshots import snapshot_networks
-from agentjax.training.state import abstract_state, network_specs, state_shardings
+from agentjax.training.state import (
+  NetworkSpec,
+  Weights,
+  abstract_state,
+  network_specs,
+  state_shardings,
+)
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import abstract_batch
 
@@ -108,14 +116,9 @@ def plan_training(
   mesh = make_mesh(experiment.mesh, devices)
   critic, process = stage.has_value_head, stage.process
   reference = stage.objective.needs_reference or (process is not None and process.reference is None)
-  optimizer = build_optimizer(
-    stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
-  )
-  batches = stage.steps * stage.minibatches
-  further = reward_model_spec(process, model, batches) | critic_spec(stage.critic, model, batches)
-  further |= snapshot_networks(experiment, model)
-  for signal in stage.signals:
-    further |= signal.networks(model, batches)
+  specs = network_specs(model, critic, experiment.lora)
+  optimizer = build_optimizer(stage.optimizer, stage.steps, specs)
+  further = _further_networks(experiment, specs, optimizer, reference)
   placed = state_shardings(
     model,
     optimizer,
@@ -159,6 +162,28 @@ def plan_training(
       rows=rows,
       capacity=capacity,
     )
+
+
+def _further_networks(
+  experiment: Experiment, specs: Weights, optimizer: Any, reference: bool
+) -> dict[str, NetworkSpec]:
+  """The networks of signals, snapshots and further policies, by name."""
+  stage, model = experiment.rl, experiment.model
+  batches = stage.steps * stage.minibatches
+  own = reward_model_spec(stage.process, model, batches) | critic_spec(stage.critic, model, batches)
+  for signal in stage.signals:
+    own |= signal.networks(model, batches)
+  seats = trained_seats(experiment.seats)
+  policies = trained_networks(
+    seats,
+    model,
+    specs,
+    dict.fromkeys(seats, optimizer),
+    dict.fromkeys(seats, own),
+    reference=reference and experiment.lora is None,
+    load=lambda _: Weights(None),
+  )
+  return {**own, **policies, **snapshot_networks(experiment, model)}
 
 
 def plan_decoding(
