@@ -3,6 +3,7 @@
   python -m agentjax.convert --input=Qwen3-0.6B --output=runs/start
   python -m agentjax.convert --input=runs/a --output=exported --tokenizer_from=Qwen3-0.6B
   python -m agentjax.convert --input=runs/a/checkpoints/300 --output=exported --dtype=bfloat16
+  python -m agentjax.convert --input=runs/a --output=exported --policy=seat_right
 
 The direction follows from what the input is. From a folder, OUTPUT becomes the directory of a run
 of no steps: ``config.start_from=OUTPUT`` takes its networks over, ``OUTPUT/model.json`` holds the
@@ -37,6 +38,9 @@ _DTYPE = flags.DEFINE_enum(
   None,
   ["float32", "bfloat16", "float16"],
   "Dtype of the weights; that of the input if not given. A checkpoint has no float16.",
+)
+_POLICY = flags.DEFINE_string(
+  "policy", "policy", "Name of the policy of a checkpoint, where its run had several."
 )
 _SHARD_GB = flags.DEFINE_float(
   "max_shard_gb", 5.0, "Largest file of a Hugging Face folder, in 10^9 bytes.", lower_bound=0.0
@@ -136,18 +140,20 @@ def to_folder(
   dtype: str | None = None,
   max_shard_bytes: int = 5_000_000_000,
   tokenizer_from: str | os.PathLike[str] | None = None,
+  policy: str = "policy",
 ) -> Summary:
-  """Writes the policy of a checkpoint as a Hugging Face folder, adapters added in.
+  """Writes a policy of a checkpoint as a Hugging Face folder, adapters added in.
 
   Args:
     checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
     output: new or empty directory.
     dtype, max_shard_bytes: as ``save_pretrained``.
     tokenizer_from: folder with tokenizer files; None takes those of the run, if it has any.
+    policy: its name, of a snapshot or a further policy that was trained.
 
   Raises:
     ConfigError: no family of Hugging Face models can say the model.
-    CheckpointError: there is no checkpoint, or the output is in use.
+    CheckpointError: there is no checkpoint, it has no such policy, or the output is in use.
   """
   from agentjax.models import ModelConfig, huggingface
   from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
@@ -164,7 +170,7 @@ def to_folder(
   huggingface.family_of(config)
   run = path.parents[1]
   tokenizer_from = tokenizer_from or _tokenizer_folder(run)
-  params = load_whole_policy(path)
+  params = load_whole_policy(path, policy=policy)
   target = pathlib.Path(output).absolute()
   huggingface.save_pretrained(
     target,
@@ -270,6 +276,7 @@ def run(argv: list[str]) -> None:
       dtype=_DTYPE.value,
       max_shard_bytes=int(_SHARD_GB.value * 1e9),
       tokenizer_from=_TOKENIZER_FROM.value,
+      policy=_POLICY.value,
     )
   rows = [
     ("family", summary.family),

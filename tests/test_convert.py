@@ -121,6 +121,22 @@ def test_a_checkpoint_with_a_value_head_is_converted_too(folder, tmp_path):
   assert set(summary.companions) == set(COMPANIONS)
 
 
+def test_a_further_policy_is_converted_by_its_name(folder, tmp_path):
+  params, config = load_pretrained(folder)
+  other = jax.tree.map(lambda leaf: leaf + 1, params)
+  networks = {"policy": Network(Weights(params)), "right": Network(Weights(other), jnp.zeros(3))}
+  state = TrainState(jnp.zeros((), jnp.int32), networks)
+  identity = {"tokenizer": "t", "model": config.to_dict()}
+  store = CheckpointStore(tmp_path / "run" / "checkpoints", 1, identity, policies=("right",))
+  store.save(3, state, {})
+  convert.to_folder(tmp_path / "run", tmp_path / "back", policy="right")
+  got, _ = load_pretrained(tmp_path / "back")
+  for ours, theirs in zip(*map(jax.tree.leaves, (got, other)), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+  with pytest.raises(CheckpointError, match="no policy 'left'; .*right"):
+    convert.to_folder(tmp_path / "run", tmp_path / "more", policy="left")
+
+
 def test_adapters_are_added_to_what_they_were_trained_on(folder, tmp_path):
   params, config = load_pretrained(folder)
   lora = LoraConfig(rank=2)

@@ -21,6 +21,7 @@ from agentjax.models.spec import abstract
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.hlo import ProgramCost, program_cost
+from agentjax.rollout.seat_config import trained_seats
 from agentjax.sharding import (
   MeshConfig,
   batch_sharding,
@@ -33,8 +34,15 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.phases import update_settings
+from agentjax.training.policies import trained_networks
 from agentjax.training.snapshots import snapshot_networks
-from agentjax.training.state import abstract_state, network_specs, state_shardings
+from agentjax.training.state import (
+  NetworkSpec,
+  Weights,
+  abstract_state,
+  network_specs,
+  state_shardings,
+)
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import abstract_batch
 
@@ -107,14 +115,9 @@ def plan_training(
   mesh = make_mesh(experiment.mesh, devices)
   critic, reference = stage.has_value_head, stage.objective.needs_reference
   reference = reference or any(signal.needs_reference for signal in stage.every_signal)
-  optimizer = build_optimizer(
-    stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
-  )
-  batches = stage.steps * stage.minibatches
-  further = critic_spec(stage.critic, model, batches)
-  further |= snapshot_networks(experiment, model)
-  for signal in stage.every_signal:
-    further |= signal.networks(model, batches)
+  specs = network_specs(model, critic, experiment.lora)
+  optimizer = build_optimizer(stage.optimizer, stage.steps, specs)
+  further = _further_networks(experiment, specs, optimizer, reference)
   placed = state_shardings(
     model,
     optimizer,
@@ -158,6 +161,28 @@ def plan_training(
       rows=rows,
       capacity=capacity,
     )
+
+
+def _further_networks(
+  experiment: Experiment, specs: Weights, optimizer: Any, reference: bool
+) -> dict[str, NetworkSpec]:
+  """The networks of signals, snapshots and further policies, by name."""
+  stage, model = experiment.rl, experiment.model
+  batches = stage.steps * stage.minibatches
+  own = critic_spec(stage.critic, model, batches)
+  for signal in stage.every_signal:
+    own |= signal.networks(model, batches)
+  seats = trained_seats(experiment.seats)
+  policies = trained_networks(
+    seats,
+    model,
+    specs,
+    dict.fromkeys(seats, optimizer),
+    dict.fromkeys(seats, own),
+    reference=reference and experiment.lora is None,
+    load=lambda _: Weights(None),
+  )
+  return {**own, **policies, **snapshot_networks(experiment, model)}
 
 
 def plan_decoding(

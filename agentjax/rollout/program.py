@@ -107,6 +107,7 @@ class Player:
     config: turns, tokens and time-outs of an episode.
     run_seed: seed that all addressed randomness starts from.
     seats: who plays in the place of the policy, by agent, where there are several.
+    only: name of the one policy that is measured; None lets all learn that are trained.
   """
 
   engine: Engine
@@ -115,12 +116,20 @@ class Player:
   config: RolloutConfig
   run_seed: int
   seats: Mapping[str, SeatPlayer] = dataclasses.field(default_factory=dict)
+  only: str | None = None
 
   def take_seats(self, agents: Sequence[str], address: keys.Address) -> dict[str, Seat]:
     """Who sits where in an episode; see ``rollout.seats.take_seats``."""
     own = own_player(self.chat, self.engine, self.sampling)
     by = {"never": 0, "step": address[0], "sample": address[2]}[self.config.rotate_seats]
-    return take_seats(agents, own, self.seats, rotate=by)
+    others = self.seats
+    if self.only is not None:
+      own, *rest = (
+        dataclasses.replace(player, learns=player.policy == self.only)
+        for player in (own, *others.values())
+      )
+      others = dict(zip(others, rest, strict=True))
+    return take_seats(agents, own, others, rotate=by)
 
 
 class SharedPrefixes:

@@ -305,7 +305,7 @@ def _key(addresses: list[Address]) -> GroupKey:
 
 
 def _oldest_version(trajectory: Trajectory, default: int) -> int:
-  """Of the tokens the policy drew; ``default`` where there are none."""
-  own = [s for s in trajectory.segments if s.policy == POLICY]
+  """Of the tokens that trained policies drew; ``default`` where there are none."""
+  own = [s for s in trajectory.segments if s.policy == POLICY or s.weights.any()]
   drawn = [int(s.versions[s.sampled].min()) for s in own if s.sampled.any()]
   return min(drawn, default=default)

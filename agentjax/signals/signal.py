@@ -315,24 +315,23 @@ def own_networks(signals: Sequence[Signal]) -> dict[str, NetworkSpec]:
   return found
 
 
-def get_states(signals: Sequence[Signal]) -> dict[str, Any]:
+def get_states(signals: Mapping[str, Signal]) -> dict[str, Any]:
   """Of the signals that have a state, by name."""
-  states = {signal.name: signal.get_state() for signal in signals}
+  states = {name: signal.get_state() for name, signal in signals.items()}
   return {name: state for name, state in states.items() if state is not None}
 
 
-def set_states(signals: Sequence[Signal], states: Mapping[str, Any]) -> None:
+def set_states(signals: Mapping[str, Signal], states: Mapping[str, Any]) -> None:
   """Goes back to what ``get_states`` gave.
 
   Raises:
     ConfigError: a state of a signal that the run does not have.
   """
-  by_name = {signal.name: signal for signal in signals}
-  unknown = sorted(set(states) - set(by_name))
+  unknown = sorted(set(states) - set(signals))
   if unknown:
     raise ConfigError(
       f"the checkpoint holds the state of the signals {', '.join(unknown)} and the run has "
-      f"{', '.join(by_name) or 'none'}; allowed: the config.rl.signals that the run began with."
+      f"{', '.join(signals) or 'none'}; allowed: the config.rl.signals that the run began with."
     )
   for name, state in states.items():
-    by_name[name].set_state(state)
+    signals[name].set_state(state)

@@ -36,7 +36,7 @@ from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.rollout.seat_config import SeatConfig
+from agentjax.rollout.seat_config import SeatConfig, check_seats, trained_seats
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
 from agentjax.signals.critic import CriticConfig
@@ -44,6 +44,7 @@ from agentjax.signals.signal import SignalConfig
 from agentjax.signals.teacher import TeacherConfig, check_teachers
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
+from agentjax.training.alternation import AlternateConfig
 from agentjax.training.auxiliary import COEFFICIENTS
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
@@ -182,6 +183,8 @@ class RLStage(Config):
     critic: a critic that is a network of its own; None is a value head on the policy.
     passes: what updates are made of every batch, where a method makes several, such as
       ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
+    alternate: whose turn it is to learn, where ``config.seats`` adds trained policies; None lets
+      all of them learn at every step.
   """
 
   steps: NonNegativeInt = 0
@@ -215,6 +218,7 @@ class RLStage(Config):
   process: SignalConfig | None = None
   critic: CriticConfig | None = None
   passes: PassesConfig | None = None
+  alternate: AlternateConfig | None = None
 
   @property
   def has_value_head(self) -> bool:
@@ -530,6 +534,7 @@ class Experiment(Config):
     if self.pretrained is None:
       check_model_features(self, self.model, path)
     self._validate_groups(path)
+    self._validate_seats(path)
     self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
@@ -573,6 +578,19 @@ class Experiment(Config):
       f"{path}.rl.minibatches",
       self.rl.minibatches,
       f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
+    )
+
+  def _validate_seats(self, path: str) -> None:
+    check_seats(self.seats, f"{path}.seats")
+    trained = trained_seats(self.seats)
+    if self.rl.alternate is not None:
+      self.rl.alternate.check_names(trained, f"{path}.rl.alternate")
+    loaded = [name for name, seat in trained.items() if seat.start == "checkpoint"]
+    check(
+      self.lora is None or not loaded,
+      f"{path}.lora",
+      self.lora,
+      f"none with start='checkpoint' of {loaded}: adapters begin at random or as those of 'policy'",
     )
 
   def _validate_objective(self, phase: PhaseConfig, path: str, name: str) -> None:

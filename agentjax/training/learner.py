@@ -15,6 +15,7 @@ from agentjax.models import cross_log_probs
 from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.objective import Objective
 from agentjax.rollout.schedule import bound_staleness
+from agentjax.rollout.seat_config import trained_seats
 from agentjax.rollout.statistics import apart
 from agentjax.sharding import make_mesh, row_multiple, time_multiple
 from agentjax.signals.build import SignalBuilder, signal_tools
@@ -25,6 +26,7 @@ from agentjax.signals.signal import (
   get_states,
   set_states,
 )
+from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
@@ -32,16 +34,16 @@ from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
 from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
 from agentjax.training.placement import place
+from agentjax.training.policies import bind
 from agentjax.training.rows import MeshRows, make_scorer
-from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps
 from agentjax.training.update import Update, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence, to_sequences, without_prompt
-from agentjax.trajectory.record import Task, Trajectory
-from agentjax.trajectory.seats import learning_views
+from agentjax.trajectory.record import POLICY, Task, Trajectory
+from agentjax.trajectory.seats import learning_views, policy_of
 from agentjax.trajectory.weights import apply_weight_rules
 
 
@@ -90,40 +92,55 @@ class Learner(TrainStates):
     _check_mesh(parts, mesh)
     phases = named_phases(experiment)
     tools = signal_tools(parts, mesh)
-    builder = SignalBuilder(parts, tools)
-    snapshots = snapshot_networks(experiment, parts.model)
-    super().__init__(parts, phases, mesh, {**builder.networks, **snapshots})
+    builders = {n: SignalBuilder(parts, tools) for n in (POLICY, *trained_seats(experiment.seats))}
+    networks = {name: builder.networks for name, builder in builders.items()}
+    super().__init__(parts, phases, mesh, networks.pop(POLICY), networks)
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
     self.score = make_scorer(parts.model, tools.temperature, self._rows)
     settings = update_settings(stage, self._lora, temperature=tools.temperature)
 
-    def update(phase: PhaseConfig, own: Objective) -> Update:
+    def update(name: str, phase: PhaseConfig, own: Objective) -> Update:
       ours = dataclasses.replace(
         settings,
         distillation=phase.objective.distillation,
         only_values=phase.trains == "values",
       )
-      return make_update(parts.model, self.optimizers["rl"], own, ours, self.placed["rl"])
+      optimizer = self.policy_optimizers[name]
+      return make_update(parts.model, optimizer, own, ours, bind(self.placed["rl"], name))
 
-    self._phases = compile_phases(
-      experiment, phases, objective, advantage, builder.of_phase, update, self._rows
-    )
+    self._phases: dict[str, list[Phase]] = {}
+    for name, optimizer in self.policy_optimizers.items():
+      signals = builders[name].of_phase
+      if name != POLICY and optimizer is self.optimizers["rl"]:  # its programs serve both
+        own = [phase._replace(signals=signals(phase.config)) for phase in self._phases[POLICY]]
+      else:
+        make = functools.partial(update, name)
+        own = compile_phases(experiment, phases, objective, advantage, signals, make, self._rows)
+      self._phases[name] = own
     self._supervised = SupervisedSteps(parts, self)
 
   @property
   def signals(self) -> dict[str, Signal]:
-    """The signals of all phases by name; of one that phases make anew, the last phase's."""
-    return {signal.name: signal for phase in self._phases for signal in phase.signals}
+    """The signals of all phases by name; of one that phases make anew, the last phase's.
+
+    Those of a further policy P are called P.NAME.
+    """
+    return {
+      signal.name if policy == POLICY else f"{policy}.{signal.name}": signal
+      for policy, phases in self._phases.items()
+      for phase in phases
+      for signal in phase.signals
+    }
 
   def get_signals(self) -> dict[str, Any]:
     """JSON-able state of the signals, for a checkpoint."""
-    return get_states(list(self.signals.values()))
+    return get_states(self.signals)
 
   def set_signals(self, states: dict[str, Any]) -> None:
     """Goes back to what ``get_signals`` gave."""
-    set_states(list(self.signals.values()), states)
+    set_states(self.signals, states)
 
   def supervised_step(
     self, state: TrainState, tasks: Sequence[Task]
@@ -136,6 +153,9 @@ class Learner(TrainStates):
   ) -> tuple[TrainState, dict[str, float]]:
     """All minibatches and epochs of training step ``step``; metrics are means over its updates.
 
+    Each policy learns from the episodes that it played, where it is its turn (``rl.alternate``).
+    Metrics of "policy" have no prefix, those of another are under ``policies/NAME/``.
+
     Metrics under ``mismatch/`` are those of ``MismatchReport``: of all tokens where the trainer
     recomputes log-probs, else of the first minibatch, which the step's first weights score. A phase
     with context "response" or an objective with a ``preference`` has none.
@@ -146,11 +166,34 @@ class Learner(TrainStates):
       StalenessError: a token is older than the schedule allows.
     """
     settings = self._parts.experiment.rl
-    number, begins = settings.phase_of(step - self._parts.experiment.supervised.steps - 1)
-    phase = self._phases[number]
+    done = step - self._parts.experiment.supervised.steps - 1
+    number, begins = settings.phase_of(done)
     if begins and number:
       state = self.begin_phase(state)
-    state, batches, observed = self._prepare_step(phase, state, trajectories, step)
+    views = learning_views(trajectories)
+    names = learners(settings.alternate, self.trained, done)
+    if self.trained:
+      played = {n: [v for v in views if v.segments and policy_of(v) == n] for n in names}
+      played = {name: own for name, own in played.items() if own}
+      if not played:
+        raise NoEpisodesError(f"step {step}: {', '.join(names)} played none of its episodes.")
+    else:
+      played = {POLICY: views}
+    means: dict[str, float] = {}
+    for name, own in played.items():
+      phase = self._phases[name][number]
+      bound, found = self._train(phase, bind(state, name), own, step)
+      state = bind(bound, name)
+      prefix = "" if name == POLICY else f"policies/{name}/"
+      means |= {f"{prefix}{k}": v for k, v in found.items()}
+    return counted(state), means
+
+  def _train(
+    self, phase: Phase, state: TrainState, episodes: Sequence[Trajectory], step: int
+  ) -> tuple[TrainState, dict[str, float]]:
+    """The updates of one policy, which is "policy" in the state, and their metrics."""
+    settings = self._parts.experiment.rl
+    state, batches, observed = self._prepare_step(phase, state, episodes, step)
     every: list[list[dict[str, float]]] = []  # by pass
     trainers: list[Any] = []
     if settings.old_log_probs == "recomputed":
@@ -176,15 +219,15 @@ class Learner(TrainStates):
     # How often in a row updates were skipped is no mean.
     means |= {k: v for k, v in every[0][-1].items() if k.endswith("/bad_steps")}
     means["bad_steps"] = every[-1][-1]["bad_steps"]
-    return counted(state), means
+    return state, means
 
   def _prepare_step(
-    self, phase: Phase, state: TrainState, trajectories: Sequence[Trajectory], step: int
+    self, phase: Phase, state: TrainState, views: Sequence[Trajectory], step: int
   ) -> tuple[TrainState, list[_Prepared], dict[str, Any]]:
     """The batches of a step, and metrics of its episodes; signals may change networks."""
     settings = self._parts.experiment.rl
     policy = functools.cache(lambda: self.policy(state))
-    episodes, beside = apart(learning_views(trajectories))
+    episodes, beside = apart(views)
     weighted = [apply_weight_rules(t, settings.weights) for t in episodes]
     if settings.rollouts is None:
       weighted = bound_staleness(weighted, step, settings.schedule)

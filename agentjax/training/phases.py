@@ -19,12 +19,15 @@ from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.columns import TOKEN_REWARDS, credit_inputs
 from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import abstract_inputs, prepare
+from agentjax.rollout.seat_config import trained_seats
 from agentjax.signals.signal import Signal
+from agentjax.training.alternation import learners
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
 from agentjax.training.pass_config import PlannedPass, Prepare
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
 from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.record import POLICY
 
 
 class Pass(NamedTuple):
@@ -88,11 +91,16 @@ def named_phases(experiment: Experiment) -> list[PhaseConfig]:
   ]
 
 
-def optimizer_steps(experiment: Experiment) -> int:
-  """Updates of the policy in the reinforcement-learning stage."""
-  phases = experiment.rl.all_phases if experiment.rl.steps else ()
-  passes = sum(p.steps * (p.passes.number if p.passes is not None else 1) for p in phases)
-  return passes * experiment.rl.minibatches * experiment.rl.epochs
+def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
+  """Updates of a policy in the reinforcement-learning stage."""
+  stage, trained = experiment.rl, trained_seats(experiment.seats)
+  first = passes = 0
+  for phase in stage.all_phases if stage.steps else ():
+    steps = range(first, first + phase.steps)
+    turns = sum(policy in learners(stage.alternate, trained, step) for step in steps)
+    passes += turns * (1 if phase.passes is None else phase.passes.number)
+    first += phase.steps
+  return passes * stage.minibatches * stage.epochs
 
 
 def update_settings(

@@ -68,6 +68,7 @@ from agentjax.training.metrics import (
   read_metrics,
 )
 from agentjax.training.nonfinite import broken_update, describe_nonfinite
+from agentjax.training.policies import policy_metrics
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs
@@ -80,9 +81,9 @@ from agentjax.training.stored import (
   warn_of_other_policy,
 )
 from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import POLICY, Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
-from agentjax.trajectory.seats import agent_metrics, learning_views
+from agentjax.trajectory.seats import agent_metrics, learning_views, policy_of
 from agentjax.trajectory.store import from_record, to_record
 
 _COLUMNS = {
@@ -262,7 +263,10 @@ class _Session:
     objective = policy_objective(experiment.rl.objective, extended.objective)
     self.learner = Learner(self.parts, objective, extended.advantage)
     self.checkpoints = CheckpointStore(
-      directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
+      directory / "checkpoints",
+      experiment.checkpoint.keep,
+      self.parts.identity,
+      tuple(self.learner.trained),
     )
     journal = directory / "journal.log"
     # The first process drops a torn end before the others read.
@@ -507,15 +511,20 @@ class _Session:
       by_agent = agent_metrics(sampled)
       sampled, greedy = learning_views(sampled), learning_views(greedy)
       rollout_seconds = time.monotonic() - started
-      found = self._information(step, state, sampled, monitor)
+      trained = self.learner.trained
+      own = [t for t in sampled if policy_of(t) == POLICY] if trained else sampled
+      found = self._information(step, state, own, monitor)
       values = {"bad_steps": 0.0}
       if trajectories:
-        state, values = self.learner.rl_step(state, used, step)
+        state, learnt = self.learner.rl_step(state, used, step)
+        values |= learnt
         self._end_if_left_behind(step, values, progress)
       else:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
       drawn = sum(num_sampled_tokens(t) for t in everything)
       values |= self._rollout_metrics(step, sampled, drawn, rollout_seconds) | selected | found
+      if trained:
+        by_agent |= policy_metrics(sampled, (POLICY, *trained))
       values |= baseline_metrics(greedy) | by_agent
       values |= staleness_statistics(
         learning_views(trajectories), step
@@ -536,6 +545,9 @@ class _Session:
     if step == self.last_step and self.experiment.rl.steps:
       values |= self._evaluate_into("after", state, step, progress)
     values["learning_rate"] = self.learner.learning_rate(stage, state)
+    for name in self.learner.trained if stage == "rl" else ():
+      rate = self.learner.learning_rate(stage, state, name)
+      values[f"policies/{name}/learning_rate"] = rate
     values["time/evaluation"] = time.monotonic() - recorded
     values["time/step"] = time.monotonic() - started
     return state, values
@@ -634,12 +646,9 @@ class _Session:
 
   def _publish(self, step: int, state: TrainState) -> None:
     """Gives the engines the weights that ``step`` begins with."""
-    self._publish_snapshots(step, state)
+    self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
     if self.engine.version != step and self.experiment.rl.rollouts is None:
       self.engine.publish(self.learner.policy(state), step)
-
-  def _publish_snapshots(self, step: int, state: TrainState) -> None:
-    self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""
@@ -656,17 +665,21 @@ class _Session:
     episodes: tuple[keys.Address, ...],
   ) -> None:
     """Notes a step as done, unless its updates kept failing."""
-    culprit = describe_nonfinite(values)
-    if culprit:
-      logging.warning("step %d: %s", step, culprit)
-    why = culprit or "inputs and loss were finite, so it is the gradient itself"
     settings = getattr(self.experiment, stage).optimizer
-    optimizers = {f"config.{stage}.optimizer": (values["bad_steps"], settings, why)}
-    for where, signal in self.experiment.rl.named_signals:
-      for field, (own, moved, metric) in signal.optimizers().items():
-        bad, why = values.get(metric, 0.0), f"those of {moved}"
-        optimizers[f"config.rl.{where}.{field}"] = bad, own, why
-    for path, (bad, optimizer, why) in optimizers.items():
+    optimizers = []
+    for name in (POLICY, *self.learner.trained):
+      prefix = "" if name == POLICY else f"policies/{name}/"
+      own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+      culprit = describe_nonfinite(own)
+      if culprit:
+        logging.warning("step %d: %s%s", step, prefix, culprit)
+      why = prefix + (culprit or "inputs and loss were finite, so it is the gradient itself")
+      optimizers.append((f"config.{stage}.optimizer", own.get("bad_steps", 0.0), settings, why))
+      for where, signal in self.experiment.rl.named_signals:
+        for field, (optimizer, moved, metric) in signal.optimizers().items():
+          path, why = f"config.rl.{where}.{field}", f"{prefix}those of {moved}"
+          optimizers.append((path, own.get(metric, 0.0), optimizer, why))
+    for path, bad, optimizer, why in optimizers:
       if bad >= optimizer.max_bad_steps:
         raise TrainingError(
           f"step {step}: {int(bad)} updates in a row had non-finite gradients and were skipped "
@@ -802,7 +815,10 @@ class _Session:
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
     policy, seats = self.learner.policy(state), self.bank.seats
-    self._publish_snapshots(step, state)
+    if step < self.first_rl_step:  # the others are still as it is
+      self.bank.publish(step, lambda _: policy)
+    else:
+      self.bank.publish(step, lambda n: self.learner.snapshot(state, n), version=step + 1)
     report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan, seats)
     if None in report.estimates(report.overall).values():
       logging.warning(

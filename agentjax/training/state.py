@@ -49,7 +49,8 @@ class TrainState:
     step: int32, training steps done, over all stages; a step may hold many updates.
     networks: by name: "policy"; "reference", frozen, of the KL term and what adapters are added to,
       where something uses it; "reward_model", which learns beside the policy
-      (``rl.process.online``); those of signals.
+      (``rl.process.online``); those of signals; snapshots and further policies that are trained,
+      whose own networks are called POLICY.NAME (``training.policies``).
   """
 
   step: Any
@@ -83,7 +84,7 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkSpec:
-  """What a network of a signal is made of.
+  """What a network beside "policy" is made of.
 
   Attributes:
     specs: tree of ParamSpec of ``Network.weights``.
@@ -91,11 +92,13 @@ class NetworkSpec:
     start: "random"; "policy" for a copy of the present policy with adapters added in (a value head
       is random); "trained" for a copy of what is trained of it, adapters where there are any; or
       what gives the weights that it begins the stage with.
+    of: the policy that ``start`` copies; its own spec comes first.
   """
 
   specs: Weights
   optimizer: optax.GradientTransformation | None = None
   start: Callable[[], Weights] | Literal["random", "policy", "trained"] = "random"
+  of: str = "policy"
 
 
 def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = None) -> Weights:
@@ -229,9 +232,9 @@ def _builder(
       networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
     networks["policy"] = _fresh(Weights(policy, value), optimizer)
     state = TrainState(jnp.zeros((), jnp.int32), networks)
-    begun = {name: _begin(name, spec, state, lora, key) for name, spec in further.items()}
-    for name, weights in begun.items():
-      state = state.with_network(name, _fresh(weights, further[name].optimizer))
+    for name, spec in further.items():
+      weights = _begin(name, spec, state, lora, key)
+      state = state.with_network(name, _fresh(weights, spec.optimizer))
     return state
 
   return build
@@ -241,11 +244,12 @@ def _begin(
   name: str, spec: NetworkSpec, state: TrainState, lora: LoraConfig | None, key: Array
 ) -> Weights:
   own = init_params(spec.specs, jax.random.fold_in(key, zlib.crc32(name.encode())))
-  if spec.start == "trained":
-    return Weights(jax.tree.map(jnp.copy, state.weights.policy), own.value)
-  if spec.start != "policy":
+  if spec.start not in ("policy", "trained"):
     return own
-  policy = full_policy(state.weights, state.reference, lora)
+  copied = state.networks[spec.of].weights
+  if spec.start == "trained":
+    return Weights(jax.tree.map(jnp.copy, copied.policy), own.value)
+  policy = full_policy(copied, state.reference, lora)
   # A critic has no use for parts such as prediction heads, which its specs leave out.
   fields = [field.name for field in dataclasses.fields(policy)]
   unused = [name for name in fields if getattr(spec.specs.policy, name) is None]
@@ -274,10 +278,11 @@ def begin_stage(
     if "reference" in placed.networks:
       frozen = state.reference if lora is not None else jax.tree.map(jnp.copy, state.weights.policy)
       networks["reference"] = Network(Weights(frozen))
+    begun = TrainState(state.step, networks)
     for name, spec in specs.items():
-      begun = starts[name] if name in starts else _begin(name, spec, state, lora, key)
-      networks[name] = _fresh(begun, spec.optimizer)
-    return TrainState(state.step, networks)
+      weights = starts[name] if name in starts else _begin(name, spec, begun, lora, key)
+      begun = begun.with_network(name, _fresh(weights, spec.optimizer))
+    return begun
 
   return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state, starts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 
 from agentjax.models import Params
 from agentjax.models.huggingface import load_pretrained
+from agentjax.rollout.seat_config import TrainedSeat, trained_seats
 from agentjax.training.build import Parts
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.optimizer import applied_updates, build_optimizer, learning_rate_schedule
 from agentjax.training.phases import optimizer_steps
+from agentjax.training.policies import own_name, trained_networks
 from agentjax.training.pretrained import runtime_overrides
+from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import (
   Network,
   NetworkSpec,
@@ -28,6 +32,7 @@ from agentjax.training.state import (
   network_specs,
   state_shardings,
 )
+from agentjax.trajectory.record import POLICY
 
 
 class TrainStates:
@@ -38,6 +43,11 @@ class TrainStates:
     phases: of ``phases.named_phases``.
     mesh: that of the updates.
     networks: of signals, which exist in the stage that they learn in.
+    own: networks of the signals of each further policy that is trained.
+
+  Attributes:
+    trained: those policies, by name.
+    policy_optimizers: of the reinforcement-learning stage, of all trained policies.
   """
 
   def __init__(
@@ -46,6 +56,7 @@ class TrainStates:
     phases: Sequence[PhaseConfig],
     mesh: jax.sharding.Mesh,
     networks: Mapping[str, NetworkSpec],
+    own: Mapping[str, Mapping[str, NetworkSpec]],
   ):
     experiment = parts.experiment
     self._parts, self.mesh, self._lora = parts, mesh, experiment.lora
@@ -57,15 +68,31 @@ class TrainStates:
     steps = (experiment.supervised.steps, optimizer_steps(experiment))
     names = ("supervised", "rl")
     settings = [stage.optimizer for stage in stages]
-    self._schedules = {
-      name: learning_rate_schedule(own, count)
-      for name, own, count in zip(names, settings, steps, strict=True)
+    self._schedules = {  # by stage and policy
+      (name, POLICY): learning_rate_schedule(chosen, count)
+      for name, chosen, count in zip(names, settings, steps, strict=True)
     }
     self.optimizers = {
-      name: build_optimizer(own, count, specs)
-      for name, own, count in zip(names, settings, steps, strict=True)
+      name: build_optimizer(chosen, count, specs)
+      for name, chosen, count in zip(names, settings, steps, strict=True)
     }
-    self.further: dict[str, Mapping[str, NetworkSpec]] = {"supervised": {}, "rl": networks}
+    self.trained = trained_seats(experiment.seats) if experiment.rl.steps else {}
+    self.policy_optimizers = {POLICY: self.optimizers["rl"]}
+    for name, seat in self.trained.items():
+      self._add_optimizer(name, seat, specs)
+    further = trained_networks(
+      self.trained,
+      parts.model,
+      specs,
+      self.policy_optimizers,
+      own,
+      reference=reference and self._lora is None,
+      load=self._load_policy,
+    )
+    self.further: dict[str, Mapping[str, NetworkSpec]] = {
+      "supervised": {},
+      "rl": {**networks, **further, **snapshot_networks(experiment, parts.model)},
+    }
     self.placed = {
       stage: state_shardings(
         parts.model,
@@ -78,13 +105,37 @@ class TrainStates:
       )
       for stage, optimizer in self.optimizers.items()
     }
-    self._resync = jax.jit(_resync, donate_argnums=0, out_shardings=self.placed["rl"])
+    self._resync = jax.jit(
+      functools.partial(_resync, policies=(POLICY, *self.trained)),
+      donate_argnums=0,
+      out_shardings=self.placed["rl"],
+    )
     self._take_snapshots = jax.jit(
       _take_snapshots, static_argnums=1, donate_argnums=0, out_shardings=self.placed["rl"]
     )
     self._full_policy = jax.jit(
       lambda networks, reference: full_policy(networks, reference, self._lora)
     )
+
+  def _add_optimizer(self, name: str, seat: TrainedSeat, specs: Weights) -> None:
+    """That of a further policy: the one of "policy" where it does the same."""
+    experiment = self._parts.experiment
+    shared = experiment.rl.optimizer
+    rate = shared.learning_rate if seat.learning_rate is None else seat.learning_rate
+    chosen = dataclasses.replace(shared, learning_rate=rate)
+    steps = optimizer_steps(experiment, name)
+    self._schedules["rl", name] = learning_rate_schedule(chosen, steps)
+    same = chosen == shared and steps == optimizer_steps(experiment)
+    self.policy_optimizers[name] = (
+      self.optimizers["rl"] if same else build_optimizer(chosen, steps, specs)
+    )
+
+  def _load_policy(self, name: str) -> Weights:
+    """What a further policy begins with that starts from a checkpoint."""
+    seat = self.trained[name]
+    assert seat.path is not None
+    wanted = self.abstract_state("rl").networks[name].weights
+    return load_networks(seat.path, wanted, self._parts.base_identity, seat.of)
 
   def initial_state(self, stage: str, weights: Weights | None = None) -> TrainState:
     """``weights``, else the pretrained policy, else random parameters; all else fresh."""
@@ -137,11 +188,12 @@ class TrainStates:
       return self._full_policy(state.weights, state.reference)
 
   def take_snapshots(self, state: TrainState, names: tuple[str, ...]) -> TrainState:
-    """The state with the present policy as the snapshots of these names."""
-    return self._take_snapshots(state, names) if names else state
+    """The state with the present policies as the snapshots of these names."""
+    copied = tuple((name, self.further["rl"][name].of) for name in names)
+    return self._take_snapshots(state, copied) if names else state
 
   def snapshot(self, state: TrainState, name: str) -> Params:
-    """What the snapshot ``name`` plays with; the present policy where there is none yet."""
+    """What a snapshot or a further policy plays with; "policy" where there is none yet."""
     if name not in state.networks:
       return self.policy(state)
     weights = state.networks[name].weights
@@ -150,10 +202,10 @@ class TrainStates:
     with jax.set_mesh(self.mesh):
       return self._full_policy(weights, state.reference)
 
-  def learning_rate(self, stage: str, state: TrainState) -> float:
-    """That of the latest update; of the first one where all so far were skipped."""
-    latest = max(int(applied_updates(state.networks["policy"].opt_state)) - 1, 0)
-    return float(self._schedules[stage](latest))
+  def learning_rate(self, stage: str, state: TrainState, policy: str = POLICY) -> float:
+    """That of a policy's latest update; of the first one where all so far were skipped."""
+    latest = max(int(applied_updates(state.networks[policy].opt_state)) - 1, 0)
+    return float(self._schedules[stage, policy](latest))
 
   def begin_rl(self, state: TrainState) -> TrainState:
     """The state with which reinforcement learning starts."""
@@ -167,7 +219,7 @@ class TrainStates:
     )
 
   def begin_phase(self, state: TrainState) -> TrainState:
-    """The state of a later phase: the present policy is the reference, unless that is frozen."""
+    """The state of a later phase: the present policies are the references, without adapters."""
     if state.reference is None or self._lora is not None:
       return state
     return self._resync(state)
@@ -191,13 +243,16 @@ def counted(state: TrainState) -> TrainState:
   return dataclasses.replace(state, step=state.step + 1)
 
 
-def _take_snapshots(state: TrainState, names: tuple[str, ...]) -> TrainState:
-  for name in names:
-    copy = jax.tree.map(jnp.copy, state.weights.policy)
+def _take_snapshots(state: TrainState, copied: tuple[tuple[str, str], ...]) -> TrainState:
+  """``copied`` are the names of snapshots, each with that of its policy."""
+  for name, policy in copied:
+    copy = jax.tree.map(jnp.copy, state.networks[policy].weights.policy)
     state = state.with_network(name, Network(Weights(copy)))
   return state
 
 
-def _resync(state: TrainState) -> TrainState:
-  copy = jax.tree.map(jnp.copy, state.weights.policy)
-  return state.with_network("reference", Network(Weights(copy)))
+def _resync(state: TrainState, policies: Sequence[str]) -> TrainState:
+  for policy in policies:
+    copy = jax.tree.map(jnp.copy, state.networks[policy].weights.policy)
+    state = state.with_network(own_name(policy, "reference"), Network(Weights(copy)))
+  return state

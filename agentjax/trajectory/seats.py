@@ -15,6 +15,7 @@ import numpy as np
 from agentjax.trajectory.record import (
   BRANCHES,
   ENDED_BY,
+  POLICY,
   Outcome,
   Reward,
   Status,
@@ -68,6 +69,11 @@ def learning_views(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     else:
       views.append(trajectory)
   return views
+
+
+def policy_of(view: Trajectory) -> str:
+  """Who played the one agent of an episode; "policy" where it saw nothing."""
+  return view.segments[0].policy if view.segments else POLICY
 
 
 def settle(trajectory: Trajectory, scored: dict[str, Trajectory]) -> None:

@@ -18,7 +18,7 @@ from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
 from agentjax.planning.compile import Plan, decoding_note, describe_devices, largest_rows
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.rollout.seat_config import SnapshotSeat
+from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat
 from agentjax.signals.signal import SignalConfig
 from agentjax.training.state import NetworkSpec, network_specs
 from tests.training.stages import staged_experiment
@@ -126,3 +126,7 @@ def test_networks_of_seats_and_signals_are_counted(monkeypatch):
   counted = planned({"white": SnapshotSeat(), "black": SnapshotSeat(every=1)}, FrozenConfig())
   assert bytes_of(plain["further networks"]) == 0
   assert bytes_of(counted["further networks"]) == 3 * bytes_of(plain["parameters"])
+  # Its weights, its moments, and the frozen network of a signal for each of the two policies.
+  two = planned({"white": TrainedSeat()}, FrozenConfig())
+  parts = 3 * bytes_of(plain["parameters"]) + bytes_of(plain["optimiser"])
+  assert bytes_of(two["further networks"]) == parts

@@ -65,7 +65,7 @@ def test_a_reward_model_of_an_earlier_release_is_refused_by_name(tmp_path, monke
   store = CheckpointStore(tmp_path, keep=1, identity={})
   both = _state(1).with_network("reward_model", _state(2).networks["policy"])
   monkeypatch.setattr(
-    checkpoint, "_further", lambda state: {"process": state.networks["reward_model"]}
+    checkpoint, "_further", lambda state, _: {"process": state.networks["reward_model"]}
   )
   store.save(3, both, {})
   monkeypatch.undo()

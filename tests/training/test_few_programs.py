@@ -40,7 +40,7 @@ def test_prepare_and_update_are_compiled_once_for_many_sizes(tmp_path):
   parts = build_parts(resolve(experiment), tmp_path, extensions())
   learner = Learner(parts, policy_objective(experiment.rl.objective))
   state = learner.begin_rl(learner.initial_state("rl"))
-  (only,) = learner._phases[0].passes
+  (only,) = learner._phases["policy"][0].passes
   rows = set()
   for step, count in enumerate((16, 13, 9), 1):
     state, metrics = learner.rl_step(state, episodes(step, group=4)[:count], step)

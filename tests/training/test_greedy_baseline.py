@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
   """Directory of a run, and (rewards, baselines, advantages) of every update."""
   directory, seen = tmp_path_factory.mktemp("remax") / "run", []
   with _make(directory)._session() as session:
-    phase = session.learner._phases[0]
+    phase = session.learner._phases["policy"][0]
 
     def looking(batch):
       prepared, metrics = phase.passes[0].prepare(batch)
@@ -53,7 +53,7 @@ def finished(tmp_path_factory):
       return prepared, metrics
 
     passes = (phase.passes[0]._replace(prepare=looking),)
-    session.learner._phases[0] = phase._replace(passes=passes)
+    session.learner._phases["policy"][0] = phase._replace(passes=passes)
     assert session.train().finished
   return directory, seen
 

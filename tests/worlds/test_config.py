@@ -16,8 +16,8 @@ from agentjax.tools.build import ToolsConfig
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment
 from agentjax.world.world import WorldConfig
-from agentjax.worlds.sql.tool import SqlConfig
 from agentjax.worlds.question.word_problems import WordProblemConfig
+from agentjax.worlds.sql.tool import SqlConfig
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 

@@ -204,7 +204,8 @@ def test_the_policy_plays_a_frozen_copy_and_a_killed_run_goes_on_with_the_same_b
   assert _self_play(tmp_path / "cut").replay(84).identical
 
 
-def test_the_config_is_valid():
-  experiment = load_experiment(_CONFIGS / "self_play_kuhn_poker.py")
+@pytest.mark.parametrize("name", ["self_play_kuhn_poker", "self_play_two"])
+def test_the_config_is_valid(name):
+  experiment = load_experiment(_CONFIGS / f"{name}.py")
   experiment.validate()
   assert Experiment.from_dict(experiment.to_dict()).seats == experiment.seats
