@@ -27,8 +27,8 @@ from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
+from agentjax.sharding import fingerprint
 from agentjax.training import processes
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, Weights, full_policy, network_specs
 
 T = TypeVar("T")

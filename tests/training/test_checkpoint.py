@@ -11,6 +11,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import ConfigError
+from agentjax.sharding import fingerprint
 from agentjax.training import checkpoint
 from agentjax.training.checkpoint import (
   CheckpointError,
@@ -18,7 +19,6 @@ from agentjax.training.checkpoint import (
   abstract_like,
   load_networks,
 )
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, TrainState, Weights
 
 
