@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,14 +50,13 @@ def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> li
     ConfigError: there are too few devices.
   """
   places = list(devices or jax.local_devices())
-  sizes = config.mesh.sizes(math.prod(getattr(config.mesh, axis) for axis in MESH_AXES))
-  size = math.prod(sizes.values())
+  size = config.mesh.size
   if size == 1:
     return [Home((places[i % len(places)],)) for i in range(config.lanes)]
   check(
     size * config.lanes <= len(places),
     "engine.mesh",
-    ", ".join(f"{axis}={n}" for axis, n in sizes.items() if n > 1),
+    ", ".join(f"{axis}={n}" for axis, n in config.mesh.to_dict().items() if n > 1),
     f"lanes of so few devices that engine.lanes={config.lanes} of them fit on the {len(places)} "
     "that sample",
   )

@@ -34,7 +34,6 @@ from agentjax.models import (
   undraftable,
   unverifiable,
 )
-from agentjax.sharding import MeshConfig
 
 
 class Routed(NamedTuple):
@@ -105,7 +104,7 @@ class SlotEngine:
       f"'none' or 'ngram' with {reason}",
     )
     check(
-      not model_config.exact_chunk or config.mesh == MeshConfig(fsdp=1),
+      not model_config.exact_chunk or config.mesh.size == 1,
       "engine.mesh",
       config.mesh.to_dict(),
       f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
