@@ -28,7 +28,6 @@ from agentjax.command import main
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
   Plan,
-  decoding_note,
   describe_devices,
   largest_rows,
   plan_decoding,
@@ -51,8 +50,8 @@ _DECODE = flags.DEFINE_bool("decode", True, "Plan a decoding step.")
 _DECODE_MESH = flags.DEFINE_string(
   "decode_mesh",
   None,
-  "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh. The engine does not run "
-  "decoding on a mesh yet: each of its lanes is one device.",
+  "Mesh of the decoding step, as tensor=2,expert=8; default config.engine.mesh, in as many lanes "
+  "as there are devices for.",
 )
 _SLOTS = flags.DEFINE_integer("slots", None, "Contexts decoded at once; default engine.slots.")
 
@@ -82,8 +81,6 @@ def run(argv: list[str]) -> None:
     )
   if _DECODE.value:
     mesh, length = _decode_mesh(experiment), experiment.engine.max_length
-    if note := decoding_note(make_mesh(mesh, devices)):
-      console.print(note)
 
     def decode(slots: int) -> Plan:
       return plan_decoding(
@@ -125,7 +122,8 @@ def _report(
 
 def _decode_mesh(experiment: Experiment) -> MeshConfig:
   if _DECODE_MESH.value is None:
-    return experiment.mesh
+    lane = experiment.engine.mesh
+    return MeshConfig(data=-1, fsdp=1, expert=lane.expert, tensor=lane.tensor)
   sizes: dict[str, Any] = dict.fromkeys(MESH_AXES, 1) | {"data": -1}
   for part in _DECODE_MESH.value.split(","):
     axis, _, size = part.partition("=")

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from agentjax.config import Config, NonNegativeInt, PositiveShare, Range, Share, check
+from agentjax.sharding import MESH_AXES, MeshConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -42,6 +43,10 @@ class EngineConfig(Config):
     lanes: blocks of ``slots / lanes`` slots. Lanes run side by side, each in a thread of its own,
       spread over the engine's devices; two lanes use two CPU cores, where a single small decode
       step uses hardly more than one.
+    mesh: devices of each lane. Heads, hidden units and the vocabulary are split over ``tensor``,
+      experts over ``expert``, slots over ``data`` and ``expert``; what does not divide is whole on
+      every device, and of experts and their hidden units there are then some more, of zero. All
+      lanes together take lanes times as many devices. ``fsdp`` and ``context`` stay 1.
     max_length: tokens a context can hold, prompt included.
     chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
       stops early waits for the end of its chunk, so this trades host work against latency.
@@ -88,6 +93,7 @@ class EngineConfig(Config):
 
   slots: int = 64
   lanes: int = 1
+  mesh: MeshConfig = dataclasses.field(default_factory=lambda: MeshConfig(fsdp=1))
   max_length: int = 512
   chunk_tokens: int = 16
   extend_buckets: tuple[int, ...] = (16, 64, 256)
@@ -121,6 +127,17 @@ class EngineConfig(Config):
       f"{path}.lanes",
       self.lanes,
       f"a divisor of {path}.slots={self.slots}",
+    )
+    for axis in MESH_AXES:
+      size, split = getattr(self.mesh, axis), axis in ("data", "expert", "tensor")
+      allowed = "a number of devices, at least 1" if split else "1: nothing is split over it here"
+      check(size >= 1 if split else size == 1, f"{path}.mesh.{axis}", size, allowed)
+    ways = self.mesh.data * self.mesh.expert
+    check(
+      self.slots // self.lanes % ways == 0,
+      f"{path}.slots",
+      self.slots,
+      f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
     buckets = self.extend_buckets
     check(

@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from agentjax.engine.decoding import Decoding, DeviceState, compact_experts, fee
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.engine.speculation import written
 from agentjax.models import ModelConfig
+from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
 Array = jax.Array
 
@@ -25,12 +26,26 @@ Array = jax.Array
 _WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
 
 
+class _Group(NamedTuple):
+  """Keys and values that travel as one array: of one dtype, split over the same mesh axes."""
+
+  dtype: Any
+  axes: tuple[str, ...] = ()
+  ways: int = 1
+
+
 class Programs:
   """One jitted function a job. Shapes depend on the configs alone, never on the requests.
 
-  ``config`` is that of one lane. ``programs_of_lane`` shares programs between engines.
+  ``config`` is that of one lane. ``programs_of_lane`` shares programs between engines. On a mesh
+  slots are rows of a batch, heads and the vocabulary are split over "tensor" and experts over
+  "expert", as far as they divide.
 
   Attributes:
+    mesh: of the lane; None for one device.
+    params_spec: of the decode parameters; None for one device.
+    state_spec, block_spec: of a context's state and of one block, likewise.
+    extend_rows: of each bucket, a multiple of what the mesh splits a batch over.
     prepare: training parameters to per-layer decode parameters, a copy in any case.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
@@ -47,35 +62,61 @@ class Programs:
   """
 
   def __init__(
-    self, model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+    self,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    vocab_limit: int | None,
+    mesh: jax.sharding.Mesh | None = None,
   ) -> None:
-    self.slots = config.slots
+    self.slots, self.mesh = config.slots, mesh
     self.place_width = min(self.slots, 16)
     self.traces: collections.Counter[str] = collections.Counter()
     self._in_thread = threading.local()
     self._model, self._config, self._vocab_limit = model_config, config, vocab_limit
-    self.initial = self._jit("initial", self._initial)
-    self.prepare = self._jit("prepare", self._prepare)
-    self.decode = self._jit("decode", self._decode, donate=True)
+    shapes, self._time_axes = self._find_time_axes()
+    self._specs = [jax.P()] * len(shapes)
+    self.params_spec: Any = None
+    whole: Any = None
+    if mesh is not None:
+      whole = self._shardings(mesh)
+      self._specs = [sharding.spec for sharding in jax.tree.leaves(whole)]
+      self.params_spec = jax.tree.map(
+        lambda sharding: sharding.spec, models.decode_shardings(self._params_specs(), mesh)
+      )
+    ways = 1 if mesh is None else row_multiple(mesh)
+    self.extend_rows = {
+      tokens: -(-rows // ways) * ways
+      for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
+    }
+    self.initial = self._jit("initial", self._initial, out=whole)
+    self.prepare = self._jit("prepare", self._prepare, own=False)
+    self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
-    shapes, self._time_axes = self._find_time_axes()
     timed = [axis is not None for axis in self._time_axes]
-    in_blocks = [v.dtype for v, t in zip(shapes, timed, strict=True) if t]
-    self._dtypes = tuple(dict.fromkeys(in_blocks))
+    self._group_of = [
+      self._group(v.dtype, spec) if t else None
+      for v, t, spec in zip(shapes, timed, self._specs, strict=True)
+    ]
+    self._groups = tuple(dict.fromkeys(g for g in self._group_of if g is not None))
+    self.block_spec = tuple(jax.P(g.axes or None) if g.ways > 1 else jax.P() for g in self._groups)
+    self.state_spec = tuple(
+      jax.P(None, *spec[1:]) for spec, t in zip(self._specs, timed, strict=True) if not t
+    )
     self.has_blocks = any(timed)
     self.attention_only = timed.count(False) == len(_WITHOUT_PAST)
     per_slot = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
     self.state_bytes = sum(n for n, t in zip(per_slot, timed, strict=True) if not t)
     in_time = sum(n for n, t in zip(per_slot, timed, strict=True) if t)
     self.block_bytes = in_time * self.block_tokens // config.max_length
-    self.place = self._jit("place", self._place, donate=True)
-    self.write = self._jit("write", self._write, donate=True)
-    self.read = self._jit("read", self._read)
-    self.read_blocks = self._jit("read_blocks", self._read_blocks)
+    self.place = self._jit("place", self._place, out=whole, donate=True)
+    self.write = self._jit("write", self._write, out=whole, donate=True)
+    self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
+    blocks = (self._placed(self.block_spec),) * self.transfer_blocks
+    self.read_blocks = self._jit("read_blocks", self._read_blocks, out=blocks)
     self.extend = {
-      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, donate=True)
-      for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
+      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, None), donate=True)
+      for tokens, rows in self.extend_rows.items()
     }
 
   @property
@@ -83,14 +124,59 @@ class Programs:
     """How often something was compiled in this thread."""
     return getattr(self._in_thread, "traces", 0)
 
-  def _jit(self, name: str, function: Callable[..., Any], *, donate: bool = False) -> Any:
+  def _jit(
+    self,
+    name: str,
+    function: Callable[..., Any],
+    *,
+    out: Any = None,
+    donate: bool = False,
+    own: bool = True,
+  ) -> Any:
+    """Jits; with ``own``, for the lane's mesh, and its result laid out as ``out`` says."""
+
     def counted(*args: Any) -> Any:
       self.traces[name] += 1
       self._in_thread.traces = self.traces_here + 1
       return function(*args)
 
     counted.__name__ = name
-    return jax.jit(counted, donate_argnums=(0,) if donate else ())
+    donated = (0,) if donate else ()
+    if self.mesh is None or not own:
+      return jax.jit(counted, donate_argnums=donated)
+    return _OnMesh(jax.jit(counted, donate_argnums=donated, out_shardings=out), name, self.mesh)
+
+  def _shardings(self, mesh: jax.sharding.Mesh) -> DeviceState:
+    shapes = jax.eval_shape(self._initial)
+
+    def place(x: Any, *axes: str | None) -> Any:
+      return (
+        None if x is None else jax.sharding.NamedSharding(mesh, fitting_spec(axes, x.shape, mesh))
+      )
+
+    return DeviceState(
+      cache=models.cache_shardings(shapes.cache, mesh),
+      logits=place(shapes.logits, "batch", "vocab"),
+      history=place(shapes.history, "batch", None),
+      mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
+    )
+
+  def _params_specs(self) -> models.DecodeParams:
+    heads = self._config.speculate == "mtp"
+    return models.decode_specs(self._model, heads=heads, mesh=self.mesh)
+
+  def _placed(self, specs: Any) -> Any:
+    """Shardings on the lane's mesh; None on one device."""
+    if self.mesh is None:
+      return None
+    return tuple(jax.sharding.NamedSharding(self.mesh, spec) for spec in specs)
+
+  def _group(self, dtype: Any, spec: jax.P) -> _Group:
+    if self.mesh is None:
+      return _Group(dtype)
+    split = next((entry for entry in spec[1:] if entry is not None), ())
+    axes = (split,) if isinstance(split, str) else tuple(split)
+    return _Group(dtype, axes, math.prod(self.mesh.shape[axis] for axis in axes))
 
   def _initial(self) -> DeviceState:
     return self._empty(self._config.max_length)
@@ -125,7 +211,8 @@ class Programs:
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
     heads = self._config.speculate == "mtp"
-    return jax.tree.map(jnp.copy, models.prepare_decode_params(params, self._model, heads=heads))
+    prepared = models.prepare_decode_params(params, self._model, heads=heads, mesh=self.mesh)
+    return jax.tree.map(jnp.copy, prepared)
 
   def _extend(
     self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
@@ -182,17 +269,19 @@ class Programs:
     """``blocks[:block_count]`` become blocks ``first`` and on of every slot of ``rows[:count]``."""
     leaves, tree = jax.tree.flatten(device)
     timed = [(i, axis) for i, axis in enumerate(self._time_axes) if axis is not None]
-    stacked = {dtype: jnp.stack(v) for dtype, *v in zip(self._dtypes, *blocks, strict=True)}
+    stacked = {group: jnp.stack(v) for group, *v in zip(self._groups, *blocks, strict=True)}
 
     def one(i: Array, values: list[Array]) -> list[Array]:
       row, block = rows[i // block_count], i % block_count
       start = (first + block) * self.block_tokens
-      taken, written = dict.fromkeys(self._dtypes, 0), []
-      for value, (_, axis) in zip(values, timed, strict=True):
-        shape = self._block_shape(value.shape, axis)
-        end = taken[value.dtype] + math.prod(shape)
-        part = stacked[value.dtype][block, taken[value.dtype] : end].reshape(shape)
-        taken[value.dtype] = end
+      taken, written = dict.fromkeys(self._groups, 0), []
+      for value, (leaf, axis) in zip(values, timed, strict=True):
+        group, shape = self._group_of[leaf], self._block_shape(value.shape, axis)
+        assert group is not None
+        end = taken[group] + math.prod(shape) // group.ways
+        flat = stacked[group][block, ..., taken[group] : end]
+        part = self._unflatten(flat, shape, self._specs[leaf], group.ways)
+        taken[group] = end
         place = [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
         written.append(jax.lax.dynamic_update_slice(value, part, place))
       return written
@@ -220,19 +309,37 @@ class Programs:
 
     def block(index: int) -> tuple[Array, ...]:
       start = (first + index) * self.block_tokens
-      parts: dict[jnp.dtype, list[Array]] = {dtype: [] for dtype in self._dtypes}
-      for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True):
-        if axis is not None:
+      parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
+      every = zip(
+        jax.tree.leaves(device), self._time_axes, self._specs, self._group_of, strict=True
+      )
+      for leaf, axis, spec, group in every:
+        if axis is not None and group is not None:
           place = [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))]
           part = jax.lax.dynamic_slice(leaf, place, self._block_shape(leaf.shape, axis))
-          parts[leaf.dtype].append(part.reshape(-1))
-      return tuple(jnp.concatenate(part) for part in parts.values())
+          parts[group].append(self._flatten(part, spec, group.ways))
+      return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
     return tuple(block(i) for i in range(self.transfer_blocks))
 
   def _block_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Of the part of an array of all slots that belongs to a block of one."""
     return (1, *(self.block_tokens if d == axis else n for d, n in enumerate(shape) if d))
+
+  def _flatten(self, part: Array, spec: jax.P, ways: int) -> Array:
+    """[n], or [ways, n / ways] of what lies on each device along the axis that is split."""
+    if ways == 1:
+      return part.reshape(-1)
+    at = next(d for d in range(1, len(spec)) if spec[d] is not None)
+    shape = (*part.shape[:at], ways, part.shape[at] // ways, *part.shape[at + 1 :])
+    return jnp.moveaxis(part.reshape(shape), at, 0).reshape(ways, -1)
+
+  def _unflatten(self, flat: Array, shape: tuple[int, ...], spec: jax.P, ways: int) -> Array:
+    if ways == 1:
+      return flat.reshape(shape)
+    at = next(d for d in range(1, len(spec)) if spec[d] is not None)
+    parts = (ways, *shape[:at], shape[at] // ways, *shape[at + 1 :])
+    return jnp.moveaxis(flat.reshape(parts), 0, at).reshape(shape)
 
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan
@@ -242,10 +349,32 @@ class Programs:
     return run(device)
 
 
+class _OnMesh:
+  """A jitted function that runs under its mesh, after what else exchanges data there."""
+
+  def __init__(self, function: Any, name: str, mesh: jax.sharding.Mesh) -> None:
+    self._function, self.__name__, self._mesh = function, name, mesh
+
+  def __call__(self, *args: Any) -> Any:
+    with dispatching(), jax.set_mesh(self._mesh):
+      return in_order(self._function(*args))
+
+  def lower(self, *args: Any) -> Any:
+    """As of a jitted function."""
+    with jax.set_mesh(self._mesh):
+      return self._function.lower(*args)
+
+
 def programs_of_lane(
-  model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+  model_config: ModelConfig,
+  config: EngineConfig,
+  vocab_limit: int | None,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Programs:
-  """Programs for one lane of ``config``: one set for all lanes and engines of the same shapes."""
+  """Programs for one lane of ``config``: one set for all lanes and engines of the same shapes.
+
+  On a mesh they are those of its devices alone.
+  """
   lane = EngineConfig(
     slots=config.slots // config.lanes,
     max_length=config.max_length,
@@ -261,9 +390,14 @@ def programs_of_lane(
     speculate=config.speculate,
     draft_tokens=config.draft_tokens,
   )
-  return _programs(model_config, lane.freeze(), vocab_limit)
+  return _programs(model_config, lane.freeze(), vocab_limit, mesh)
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None) -> Programs:
-  return Programs(model_config, config, vocab_limit)
+def _programs(
+  model_config: ModelConfig,
+  config: EngineConfig,
+  vocab_limit: int | None,
+  mesh: jax.sharding.Mesh | None,
+) -> Programs:
+  return Programs(model_config, config, vocab_limit, mesh)

@@ -16,15 +16,17 @@ import jax
 
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
+from agentjax.engine.home import Home, make_homes
 from agentjax.engine.lane import Cycle, Job, Lane, Outcome, Read
 from agentjax.engine.prefix_cache import ImageKeys, PrefixCache
+from agentjax.engine.publish import Publisher, Weights
 from agentjax.engine.request import (
   EngineBusyError,
   EngineError,
   Generation,
   NonFiniteError,
 )
-from agentjax.engine.slots import SlotEngine, Weights, make_store, whole_on
+from agentjax.engine.slots import SlotEngine, make_store
 from agentjax.engine.store import Snapshot
 from agentjax.models import ModelConfig, Params
 
@@ -43,6 +45,8 @@ class EngineStats:
       to wait might have been for ever.
     drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
     device_seconds: wall seconds the lanes' threads worked, summed over lanes.
+    publications, published_bytes, publish_seconds: weights that were laid out for the lanes, of all
+      copies, and the wall seconds it took.
   """
 
   sampled_tokens: int = 0
@@ -54,6 +58,9 @@ class EngineStats:
   drafted_tokens: int = 0
   accepted_tokens: int = 0
   device_seconds: float = 0.0
+  publications: int = 0
+  published_bytes: int = 0
+  publish_seconds: float = 0.0
 
 
 class Scheduler:
@@ -81,17 +88,16 @@ class Scheduler:
   ) -> None:
     config.validate("engine")
     self.stats = EngineStats()
-    places = list(devices or jax.local_devices())
     self.store = make_store(config)
     slots = [
       SlotEngine(
         model_config,
         config,
-        device=places[i % len(places)],
+        home=home,
         vocab_limit=vocab_limit,
         store=self.store,
       )
-      for i in range(config.lanes)
+      for home in make_homes(config, devices)
     ]
     self.known = PrefixCache(
       config.extend_buckets[-1],
@@ -102,7 +108,8 @@ class Scheduler:
     self.lanes = [Lane(engine, i, self.known) for i, engine in enumerate(slots)]
     self.model_config = self.lanes[0].slots.model_config
     self.config = self.lanes[0].slots.config
-    self._weights: dict[jax.Device, Weights] = {}
+    self._publisher = Publisher({engine.home: engine.programs for engine in slots})
+    self._weights: dict[Home, Weights] = {}
     self._known_of = self._weights  # what the known prefixes were made with
     self._queue: list[tuple[tuple[int, ...], int, Job]] = []
     self._submitted = 0
@@ -129,13 +136,13 @@ class Scheduler:
 
   def publish(self, params: Params, version: int) -> None:
     """See ``Engine.publish``."""
-    engines = {lane.slots.device: lane.slots for lane in self.lanes}
-    copies = whole_on(list(engines), params)
-    # Each copy goes when it is prepared.
-    weights = {d: slots.prepare(copies.pop(d), version) for d, slots in engines.items()}
+    weights = self._publisher(params, version)
+    self.stats.publications += 1
+    self.stats.published_bytes += self._publisher.nbytes
+    self.stats.publish_seconds += self._publisher.seconds
     if not self._weights:  # nothing runs yet
       for lane in self.lanes:
-        lane.slots.use(weights[lane.slots.device])
+        lane.slots.use(weights[lane.slots.home])
         if self.config.warmup:
           lane.slots.warmup()
     self._weights = weights
@@ -286,7 +293,7 @@ class Scheduler:
       while True:
         await self._settle(lane)
         every = self._weights  # another thread may publish new ones
-        weights = every[lane.slots.device]
+        weights = every[lane.slots.home]
         if self._known_of is not every:
           self.known.clear(weights.version)
           self._known_of = every

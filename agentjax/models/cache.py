@@ -21,7 +21,7 @@ from agentjax.models.heads import compute_logits
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
 from agentjax.models.passes import DecodeSection, init_entries, pass_kind
-from agentjax.models.spec import is_spec
+from agentjax.models.spec import ParamSpec, is_spec
 from agentjax.models.stack import (
   DecodeParams,
   Params,
@@ -32,9 +32,11 @@ from agentjax.models.stack import (
   param_specs,
   unstack,
 )
-from agentjax.sharding import LOGICAL_AXES, partition_spec
+from agentjax.sharding import LOGICAL_AXES, fitting_spec
 
 Array = jax.Array
+
+_FILLED = ("experts", "expert_mlp")
 
 
 @flax.struct.dataclass
@@ -77,7 +79,7 @@ class Decoded(NamedTuple):
 
 
 def prepare_decode_params(
-  params: Params, config: ModelConfig, *, heads: bool = False
+  params: Params, config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
 ) -> DecodeParams:
   """Unstacks the layers and casts to the compute dtype what is used in it.
 
@@ -85,48 +87,62 @@ def prepare_decode_params(
     params: of training.
     config: of the params.
     heads: keep those that predict further ahead, for drafts; the config has ``mtp`` then.
+    mesh: on which they will lie. Where it does not divide experts or their hidden units, some of
+      zero are added, which nobody is sent to and which add nothing.
   """
-  narrow = jax.tree.map(
-    lambda spec, w: w if spec.wide else w.astype(config.dtype),
-    param_specs(config),
-    params,
-    is_leaf=is_spec,
-  )
-  out = _unstacked(narrow, config)
-  if not heads:
-    return out
-  assert narrow.mtp is not None
-  layers = [jax.tree.map(lambda w, i=i: w[i], narrow.mtp) for i in range(len(narrow.mtp.join))]
-  return dataclasses.replace(out, mtp=tuple(layers))
+
+  def prepare(spec: ParamSpec, w: Array) -> Array:
+    own = w if spec.wide else w.astype(config.dtype)
+    more = [(0, n - m) for m, n in zip(spec.shape, _filled(spec, mesh), strict=True)]
+    return jnp.pad(own, more) if any(n for _, n in more) else own
+
+  narrow = jax.tree.map(prepare, param_specs(config), params, is_leaf=is_spec)
+  return _unstacked(narrow, config, heads)
 
 
-def decode_specs(config: ModelConfig) -> DecodeParams:
+def decode_specs(
+  config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
+) -> DecodeParams:
   """What ``prepare_decode_params`` gives, as ``ParamSpec``s."""
-  narrow = jax.tree.map(
-    lambda spec: spec if spec.wide else dataclasses.replace(spec, dtype=config.compute_dtype),
-    param_specs(config),
+
+  def prepare(spec: ParamSpec) -> ParamSpec:
+    dtype = spec.dtype if spec.wide else config.compute_dtype
+    return dataclasses.replace(spec, dtype=dtype, shape=_filled(spec, mesh))
+
+  return _unstacked(jax.tree.map(prepare, param_specs(config), is_leaf=is_spec), config, heads)
+
+
+def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodeParams:
+  """Where the arrays of ``decode_specs`` go; what does not divide is whole on every device."""
+  return jax.tree.map(
+    lambda spec: jax.sharding.NamedSharding(mesh, fitting_spec(spec.axes, spec.shape, mesh)),
+    specs,
     is_leaf=is_spec,
   )
-  return _unstacked(narrow, config)
 
 
-def cache_shardings(cache: Cache, mesh: jax.sharding.Mesh) -> Cache:
+def _filled(spec: ParamSpec, mesh: jax.sharding.Mesh | None) -> tuple[int, ...]:
+  """The shape of a weight with as many experts and hidden units as a mesh divides."""
+  if mesh is None or "expert_mlp" not in spec.axes:
+    return spec.shape
+  ways = {axis: math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) for axis in _FILLED}
+  return tuple(
+    -(-size // ways.get(axis or "", 1)) * ways.get(axis or "", 1)
+    for axis, size in zip(spec.axes, spec.shape, strict=True)
+  )
+
+
+def cache_shardings(cache: Any, mesh: jax.sharding.Mesh) -> Any:
   """Where the arrays of a cache go: slots as rows of a batch, heads where they divide.
 
   Args:
-    cache: of arrays or their shapes.
+    cache: of arrays or their shapes; a ``Cache``, or another tree of blocks' entries.
     mesh: with the axes of ``agentjax.sharding.MESH_AXES``.
   """
 
   def place(axes: tuple[str | None, ...], x: Any) -> Any:
     known = axes[: x.ndim] + (None,) * (x.ndim - len(axes))
-    *before, heads = axes
-    at = len(before)
-    if at and x.shape[at] % math.prod(mesh.shape[m] for m in LOGICAL_AXES[str(heads)]):
-      known = (*known[:at], None, *known[at + 1 :])
-    return jax.sharding.NamedSharding(
-      mesh, partition_spec(known, x.shape, mesh, name="a cache array")
-    )
+    return jax.sharding.NamedSharding(mesh, fitting_spec(known, x.shape, mesh))
 
   def entry(node: Any) -> Any:
     # A looped core has an axis of iterations behind that of the slots.
@@ -141,8 +157,8 @@ def cache_shardings(cache: Cache, mesh: jax.sharding.Mesh) -> Cache:
   return jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache | MambaCache))
 
 
-def _unstacked(params: Params, config: ModelConfig) -> DecodeParams:
-  return DecodeParams(
+def _unstacked(params: Params, config: ModelConfig, heads: bool) -> DecodeParams:
+  out = DecodeParams(
     embedding=params.embedding,
     blocks=tuple(unstack(params.groups, config)),
     final_norm=params.final_norm,
@@ -151,6 +167,14 @@ def _unstacked(params: Params, config: ModelConfig) -> DecodeParams:
     second_pass=params.second_pass,
     per_layer=params.per_layer,
   )
+  if not heads:
+    return out
+  assert params.mtp is not None
+  layers = [
+    jax.tree.map(lambda w, i=i: w[i], params.mtp, is_leaf=is_spec)
+    for i in range(params.mtp.join.shape[0])
+  ]
+  return dataclasses.replace(out, mtp=tuple(layers))
 
 
 def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:

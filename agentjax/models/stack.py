@@ -303,7 +303,7 @@ def _embed(table: Array, token_ids: Array) -> Array:
 
   Left to itself the compiler sums a gradient of the whole table on every device.
   """
-  if token_ids.ndim != 2:
+  if token_ids.ndim != 2 or table.shape[0] % ways("vocab"):
     return table[token_ids]
 
   def part(table: Array, token_ids: Array) -> Array:

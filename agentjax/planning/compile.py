@@ -205,8 +205,8 @@ def plan_decoding(
     capacity: bytes of memory of a device.
   """
   grid = make_mesh(mesh, devices)
-  specs = models.decode_specs(model)
-  params = _placed(abstract(specs), shardings(specs, grid))
+  specs = models.decode_specs(model, mesh=grid)
+  params = _placed(abstract(specs), models.decode_shardings(specs, grid))
   cache = jax.eval_shape(lambda: models.init_cache(model, slots, length))
   cache = _placed(cache, models.cache_shardings(cache, grid))
   one = jax.sharding.NamedSharding(grid, jax.P(batch_sharding(grid).spec[0]))
@@ -221,17 +221,6 @@ def plan_decoding(
       rows=slots,
       capacity=capacity,
     )
-
-
-def decoding_note(mesh: jax.sharding.Mesh) -> str | None:
-  """What to know of ``plan_decoding`` on a mesh that splits the model; None on any other."""
-  split = [f"{axis}={mesh.shape[axis]}" for axis in ("expert", "tensor") if mesh.shape[axis] > 1]
-  if not split:
-    return None
-  return (
-    f"note: the engine does not run decoding on a mesh ({', '.join(split)}) yet. Each of its lanes "
-    "is one device, which holds the whole model; --decode_mesh=tensor=1 plans that."
-  )
 
 
 def largest_rows(

@@ -42,12 +42,11 @@ from agentjax.objectives.distillation import (
   divergence,
   entropy,
 )
-from agentjax.sharding import batch_sharding, shardings
+from agentjax.sharding import batch_sharding, fingerprint, shardings
 from agentjax.text.build import read_chat
 from agentjax.text.chat import Chat
 from agentjax.training import processes
 from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.pretrained import folder_fingerprint, runtime_overrides
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS

@@ -3,7 +3,7 @@
 One checkpoint is a directory ``checkpoints/STEP`` that orbax writes under another name and renames
 when whole, so an interrupted or failed save leaves the earlier ones as they were.
 
-Its metadata hold a hash of every part (``training.fingerprint``) and a seal, the SHA-256 of the
+Its metadata hold a hash of every part (``sharding.fingerprint``) and a seal, the SHA-256 of the
 metadata themselves. Whatever is loaded is compared with them: a flipped bit, a missing or a cut-off
 file raises DamagedCheckpointError. Checkpoints from before there were seals have neither.
 """
@@ -27,8 +27,8 @@ from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
+from agentjax.sharding import fingerprint
 from agentjax.training import processes
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, Weights, full_policy, network_specs
 from agentjax.trajectory.record import POLICY
 

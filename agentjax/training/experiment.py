@@ -757,13 +757,28 @@ class Experiment(Config):
       )
 
   def _validate_mesh(self, path: str) -> None:
-    sampling = len(self.devices.rollout)
-    check(
-      self.engine.lanes % max(sampling, 1) == 0,
-      f"{path}.engine.lanes",
-      self.engine.lanes,
-      f"a multiple of {sampling}, the devices of {path}.devices.rollout",
-    )
+    sampling, size = len(self.devices.rollout), self.engine.mesh.size
+    if size == 1:
+      check(
+        self.engine.lanes % max(sampling, 1) == 0,
+        f"{path}.engine.lanes",
+        self.engine.lanes,
+        f"a multiple of {sampling}, the devices of {path}.devices.rollout",
+      )
+    else:
+      check(
+        not sampling or sampling == self.engine.lanes * size,
+        f"{path}.devices.rollout",
+        self.devices.rollout,
+        f"engine.lanes * the devices of engine.mesh = {self.engine.lanes * size} of them",
+      )
+      check(
+        bool(sampling or self.devices.training) or self.rl.schedule.mode == "sync",
+        f"{path}.rl.schedule.mode",
+        self.rl.schedule.mode,
+        f"'sync' where lanes of several devices train as well; name {path}.devices.rollout for "
+        "sampling while updates run",
+      )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):

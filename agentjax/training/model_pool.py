@@ -10,7 +10,7 @@ from agentjax.engine import Engine
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, param_specs
 from agentjax.models.huggingface import load_pretrained
-from agentjax.sharding import make_mesh, shardings
+from agentjax.sharding import fingerprint, make_mesh, shardings
 from agentjax.text.build import build_chat, read_chat
 from agentjax.text.chat import Chat
 from agentjax.training.checkpoint import (
@@ -20,7 +20,6 @@ from agentjax.training.checkpoint import (
   read_metadata,
 )
 from agentjax.training.experiment import Experiment, load_experiment
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.placement import place
 from agentjax.training.pretrained import folder_fingerprint, runtime_overrides
 from agentjax.training.workdir import CONFIG_FILE

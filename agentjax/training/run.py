@@ -42,6 +42,7 @@ from agentjax.rollout.statistics import (
 )
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
+from agentjax.sharding import fingerprint
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
@@ -56,7 +57,6 @@ from agentjax.training.diagnostics import (
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner

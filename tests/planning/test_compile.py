@@ -16,7 +16,7 @@ import pytest
 from agentjax.config import ConfigError, Table
 from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
-from agentjax.planning.compile import Plan, decoding_note, describe_devices, largest_rows
+from agentjax.planning.compile import Plan, describe_devices, largest_rows
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat
 from agentjax.signals.signal import SignalConfig
@@ -53,16 +53,6 @@ def test_the_largest_batch_fits_and_a_much_larger_one_does_not(first, a_row, cur
 def test_no_batch_fits_where_the_weights_do_not():
   plan, _ = fake(500, 1000, 1)
   assert largest_rows(plan, plan(8), 8, 500) is None
-
-
-def test_a_decoding_step_that_splits_the_model_is_not_what_the_engine_runs():
-  def note(**axes):
-    mesh = jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes))
-    return decoding_note(mesh)
-
-  assert note(data=2, fsdp=2, expert=1, tensor=1, context=1) is None
-  text = note(data=1, fsdp=1, expert=2, tensor=8, context=1)
-  assert "does not run decoding on a mesh (expert=2, tensor=8)" in text
 
 
 def test_topologies_are_checked():

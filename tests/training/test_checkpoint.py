@@ -11,13 +11,13 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import ConfigError
+from agentjax.sharding import fingerprint
 from agentjax.training import checkpoint
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
   load_networks,
 )
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, TrainState, Weights
 from tests.training.machine import abstract_like
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from agentjax.sharding import fingerprint
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
@@ -18,7 +19,6 @@ from agentjax.training.checkpoint import (
   load_networks,
   read_metadata,
 )
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.state import Network, TrainState, Weights
 from tests.training.machine import abstract_like
 

@@ -17,13 +17,13 @@ from agentjax.models.huggingface import load_pretrained, save_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.program import EpisodeEnd, tool_episode
+from agentjax.sharding import fingerprint
 from agentjax.text import build_chat
 from agentjax.tools.python import PythonTool
 from agentjax.training import Extensions, Run, load_experiment
 from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.evaluation import evaluate_checkpoint
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics

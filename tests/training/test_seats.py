@@ -14,10 +14,10 @@ from agentjax.rollout.program import tool_episode
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import CheckpointSeat, SeatConfig, SnapshotSeat
 from agentjax.rollout.seats import SeatPlayer
+from agentjax.sharding import fingerprint
 from agentjax.training import Extensions, Run, load_experiment
 from agentjax.training.build import build_parts
 from agentjax.training.evaluation import load_snapshot
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import token_paths

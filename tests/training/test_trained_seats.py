@@ -18,13 +18,13 @@ from agentjax.rollout.seat_config import (
   policy_names,
   trained_seats,
 )
+from agentjax.sharding import fingerprint
 from agentjax.signals.critic import CriticConfig
 from agentjax.signals.signal import Signal, SignalConfig
 from agentjax.training import Extensions, Run
 from agentjax.training.alternation import AlternateConfig, learners
 from agentjax.training.checkpoint import load_whole_policy
 from agentjax.training.evaluation import evaluate_checkpoint, load_snapshot
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.metrics import read_metrics
 from agentjax.training.phases import optimizer_steps
 from agentjax.trajectory.record import Task

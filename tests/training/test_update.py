@@ -8,8 +8,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.models.config import LoopConfig, MtpConfig
+from agentjax.sharding import fingerprint
 from agentjax.training.experiment import RLStage, SupervisedStage
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.update import (
   UpdateSettings,

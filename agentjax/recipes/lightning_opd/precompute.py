@@ -16,7 +16,7 @@ from agentjax.config import ConfigError
 from agentjax.models import Params
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.loop import collect
-from agentjax.sharding import make_mesh
+from agentjax.sharding import fingerprint, make_mesh
 from agentjax.signals.build import build_teachers, signal_tools
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher, template_fingerprint
 from agentjax.threads import LoopThread
@@ -25,7 +25,6 @@ from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, RLStage, resolve
 from agentjax.training.extended import extensions_of_run
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.placement import place
 from agentjax.training.stored import Manifest, check_empty, write_episodes
 from agentjax.trajectory.record import Trajectory
