@@ -8,6 +8,7 @@ one program updates any of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,12 +71,9 @@ def trained_networks(
   """
   found: dict[str, NetworkSpec] = {}
   for name, seat in seats.items():
-    start: Any = {"policy": "trained", "random": "random"}.get(seat.start)
-    if start is None:
-
-      def start(name: str = name) -> Weights:
-        return load(name)
-
+    loaded = seat.start == "checkpoint"
+    copied: Any = "trained" if seat.start == "policy" else "random"
+    start = functools.partial(load, name) if loaded else copied
     found[name] = NetworkSpec(specs, optimizers[name], start)
     if reference:
       frozen = Weights(param_specs(model))
