@@ -880,6 +880,7 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.function for objective in phases),
     *(objective.advantage.function for objective in phases),
     *experiment.reward.parts,
+    *(part.chosen for part in experiment.reward.settings.values()),
     *experiment.tools.names,
     *(seat.chosen for seat in experiment.seats.values()),
     experiment.world.chosen,
