@@ -30,7 +30,7 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-from agentjax.data import TaskSplits
+from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
@@ -180,6 +180,7 @@ def experiment(seed: int, tokenizer: pathlib.Path, **changes) -> Experiment:
     tokenizer=TokenizerConfig(kind="sentencepiece", path=str(tokenizer)),
     tools=ToolsConfig(names=()),
     world=PivotWorldConfig(),
+    data=DataConfig(path=str(tokenizer.parent)),  # every run brings its tasks along
     reward=RewardConfig(parts=("pivot", "exact_match"), weights=(1.0, 0.0)),
     engine=EngineConfig(
       slots=64, max_length=192, chunk_tokens=8, extend_buckets=(32, 128), extend_rows=(16, 8)
@@ -277,7 +278,8 @@ def one_seed(seed: int, place: pathlib.Path) -> dict[str, Scores]:
   warm = experiment(
     seed, tokenizer, supervised=_supervised(_WARM.value, 3e-3, "cosine"), rl=_reinforced(0)
   )
-  _train(warm, place / "warm", known)
+  # Whole conversations are no single turns: the part "pivot" would refuse them.
+  _train(dataclasses.replace(warm, reward=RewardConfig()), place / "warm", known)
   turns, held_out = world.turns(_TURNS.value // 5), world.turns(32)
   results = {"warm start": measure(warm, place / "warm", held_out)}
   _report(seed, begun, "warm start", results["warm start"])

@@ -881,6 +881,7 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
     *(objective.function for objective in phases),
     *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
     *experiment.reward.parts,
+    *(part.chosen for part in experiment.reward.settings.values()),
     *experiment.tools.names,
     *(seat.chosen for seat in experiment.seats.values()),
     experiment.world.chosen,

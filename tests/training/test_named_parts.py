@@ -13,6 +13,9 @@ from agentjax.data.source import TaskSource
 from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.rollout.config import SamplerConfig
+from agentjax.rewards import RewardConfig, build_rewards
+from agentjax.rewards.scorer_config import ScorerConfig
+from agentjax.rewards.shaping import OverlongConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, Extensions, Run
 from agentjax.training.build import build_parts
@@ -41,6 +44,16 @@ def even(trajectory, task):
   del task
   drawn = np.concatenate([s.token_ids[s.sampled] for s in trajectory.segments])
   return float(np.mean(drawn % 2 == 0))
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Constant(ScorerConfig):
+  """A part with a setting of its own."""
+
+  value: float = 1.0
+
+  def build(self, sandboxes):
+    return lambda trajectory, task: self.value
 
 
 class Plain:
@@ -94,6 +107,17 @@ def test_names_build_what_extensions_build():
   assert set(own_names(made)) == {
     f"{HERE}:{name}" for name in ("raw", "even", "world_of", "tasks_of", "Plain")
   }
+
+
+def test_a_part_with_settings_of_its_own_is_built_and_told_apart_from_built_in_ones():
+  made = experiment()
+  made.reward.parts, made.reward.weights = ("five", "overlong", f"{HERE}:Constant"), (1.0,) * 3
+  made.reward.settings = {"five": Constant(5.0), "overlong": OverlongConfig(limit=9, buffer=2)}
+  again = RewardConfig.from_dict(json.loads(json.dumps(made.reward.to_short_dict())))
+  assert again == made.reward
+  assert build_rewards(made.reward).part_names == ("five", "overlong", f"{HERE}:Constant")
+  made.reward.parts = made.reward.parts[:2]
+  assert f"{HERE}:Constant" in own_names(made) and "overlong" not in own_names(made)
 
 
 def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
