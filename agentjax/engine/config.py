@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from agentjax.config import Config, NonNegativeInt, PositiveShare, Range, Share, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, Range, Share, check
 from agentjax.sharding import MESH_AXES, MeshConfig
 
 
@@ -23,13 +23,12 @@ class SamplingConfig(Config):
   """
 
   temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
-  top_k: int = 0
+  top_k: NonNegativeInt = 0
   top_p: PositiveShare = 1.0
   min_p: Share = 0.0
 
   def validate(self, path: str = "sampling") -> None:
     super().validate(path)
-    check(self.top_k >= 0, f"{path}.top_k", self.top_k, "at least 0 (0 keeps all tokens)")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -91,37 +90,32 @@ class EngineConfig(Config):
       it is first needed. Several lanes would then compile one program twice.
   """
 
-  slots: int = 64
-  lanes: int = 1
+  slots: PositiveInt = 64
+  lanes: PositiveInt = 1
   mesh: MeshConfig = dataclasses.field(default_factory=lambda: MeshConfig(fsdp=1))
-  max_length: int = 512
-  chunk_tokens: int = 16
+  max_length: PositiveInt = 512
+  chunk_tokens: PositiveInt = 16
   extend_buckets: tuple[int, ...] = (16, 64, 256)
   extend_rows: tuple[int, ...] = (16, 4, 1)
-  max_stop_ids: int = 4
+  max_stop_ids: PositiveInt = 4
   host_turns: NonNegativeInt = 16
-  prefill_tokens: int = 1024
-  block_tokens: int = 64
+  prefill_tokens: PositiveInt = 1024
+  block_tokens: PositiveInt = 64
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096
-  prefix_reuse: str = "prompts"
-  snapshot_tokens: int = 1024
+  prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"
+  snapshot_tokens: PositiveInt = 1024
   max_waiting: NonNegativeInt = 0
   record_experts: bool = False
   grammar_states: Annotated[int, Range(0, 2**15, below=True)] = 0
   grammar_classes: Annotated[int, Range(1, 2**15, below=True)] = 512
   grammars: Annotated[int, Range(1, 2**15, below=True)] = 8
   speculate: Literal["none", "ngram", "mtp"] = "none"
-  draft_tokens: int = 3
+  draft_tokens: PositiveInt = 3
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    positive = ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids", "block_tokens")
-    for name in (*positive, "prefill_tokens", "snapshot_tokens", "draft_tokens"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    reuse = ("none", "prompts", "turns")
-    check(self.prefix_reuse in reuse, f"{path}.prefix_reuse", self.prefix_reuse, f"one of {reuse}")
     check(
       self.slots % self.lanes == 0,
       f"{path}.lanes",

@@ -184,8 +184,9 @@ class ContextState:
     self.take(ids, version)
 
   def keep_blocks(self, blocks: Sequence[Stored]) -> None:
-    """Notes stored blocks; one that is not full will change."""
-    self.blocks = tuple(blocks[: self.held // self._block_tokens])
+    """Notes stored blocks; one that is not full will change. What is lost holds none."""
+    if self.lost is None:
+      self.blocks = tuple(blocks[: self.held // self._block_tokens])
 
   # Moves.
 

@@ -11,6 +11,7 @@ from agentjax.models.blocks import (
   BlockReport,
   Rows,
   Stepped,
+  StreamKind,
   register_block,
   residual_block,
 )
@@ -95,6 +96,7 @@ __all__ = [
   "Rows",
   "SecondPassConfig",
   "Stepped",
+  "StreamKind",
   "TokenScores",
   "TokenSets",
   "ValueHead",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from agentjax.config import check
 from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
 from agentjax.models.linear import LINEAR
@@ -282,8 +283,19 @@ def num_routers(config: ModelConfig) -> int:
 
 
 def stream_kind(config: ModelConfig) -> StreamKind | None:
-  """What flows between the blocks; None is an array."""
-  return KINDS[config.pattern[0]].stream
+  """What flows between the blocks; None is an array.
+
+  Raises:
+    ConfigError: blocks of the pattern read different kinds of streams.
+  """
+  kinds = {KINDS[kind].stream for kind in config.pattern}
+  check(
+    len(kinds) == 1,
+    "model.pattern",
+    config.pattern,
+    "blocks that all read the same stream (BlockKind.stream)",
+  )
+  return kinds.pop()
 
 
 def open_stream(

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from agentjax import models
+from agentjax.config import ConfigError
 from agentjax.engine import Engine, ImageError, SampleRequest, address_key
 from agentjax.models import blocks
 from tests.engine.conftest import sizes
@@ -30,7 +31,7 @@ def seeing(monkeypatch, model_config):
   )
   monkeypatch.setitem(blocks.NAMES, "~", "attention that sees")
   monkeypatch.setitem(blocks.KINDS, "~", dataclasses.replace(blocks.KINDS["*"], stream=stream))
-  return dataclasses.replace(model_config, pattern="~-")
+  return dataclasses.replace(model_config, pattern="~~")
 
 
 def test_a_model_without_a_tower_refuses_images_before_anything_is_computed(make_engine):
@@ -48,6 +49,11 @@ def test_a_model_without_a_tower_refuses_images_before_anything_is_computed(make
 
   asyncio.run(main())
   assert engine.stats.extended_tokens == 0
+
+
+def test_blocks_of_two_streams_are_refused(seeing):
+  with pytest.raises(ConfigError, match=r"model.pattern='~\*'; allowed: .*the same stream"):
+    models.param_specs(dataclasses.replace(seeing, pattern="~*"))
 
 
 def test_cached_state_is_shared_up_to_the_first_other_image(seeing):

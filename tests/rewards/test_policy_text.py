@@ -15,10 +15,10 @@ from agentjax.rewards.answers import answers_equal
 from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
 from agentjax.text.answers import read_marked_answer, read_tagged_answer
-from agentjax.text.code import read_code
 from agentjax.text.tool_calls import load_json
 from agentjax.trajectory.record import Trajectory
 from agentjax.world.text_game import read_actions
+from agentjax.worlds.code.code_block import read_code
 from agentjax.worlds.countdown.game import read_expression
 from agentjax.worlds.sql.environment import read_query
 

@@ -14,12 +14,12 @@ from agentjax.rollout.scoring import score
 from agentjax.rollout.viewer import render
 from agentjax.sandbox.interface import PythonScript, RunStatus, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
-from agentjax.text.code import mark_code
 from agentjax.tools.python import PythonTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
 from agentjax.world.cheats import Setting
 from agentjax.worlds.code import cheats as of_code
+from agentjax.worlds.code.code_block import mark_code
 from agentjax.worlds.code.environment import CodeWorldConfig, build_code_environment
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.worlds.code.tasks import load_mbpp, load_quixbugs

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.text.code import mark_code, read_code
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Status, Task, ToolCall
 from agentjax.world.environment import Action
+from agentjax.worlds.code.code_block import mark_code, read_code
 from agentjax.worlds.code.environment import CodeWorldConfig, build_code_environment
 
 TASK = Task(1, (Message("user", "Write f."),), "", "made")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agentjax.rewards.canaries import canaries
-from agentjax.text.code import mark_code
 from agentjax.trajectory.record import Task
 from agentjax.world.cheats import Setting, Turns, claims, each
+from agentjax.worlds.code.code_block import mark_code
 
 
 def code_cheats(task: Task, setting: Setting) -> dict[str, Turns]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from agentjax.config import PositiveInt
 from agentjax.data import DataConfig, TaskSplits
-from agentjax.text.code import read_code
 from agentjax.tools.build import ToolsConfig
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Task
@@ -20,6 +19,7 @@ from agentjax.world.environment import Environment
 from agentjax.world.question import QuestionEnvironment
 from agentjax.world.world import Site, World, WorldConfig
 from agentjax.worlds.code.cheats import code_cheats
+from agentjax.worlds.code.code_block import read_code
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig
 from agentjax.worlds.code.sources import CodeTaskSource
 

@@ -23,8 +23,8 @@ from typing import Any
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.splits import FIRST_TEST_ID, TaskSplits
-from agentjax.text.code import mark_code
 from agentjax.trajectory.record import Message, Task
+from agentjax.worlds.code.code_block import mark_code
 
 _log = logging.getLogger(__name__)
 
