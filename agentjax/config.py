@@ -55,6 +55,7 @@ AtLeastTwo = Annotated[int, Range(2)]
 PositiveFloat = Annotated[float, Range(0, above=True)]
 NonNegativeFloat = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 V = TypeVar("V")

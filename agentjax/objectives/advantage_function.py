@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
 from agentjax.names import Adopted, Choice, check_callable
-from agentjax.objectives.custom_loss import describe
+from agentjax.objectives.custom_loss import describe, own_name, trace
 from agentjax.trajectory.batch import abstract_batch, column_or_fill
 from agentjax.trajectory.columns import core_fields
 
@@ -130,18 +130,14 @@ def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
     ConfigError: as in ``own_advantages``.
   """
   name, shape = f"the advantage {_own_name(function)}", inputs.weights.shape
-  try:
-    result = jax.eval_shape(function, inputs)
-  except ConfigError:
-    raise
-  except Exception as error:
-    absent = [k for k, v in vars(inputs).items() if v is None]
-    raise ConfigError(
-      f"{name} raised {type(error).__name__}: {error}. It was given AdvantageInputs of "
-      f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences; None are "
-      f"{', '.join(absent) or 'none'} (advantage.turn_rewards, config.rl.process, signals "
-      "of config.rl.signals and objective.with_reference give them)."
-    ) from error
+  result = trace(
+    function,
+    inputs,
+    name,
+    f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences",
+    "advantage.turn_rewards, config.rl.process, signals of config.rl.signals and "
+    "objective.with_reference give them",
+  )
   right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
   if not right or not jnp.issubdtype(result.dtype, jnp.floating):
     raise ConfigError(
@@ -168,5 +164,4 @@ def abstract_advantage_inputs(
 
 
 def _own_name(function: AdvantageFunction) -> str:
-  found = function.found if isinstance(function, OwnAdvantage) else function
-  return getattr(found, "__qualname__", type(found).__name__)
+  return own_name(function.found if isinstance(function, OwnAdvantage) else function)

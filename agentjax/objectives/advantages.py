@@ -107,7 +107,7 @@ class AdvantageConfig(Config):
   scale: Scale = "group_std"
   parts: tuple[str, ...] = ()
   part_weights: tuple[float, ...] = ()
-  ddof: int = 1
+  ddof: Literal[0, 1] = 1
   epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
@@ -116,7 +116,7 @@ class AdvantageConfig(Config):
   gamma: Share = 1.0
   gae_lambda: Share = 1.0
   value_lambda: Share = 1.0
-  length_adaptive_lambda: float | None = None
+  length_adaptive_lambda: PositiveFloat | None = None
   turn_rewards: tuple[str, ...] = ()
   kl_in_reward: NonNegativeFloat = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
@@ -145,9 +145,7 @@ class AdvantageConfig(Config):
     super().validate(path)
     if self.function is not None:
       self.check_own_function(path)
-    check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
     alpha = self.length_adaptive_lambda
-    check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
     if self.scale == "group_std" and self.centre in (
       "none",
       "baseline",
@@ -407,12 +405,7 @@ class AmbiguityConfig(Config):
       of Agent0.
   """
 
-  minimum_scale: float = 0.6
-
-  def validate(self, path: str = "ambiguity") -> None:
-    super().validate(path)
-    scale = self.minimum_scale
-    check(0 <= scale <= 1, f"{path}.minimum_scale", scale, "0 to 1")
+  minimum_scale: Share = 0.6
 
 
 def ambiguity_terms(

@@ -51,7 +51,7 @@ def function_name(function: LossFunction, name: str | None = None) -> str:
   Raises:
     ConfigError: it cannot be called with one argument.
   """
-  shown = f"objective.function={name!r}" if name else f"the objective {_own_name(function)}"
+  shown = f"objective.function={name!r}" if name else f"the objective {own_name(function)}"
   names.check_callable(function, shown, "a function of one argument, LossInputs")
   return shown
 
@@ -62,18 +62,11 @@ def returns_per_token(function: LossFunction, inputs: LossInputs, name: str) -> 
   Raises:
     ConfigError: it raises, or returns something else.
   """
-  absent = [k for k, v in vars(inputs).items() if v is None]
-  try:
-    result = jax.eval_shape(function, inputs)
-  except ConfigError:
-    raise
-  except Exception as error:
-    raise ConfigError(
-      f"{name} raised {type(error).__name__}: {error}. It was given LossInputs of "
-      f"{list(inputs.log_probs.shape)} arrays; None are {', '.join(absent) or 'none'} "
-      "(objective.with_reference=True gives reference_log_probs)."
-    ) from error
   shape = inputs.log_probs.shape
+  given = f"{list(shape)} arrays"
+  result = trace(
+    function, inputs, name, given, "objective.with_reference=True gives reference_log_probs"
+  )
   pair = isinstance(result, tuple) and len(result) == 2
   value, metrics = result if pair else (result, {})
   if not isinstance(value, jax.ShapeDtypeStruct) or not isinstance(metrics, dict):
@@ -92,12 +85,38 @@ def returns_per_token(function: LossFunction, inputs: LossInputs, name: str) -> 
   return not scalar
 
 
+def trace(function: Callable[[Any], Any], inputs: Any, name: str, given: str, more: str) -> Any:
+  """Shapes and dtypes that a function gives, without computing.
+
+  Args:
+    function: of one argument.
+    inputs: it, or its shapes.
+    name: what messages call the function.
+    given: the size of the inputs, in words.
+    more: what gives the inputs that are None.
+
+  Raises:
+    ConfigError: it raises.
+  """
+  try:
+    return jax.eval_shape(function, inputs)
+  except ConfigError:
+    raise
+  except Exception as error:
+    absent = [k for k, v in vars(inputs).items() if v is None]
+    raise ConfigError(
+      f"{name} raised {type(error).__name__}: {error}. It was given {type(inputs).__name__} of "
+      f"{given}; None are {', '.join(absent) or 'none'} ({more})."
+    ) from error
+
+
 def per_token_result(result: Any) -> tuple[Array, dict[str, Array]]:
   """(loss, metrics) of what a function returned."""
   return result if isinstance(result, tuple) else (result, {})
 
 
-def _own_name(function: LossFunction) -> str:
+def own_name(function: Callable[..., Any]) -> str:
+  """The name that a function was defined with."""
   return getattr(function, "__qualname__", type(function).__name__)
 
 

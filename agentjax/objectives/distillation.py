@@ -28,7 +28,7 @@ JSD); 2604.13016 (forms and diagnostics); 2604.13010 (Lightning OPD); 2604.14084
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ from agentjax.config import (
   NonNegativeInt,
   PositiveFloat,
   PositiveInt,
+  PositiveShare,
+  Range,
+  Share,
   check,
 )
 
@@ -85,8 +88,8 @@ class DistillationConfig(Config):
 
   form: Literal["sampled", "top_k", "full"] = "sampled"
   divergence: DivergenceKind = "reverse_kl"
-  jsd_beta: float = 0.5
-  forward_weight: float = 0.5
+  jsd_beta: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
+  forward_weight: Share = 0.5
   top_k: PositiveInt = 16
   candidates: Literal["student", "teacher"] = "student"
   rest: Rest = "renormalise"
@@ -94,9 +97,9 @@ class DistillationConfig(Config):
   centre: Literal["none", "batch_mean"] = "none"
   coefficient: PositiveFloat = 1.0
   outcome_weight: NonNegativeFloat = 0.0
-  keep: float = 1.0
+  keep: PositiveShare = 1.0
   select_by: Selection = "soft_or"
-  entropy_quantile: float = 0.98
+  entropy_quantile: PositiveShare = 0.98
   overlap_top_k: NonNegativeInt = 0
 
   @property
@@ -124,18 +127,12 @@ class DistillationConfig(Config):
 
   def validate(self, path: str = "distillation") -> None:
     super().validate(path)
-    for name in ("jsd_beta", "entropy_quantile"):
-      check(0 < getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "above 0, up to 1")
-    check(self.jsd_beta < 1, f"{path}.jsd_beta", self.jsd_beta, "below 1")
-    mixed = self.forward_weight
-    check(0 <= mixed <= 1, f"{path}.forward_weight", mixed, "0 to 1")
     check(
       self.rest != "floor" or self.divergence != "jsd",
       f"{path}.rest",
       self.rest,
       f"'renormalise', 'bucket' or 'drop' with {path}.divergence='jsd'",
     )
-    check(0 < self.keep <= 1, f"{path}.keep", self.keep, "a share above 0, up to 1")
     check(
       self.clip is None or self.form == "sampled",
       f"{path}.clip",

@@ -157,28 +157,3 @@ def _statistic(
   else:
     exponent = unit_mean(log_rho, counted, units)
   return jnp.exp(jnp.clip(exponent, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-
-
-def mismatch_metrics(
-  old_log_probs: Float[Array, "batch time"],
-  behaviour_log_probs: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-) -> dict[str, Float[Array, ""]]:
-  """How far sampler and trainer are apart over the weighted tokens of the batch.
-
-  Mean and max absolute log-prob difference (nats); ``multiplicative_error``: mean of
-  ``exp |log rho|``; ``kl``: k3 of KL(behaviour || old), nats.
-  """
-  inside = weights > 0
-  log_rho = jnp.where(inside, old_log_probs - behaviour_log_probs, 0)
-  limited = jnp.clip(log_rho, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-  def mean(values: Array) -> Array:
-    return jnp.sum(jnp.where(inside, values, 0)) / jnp.maximum(jnp.sum(inside), 1)
-
-  return {
-    "mismatch/mean_abs": mean(jnp.abs(log_rho)),
-    "mismatch/max_abs": jnp.max(jnp.abs(log_rho)),
-    "mismatch/multiplicative_error": mean(jnp.exp(jnp.abs(limited))),
-    "mismatch/kl": mean(jnp.expm1(limited) - limited),
-  }

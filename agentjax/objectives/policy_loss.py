@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  NonNegativeFloat,
+  PositiveFloat,
+  PositiveShare,
+  check,
+)
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.kl import LOG_RATIO_LIMIT, KlEstimator
 from agentjax.objectives.mismatch import MismatchConfig
@@ -69,10 +76,10 @@ class PolicyLossConfig(Config):
   entropy_coefficient: float = 0.0
   positive_nll_coefficient: NonNegativeFloat = 0.0
   covariance: Literal["none", "clip", "kl"] = "none"
-  covariance_fraction: float = 2e-4
+  covariance_fraction: PositiveShare = 2e-4
   covariance_kl_coefficient: NonNegativeFloat = 1.0
   aggregation: Aggregation = "token_mean"
-  aggregation_constant: float | None = None
+  aggregation_constant: PositiveFloat | None = None
 
   @property
   def needs_reference(self) -> bool:
@@ -83,8 +90,6 @@ class PolicyLossConfig(Config):
     super().validate(path)
     if self.clip != "gmpo":
       check(self.clip_low <= 1, f"{path}.clip_low", self.clip_low, "0 to 1 (bounds the ratio)")
-    fraction = self.covariance_fraction
-    check(0 < fraction <= 1, f"{path}.covariance_fraction", fraction, "over 0, up to 1")
 
     ratio_only, score_only = ("sapo", "gmpo"), ("truncate", "unit")
     if self.gradient_form == "score" and self.clip in ratio_only:
@@ -128,8 +133,6 @@ class PolicyLossConfig(Config):
         "aggregation_constant",
         "'constant' needs a number of tokens, the others None",
       )
-    constant = self.aggregation_constant
-    check(constant is None or constant > 0, f"{path}.aggregation_constant", constant, "> 0 or None")
 
   def _conflict(self, path: str, name: str, other: str, remedy: str) -> None:
     raise ConfigError(

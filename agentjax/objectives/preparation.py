@@ -29,7 +29,7 @@ from agentjax.objectives.advantages import (
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
 from agentjax.objectives.distillation import teacher_advantages
 from agentjax.objectives.kl import kl_estimate
-from agentjax.objectives.mismatch import mismatch_correction, mismatch_metrics
+from agentjax.objectives.mismatch import mismatch_correction
 from agentjax.objectives.objective import LossInputs, ObjectiveConfig, Prepared, needed
 from agentjax.objectives.policy_loss import covariance_selection
 from agentjax.objectives.preference import PreferenceConfig, preference_advantages
@@ -248,14 +248,12 @@ def _weigh_tokens(
   if selected is not None:
     weights = jnp.where(selected, weights, 0)
   metrics: dict[str, Array] = {}
-  if old_log_probs is not None:
-    metrics |= mismatch_metrics(old_log_probs, batch.behaviour_log_probs, weights)
-  elif config.needs_old_log_probs:
+  if old_log_probs is None and config.needs_old_log_probs:
     raise ValueError(
       "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
       "or set weight_level='none', filter_level='none', veto_below=None."
     )
-  else:
+  if old_log_probs is None:
     old_log_probs = batch.behaviour_log_probs
   tokens = _Tokens(old_log_probs, weights, weights, jnp.ones_like(weights))
   if not mismatch.active:

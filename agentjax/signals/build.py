@@ -82,7 +82,7 @@ class SignalBuilder:
     self._critic: Critic | None = None
     if stage.critic is not None and stage.steps:
       loss = stage.objective.value_loss
-      self._critic = Critic(stage.critic, loss, tools, stage.steps * stage.minibatches)
+      self._critic = stage.critic.build(loss, tools, stage.steps * stage.minibatches)
     shared = [s for s in (*self._own, self._process, self._critic) if s is not None]
     self.networks = own_networks(shared)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from agentjax.config import Config, PositiveInt, check
+from agentjax.config import PositiveInt, check
 from agentjax.models import ModelConfig, forward
+from agentjax.names import Choice
 from agentjax.objectives.columns import VALUES
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
@@ -23,8 +23,6 @@ from agentjax.training.rows import MeshRows
 from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
 from agentjax.training.update import state_values
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.columns import core_fields
-from agentjax.trajectory.packing import PackedSequence
 
 Array = jax.Array
 
@@ -32,24 +30,39 @@ CRITIC = "critic"  # name of the network
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class CriticConfig(Config):
+class CriticConfig(Choice):
   """A network that predicts rewards, beside the policy; without it the critic is a head on that.
+
+  This one reads all that the policy saw. Another choice is a class below it, such as one that reads
+  prompts alone (``agentjax.recipes.sppo``).
 
   Attributes:
     model: its size; None is the policy's. Its vocabulary is the policy's.
-    input: "episode", all that the policy saw; "prompt", what stands before its first token, which
-      is all that ``advantage.centre`` "prompt_value" asks about (SPPO). The second takes forward
-      passes over prompts alone.
     start: "random", or "policy" for a copy of its parameters as the stage begins.
     epochs: optimiser steps a batch.
     optimizer: its own. All defaults are ours.
   """
 
+  group = "agentjax.critics"
+
   model: ModelConfig | None = None
-  input: Literal["episode", "prompt"] = "episode"
   start: Literal["random", "policy"] = "policy"
   epochs: PositiveInt = 1
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    return {
+      "episode": "agentjax.signals.critic:CriticConfig",
+      "prompt": "agentjax.recipes.sppo:PromptCriticConfig",
+    }
+
+  def check_centre(self, centre: str, path: str) -> None:
+    """Raises ConfigError for an ``advantage.centre`` that asks for what it does not read."""
+
+  def build(self, loss: ValueLossConfig, tools: SignalTools, updates: int) -> Critic:
+    """The critic of a run; arguments as ``Critic`` has them."""
+    return Critic(self, loss, tools, updates)
 
   def validate(self, path: str = "config.rl.critic") -> None:
     super().validate(path)
@@ -78,35 +91,23 @@ def critic_spec(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Places:
-  """The batch that the critic reads, and where its values stand in the batch of the update.
+class Reading:
+  """What a critic reads, here the batch of the update itself.
 
   Attributes:
     batch: [b, t], on the mesh.
-    here, there: int32 [2, n], row and column of the tokens with a value in ``batch`` and in the
-      update's batch; None where the two are one.
   """
 
   batch: Batch
-  here: np.ndarray | None = None
-  there: np.ndarray | None = None
 
   def spread(self, values: Array, shape: tuple[int, ...]) -> Array:
     """Values [b, t] of ``batch`` on the update's grid of ``shape``."""
-    if self.here is None or self.there is None:
-      return values
-    return _move(values, self.here, self.there, shape)
+    del shape
+    return values
 
   def collect(self, values: Array) -> Array:
     """Values [B, T] of the update's batch on the grid of ``batch``."""
-    if self.here is None or self.there is None:
-      return values
-    return _move(values, self.there, self.here, self.batch.token_ids.shape)
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _move(values: Array, source: Array, target: Array, shape: tuple[int, ...]) -> Array:
-  return jnp.zeros(shape, values.dtype).at[*target].set(values[*source])
+    return values
 
 
 class Critic(Signal):
@@ -123,7 +124,7 @@ class Critic(Signal):
   adds = (VALUES,)
 
   def __init__(self, config: CriticConfig, loss: ValueLossConfig, tools: SignalTools, updates: int):
-    self._config, self._tools = config, tools
+    self._config, self.tools = config, tools
     self._model = reader_model(config.model, tools.model)
     self.networks = critic_spec(config, tools.model, updates)
     spec = self.networks[CRITIC]
@@ -139,63 +140,34 @@ class Critic(Signal):
     )
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    places = self._read(context, batch)
-    context.notes[self.name] = places
-    with jax.set_mesh(self._tools.mesh):
-      found = self._score(networks[CRITIC].weights, _tokens(places.batch))
-    return Result({"values": places.spread(found, batch.token_ids.shape)})
+    reading = self.read(context, batch)
+    context.notes[self.name] = reading
+    with jax.set_mesh(self.tools.mesh):
+      found = self._score(networks[CRITIC].weights, _tokens(reading.batch))
+    return Result({"values": reading.spread(found, batch.token_ids.shape)})
 
   def learn(
     self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
   ) -> Result:
     del batch
-    places, network = context.notes[self.name], networks[CRITIC]
+    reading, network = context.notes[self.name], networks[CRITIC]
     targets = tuple(
-      places.collect(x)
+      reading.collect(x)
       for x in (prepared.returns, prepared.value_coefficients, prepared.old_values)
     )
     first: dict[str, Any] = {}
     for _ in range(self._config.epochs):
-      with jax.set_mesh(self._tools.mesh):
-        network, metrics = self._update(network, _tokens(places.batch), targets)
+      with jax.set_mesh(self.tools.mesh):
+        network, metrics = self._update(network, _tokens(reading.batch), targets)
       first = first or metrics
     return Result(
       networks={CRITIC: network}, metrics={f"critic/{name}": v for name, v in first.items()}
     )
 
-  def _read(self, context: BatchContext, batch: Batch) -> _Places:
-    if self._config.input == "episode":
-      return _Places(batch)
-    short, ends = prompts(context.sequences)
-    packed = self._tools.pack(short)
-    here, there = (_cells(b.segment_ids, ends) for b in (packed, context.packed))
-    return _Places(context.rows.place(packed), here, there)
-
-
-def prompts(sequences: Sequence[PackedSequence]) -> tuple[list[PackedSequence], list[int]]:
-  """Every sequence up to the first token that the policy drew, and that token's place.
-
-  A sequence that has none is given whole, and its last token's place.
-  """
-  result, ends = [], []
-  for sequence in sequences:
-    drawn = np.flatnonzero(sequence.versions >= 0)
-    end = int(drawn[0]) if drawn.size else len(sequence) - 1
-    arrays: dict[str, Any] = {
-      c.name: getattr(sequence, c.name)[: end + 1] for c in core_fields(PackedSequence, "token")
-    }
-    result.append(dataclasses.replace(sequence, **arrays, columns={}, turn_rewards={}))
-    ends.append(end)
-  return result, ends
-
-
-def _cells(segment_ids: Any, places: Sequence[int]) -> np.ndarray:
-  """int32 [2, n], row and column of one token of each sequence, by its place in the sequence."""
-  numbers = np.asarray(segment_ids)
-  flat = numbers.reshape(-1)
-  order = np.argsort(flat, kind="stable")  # a sequence lies in one row, so its order stays
-  first = order[np.searchsorted(flat[order], np.arange(1, len(places) + 1))]
-  return np.stack(np.unravel_index(first + np.asarray(places), numbers.shape)).astype(np.int32)
+  def read(self, context: BatchContext, batch: Batch) -> Reading:
+    """What it reads of a batch; ``batch`` is on the mesh."""
+    del context
+    return Reading(batch)
 
 
 _Tokens = tuple[Array, Array, Array]

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from agentjax.config import Config, NonNegativeInt, PositiveInt, Range, Share, check
+from agentjax.config import AtLeastTwo, Config, NonNegativeInt, PositiveInt, Range, Share
 from agentjax.training.selectors import SelectionConfig, drawn_entropy, group_scores
 from agentjax.trajectory.record import Segment, Trajectory
 
@@ -55,7 +55,7 @@ class DiagnosticsConfig(Config):
   """
 
   information_every: NonNegativeInt = 0
-  prompts: int = 8
+  prompts: AtLeastTwo = 8
   samples: PositiveInt = 8
   reasoning_end: str = ""
   window: PositiveInt = 10
@@ -68,10 +68,6 @@ class DiagnosticsConfig(Config):
   success_floor: Share = 0.01
   success_patience: PositiveInt = 5
   stop: bool = False
-
-  def validate(self, path: str = "config.rl.diagnostics") -> None:
-    super().validate(path)
-    check(self.prompts >= 2, f"{path}.prompts", self.prompts, ">= 2: they are told apart")
 
 
 # Mutual information.

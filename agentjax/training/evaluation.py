@@ -37,7 +37,7 @@ from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import extensions_of_run
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.training.state import Network, full_policy, network_specs
+from agentjax.training.state import Network, Weights, full_policy, network_specs
 from agentjax.trajectory.record import POLICY
 
 
@@ -195,19 +195,8 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
     ConfigError: the checkpoint is of another config.
     CheckpointError: it is none.
   """
-  experiment = parts.experiment
-  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-  lora = experiment.lora
-
-  def target(specs: Any) -> Any:
-    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
-
-  specs = network_specs(parts.model, experiment.rl.has_value_head, lora)
-  networks = load_networks(path, target(specs), parts.identity)
-  if lora is None:
-    return networks.policy
-  reference = load_reference(path, target(param_specs(parts.model)))
-  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
+  specs = network_specs(parts.model, parts.experiment.rl.has_value_head, parts.experiment.lora)
+  return _whole(parts, path, load_networks(path, _target(parts, specs), parts.identity))
 
 
 def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -> Params:
@@ -220,20 +209,26 @@ def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -
     policy: of the checkpoint; in the place of one that the checkpoint does not have.
   """
   experiment = parts.experiment
-  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-
-  def target(specs: Any) -> Any:
-    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
-
   critic = experiment.rl.has_value_head and name in trained_seats(experiment.seats)
   specs = network_specs(parts.model, critic, experiment.lora)
-  found = load_further(path, name, Network(target(specs)))
-  if found is None:
-    return policy
-  if experiment.lora is None:
-    return found.weights.policy
-  reference = load_reference(path, target(param_specs(parts.model)))
-  return jax.jit(full_policy, static_argnums=2)(found.weights, reference, experiment.lora)
+  found = load_further(path, name, Network(_target(parts, specs)))
+  return policy if found is None else _whole(parts, path, found.weights)
+
+
+def _target(parts: Parts, specs: Any) -> Any:
+  """What parameters of these specs are restored to: the mesh of the updates."""
+  experiment = parts.experiment
+  mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
+  return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
+
+
+def _whole(parts: Parts, path: pathlib.Path, networks: Weights) -> Params:
+  """The policy of a checkpoint's networks, adapters added in."""
+  lora = parts.experiment.lora
+  if lora is None:
+    return networks.policy
+  reference = load_reference(path, _target(parts, param_specs(parts.model)))
+  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:

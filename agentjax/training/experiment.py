@@ -45,7 +45,7 @@ from agentjax.signals.teacher import TeacherConfig, check_teachers
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
 from agentjax.training.alternation import AlternateConfig
-from agentjax.training.auxiliary import COEFFICIENTS
+from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.optimizer import OptimizerConfig
@@ -60,7 +60,7 @@ FORMAT = 2  # of a saved config.json
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SupervisedStage(Config):
+class SupervisedStage(AuxiliaryConfig):
   """Warm start: next-token loss on the assistant's tokens of the tasks' demonstrations.
 
   Attributes:
@@ -69,8 +69,6 @@ class SupervisedStage(Config):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
-    router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
-      z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
     token_sets: the loss of a token runs over a set of tokens that this chooses, such as
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
@@ -80,13 +78,6 @@ class SupervisedStage(Config):
   row_length: PositiveInt = 512
   microbatch_rows: PositiveInt = 8
   aggregation: Aggregation = "token_mean"
-  router_bias_rate: float = 0.0
-  balance_coefficient: float = 0.0
-  sequence_balance_coefficient: float = 0.0
-  router_z_coefficient: float = 0.0
-  z_loss_coefficient: float = 0.0
-  mtp_coefficient: float = 0.0
-  qk_clip: float | None = None
   token_sets: TokenSetConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
@@ -98,7 +89,6 @@ class SupervisedStage(Config):
       self.z_loss_coefficient,
       "0 with token_sets, which makes no logits of the whole vocabulary",
     )
-    _check_rates(self, path)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -135,7 +125,7 @@ class PhaseConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class RLStage(Config):
+class RLStage(AuxiliaryConfig):
   """Reinforcement learning: sample groups of episodes, score them, update.
 
   Attributes:
@@ -150,14 +140,6 @@ class RLStage(Config):
     objective: how credit is given and the loss; presets stand in agentjax.recipes.presets. A
       critic is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
       "prompt_value".
-    router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
-    balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
-      losses (``training.auxiliary_losses``): balance over the whole batch, which costs a forward
-      pass of its own; balance within each sequence; squared log-normaliser.
-    z_loss_coefficient: weight of the output distribution's squared log-normaliser.
-    mtp_coefficient: weight of the loss of ``model.mtp``, which must be set.
-    qk_clip: attention heads whose largest score on a batch is above this are scaled down after its
-      update (``models.qk_clip_scales``); 100 in Kimi K2 (2507.20534), None is off.
     replay_experts: the update sends every token to the experts that the sampler's routers chose
       (router replay, 2510.11370), which the engine then records.
     schedule: how sampling and updates take turns, and how old a token may be when it is trained on.
@@ -180,7 +162,8 @@ class RLStage(Config):
     process: a signal that rewards steps beside the reward, such as "prime", by two policies'
       log-probs (``agentjax.recipes.prime``); None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
-    critic: a critic that is a network of its own; None is a value head on the policy.
+    critic: a critic that is a network of its own, by name: "episode" reads all that the policy saw,
+      "prompt" prompts alone; None is a value head on the policy.
     passes: what updates are made of every batch, where a method makes several, such as
       ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
     alternate: whose turn it is to learn, where ``config.seats`` adds trained policies; None lets
@@ -195,13 +178,6 @@ class RLStage(Config):
   epochs: PositiveInt = 1
   old_log_probs: Literal["behaviour", "recomputed"] = "behaviour"
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
-  router_bias_rate: float = 0.0
-  balance_coefficient: float = 0.0
-  sequence_balance_coefficient: float = 0.0
-  router_z_coefficient: float = 0.0
-  z_loss_coefficient: float = 0.0
-  mtp_coefficient: float = 0.0
-  qk_clip: float | None = None
   replay_experts: bool = False
   schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
   mismatch_alarm: PositiveFloat = 1.0
@@ -213,7 +189,7 @@ class RLStage(Config):
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: FilePath | None = None
-  stop_above_kl: float | None = None
+  stop_above_kl: PositiveFloat | None = None
   signals: tuple[SignalConfig, ...] = ()
   process: SignalConfig | None = None
   critic: CriticConfig | None = None
@@ -263,7 +239,6 @@ class RLStage(Config):
       f"0 with {path}.rollouts: nothing is sampled",
     )
     limit = self.stop_above_kl
-    check(limit is None or limit > 0, f"{path}.stop_above_kl", limit, "nats > 0 or none")
     check(
       limit is None or self.rollouts is not None,
       f"{path}.stop_above_kl",
@@ -271,7 +246,6 @@ class RLStage(Config):
       f"none without {path}.rollouts: what is sampled anew cannot be left behind",
     )
     self._validate_critic(path)
-    _check_rates(self, path)
 
   def _validate_critic(self, path: str) -> None:
     if self.critic is None:
@@ -282,13 +256,7 @@ class RLStage(Config):
       self.objective.advantage.credit,
       f"'gae', or advantage.centre='prompt_value', with {path}.critic",
     )
-    centre = self.objective.advantage.centre
-    check(
-      self.critic.input == "episode" or centre == "prompt_value",
-      f"{path}.critic.input",
-      self.critic.input,
-      "'episode' unless objective.advantage.centre is 'prompt_value', which asks about prompts",
-    )
+    self.critic.check_centre(self.objective.advantage.centre, f"{path}.critic")
     for phase in self.phases:
       loss = phase.objective.value_loss
       said = f"{path}.objective.value_loss, as {path}.critic has one loss"
@@ -358,12 +326,6 @@ class RLStage(Config):
         "at least one with objective.distillation, but for form 'sampled' or 'top_k', keep=1 and "
         f"overlap_top_k=0 on stored {path}.rollouts",
       )
-
-
-def _check_rates(stage: SupervisedStage | RLStage, path: str) -> None:
-  for name in ("router_bias_rate", *COEFFICIENTS):
-    check(getattr(stage, name) >= 0, f"{path}.{name}", getattr(stage, name), ">= 0")
-  check(stage.qk_clip is None or stage.qk_clip > 0, f"{path}.qk_clip", stage.qk_clip, "> 0 or none")
 
 
 @dataclasses.dataclass(unsafe_hash=True)

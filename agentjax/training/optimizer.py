@@ -18,7 +18,7 @@ from agentjax.config import (
   PositiveFloat,
   PositiveInt,
   Share,
-  check,
+  ShareBelowOne,
 )
 from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, decay_mask, is_spec
@@ -78,22 +78,17 @@ class OptimizerConfig(Config):
   schedule: Literal["constant", "linear", "cosine"] = "constant"
   warmup_steps: NonNegativeInt = 0
   final_fraction: Share = 0.1
-  b1: float = 0.9
-  b2: float = 0.999
+  b1: ShareBelowOne = 0.9
+  b2: ShareBelowOne = 0.999
   eps: float = 1e-8
   weight_decay: NonNegativeFloat = 0.0
   clip_norm: PositiveFloat | None = 1.0
   max_bad_steps: PositiveInt = 5
-  momentum: float = 0.95
+  momentum: ShareBelowOne = 0.95
   nesterov: bool = False
   update_rms: PositiveFloat | None = 0.2
   newton_schulz_steps: PositiveInt = 5
   master_dtype: Literal["float32"] | None = "float32"
-
-  def validate(self, path: str = "config.optimizer") -> None:
-    super().validate(path)
-    for name in ("b1", "b2", "momentum"):
-      check(0 <= getattr(self, name) < 1, f"{path}.{name}", getattr(self, name), f"0 <= {name} < 1")
 
 
 class MasterState(NamedTuple):

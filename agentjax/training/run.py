@@ -526,9 +526,8 @@ class _Session:
       if trained:
         by_agent |= policy_metrics(sampled, (POLICY, *trained))
       values |= baseline_metrics(greedy) | by_agent
-      values |= staleness_statistics(
-        learning_views(trajectories), step
-      ).metrics() | collapse_metrics(sampled)
+      values |= staleness_statistics(learning_views(trajectories), step)
+      values |= collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
@@ -873,16 +872,15 @@ class _Session:
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()
     assert stream is not None
-    diversity = group_diversity(trajectories)
-    if diversity is not None:
-      values |= diversity.metrics()
-      if diversity.identical_groups == 1.0 and stage.sampling.temperature > 0:
-        logging.warning(
-          "step %d: in each of its %d groups all samples are the same, so that nothing can be "
-          "learnt from comparing them; look at config.rl.sampling and at the keys of the draws",
-          step,
-          diversity.groups,
-        )
+    values |= (diversity := group_diversity(trajectories))
+    identical = diversity.get("diversity/identical_groups") == 1.0
+    if identical and stage.sampling.temperature > 0:
+      logging.warning(
+        "step %d: in each of its %d groups all samples are the same, so that nothing can be "
+        "learnt from comparing them; look at config.rl.sampling and at the keys of the draws",
+        step,
+        diversity["diversity/groups"],
+      )
     values["schedule/dropped_groups"] = float(stream.dropped)
     # With episodes under way during updates, the time of updates counts as well.
     if stage.schedule.bound:

@@ -334,15 +334,6 @@ def leaves(trajectory: Trajectory) -> tuple[int, ...]:
   return tuple(i for i in range(len(trajectory.segments)) if i not in parents)
 
 
-def children(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
-  """For every segment the indices of those that continue it."""
-  result: list[list[int]] = [[] for _ in trajectory.segments]
-  for i, segment in enumerate(trajectory.segments):
-    if segment.parent is not None:
-      result[segment.parent].append(i)
-  return tuple(tuple(c) for c in result)
-
-
 def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
   """The tokens from the root to ``leaf`` with all that is known of each."""
   indices = path(trajectory, leaf)

@@ -23,19 +23,7 @@ from agentjax.trajectory.record import (
   ToolRecord,
   Trajectory,
 )
-from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError, TornTail
-
-__all__ = [
-  "RecordReader",
-  "RecordWriter",
-  "StoreError",
-  "StoreReader",
-  "StoreWriter",
-  "TornTail",
-  "from_record",
-  "read_store",
-  "to_record",
-]
+from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
 
 MAGIC = b"AJXTRAJ\0"
 VERSION = 6  # raise it when a field changes that is no column; columns come and go without
@@ -103,28 +91,22 @@ class StoreWriter(RecordWriter):
     return self.append(to_record(trajectory))
 
 
-class StoreReader:
-  """Iterates over the trajectories of a file, in the order written; see ``RecordReader``."""
+def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> Iterator[Trajectory]:
+  """The trajectories in ``path``, in the order written.
 
-  def __init__(self, path: str | os.PathLike[str], *, recover_tail: bool = False) -> None:
-    self._records = RecordReader(path, MAGIC, VERSION, recover_tail=recover_tail)
+  Args:
+    path: the file.
+    recover_tail: see ``RecordReader``.
 
-  @property
-  def torn(self) -> TornTail | None:
-    """After an iteration with ``recover_tail``: what was left out at the end, or None."""
-    return self._records.torn
-
-  def __iter__(self) -> Iterator[Trajectory]:
-    for offset, record in self._records.with_offsets():
-      try:
-        yield from_record(record)
-      except ValueError as error:
-        raise StoreError(self._records.path, offset, str(error)) from error
-
-
-def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> StoreReader:
-  """The trajectories in ``path``. Refuses a damaged file with a StoreError that has the offset."""
-  return StoreReader(path, recover_tail=recover_tail)
+  Raises:
+    StoreError: a damaged file, with the offset.
+  """
+  records = RecordReader(path, MAGIC, VERSION, recover_tail=recover_tail)
+  for offset, record in records.with_offsets():
+    try:
+      yield from_record(record)
+    except ValueError as error:
+      raise StoreError(path, offset, str(error)) from error
 
 
 def _segment_record(segment: Segment) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from agentjax.engine import (
   compile_tool_calls,
 )
 from agentjax.engine.grammar import GrammarTable, check_fits
+from agentjax.engine.home import Home
 from agentjax.engine.request import Generation
 from agentjax.text.chat import MarkedChat
 from agentjax.text.tokenizer import SpecialTokens
@@ -284,7 +285,7 @@ def test_grammars_that_do_not_fit_together_take_turns(engine, model_config, para
 
 def test_the_table_gives_way_to_what_is_wanted_and_starves_nobody():
   config = sizes(grammar_states=40, grammar_classes=48, grammars=2)
-  table = GrammarTable(config, 4, 48, jax.devices()[0])
+  table = GrammarTable(config, 4, 48, Home((jax.devices()[0],)))
   small = [compile_regex(f"a{{{n}}}", TOKENIZER, STOP) for n in (10, 11, 12)]
   large = compile_regex("b{35}", TOKENIZER, STOP)
   served = collections.Counter()

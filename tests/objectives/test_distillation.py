@@ -279,7 +279,7 @@ def test_only_wrong_answers_are_pushed_away_in_the_first_phase_of_dsrl(packer):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"keep": 0.0}, "keep=0.0; allowed: a share"),
+    ({"keep": 0.0}, "keep=0.0; allowed: over 0, up to 1"),
     ({"clip": 1.0, "form": "full"}, "clip=1.0; allowed: none"),
     ({"centre": "batch_mean", "form": "full"}, "centre='batch_mean'; allowed: 'none' with"),
     ({"jsd_beta": 1.0}, "jsd_beta=1.0"),

@@ -9,6 +9,7 @@ from agentjax.engine import SamplingConfig
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.evaluation import play, summarise
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.text.chat import MarkedChat
@@ -83,3 +84,11 @@ def run():
     return asyncio.run(main())
 
   return run
+
+
+async def evaluate(tasks, *, player, plan, tool_names, step, **settings):
+  """Plays an evaluation and sums it up."""
+  episodes = await play(tasks, player=player, plan=plan, step=step, **settings)
+  return summarise(
+    tasks, *episodes, plan=plan, tool_names=tool_names, seed=player.run_seed, step=step
+  )

@@ -15,7 +15,7 @@ import pytest
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SamplingConfig
 from agentjax.rollout.config import RolloutConfig
-from agentjax.rollout.evaluation import EvaluationPlan, evaluate
+from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.text.chat import MarkedChat
@@ -23,7 +23,7 @@ from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Status, Task, ToolCall
 from agentjax.trajectory.store import to_record
 from agentjax.world.question import QuestionEnvironment
-from tests.rollout.conftest import REGISTRY, REWARDS
+from tests.rollout.conftest import REGISTRY, REWARDS, evaluate
 from tests.rollout.scripted_engine import TOKENIZER
 
 MODEL = models.ModelConfig(

@@ -16,9 +16,11 @@ from agentjax.objectives import preset
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preparation import prepare
 from agentjax.objectives.value_loss import ValueLossConfig
+from agentjax.recipes.sppo import PromptCriticConfig
+from agentjax.recipes.sppo.critic import prompts
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
-from agentjax.signals.critic import CRITIC, Critic, CriticConfig, prompts
+from agentjax.signals.critic import CRITIC, CriticConfig
 from agentjax.signals.signal import BatchContext, SignalTools
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.metrics import read_metrics
@@ -53,13 +55,13 @@ def episodes(prompt=2):
 class Bench:
   """A critic with its networks and a batch."""
 
-  def __init__(self, rows=4, loss=None, lora=None, model=ATTENTION, critic=None, **own):
+  def __init__(
+    self, rows=4, loss=None, lora=None, model=ATTENTION, critic=None, kind=CriticConfig, **own
+  ):
     pack = functools.partial(pack_rows, row_length=12, rows=rows, pad_id=0, expected=8)
     settings = {"start": "random", "optimizer": OptimizerConfig(learning_rate=0.02)} | own
     tools = SignalTools(model, (), MESH, pack, rows)
-    self.critic = Critic(
-      CriticConfig(model=critic, **settings), loss or ValueLossConfig(), tools, 10
-    )
+    self.critic = kind(model=critic, **settings).build(loss or ValueLossConfig(), tools, 10)
     optimizer = build_optimizer(OptimizerConfig(), 10, network_specs(model, False, lora))
     further = self.critic.networks
     placed = state_shardings(
@@ -101,7 +103,7 @@ def test_its_values_are_those_of_its_own_model():
 def test_a_critic_of_prompts_says_the_same_of_a_prompt_as_one_of_episodes():
   short, ends = prompts(episodes())
   assert ends == [2] * 8 and {len(s) for s in short} == {3}
-  whole, prompt = Bench(input="episode"), Bench(input="prompt")
+  whole, prompt = Bench(), Bench(kind=PromptCriticConfig)
   drawn = np.asarray(prompt.packed.versions) >= 0
   first = drawn & ~np.roll(drawn, 1, axis=1)
   assert first.sum() == 8
@@ -109,11 +111,11 @@ def test_a_critic_of_prompts_says_the_same_of_a_prompt_as_one_of_episodes():
   assert np.ptp(whole.values()[first]) > 1e-3 and not prompt.values()[~first].any()
 
 
-@pytest.mark.parametrize("prompt", [True, False])
-def test_it_learns_the_chance_of_success_from_prompts(prompt):
+@pytest.mark.parametrize("kind", [PromptCriticConfig, CriticConfig])
+def test_it_learns_the_chance_of_success_from_prompts(kind):
   """With SPPO's credit: a sigmoid of its output goes to the share of episodes that succeed."""
   objective, loss = preset("sppo"), preset("sppo").value_loss
-  bench = Bench(loss=loss, input="prompt" if prompt else "episode", epochs=4)
+  bench = Bench(loss=loss, kind=kind, epochs=4)
   found = [bench.learn(objective)[0]["critic/loss"] for _ in range(8)]
   assert found[-1] < 0.5 * found[0]
 
@@ -149,11 +151,11 @@ def test_a_critic_that_begins_as_the_policy_is_a_copy_with_adapters_added_in():
     jax.tree.map(np.testing.assert_array_equal, own.policy, policy)
 
 
-def _settings(objective="vapo", **critic):
+def _settings(objective="vapo", kind=CriticConfig, **critic):
   experiment = staged_experiment(ScheduleConfig())
   model = dataclasses.replace(experiment.model, d_model=8, pattern="*", num_heads=1, num_kv_heads=1)
   settings = {"model": model, "start": "random"} | critic
-  config = CriticConfig(**settings, optimizer=OptimizerConfig(learning_rate=0.02))
+  config = kind(**settings, optimizer=OptimizerConfig(learning_rate=0.02))
   rl = dataclasses.replace(experiment.rl, steps=3, objective=preset(objective), critic=config)
   return dict(rl=rl, checkpoint=CheckpointConfig(every=2))
 
@@ -184,5 +186,5 @@ def test_what_does_not_fit_is_refused_by_name():
 
   refused(r"config\.rl\.critic\.epochs=0", epochs=0)
   refused(r"config\.rl\.critic\.start='policy'", start="policy")
-  refused(r"config\.rl\.critic\.input='prompt'", input="prompt")
+  refused(r"config\.rl\.critic='prompt'; allowed: 'episode' unless", kind=PromptCriticConfig)
   refused(r"objective\.advantage\.credit='broadcast'", ObjectiveConfig())

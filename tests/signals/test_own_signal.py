@@ -8,6 +8,7 @@ import pytest
 
 from agentjax.config import ConfigError, check
 from agentjax.objectives import AdvantageConfig
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.schedule import ScheduleConfig
@@ -186,8 +187,9 @@ def test_a_signal_that_pays_tokens_is_known_to_the_run():
   to_go = AdvantageConfig(centre="none", scale="none", credit="reward_to_go")
   experiment.rl.objective.advantage = to_go
   experiment.validate()
-  own = AdvantageConfig(function="tests.signals.test_own_signal:paid_advantages")
-  experiment.rl.objective.advantage = own
+  path = "config.rl.objective.advantage.function"
+  own = AdvantageChoice.from_name("tests.signals.test_own_signal:paid_advantages", path)
+  experiment.rl.objective.advantage = AdvantageConfig(function=own)
   experiment = resolve(experiment)
   parts = build_parts(experiment, None, extensions())
   learner = Learner(parts, policy_objective(experiment.rl.objective))  # which traces it

@@ -78,7 +78,7 @@ def test_a_nan_gradient_moves_nothing_and_is_counted():
 )
 def test_impossible_settings_name_the_field(field, value):
   with pytest.raises(ConfigError, match=rf"config\.optimizer\.{field}={value}"):
-    OptimizerConfig(**{field: value}).validate()
+    OptimizerConfig(**{field: value}).validate("config.optimizer")
 
 
 def _named(tree):

@@ -18,13 +18,12 @@ Reference: 2509.22601.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from agentjax.config import Range, check
+from agentjax.config import ShareBelowOne, check
 from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageInputs
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
 from agentjax.objectives.segments import broadcast_to_tokens, sequence_sum
@@ -52,7 +51,7 @@ class SpearAdvantages(AdvantageChoice):
 
   covariance: tuple[float, float] = (1.0, 40.0)
   replay_covariance: tuple[float, float] = (2.0, 60.0)
-  covariance_share: Annotated[float, Range(0, 1, below=True)] = 0.02
+  covariance_share: ShareBelowOne = 0.02
 
   def validate(self, path: str = "config.rl.objective.advantage.function") -> None:
     super().validate(path)

@@ -19,7 +19,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any, Literal
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveFloat, check
 from agentjax.names import load
 from agentjax.rollout.guards.interface import as_json
 from agentjax.threads import call_in_thread
@@ -51,7 +51,7 @@ class HookConfig(Config):
   kind: HookKind = "python"
   tools: str = "*"
   arguments: str = ""
-  timeout: float = 10.0
+  timeout: PositiveFloat = 10.0
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -59,7 +59,6 @@ class HookConfig(Config):
       check(":" in self.run, f"{path}.run", self.run, "package.module:function with kind='python'")
     else:
       check(bool(_split(self.run)), f"{path}.run", self.run, "a command with kind='command'")
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
     try:
       re.compile(self.arguments)
     except re.error as error:
