@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from agentjax import models
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.decoding import Decoding, DeviceState, compact_experts, feed_heads
+from agentjax.engine.home import Home
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.engine.speculation import written
 from agentjax.models import ModelConfig
@@ -177,6 +178,26 @@ class Programs:
     split = next((entry for entry in spec[1:] if entry is not None), ())
     axes = (split,) if isinstance(split, str) else tuple(split)
     return _Group(dtype, axes, math.prod(self.mesh.shape[axis] for axis in axes))
+
+  def abstract_arguments(self, home: Home) -> tuple[DeviceState, models.DecodeParams, DecodePlan]:
+    """Shapes, dtypes and places of what ``decode`` takes, for compilation without data.
+
+    The first two are what ``extend`` takes as well. ``home`` may be of devices that are only
+    described.
+    """
+
+    def placed(x: Any, spec: jax.P) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home.sharding(spec))
+
+    leaves, tree = jax.tree.flatten(jax.eval_shape(self._initial))
+    state = jax.tree.unflatten(tree, map(placed, leaves, self._specs))
+    shapes = models.abstract(self._params_specs())
+    specs = self.params_spec or jax.tree.map(lambda _: jax.P(), shapes)
+    params = jax.tree.map(placed, shapes, specs)
+    config = self._config
+    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids)
+    given = [None if isinstance(v, dict) else placed(v, jax.P()) for v in plan]
+    return state, params, DecodePlan(*given)._replace(grammars={})
 
   def _initial(self) -> DeviceState:
     return self._empty(self._config.max_length)
@@ -358,6 +379,11 @@ class _OnMesh:
   def __call__(self, *args: Any) -> Any:
     with dispatching(), jax.set_mesh(self._mesh):
       return in_order(self._function(*args))
+
+  def trace(self, *args: Any) -> Any:
+    """As of a jitted function."""
+    with jax.set_mesh(self._mesh):
+      return self._function.trace(*args)
 
   def lower(self, *args: Any) -> Any:
     """As of a jitted function."""

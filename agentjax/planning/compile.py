@@ -16,14 +16,13 @@ import jax.numpy as jnp
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.models import ModelConfig
-from agentjax.models.spec import abstract
+from agentjax.engine.home import make_homes
+from agentjax.engine.programs import programs_of_lane
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.hlo import ProgramCost, program_cost
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.sharding import (
-  MeshConfig,
   batch_sharding,
   make_mesh,
   replicated,
@@ -186,41 +185,33 @@ def _further_networks(
 
 
 def plan_decoding(
-  model: ModelConfig,
-  mesh: MeshConfig,
-  devices: Sequence[jax.Device],
-  slots: int,
-  length: int,
-  capacity: int,
+  experiment: Experiment, devices: Sequence[jax.Device], slots: int, capacity: int
 ) -> Plan:
-  """One decoding step of ``slots`` contexts of up to ``length`` tokens.
+  """The decoding program of one lane of the run's engine.
+
+  Costs are those of one token for every slot; a dispatch draws up to ``engine.chunk_tokens``.
 
   Args:
-    model: the policy.
-    mesh: laid over ``devices``; weights are split over tensor and expert and kept whole otherwise,
-      slots over the rest.
+    experiment: validated; its ``engine.mesh`` is laid over the first of ``devices``.
     devices: from ``describe_devices``.
-    slots: contexts over all devices.
-    length: tokens each slot has room for.
+    slots: of the lane.
     capacity: bytes of memory of a device.
+
+  Raises:
+    ConfigError: there are fewer devices than the mesh of a lane has.
   """
-  grid = make_mesh(mesh, devices)
-  specs = models.decode_specs(model, mesh=grid)
-  params = _placed(abstract(specs), models.decode_shardings(specs, grid))
-  cache = jax.eval_shape(lambda: models.init_cache(model, slots, length))
-  cache = _placed(cache, models.cache_shardings(cache, grid))
-  one = jax.sharding.NamedSharding(grid, jax.P(batch_sharding(grid).spec[0]))
-  token_ids = jax.ShapeDtypeStruct((slots,), jnp.int32, sharding=one)
-  active = jax.ShapeDtypeStruct((slots,), bool, sharding=one)
-  step = jax.jit(models.decode_step, static_argnums=1, donate_argnums=2)
-  with jax.set_mesh(grid):
-    return _compile(
-      step,
-      (params, model, cache, token_ids, active),
-      parts={"parameters": params, "cache": cache},
-      rows=slots,
-      capacity=capacity,
-    )
+  engine = dataclasses.replace(experiment.engine, slots=slots, lanes=1)
+  engine.validate("config.engine")
+  home = make_homes(engine, devices)[0]
+  programs = programs_of_lane(experiment.model, engine, None, home.mesh)
+  state, params, plan = programs.abstract_arguments(home)
+  return _compile(
+    programs.decode,
+    (state, params, plan),
+    parts={"parameters": params, "cache": state},
+    rows=slots,
+    capacity=capacity,
+  )
 
 
 def largest_rows(

@@ -13,7 +13,9 @@ import sys
 import jax
 import pytest
 
+from agentjax import models
 from agentjax.config import ConfigError, Table
+from agentjax.engine import SlotEngine
 from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
 from agentjax.planning.compile import Plan, describe_devices, largest_rows
@@ -120,3 +122,27 @@ def test_networks_of_seats_and_signals_are_counted(monkeypatch):
   two = planned({"white": TrainedSeat()}, FrozenConfig())
   parts = 3 * bytes_of(plain["parameters"]) + bytes_of(plain["optimiser"])
   assert bytes_of(two["further networks"]) == parts
+
+
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
+  """The very function, for arguments of the very shapes."""
+  seen = []
+  monkeypatch.setattr(
+    compilation, "_compile", lambda function, arguments, **_: seen.append((function, arguments))
+  )
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.engine.speculate = speculate
+  compilation.plan_decoding(experiment.freeze(), jax.devices()[:1], slots=4, capacity=0)
+  ((function, arguments),) = seen
+  engine = SlotEngine(
+    experiment.model, dataclasses.replace(experiment.engine, slots=4, lanes=1), home=None
+  )
+  assert function is engine.programs.decode
+  params = engine.programs.prepare(models.init(experiment.model, jax.random.key(0)))
+  real = engine._state, params, engine.idle_plan()
+  assert jax.tree.map(_kind, arguments) == jax.tree.map(_kind, real)
+
+
+def _kind(x):
+  return x.shape, x.dtype
