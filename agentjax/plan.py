@@ -28,6 +28,7 @@ from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
   Plan,
   describe_devices,
+  describe_lane,
   largest_rows,
   plan_decoding,
   plan_training,
@@ -76,15 +77,16 @@ def run(argv: list[str]) -> None:
     )
   if _DECODE.value:
     engine = experiment.engine
+    place = describe_lane(topology, engine.mesh.size)
     lane = ", ".join(f"{axis}={n}" for axis, n in engine.mesh.to_dict().items() if n > 1)
     _report(
       console,
-      functools.partial(plan_decoding, experiment, devices, capacity=chip.hbm_bytes),
+      functools.partial(plan_decoding, experiment, place, capacity=chip.hbm_bytes),
       _SLOTS.value or engine.slots // engine.lanes,
       engine.mesh.data * engine.mesh.expert,
       chip,
       (
-        f"decoding step of a lane of {lane or 'one device'},",
+        f"decoding step, {engine.chunk_tokens} tokens on a lane of {lane or 'one device'},",
         f"slots of {engine.max_length} tokens",
       ),
     )

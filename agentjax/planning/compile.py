@@ -20,6 +20,7 @@ from agentjax.engine.home import make_homes
 from agentjax.engine.programs import programs_of_lane
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
+from agentjax.planning.chips import parts_of
 from agentjax.planning.hlo import ProgramCost, program_cost
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.sharding import (
@@ -90,6 +91,22 @@ def describe_devices(topology: str) -> Sequence[jax.Device]:
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
   except jax.errors.JaxRuntimeError as error:
     raise ConfigError(f"--topology={topology!r}: {str(error).splitlines()[0]}") from error
+
+
+def describe_lane(topology: str, size: int) -> Sequence[jax.Device]:
+  """Neighbouring devices of a topology for a lane of the engine.
+
+  Raises:
+    ConfigError: the topology has fewer.
+  """
+  for part in parts_of(topology):
+    devices = describe_devices(part)
+    if len(devices) >= size:
+      return devices[:size]
+  raise ConfigError(
+    f"config.engine.mesh has {size} devices; allowed: at most {len(devices)}, as --topology="
+    f"{topology} has no more."
+  )
 
 
 def plan_training(
@@ -189,11 +206,11 @@ def plan_decoding(
 ) -> Plan:
   """The decoding program of one lane of the run's engine.
 
-  Costs are those of one token for every slot; a dispatch draws up to ``engine.chunk_tokens``.
+  Costs are those of a dispatch, ``engine.chunk_tokens`` tokens for every slot.
 
   Args:
-    experiment: validated; its ``engine.mesh`` is laid over the first of ``devices``.
-    devices: from ``describe_devices``.
+    experiment: validated; its ``engine.mesh`` is laid over ``devices``.
+    devices: from ``describe_lane``.
     slots: of the lane.
     capacity: bytes of memory of a device.
 

@@ -18,6 +18,7 @@ from agentjax.config import ConfigError, Table
 from agentjax.engine import SlotEngine
 from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
+from agentjax.planning.chips import parts_of
 from agentjax.planning.compile import Plan, describe_devices, largest_rows
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat
@@ -64,6 +65,11 @@ def test_topologies_are_checked():
     parse_topology("v4:2x2")
   with pytest.raises(ConfigError, match="topology"):
     parse_topology("v5e:many")
+
+
+def test_a_lane_is_planned_on_the_smallest_part_of_the_pod():
+  assert parts_of("v5e:4x4") == ("v5e:2x2", "v5e:2x4", "v5e:4x4")
+  assert parts_of("v5p:2x2x1") == ("v5p:2x2x1",)
 
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
