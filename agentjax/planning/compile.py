@@ -18,6 +18,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine.home import make_homes
 from agentjax.engine.programs import programs_of_lane
+from agentjax.models.attend import CACHE_BLOCK
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.chips import parts_of
@@ -206,7 +207,8 @@ def plan_decoding(
 ) -> Plan:
   """The decoding program of one lane of the run's engine.
 
-  Costs are those of a dispatch, ``engine.chunk_tokens`` tokens for every slot.
+  Costs are those of a dispatch, ``engine.chunk_tokens`` tokens for every slot, with slots that are
+  full: attention reads a cache block by block, as far as its longest context.
 
   Args:
     experiment: validated; its ``engine.mesh`` is laid over ``devices``.
@@ -228,6 +230,7 @@ def plan_decoding(
     parts={"parameters": params, "cache": state},
     rows=slots,
     capacity=capacity,
+    dynamic_trips=-(-engine.max_length // CACHE_BLOCK),
   )
 
 
@@ -266,7 +269,12 @@ def largest_rows(
 
 
 def _compile(
-  function: Any, arguments: tuple[Any, ...], parts: dict[str, Any], rows: int, capacity: int
+  function: Any,
+  arguments: tuple[Any, ...],
+  parts: dict[str, Any],
+  rows: int,
+  capacity: int,
+  dynamic_trips: int = 1,
 ) -> Plan:
   sizes = {name: _bytes_a_device(tree) for name, tree in parts.items() if jax.tree.leaves(tree)}
   lowered = function.trace(*arguments).lower(lowering_platforms=("tpu",))
@@ -293,7 +301,7 @@ def _compile(
     peak=peak,
     # The compiler itself minds temporaries only.
     fits=peak <= capacity,
-    cost=program_cost(compiled.as_text()),
+    cost=program_cost(compiled.as_text(), dynamic_trips=dynamic_trips),
   )
 
 
