@@ -17,9 +17,9 @@ from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.rewards.shaping import OverlongConfig
 from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.training import Experiment, Extensions, Run
+from agentjax.training import Extensions, Run
 from agentjax.training.build import build_parts
-from agentjax.training.experiment import own_names
+from agentjax.training.experiment import load_experiment, own_names
 from agentjax.trajectory.record import Message, Task
 from agentjax.world.cheats import Setting
 from agentjax.world.world import World, WorldConfig
@@ -167,8 +167,8 @@ def test_a_saved_config_is_the_whole_run(tmp_path):
   """By names from the saved file alone, and by objects: the same updates to the bit."""
   first = Run(experiment(), tmp_path / "named", console=quiet())
   first.train()
-  saved = json.loads((tmp_path / "named" / "config.json").read_text())
-  again = Run(Experiment.from_dict(saved), tmp_path / "again", console=quiet())
+  saved = load_experiment(tmp_path / "named" / "config.json")
+  again = Run(saved, tmp_path / "again", console=quiet())
   again.train()
 
   plain = experiment(world="question", tasks="word_problems", sampler="independent")
