@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from agentjax.data import TaskSplits
   from agentjax.engine import Engine, EngineConfig, SamplingConfig
-  from agentjax.envs.environment import Action, Environment, Observation, Step
   from agentjax.models import ModelConfig, load_pretrained, save_pretrained
   from agentjax.objectives import AdvantageConfig, LossInputs, ObjectiveConfig, PolicyLossConfig
   from agentjax.rollout import RolloutConfig
   from agentjax.tools import function_tool
   from agentjax.training import Experiment, Extensions, Run, load_experiment
   from agentjax.trajectory.record import Message, Reward, Task, Trajectory
+  from agentjax.world.environment import Action, Environment, Observation, Step
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ __all__ = [
 _HOMES = {
   "agentjax.data": ("TaskSplits",),
   "agentjax.engine": ("Engine", "EngineConfig", "SamplingConfig"),
-  "agentjax.envs.environment": ("Action", "Environment", "Observation", "Step"),
+  "agentjax.world.environment": ("Action", "Environment", "Observation", "Step"),
   "agentjax.models": ("ModelConfig", "load_pretrained", "save_pretrained"),
   "agentjax.objectives": ("AdvantageConfig", "LossInputs", "ObjectiveConfig", "PolicyLossConfig"),
   "agentjax.rollout": ("RolloutConfig",),

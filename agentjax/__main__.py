@@ -15,7 +15,6 @@ COMMANDS = {
   "fields": "lists the fields of a config: agentjax fields rl.optimizer",
   "check": "tries to cheat a config's rewards",
   "rescore": "computes the rewards of stored episodes again",
-  "distill": "stores episodes with what teachers say of them",
   "plan": "compiles a run for TPUs that are not there",
   "train_tokenizer": "makes a vocabulary from text",
   "convert": "Hugging Face folder to checkpoint and back",

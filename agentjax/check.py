@@ -2,8 +2,8 @@
 
   python -m agentjax.check --config=configs/my_code_run.py --tasks=16
 
-Plays each task's worked solution, an empty answer, and the cheats of the environment's kind
-(``agentjax.rollout.cheats``) through the config's own environment and reward graph. Games are
+Plays each task's worked solution, an empty answer, and the cheats of the world
+(``World.cheats``) through the config's own environment and reward graph. Games are
 played without luck. Ends with 1 where one gate did not hold. Rewards that pay for form alone fail
 on purpose; ``--at_most=0.1`` says how much of that is meant.
 """
@@ -28,8 +28,8 @@ _AT_MOST = flags.DEFINE_float("at_most", 0.0, "What an empty answer or a cheat m
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.training.gates import check_experiment
   from agentjax.training.progress import print_table
+  from agentjax.training.reward_gates import check_experiment
 
   experiment = _CONFIG.value
   try:

@@ -35,7 +35,7 @@ COMMON_FIELDS = (
   "start_from",
   "data.source",
   "data.path",
-  "environment.kind",
+  "world",
   "tools.names",
   "supervised.steps",
   "supervised.optimizer.learning_rate",

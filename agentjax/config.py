@@ -7,19 +7,83 @@ the tree of them all. A tree is plain data: it becomes JSON and comes back equal
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import types
 import typing
-from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 FilePath = Annotated[str, "path"]
 """A file or folder of this machine. What a run saves of it is absolute, so that it can be run again
 from another folder; "" and addresses such as gs://... stay as they are."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Numbers that a field may hold, in its annotation: ``share: Annotated[float, Range(0, 1)]``.
+
+  Attributes:
+    low, high: bounds.
+    above, below: whether the bound itself is not allowed.
+  """
+
+  low: float = -math.inf
+  high: float = math.inf
+  above: bool = False
+  below: bool = False
+
+  def __contains__(self, value: float) -> bool:
+    """Never NaN."""
+    enough = value > self.low if self.above else value >= self.low
+    return enough and (value < self.high if self.below else value <= self.high)
+
+  def __str__(self) -> str:
+    most = f"below {self.high:g}" if self.below else f"up to {self.high:g}"
+    if self.low == -math.inf:
+      return most
+    if self.high == math.inf:
+      return f"{'>' if self.above else '>='} {self.low:g}"
+    if not self.above and not self.below:
+      return f"{self.low:g} to {self.high:g}"
+    return f"{'over' if self.above else 'from'} {self.low:g}, {most}"
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+AtLeastTwo = Annotated[int, Range(2)]
+PositiveFloat = Annotated[float, Range(0, above=True)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
+
+V = TypeVar("V")
+
+
 class ConfigError(ValueError):
   """A setting that cannot be used; the message names the field, the value and what is allowed."""
+
+
+class Table(dict[str, V], Generic[V]):
+  """Settings by names that the user gives; a plain dict that a ``Config`` is given becomes one.
+
+  A name is an identifier, so that ``--config.TABLE.NAME.FIELD`` can set a field below it.
+  """
+
+  _frozen = False
+
+  def __setitem__(self, name: str, value: V) -> None:
+    if self._frozen:
+      raise ConfigError(f"{name!r} cannot be set: this table of settings is frozen.")
+    super().__setitem__(name, value)
+
+  def __hash__(self) -> int:  # type: ignore[override]
+    return hash(tuple(sorted(self.items(), key=lambda item: item[0])))
+
+  def freeze(self) -> None:
+    """Locks the table; its values are frozen by the ``Config`` that holds it."""
+    self._frozen = True
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -37,21 +101,26 @@ class Config:
         f"{type(self).__name__} has no field {name!r}; its fields are "
         f"{', '.join(_field_names(type(self)))}."
       )
-    super().__setattr__(name, value)
+    super().__setattr__(name, Table(value) if type(value) is dict else value)
 
   def validate(self, path: str = "config") -> None:
     """Raises ConfigError where a value or a combination is impossible.
 
-    Subclasses check their own fields and call ``super().validate(path)``, which checks the types of
-    all fields and descends into nested configs. ``path`` is the dotted name for messages.
+    Subclasses check what their annotations cannot say and call ``super().validate(path)``, which
+    checks types and ranges of all fields and descends into nested configs. ``path`` is the dotted
+    name for messages.
     """
     hints = typing.get_type_hints(type(self))
+    ranges = field_ranges(type(self))
     for field in dataclasses.fields(self):
       value, where = getattr(self, field.name), f"{path}.{field.name}"
       if not _matches(value, hints[field.name]):
         raise ConfigError(
           f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
+      for allowed in ranges[field.name]:
+        none = " or none" if _matches(None, hints[field.name]) else ""
+        check(value is None or value in allowed, where, value, f"{allowed}{none}")
       for inner, name in _configs_in(value, where):
         inner.validate(name)
 
@@ -71,18 +140,61 @@ class Config:
   def freeze(self) -> Self:
     """Locks this tree against further change and returns it."""
     for field in dataclasses.fields(self):
-      for inner, _ in _configs_in(getattr(self, field.name), ""):
+      value = getattr(self, field.name)
+      for inner, _ in _configs_in(value, ""):
         inner.freeze()
+      if isinstance(value, Table):
+        value.freeze()
     object.__setattr__(self, "_frozen", True)
     return self
 
   def to_dict(self) -> dict[str, Any]:
-    """Plain nested dict; tuples become lists (JSON has no tuples)."""
+    """Plain nested dict of all settings; tuples become lists (JSON has no tuples)."""
     return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
+  def to_short_dict(self, default: Config | None = None) -> Any:
+    """As ``to_dict``, with only what differs from the defaults, for people and for files.
+
+    ``from_dict`` rebuilds an equal config from it.
+
+    Args:
+      default: what fields are compared with; None takes the defaults of the class.
+    """
+    return {
+      f.name: _changed(value, before)
+      for f in dataclasses.fields(self)
+      if (value := getattr(self, f.name)) != (before := _default_of(f, default))
+    }
+
   @classmethod
-  def from_dict(cls, values: dict[str, Any], path: str = "config") -> Self:
-    """Inverse of ``to_dict``; an unknown field or a wrong type raises ConfigError naming it."""
+  def from_name(cls, name: str, path: str) -> Self:
+    """These settings as a flag's text names them: "default" has all the defaults.
+
+    Raises:
+      ConfigError: another name.
+    """
+    check(name == "default", path, name, f"'default', or its fields, --{path}.FIELD=VALUE")
+    return cls()
+
+  @classmethod
+  def reads(cls, value: Any) -> bool:
+    """Whether ``from_dict`` takes values of this type."""
+    return isinstance(value, dict)
+
+  @classmethod
+  def from_dict(
+    cls, values: dict[str, Any], path: str = "config", default: Config | None = None
+  ) -> Self:
+    """Inverse of ``to_dict`` and ``to_short_dict``.
+
+    Args:
+      values: settings by field.
+      path: dotted name, for messages.
+      default: what has the fields that ``values`` leaves out; None takes the class's defaults.
+
+    Raises:
+      ConfigError: an unknown field or a wrong type; the message names it.
+    """
     if not isinstance(values, dict):
       raise ConfigError(f"{path} must be a mapping of fields, got {type(values).__name__}.")
     hints = typing.get_type_hints(cls)
@@ -91,7 +203,40 @@ class Config:
       raise ConfigError(
         f"{path} has no field {', '.join(unknown)}; allowed: {', '.join(_field_names(cls))}."
       )
-    return cls(**{k: _build(v, hints[k], f"{path}.{k}") for k, v in values.items()})
+    made = {}
+    for field in dataclasses.fields(cls):
+      before = _default_of(field, default)
+      if field.name in values:
+        made[field.name] = _build(
+          values[field.name], hints[field.name], f"{path}.{field.name}", before
+        )
+      elif default is not None:
+        made[field.name] = before
+    return cls(**made)
+
+
+_REQUIRED = object()
+
+
+def _default_of(field: dataclasses.Field[Any], default: Config | None) -> Any:
+  """The value of a field where none is given; ``_REQUIRED`` where there is none."""
+  if default is not None:
+    return getattr(default, field.name)
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return _REQUIRED if field.default is dataclasses.MISSING else field.default
+
+
+def _changed(value: Any, default: Any) -> Any:
+  """``value`` as plain data, without what it shares with ``default``."""
+  if isinstance(value, Config):
+    return value.to_short_dict(default if type(default) is type(value) else None)
+  if isinstance(value, Mapping):
+    before = default if isinstance(default, Mapping) else {}
+    return {name: _changed(inner, before.get(name)) for name, inner in value.items()}
+  if isinstance(value, tuple):
+    return [_changed(inner, None) for inner in value]
+  return value
 
 
 def _absolute(value: Any, hint: Any) -> Any:
@@ -105,9 +250,12 @@ def _absolute(value: Any, hint: Any) -> Any:
 
 
 def _configs_in(value: Any, path: str) -> Iterator[tuple[Config, str]]:
-  """A field's value where it is a Config, or those of its tuple, each with its dotted name."""
+  """A field's value where it is a Config, or those it holds, each with its dotted name."""
   if isinstance(value, Config):
     yield value, path
+  elif isinstance(value, Table):
+    for name, inner in value.items():
+      yield from _configs_in(inner, f"{path}.{name}")
   elif isinstance(value, tuple):
     for i, inner in enumerate(value):
       yield from _configs_in(inner, f"{path}[{i}]")
@@ -128,6 +276,20 @@ def differing_fields(present: Any, wanted: Any, path: str) -> Iterator[str]:
     yield f"{path} is {wanted!r} here and {present!r} there"
 
 
+def field_ranges(cls: type) -> dict[str, tuple[Range, ...]]:
+  """The ranges that annotations name, by field."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  return {
+    name: tuple(
+      extra
+      for option in _options(hint)
+      for extra in getattr(option, "__metadata__", ())
+      if isinstance(extra, Range)
+    )
+    for name, hint in hints.items()
+  }
+
+
 def _field_names(cls: type) -> tuple[str, ...]:
   return tuple(f.name for f in dataclasses.fields(cls))
 
@@ -135,6 +297,8 @@ def _field_names(cls: type) -> tuple[str, ...]:
 def _plain(value: Any) -> Any:
   if isinstance(value, Config):
     return value.to_dict()
+  if isinstance(value, Mapping):
+    return {name: _plain(inner) for name, inner in value.items()}
   if isinstance(value, tuple | list):
     return [_plain(v) for v in value]
   return value
@@ -147,10 +311,22 @@ def _options(hint: Any) -> tuple[Any, ...]:
   return (hint,)
 
 
-def _build(value: Any, hint: Any, path: str) -> Any:
+def _build(value: Any, hint: Any, path: str, default: Any = None) -> Any:
+  """A field's value from plain data.
+
+  Args:
+    value: what was read.
+    hint: type of the field.
+    path: its dotted name.
+    default: has the settings that ``value`` leaves out, where it is of the same class.
+  """
   for option in _options(hint):
-    if isinstance(option, type) and issubclass(option, Config) and isinstance(value, dict):
-      return option.from_dict(value, path)
+    if isinstance(option, type) and issubclass(option, Config) and option.reads(value):
+      return option.from_dict(value, path, default if isinstance(default, option) else None)
+    if typing.get_origin(option) is Table and isinstance(value, dict):
+      (inner,) = typing.get_args(option)
+      before = default if isinstance(default, Table) else {}
+      return Table({k: _build(v, inner, f"{path}.{k}", before.get(k)) for k, v in value.items()})
     if typing.get_origin(option) is tuple and isinstance(value, list):
       inner = typing.get_args(option)[0]
       return tuple(_build(v, inner, f"{path}[{i}]") for i, v in enumerate(value))
@@ -169,6 +345,13 @@ def _matches(value: Any, hint: Any) -> bool:
       inner = typing.get_args(option)[0]
       if isinstance(value, tuple) and all(_matches(v, inner) for v in value):
         return True
+    elif origin is Table:
+      (inner,) = typing.get_args(option)
+      if isinstance(value, Table) and all(
+        name.isidentifier() and not hasattr(dict, name) and _matches(v, inner)
+        for name, v in value.items()
+      ):
+        return True
     elif option is Any:
       return True
     elif option is float:
@@ -185,4 +368,10 @@ def _matches(value: Any, hint: Any) -> bool:
 def _show(hint: Any) -> str:
   if typing.get_origin(hint) is typing.Literal:
     return ", ".join(repr(a) for a in typing.get_args(hint))
-  return " or ".join(getattr(o, "__name__", str(o)) for o in _options(hint))
+  return " or ".join(_show_option(o) for o in _options(hint))
+
+
+def _show_option(option: Any) -> str:
+  if typing.get_origin(option) is Table:
+    return f"{_show(typing.get_args(option)[0])} by names that are words"
+  return getattr(option, "__name__", str(option))

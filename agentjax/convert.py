@@ -3,6 +3,7 @@
   python -m agentjax.convert --input=Qwen3-0.6B --output=runs/start
   python -m agentjax.convert --input=runs/a --output=exported --tokenizer_from=Qwen3-0.6B
   python -m agentjax.convert --input=runs/a/checkpoints/300 --output=exported --dtype=bfloat16
+  python -m agentjax.convert --input=runs/a --output=exported --policy=seat_right
 
 The direction follows from what the input is. From a folder, OUTPUT becomes the directory of a run
 of no steps: ``config.start_from=OUTPUT`` takes its networks over, ``OUTPUT/model.json`` holds the
@@ -37,6 +38,9 @@ _DTYPE = flags.DEFINE_enum(
   None,
   ["float32", "bfloat16", "float16"],
   "Dtype of the weights; that of the input if not given. A checkpoint has no float16.",
+)
+_POLICY = flags.DEFINE_string(
+  "policy", "policy", "Name of the policy of a checkpoint, where its run had several."
 )
 _SHARD_GB = flags.DEFINE_float(
   "max_shard_gb", 5.0, "Largest file of a Hugging Face folder, in 10^9 bytes.", lower_bound=0.0
@@ -102,7 +106,7 @@ def to_checkpoint(
 
   from agentjax.models import huggingface
   from agentjax.training.checkpoint import CheckpointStore
-  from agentjax.training.state import Networks, TrainState
+  from agentjax.training.state import Network, TrainState, Weights
 
   source, target = pathlib.Path(folder), pathlib.Path(output).absolute()
   fingerprint = _fingerprint(source, tokenizer)
@@ -115,9 +119,7 @@ def to_checkpoint(
     identity = {"model": described, "tokenizer": fingerprint}
     state = TrainState(
       step=jnp.zeros((), jnp.int32),
-      networks=Networks(policy=params, value=None),
-      opt_state=None,
-      reference=None,
+      networks={"policy": Network(Weights(params))},
     )
     store = CheckpointStore(beside / "checkpoints", keep=1, identity=identity)
     store.save(0, state, {"iterators": {}, "evaluations": []})
@@ -138,18 +140,20 @@ def to_folder(
   dtype: str | None = None,
   max_shard_bytes: int = 5_000_000_000,
   tokenizer_from: str | os.PathLike[str] | None = None,
+  policy: str = "policy",
 ) -> Summary:
-  """Writes the policy of a checkpoint as a Hugging Face folder, adapters added in.
+  """Writes a policy of a checkpoint as a Hugging Face folder, adapters added in.
 
   Args:
     checkpoint: RUN/checkpoints/STEP, or RUN for its newest.
     output: new or empty directory.
     dtype, max_shard_bytes: as ``save_pretrained``.
     tokenizer_from: folder with tokenizer files; None takes those of the run, if it has any.
+    policy: its name, of a snapshot or a further policy that was trained.
 
   Raises:
     ConfigError: no family of Hugging Face models can say the model.
-    CheckpointError: there is no checkpoint, or the output is in use.
+    CheckpointError: there is no checkpoint, it has no such policy, or the output is in use.
   """
   from agentjax.models import ModelConfig, huggingface
   from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
@@ -166,7 +170,7 @@ def to_folder(
   huggingface.family_of(config)
   run = path.parents[1]
   tokenizer_from = tokenizer_from or _tokenizer_folder(run)
-  params = load_whole_policy(path)
+  params = load_whole_policy(path, policy=policy)
   target = pathlib.Path(output).absolute()
   huggingface.save_pretrained(
     target,
@@ -182,15 +186,16 @@ def to_folder(
 
 def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
   """Where a run's tokenizer files are: kept by ``to_checkpoint``, or named by its config."""
+  from agentjax.training.experiment import load_experiment
+
   if (run / "huggingface").is_dir():
     return run / "huggingface"
   if not (run / "config.json").is_file():
     return None
-  experiment = json.loads((run / "config.json").read_text())
-  tokenizer = experiment.get("tokenizer", {})
-  if tokenizer.get("kind") != "huggingface":
+  experiment = load_experiment(run / "config.json")
+  if not experiment.tokenizer.reads_folder:
     return None
-  folder = pathlib.Path(tokenizer.get("path") or experiment["pretrained"])
+  folder = pathlib.Path(experiment.tokenizer.path or experiment.pretrained or run)
   if not folder.is_dir():
     raise CheckpointError(
       f"the run's tokenizer was in {folder}, which is gone; give --tokenizer_from=DIR."
@@ -200,8 +205,7 @@ def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
 
 def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
   """What tells a vocabulary, as checkpoints of runs with it hold it."""
-  from agentjax.text import ByteTokenizer, SentencePieceTokenizer
-  from agentjax.text.template import TemplateChat
+  from agentjax.text import ByteTokenizer, SentencePieceTokenizer, read_chat
 
   if tokenizer == "byte":
     return ByteTokenizer().fingerprint()
@@ -212,7 +216,7 @@ def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
       f"{folder} has no tokenizer.json; say with --tokenizer which vocabulary the runs that start "
       "from it have: 'byte' or a sentencepiece file."
     )
-  return TemplateChat.from_folder(folder).fingerprint()
+  return read_chat(folder).fingerprint()
 
 
 def _beside(target: pathlib.Path) -> pathlib.Path:
@@ -272,6 +276,7 @@ def run(argv: list[str]) -> None:
       dtype=_DTYPE.value,
       max_shard_bytes=int(_SHARD_GB.value * 1e9),
       tokenizer_from=_TOKENIZER_FROM.value,
+      policy=_POLICY.value,
     )
   rows = [
     ("family", summary.family),

@@ -3,10 +3,12 @@
   python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a/checkpoints/300
   python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a --output=report.json
   python -m agentjax.evaluate --config=configs/mine.py --checkpoint=Qwen3-0.6B
+  python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a --policy=seat_right
 
 ``--checkpoint`` may name a run's directory: its newest checkpoint is used. Or a Hugging Face
 folder, which is then ``config.pretrained``. Every figure comes
-with a bootstrap confidence interval over tasks. What is measured is ``config.evaluation``.
+with a bootstrap confidence interval over tasks. What is measured is ``config.evaluation``; of which
+policy says ``--policy``, where ``config.seats`` trains several.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ _CHECKPOINT = flags.DEFINE_string(
   "Hugging Face's form.",
   required=True,
 )
+_POLICY = flags.DEFINE_string(
+  "policy", "policy", "Name of the policy whose rewards count: 'policy', or one that a seat trains."
+)
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the report to as well.")
 _SAMPLES = flags.DEFINE_string("samples_file", None, "Text file for readable episodes.")
 
@@ -39,7 +44,9 @@ def run(argv: list[str]) -> None:
   from agentjax.training.progress import print_table
 
   console = Console()
-  report = evaluate_checkpoint(_CONFIG.value, _CHECKPOINT.value, samples_file=_SAMPLES.value)
+  report = evaluate_checkpoint(
+    _CONFIG.value, _CHECKPOINT.value, samples_file=_SAMPLES.value, measured=_POLICY.value
+  )
   rows = []
   for name, scores in {"all": report.overall, **report.breakdown}.items():
     for measure, estimate in report.estimates(scores).items():

@@ -19,8 +19,8 @@ import textwrap
 import typing
 from collections.abc import Iterator, Sequence
 
-from agentjax.config import Config, ConfigError
-from agentjax.names import Choice, find_choice, is_own
+from agentjax.config import Config, ConfigError, field_ranges
+from agentjax.names import Choice, is_own
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import config_type, describe_hint
 
@@ -39,7 +39,7 @@ class FieldInfo:
 
 def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[FieldInfo]:
   """The single values of a tree of settings, in order; also those of parts that may be None."""
-  hints, meanings = typing.get_type_hints(cls), _meanings(cls)
+  hints, ranges, meanings = typing.get_type_hints(cls), field_ranges(cls), _meanings(cls)
   for field in dataclasses.fields(cls):
     name, hint = f"{path}{field.name}", hints[field.name]
     inner = config_type(hint)
@@ -50,7 +50,8 @@ def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[Fiel
     if field.default_factory is not dataclasses.MISSING:
       default = field.default_factory()
     shown = "required" if default is dataclasses.MISSING else repr(default)
-    yield FieldInfo(name, describe_hint(hint), shown, meanings.get(field.name, ""))
+    allowed = ", ".join([describe_hint(hint), *map(str, ranges[field.name])])
+    yield FieldInfo(name, allowed, shown, meanings.get(field.name, ""))
 
 
 def find_fields(word: str) -> list[FieldInfo]:
@@ -60,7 +61,7 @@ def find_fields(word: str) -> list[FieldInfo]:
     ConfigError: ``word`` has the form ``module:attribute`` and names no ``Choice``.
   """
   if is_own(word):
-    return list(list_fields(find_choice(word, "word", Choice)))
+    return list(list_fields(type(Choice.from_name(word, "word"))))
   fields = list(list_fields())
   word = word.removeprefix("--").removeprefix("config.").rstrip(".")
   begins = [f for f in fields if f.name == word or f.name.startswith(f"{word}.") or not word]

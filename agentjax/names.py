@@ -1,17 +1,20 @@
-"""What a setting names by ``module:attribute``: the one way from such a name to the object."""
+"""What a setting names: the one way from a name to the thing.
+
+A name is built in, that of an entry point of an installed package, or ``module:attribute``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import inspect
 import os
 import sys
-from typing import Any, Self, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from agentjax.config import Config, ConfigError, check
-
-C = TypeVar("C", bound="Choice")
 
 
 def is_own(name: str) -> bool:
@@ -110,42 +113,142 @@ def wrong(name: str, path: str, found: Any, allowed: str) -> ConfigError:
 class Choice(Config):
   """Settings of a thing that a run chooses. The class of the settings is the choice.
 
-  A room declares what may be chosen as a subclass, and a field of that type. A value of the field
-  is an instance of any class below it, wherever that class is defined. In JSON, ``use`` names the
-  class as ``module:attribute``, and the other keys are its fields. On the command line
-  ``--config.FIELD=module:attribute`` chooses it, and later flags set its fields.
+  A room declares what may be chosen as a subclass, its base, and a field of that type. A value of
+  the field is an instance of any class below the base, wherever that class is defined. What is
+  chosen has a name: a built-in one (``built_in``), that of an entry point (``group``), or
+  ``module:attribute``. In JSON it is the name alone, or a mapping whose ``use`` is the name and
+  whose other keys are its settings. On the command line ``--config.FIELD=NAME`` chooses it, and
+  later flags set its fields.
+
+  A base may also adopt things that have no settings, such as a function: see ``adopt``.
   """
 
-  def to_dict(self) -> dict[str, Any]:
-    cls = type(self)
-    return {"use": f"{cls.__module__}:{cls.__qualname__}"} | super().to_dict()
+  group: ClassVar[str] = ""  # of entry points
+  adopts: ClassVar[str] = ""  # what else than a class of settings may be named, for messages
 
   @classmethod
-  def from_dict(cls, values: dict[str, Any], path: str = "config") -> Self:
-    name = values.get("use") if isinstance(values, dict) else None
+  def built_in(cls) -> Mapping[str, str]:
+    """Names that need no module: name -> ``module:attribute`` of the settings' class."""
+    return {}
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    """Settings that stand for ``found``, which is no class of settings.
+
+    Args:
+      name: ``module:attribute`` that names it.
+      found: the object.
+      path: dotted name of the setting.
+
+    Raises:
+      ConfigError: such a thing cannot be chosen.
+    """
+    raise wrong(name, path, found, cls.allowed())
+
+  @classmethod
+  def allowed(cls) -> str:
+    """What can be chosen, in words."""
+    words = [repr(name) for name in known_names(cls)]
+    own = f" or {cls.adopts}" if cls.adopts else ""
+    return ", ".join([*words, f"'module:attribute' of a {cls.__name__}{own}"])
+
+  @classmethod
+  def from_name(cls, name: str, path: str) -> Self:
+    """What ``name`` chooses, with its defaults.
+
+    Raises:
+      ConfigError: nothing of that name, or something that cannot be chosen here.
+    """
+    known = known_names(cls)
+    target = known.get(name, name)
+    if not is_own(target):
+      raise ConfigError(f"{path}={name!r}; allowed: {cls.allowed()}.")
+    check_name(target, path)
+    found = load(target, path, cls.allowed())
+    if isinstance(found, type) and issubclass(found, Choice):
+      if not issubclass(found, cls):
+        raise wrong(name, path, found, cls.allowed())
+      return found()
+    return cls.adopt(name, found, path)
+
+  @property
+  def chosen(self) -> str:
+    """The name that chooses this class; the shortest."""
+    cls = type(self)
+    own = f"{cls.__module__}:{cls.__qualname__}"
+    for base in cls.__mro__:
+      if issubclass(base, Choice):
+        for name, target in known_names(base).items():
+          if target == own or _find_loaded(target) is cls:
+            return name
+    return own
+
+  def to_dict(self) -> dict[str, Any]:
+    return {"use": self.chosen} | super().to_dict()
+
+  def to_short_dict(self, default: Config | None = None) -> Any:
+    """The name, and what differs from the defaults; no name where the default is of this class."""
+    settings = super().to_short_dict(default)
+    if type(default) is type(self):
+      return settings
+    return {"use": self.chosen} | settings if settings else self.chosen
+
+  @classmethod
+  def reads(cls, value: Any) -> bool:
+    return isinstance(value, dict | str)
+
+  @classmethod
+  def from_dict(
+    cls, values: dict[str, Any] | str, path: str = "config", default: Config | None = None
+  ) -> Self:
+    settings = {"use": values} if isinstance(values, str) else values
+    if isinstance(default, cls) and isinstance(settings, dict) and "use" not in settings:
+      return super(Choice, type(default)).from_dict(settings, path, default)
+    name = settings.get("use") if isinstance(settings, dict) else None
     if not isinstance(name, str):
-      raise ConfigError(f"{path}.use={name!r}; allowed: 'module:attribute' of {_below(cls)}.")
-    chosen = find_choice(name, f"{path}.use", cls)
-    return super(Choice, chosen).from_dict({k: v for k, v in values.items() if k != "use"}, path)
+      raise ConfigError(f"{path}.use={name!r}; allowed: {cls.allowed()}.")
+    made = cls.from_name(name, f"{path}.use")
+    rest = {key: value for key, value in settings.items() if key != "use"}
+    before = default if type(default) is type(made) else made
+    return super(Choice, type(made)).from_dict(rest, path, before)
 
 
-def find_choice(name: str, path: str, base: type[C]) -> type[C]:
-  """The class below ``base`` that ``module:attribute`` names.
+@dataclasses.dataclass(unsafe_hash=True)
+class Adopted(Choice):
+  """Stands for a thing without settings; a base of choices makes a class below both.
 
-  Args:
-    name: the setting.
-    path: its dotted name, for messages.
-    base: what the class must be a subclass of.
-
-  Raises:
-    ConfigError: no such name, or something else.
+  Attributes:
+    name: ``module:attribute`` that names it.
   """
-  check_name(name, path)
-  found = load(name, path, _below(base))
-  if not (isinstance(found, type) and issubclass(found, base)):
-    raise wrong(name, path, found, _below(base))
-  return found
+
+  name: str = ""
+
+  @property
+  def chosen(self) -> str:
+    return self.name
+
+  def to_dict(self) -> dict[str, Any]:
+    return {"use": self.name}
+
+  def to_short_dict(self, default: Config | None = None) -> Any:
+    return self.name
 
 
-def _below(base: type) -> str:
-  return f"a class below {base.__module__}:{base.__qualname__}"
+def known_names(base: type[Choice]) -> dict[str, str]:
+  """Names without a module that choose a class below ``base``; built-in ones come first."""
+  return entry_names(base.built_in(), base.group)
+
+
+def entry_names(built_in: Mapping[str, str], group: str) -> dict[str, str]:
+  """Names to ``module:attribute``: built-in ones, then those of entry points of ``group``."""
+  known = dict(built_in)
+  if group:
+    for point in importlib.metadata.entry_points(group=group):
+      known.setdefault(point.name, point.value)
+  return known
+
+
+def _find_loaded(target: str) -> Any:
+  """What ``module:attribute`` names, where its module is imported already; else None."""
+  module, _, attribute = target.partition(":")
+  return getattr(sys.modules.get(module), attribute, None)

@@ -96,7 +96,7 @@ def owned_by(owner: Hashable) -> Iterator[None]:
 class _Waiter:
   ticket: int
   owner: Hashable
-  alone: bool
+  exclusive: bool
   loop: asyncio.AbstractEventLoop
   granted: asyncio.Future[None]
   clocks: tuple[Clock, ...]
@@ -139,23 +139,23 @@ class Places:
     self._taken = 0
 
   @contextlib.asynccontextmanager
-  async def one(self, *, alone: bool = False) -> AsyncIterator[None]:
-    """Holds a place; all of them where ``alone``.
+  async def one(self, *, exclusive: bool = False) -> AsyncIterator[None]:
+    """Holds a place; all of them where ``exclusive``.
 
     Raises:
       QueueTimeout: none came free in time.
     """
-    waiter = await self._enter(alone)
+    waiter = await self._enter(exclusive)
     try:
       yield
     finally:
       self._leave(waiter)
 
-  async def _enter(self, alone: bool) -> _Waiter:
+  async def _enter(self, exclusive: bool) -> _Waiter:
     loop, ticket, owner = asyncio.get_running_loop(), next(self._tickets), _owner.get()
     if owner is None:
       owner = (self, ticket)
-    waiter = _Waiter(ticket, owner, alone, loop, loop.create_future(), _clocks.get())
+    waiter = _Waiter(ticket, owner, exclusive, loop, loop.create_future(), _clocks.get())
     waiter.held_up.stop()
     with self._lock:
       self._waiters.append(waiter)
@@ -186,7 +186,7 @@ class Places:
       self._serve()
 
   def _count_out(self, waiter: _Waiter) -> None:
-    self._taken -= self._count if waiter.alone else 1
+    self._taken -= self._count if waiter.exclusive else 1
     self._held[waiter.owner] -= 1
     if not self._held[waiter.owner]:
       del self._held[waiter.owner]
@@ -196,7 +196,7 @@ class Places:
     while (waiter := self._next()) is not None:
       self._waiters.remove(waiter)
       waiter.wait_for(others=False)
-      self._taken += self._count if waiter.alone else 1
+      self._taken += self._count if waiter.exclusive else 1
       self._held[waiter.owner] += 1
       try:
         waiter.loop.call_soon_threadsafe(_grant, waiter.granted)
@@ -212,7 +212,7 @@ class Places:
       return None
     first = min(able, key=lambda w: (self._held[w.owner], w.ticket))
     # Where it needs all places the others run out, and nobody begins before it.
-    return None if first.alone and self._taken else first
+    return None if first.exclusive and self._taken else first
 
 
 def _grant(granted: asyncio.Future[None]) -> None:

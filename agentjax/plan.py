@@ -18,7 +18,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # Before jax: the TPU is only described.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from absl import flags
 from rich.console import Console
@@ -28,13 +27,13 @@ from agentjax.command import main
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
   Plan,
-  decoding_note,
   describe_devices,
+  describe_lane,
   largest_rows,
   plan_decoding,
   plan_training,
 )
-from agentjax.sharding import MESH_AXES, MeshConfig, make_mesh, row_multiple
+from agentjax.sharding import make_mesh, row_multiple
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import define_config_flag
 
@@ -48,13 +47,9 @@ _ROWS = flags.DEFINE_integer(
 _LARGEST = flags.DEFINE_bool("largest", True, "Also look for the largest batch that fits.")
 _UPDATE = flags.DEFINE_bool("update", True, "Plan the update.")
 _DECODE = flags.DEFINE_bool("decode", True, "Plan a decoding step.")
-_DECODE_MESH = flags.DEFINE_string(
-  "decode_mesh",
-  None,
-  "Mesh of the decoding step, as tensor=2,expert=8; default config.mesh. The engine does not run "
-  "decoding on a mesh yet: each of its lanes is one device.",
+_SLOTS = flags.DEFINE_integer(
+  "slots", None, "Contexts of a lane; default engine.slots / engine.lanes."
 )
-_SLOTS = flags.DEFINE_integer("slots", None, "Contexts decoded at once; default engine.slots.")
 
 
 def run(argv: list[str]) -> None:
@@ -81,22 +76,19 @@ def run(argv: list[str]) -> None:
       ("update, micro-batch of", f"rows x {tokens} tokens"),
     )
   if _DECODE.value:
-    mesh, length = _decode_mesh(experiment), experiment.engine.max_length
-    if note := decoding_note(make_mesh(mesh, devices)):
-      console.print(note)
-
-    def decode(slots: int) -> Plan:
-      return plan_decoding(
-        experiment.model, mesh, devices, slots=slots, length=length, capacity=chip.hbm_bytes
-      )
-
+    engine = experiment.engine
+    place = describe_lane(topology, engine.mesh.size)
+    lane = ", ".join(f"{axis}={n}" for axis, n in engine.mesh.to_dict().items() if n > 1)
     _report(
       console,
-      decode,
-      _SLOTS.value or experiment.engine.slots,
-      row_multiple(make_mesh(mesh, devices)),
+      functools.partial(plan_decoding, experiment, place, capacity=chip.hbm_bytes),
+      _SLOTS.value or engine.slots // engine.lanes,
+      engine.mesh.data * engine.mesh.expert,
       chip,
-      ("decoding step,", f"slots of {length} tokens"),
+      (
+        f"decoding step, {engine.chunk_tokens} tokens on a lane of {lane or 'one device'},",
+        f"slots of {engine.max_length} tokens",
+      ),
     )
 
 
@@ -121,23 +113,6 @@ def _report(
     console.print(f"the largest that fits: this, {best.rows} {unit}.\n")
   else:
     console.print(_table(f"the largest that fits: {best.rows} {unit}", best, chip))
-
-
-def _decode_mesh(experiment: Experiment) -> MeshConfig:
-  if _DECODE_MESH.value is None:
-    return experiment.mesh
-  sizes: dict[str, Any] = dict.fromkeys(MESH_AXES, 1) | {"data": -1}
-  for part in _DECODE_MESH.value.split(","):
-    axis, _, size = part.partition("=")
-    if axis not in MESH_AXES or not size.isdigit():
-      raise flags.IllegalFlagValueError(
-        f"--decode_mesh={_DECODE_MESH.value!r}; allowed: AXIS=N, comma-separated, with AXIS one of "
-        f"{', '.join(MESH_AXES)}."
-      )
-    sizes[axis] = int(size)
-  mesh = MeshConfig(**sizes)
-  mesh.validate("--decode_mesh")
-  return mesh
 
 
 def _table(title: str, plan: Plan, chip: Chip) -> Table:

@@ -2,7 +2,7 @@
 
   python -m agentjax.rescore --trajectories=runs/a --config=runs/a/config.json --output=rescored.log
   python -m agentjax.rescore --trajectories=old.store --config=runs/a/config.json \
-      --config.reward.unit_tests.credit=fraction --output=new.store
+      --config.reward.settings.unit_tests.credit=fraction --output=new.store
 
 ``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
 and never changed; the new store is whole or not there. Neither model nor tokenizer is needed:
@@ -11,7 +11,6 @@ tasks, tools, world and scorers are made as a run of the config makes them.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 from absl import flags
@@ -31,12 +30,12 @@ _OUTPUT = flags.DEFINE_string("output", None, "Trajectory store to write.", requ
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.data.secret import FILE as SECRET_FILE
   from agentjax.rollout.rescoring import compare, write_store
   from agentjax.training.experiment import resolve
   from agentjax.training.extended import extensions_of_run
   from agentjax.training.progress import print_table
   from agentjax.training.rescoring import read_trajectories, rescore_trajectories
+  from agentjax.training.workdir import CONFIG_FILE
 
   experiment = resolve(_CONFIG.value)
   source, output = pathlib.Path(_TRAJECTORIES.value), pathlib.Path(_OUTPUT.value)
@@ -44,15 +43,12 @@ def run(argv: list[str]) -> None:
   if output.exists() and output.samefile(source):
     raise ConfigError(f"--output={output} is --trajectories; name another file.")
   directory = source if source.is_dir() else source.parent
-  secret = directory / SECRET_FILE
-  if experiment.data.needs_secret and secret.exists():
-    data = dataclasses.replace(experiment.data, secret_file=str(secret))
-    experiment = dataclasses.replace(experiment, data=data)
+  run_of_them = directory if (directory / CONFIG_FILE).exists() else None
   call = (
     "agentjax.training.rescoring.rescore_trajectories(experiment, trajectories, Extensions(...))"
   )
   own = extensions_of_run(directory, None, call=call, needed=("tasks", "scorers"))
-  after = rescore_trajectories(experiment, before, own)
+  after = rescore_trajectories(experiment, before, own, run_of_them)
   write_store(output, after)
   print_table(
     Console(),

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax.objectives.advantage_function import AdvantageFunction
-from agentjax.objectives.function import LossFunction
-from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective, prepare
+from agentjax.objectives.custom_loss import LossFunction
+from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.trajectory.batch import Batch, filled_batch
 from agentjax.trajectory.columns import Column, Level, registered_columns
 

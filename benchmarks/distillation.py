@@ -66,19 +66,19 @@ from agentjax.models import ModelConfig, count, init, param_specs
 from agentjax.models.vocabulary import Readout, over_vocabulary, take_tokens
 from agentjax.objectives import ObjectiveConfig, divergence, preset
 from agentjax.objectives.objective import policy_objective
+from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.loop import collect
+from agentjax.signals.teacher import TeacherConfig
+from agentjax.threads import LoopThread
 from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage, SupervisedStage
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import PhaseConfig, resolve
 from agentjax.training.learner import Learner
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_answers
-from agentjax.training.state import Networks, TrainState
-from agentjax.training.teacher import TeacherConfig
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.record import Trajectory
 
@@ -302,12 +302,12 @@ class Workshop:
     """A policy after the supervised stage on the tasks' demonstrations."""
     stage = self.parts.experiment.supervised
     key = jax.random.key(seed)
-    start = Networks(policy=init(self.parts.model, key), value=None)
+    start = Weights(policy=init(self.parts.model, key), value=None)
     state = self.learner.initial_state("supervised", start)
     order = TaskIterator(tasks, batch_size=stage.tasks_per_step, seed=seed)
     for _ in range(stage.steps):
       state, _ = self.learner.supervised_step(state, next(order))
-    return state.networks.policy
+    return state.weights.policy
 
   def learn(
     self, policy, seed: int, stored: Sequence[Trajectory] = (), thin: float = 1.0
@@ -321,7 +321,7 @@ class Workshop:
       thin: share of the drawn tokens that keep their weight, by chance.
     """
     stage = self.parts.experiment.rl
-    state = self.learner.initial_state("rl", Networks(jax.tree.map(jnp.array, policy), None))
+    state = self.learner.initial_state("rl", Weights(jax.tree.map(jnp.array, policy), None))
     of: dict[int, list[Trajectory]] = collections.defaultdict(list)
     for episode in stored:
       of[episode.task_id].append(episode)
@@ -344,7 +344,7 @@ class Workshop:
       seconds.append(time.process_time() - begun)
     # The first step compiles.
     whole = sum(seconds[1:]) + statistics.median(seconds[1:])
-    return Learnt(state.networks.policy, rows, whole)
+    return Learnt(state.weights.policy, rows, whole)
 
   def store(self, policy, seed: int, number: int, objective: ObjectiveConfig) -> Stored:
     """What ``precompute`` stores: episodes of the first or of all tasks, scored by the teacher."""
@@ -355,7 +355,7 @@ class Workshop:
     played = self.play(policy, self.parts.tasks.train[:number], seed=seed, samples=samples)
     between = time.process_time()
     student = policy if asked.needs_comparison else None
-    scores = self.learner.score_by_teachers(played, asked, student)
+    scores = self.learner.signals["teacher"].teachers.score(played, asked, student)
     episodes = [with_answers(t, answers) for t, answers in zip(played, scores, strict=True)]
     return Stored(episodes, between - begun, time.process_time() - between)
 
@@ -446,7 +446,7 @@ def kept(path: pathlib.Path, shop: Workshop, make: Callable[[], Any]) -> Any:
   """The policy at ``path``, made where there is none, as a checkpoint that can be a teacher."""
   store = CheckpointStore(path / "checkpoints", 1, shop.parts.identity)
   if not store.steps():
-    store.save(0, TrainState(jnp.zeros((), jnp.int32), Networks(make(), None), None, None), {})
+    store.save(0, TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(make()))}), {})
   return load_policy(shop.parts, path / "checkpoints" / "0")
 
 

@@ -54,12 +54,12 @@ from agentjax.training import (
   Run,
   SupervisedStage,
 )
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig, CheckpointStore
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import build_parts
 from agentjax.trajectory.record import Message, Task
 
 PARTS = ("forgetting", "meds")

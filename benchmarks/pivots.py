@@ -30,16 +30,14 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
-from agentjax.data import TaskSplits
-from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import PivotRow
+from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
@@ -60,6 +58,9 @@ from agentjax.training import (
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.worlds.pivot import PivotWorldConfig
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow
 
 _SEEDS = flags.DEFINE_multi_integer("seed", [0, 1, 2], "Of worlds, warm starts and arms.")
 _WARM = flags.DEFINE_integer("warm_steps", 160, "Steps of the warm start.")
@@ -178,6 +179,8 @@ def experiment(seed: int, tokenizer: pathlib.Path, **changes) -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece", path=str(tokenizer)),
     tools=ToolsConfig(names=()),
+    world=PivotWorldConfig(),
+    data=DataConfig(path=str(tokenizer.parent)),  # every run brings its tasks along
     reward=RewardConfig(parts=("pivot", "exact_match"), weights=(1.0, 0.0)),
     engine=EngineConfig(
       slots=64, max_length=192, chunk_tokens=8, extend_buckets=(32, 128), extend_rows=(16, 8)
@@ -275,7 +278,8 @@ def one_seed(seed: int, place: pathlib.Path) -> dict[str, Scores]:
   warm = experiment(
     seed, tokenizer, supervised=_supervised(_WARM.value, 3e-3, "cosine"), rl=_reinforced(0)
   )
-  _train(warm, place / "warm", known)
+  # Whole conversations are no single turns: the part "pivot" would refuse them.
+  _train(dataclasses.replace(warm, reward=RewardConfig()), place / "warm", known)
   turns, held_out = world.turns(_TURNS.value // 5), world.turns(32)
   results = {"warm start": measure(warm, place / "warm", held_out)}
   _report(seed, begun, "warm start", results["warm start"])

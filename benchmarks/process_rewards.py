@@ -37,11 +37,12 @@ from rich.console import Console
 from agentjax.data import TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig
-from agentjax.envs import Action, Environment, Observation, Step
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import (
   Experiment,
   Extensions,
@@ -53,9 +54,8 @@ from agentjax.training import (
 )
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.metrics import read_metrics
-from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.record import Message, Reward, Task
+from agentjax.world import Action, Environment, Observation, Step
 
 _FINISHED = "held_out.json"
 _KINDS = ("none", "frozen", "double", "single")

@@ -37,7 +37,6 @@ from rich.console import Console
 from agentjax.data import TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig
-from agentjax.envs import Action, Environment, Observation, Step
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
@@ -56,6 +55,7 @@ from agentjax.training.diagnostics import CollapseMonitor, DiagnosticsConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.selectors import SelectionConfig
 from agentjax.trajectory.record import Message, Reward, Task
+from agentjax.world import Action, Environment, Observation, Step
 
 _FINISHED = "held_out.json"
 _LOST = 0.5  # of the warm start's success: a run that has no more has collapsed

@@ -55,7 +55,6 @@ from agentjax.engine import (
   SamplingConfig,
   address_key,
 )
-from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.objectives.objective import policy_objective
 from agentjax.rewards import Part, RewardConfig, RewardGraph
 from agentjax.rollout import RolloutConfig, collect
@@ -64,10 +63,11 @@ from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
 from agentjax.text.tool_calls import ParsedTurn
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.environment import Action, Environment, Observation, Step
 
 PARTS = ("single", "agentic", "trace", "latency", "host", "step")
 TOKENIZER = ByteTokenizer()

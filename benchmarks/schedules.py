@@ -11,7 +11,7 @@ runs; seconds are those of the steps, checkpoints left out, CPU seconds those of
 
 "of bound" is the share of the time that the schedule could not do without: the largest of all
 sampling (the engine's seconds), all updates, and all tool seconds over the episodes that may be
-under way at once. "simulated" is what ``rollout.simulator`` predicts from the first run's rates.
+under way at once. "simulated" is what ``benchmarks.simulator`` predicts from the first run's rates.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import MismatchConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig, ScheduleConfig
-from agentjax.rollout.simulator import (
+from agentjax.rollout.statistics import num_sampled_tokens
+from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.training.journal import read_journal
+from agentjax.training.metrics import read_metrics
+from agentjax.trajectory.record import Trajectory
+from benchmarks.simulator import (
   SCHEDULES,
   Fixed,
   Fleet,
@@ -57,11 +62,6 @@ from agentjax.rollout.simulator import (
   compare,
   simulate,
 )
-from agentjax.rollout.statistics import num_sampled_tokens
-from agentjax.training import HeldOutConfig, OptimizerConfig, RLStage
-from agentjax.training.journal import read_journal
-from agentjax.training.metrics import read_metrics
-from agentjax.trajectory.record import Trajectory
 
 _STEPS = flags.DEFINE_integer("steps", 24, "Training steps of each run.")
 _NAMES = [f"async_{s.bound}" if s.mode == "async" else s.mode for s in SCHEDULES]

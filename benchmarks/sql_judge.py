@@ -19,10 +19,10 @@ import sqlite3
 
 from absl import app, flags
 
-from agentjax.data.spider import SpiderConfig, load_spider, read_recorded_sql
-from agentjax.envs.sql import SqlEnvironmentConfig, SqlJudge
 from agentjax.sandbox.process import ProcessSandbox
 from agentjax.trajectory.record import Task
+from agentjax.worlds.sql.environment import SqlJudge, SqlWorldConfig
+from agentjax.worlds.sql.spider import SpiderConfig, load_spider, read_recorded_sql
 
 _PATH = flags.DEFINE_string("path", None, "Folder of Spider's layout.", required=True)
 _RECORDED = flags.DEFINE_bool("recorded", False, "Judge the queries of recorded episodes too.")
@@ -65,7 +65,7 @@ async def _measure() -> None:
         if episode.task_id in by_id:
           recorded[by_id[episode.task_id]] |= {" ".join(q.split()) for q in episode.queries}
   counts: collections.Counter[str] = collections.Counter()
-  config = SqlEnvironmentConfig()
+  config = SqlWorldConfig()
   sandbox = ProcessSandbox()
   judge = SqlJudge(sandbox, config)
   turn = asyncio.Semaphore(config.concurrency)

@@ -17,7 +17,8 @@ import numpy as np
 from absl import app, flags
 
 from agentjax.models.spec import count
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.sharding import make_mesh
 from agentjax.training import load_experiment
 from agentjax.training.optimizer import build_optimizer
@@ -107,7 +108,7 @@ def main(argv: list[str]) -> None:
 
   def run_score():
     grids = (batch.token_ids, batch.segment_ids, batch.positions)
-    return score(held[0].networks, *split_rows(grids, rows), None, used)
+    return score(held[0].weights, *split_rows(grids, rows), None, used)
 
   forward = _time("score", tokens, run_score)
   both = _time("update", tokens, run_update)

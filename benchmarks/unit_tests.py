@@ -16,10 +16,10 @@ import time
 
 from absl import app, flags
 
-from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
 from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier
 from agentjax.sandbox.interface import PythonScript, run_once
 from agentjax.sandbox.process import ProcessSandbox
+from agentjax.worlds.code.function_tasks import FunctionTaskConfig, function_tasks
 
 _TASKS = flags.DEFINE_integer("tasks", 32, "Tasks.")
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 4, "Verdicts at once.")

@@ -2,8 +2,8 @@ r"""ARPO on word problems: half of a group starts at the prompt, half where the 
 
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/arpo
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/aepo \
-      --config.rollout.branch.budget=entropy --config.rollout.branch.rule=threshold \
-      --config.rollout.branch.penalty=0.05
+      --config.rollout.sampler.budget=entropy --config.rollout.sampler.rule=threshold \
+      --config.rollout.sampler.penalty=0.05
 
 The policy and the tasks are those of configs/quickstart.py. Sixteen episodes a task, eight of them
 from the start (2507.19849); the second command has AEPO's budget and its penalty on consecutive
@@ -12,11 +12,11 @@ advantage of their branches.
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
-from agentjax.rollout import BranchConfig, RolloutConfig
+from agentjax.recipes.arpo import BranchConfig
+from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
 from agentjax.training import (
@@ -26,6 +26,7 @@ from agentjax.training import (
   RLStage,
   SupervisedStage,
 )
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 def get_config() -> Experiment:
@@ -49,8 +50,7 @@ def get_config() -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=640),
     data=DataConfig(
-      source="word_problems",
-      word_problems=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6),
+      source=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6),
     ),
     tools=ToolsConfig(names=("calculator", "python")),
     engine=EngineConfig(slots=64, max_length=192, chunk_tokens=16),
@@ -60,8 +60,7 @@ def get_config() -> Experiment:
       max_tokens_per_turn=48,
       max_total_tokens=192,
       concurrency=128,
-      sampler="branch",
-      branch=BranchConfig(roots=8),
+      sampler=BranchConfig(roots=8),
     ),
     supervised=SupervisedStage(
       steps=320,

@@ -29,10 +29,9 @@ def get_config() -> Experiment:
   base.name = "c2_generator"
   base.chat.system_prompt = ""
   base.data = DataConfig(
-    source="jsonl",
     path="runs/c2/generator",
     train_size=None,
-    jsonl=JsonlConfig(name=SOURCE, messages_field="messages", test_file=""),
+    source=JsonlConfig(name=SOURCE, messages_field="messages", test_file=""),
   )
   base.tools.names = ()
   base.engine.max_length = base.rollout.max_total_tokens = base.rl.row_length = 4096

@@ -21,10 +21,9 @@ def get_config() -> Experiment:
   base.name = "c2_verifier"
   base.chat.system_prompt = ""
   base.data = DataConfig(
-    source="jsonl",
     path="runs/c2/verifier",
     train_size=None,
-    jsonl=JsonlConfig(name="c2", messages_field="messages", test_file=""),
+    source=JsonlConfig(name="c2", messages_field="messages", test_file=""),
   )
   base.engine.max_length = base.rollout.max_total_tokens = base.rl.row_length = 10240
   base.rollout.max_tokens_per_turn = 2048

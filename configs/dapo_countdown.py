@@ -10,8 +10,6 @@ the limit. Lengths, model, warm start and learning rates are ours. With
 
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs import CountdownConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
@@ -26,6 +24,7 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.selectors import SelectionConfig
+from agentjax.worlds.countdown import CountdownConfig
 
 
 def get_config() -> Experiment:
@@ -35,14 +34,12 @@ def get_config() -> Experiment:
       d_model=128, pattern="*-*-*-", num_heads=4, num_kv_heads=2, head_dim=32, d_mlp=256
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=384),
-    data=DataConfig(source="environment", train_size=2000, test_size=256),
-    environment=EnvironmentConfig(
-      kind="countdown", countdown=CountdownConfig(largest=12, tags=False)
-    ),
+    data=DataConfig(train_size=2000, test_size=256),
+    world=CountdownConfig(largest=12, tags=False),
     reward=RewardConfig(
       parts=("environment", "overlong"),
       weights=(1.0, 1.0),
-      overlong=OverlongConfig(limit=24, buffer=8),
+      settings={"overlong": OverlongConfig(limit=24, buffer=8)},
     ),
     engine=EngineConfig(slots=64, max_length=160, chunk_tokens=8),
     rollout=RolloutConfig(

@@ -26,6 +26,7 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
 
 
 def get_config() -> Experiment:
@@ -49,7 +50,7 @@ def get_config() -> Experiment:
       tie_embeddings=True,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=2048),
-    data=DataConfig(source="gsm8k", train_size=None, test_size=None),
+    data=DataConfig(source=Gsm8kConfig(), train_size=None, test_size=None),
     tools=ToolsConfig(names=("calculator",)),
     engine=EngineConfig(
       slots=64, max_length=640, extend_buckets=(16, 64, 256), extend_rows=(32, 8, 4)

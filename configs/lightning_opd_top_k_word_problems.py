@@ -3,8 +3,9 @@ r"""Lightning OPD with log-probs of candidates: fewer stored episodes, as each s
   make quickstart
   python -m agentjax.train --config=configs/opd_word_problems.py --config.rl.steps=0 \
       --config.rl.teachers= --config.rl.objective.distillation=none --workdir=runs/warm
-  python -m agentjax.distill --config=configs/opd_word_problems.py --checkpoint=runs/warm \
-      --config.rl.objective.distillation.form=top_k --output=runs/stored_top_k --tasks=512
+  python -m agentjax.recipes.lightning_opd.distill --config=configs/opd_word_problems.py \
+      --checkpoint=runs/warm --config.rl.objective.distillation.form=top_k \
+      --output=runs/stored_top_k --tasks=512
   python -m agentjax.train --config=configs/lightning_opd_top_k_word_problems.py \
       --workdir=runs/lightning_top_k
 

@@ -3,8 +3,8 @@ r"""Lightning OPD: episodes played once, scored once by the teacher, then traine
   make quickstart
   python -m agentjax.train --config=configs/opd_word_problems.py --config.rl.steps=0 \
       --config.rl.teachers= --config.rl.objective.distillation=none --workdir=runs/warm
-  python -m agentjax.distill --config=configs/opd_word_problems.py --checkpoint=runs/warm \
-      --output=runs/stored --tasks=1024
+  python -m agentjax.recipes.lightning_opd.distill --config=configs/opd_word_problems.py \
+      --checkpoint=runs/warm --output=runs/stored --tasks=1024
   python -m agentjax.train --config=configs/lightning_opd_word_problems.py --workdir=runs/lightning
 
 The objective is that of configs/opd_word_problems.py with ``y ~ pi_ref`` instead of ``y ~ p``

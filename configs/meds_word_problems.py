@@ -2,7 +2,7 @@ r"""MEDS: a wrong answer that a task has seen before costs more than a new one, 
 
   python -m agentjax.train --config=configs/meds_word_problems.py --workdir=runs/meds
   python -m agentjax.train --config=configs/meds_word_problems.py --workdir=runs/dapo \
-      --config.rl.shaping=none
+      --config.rl.signals=
 
 2604.11297 with its alpha and beta for small models and DAPO's loss; the memory begins to count when
 a task comes again, so there are few tasks here and each comes about every sixteen steps. ``radius``
@@ -25,7 +25,7 @@ def get_config() -> Experiment:
   experiment.supervised.steps = 160
   experiment.rl.steps = 80
   experiment.rl.objective = preset("dapo")
-  experiment.rl.shaping = MedsConfig(
-    marker=f"{ANSWER_MARK} ", alpha=0.1, beta=0.2, last_layers=2, radius=0.1
+  experiment.rl.signals = (
+    MedsConfig(marker=f"{ANSWER_MARK} ", alpha=0.1, beta=0.2, last_layers=2, radius=0.1),
   )
   return experiment

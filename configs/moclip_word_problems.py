@@ -29,7 +29,7 @@ def get_config() -> Experiment:
   )
   experiment.model.vocab_size = 640  # that of the vocabulary
   experiment.data.train_size = 4000
-  problems = experiment.data.word_problems
+  problems = experiment.data.source
   problems.levels = (1, 2, 3, 4)
   problems.demonstration_levels = (4,)
   problems.direct_share = 0.0

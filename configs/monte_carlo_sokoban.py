@@ -6,7 +6,7 @@ From before every turn four further episodes go on by the same policy; the mean 
 the value of the state, and a turn is paid what the game paid it and the value that it added. The
 rewards to go of a turn are then those of its episode less the value before it, with which VinePPO
 (2410.01679) compares. That costs about ten episodes for one of four turns; they are played for
-that alone. --config.rollout.monte_carlo.form=label gives Math-Shepherd's labels instead. Game,
+that alone. --config.rollout.sampler.form=label gives Math-Shepherd's labels instead. Game,
 model, warm start and learning rates are those of configs/ragen_sokoban.py, the number of
 completions is ours.
 """
@@ -14,8 +14,8 @@ completions is ours.
 import pathlib
 
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
+from agentjax.recipes.monte_carlo import MonteCarloConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rollout import MonteCarloConfig
 from agentjax.training import Experiment, load_experiment
 
 
@@ -24,8 +24,7 @@ def get_config() -> Experiment:
   experiment.name = "monte_carlo_sokoban"
   experiment.reward = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
   experiment.rollout.group_size = 4
-  experiment.rollout.sampler = "monte_carlo"
-  experiment.rollout.monte_carlo = MonteCarloConfig(completions=4)
+  experiment.rollout.sampler = MonteCarloConfig(completions=4)
   experiment.rl.objective = ObjectiveConfig(
     AdvantageConfig(
       centre="none",

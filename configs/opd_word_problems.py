@@ -21,8 +21,8 @@ import pathlib
 
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
-from agentjax.training.teacher import TeacherConfig
 
 
 def get_config() -> Experiment:

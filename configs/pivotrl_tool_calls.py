@@ -32,32 +32,31 @@ says how many.
 
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.pivot import PivotVerifierConfig
-from agentjax.rewards.tool_match import ArgumentMatchConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
+from agentjax.worlds.pivot import PivotWorldConfig
+from agentjax.worlds.pivot.tool_match import ArgumentMatchConfig
+from agentjax.worlds.pivot.verifier import PivotVerifierConfig
 
 
 def get_config() -> Experiment:
   return Experiment(
     name="pivotrl_tool_calls",
-    data=DataConfig(source="pivots", path="pivots", train_size=None, test_size=None),
-    environment=EnvironmentConfig(kind="pivot"),
-    tokenizer=TokenizerConfig(kind="huggingface"),
-    tools=ToolsConfig(names=()),  # every turn declares its own, and none is run
-    reward=RewardConfig(
-      parts=("pivot",),
-      pivot=PivotVerifierConfig(
+    data=DataConfig(path="pivots", train_size=None, test_size=None),
+    world=PivotWorldConfig(
+      PivotVerifierConfig(
         kind="arguments",
         # As released: it pays for the same words in any order, which the default does not.
         arguments=ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1),
-      ),
+      )
     ),
+    tokenizer=TokenizerConfig(kind="huggingface"),
+    tools=ToolsConfig(names=()),  # every turn declares its own, and none is run
+    reward=RewardConfig(parts=("pivot",)),
     engine=EngineConfig(
       slots=64,
       max_length=16_384,

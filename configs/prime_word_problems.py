@@ -22,8 +22,8 @@ progress since the warm start (2606.26080).
 import pathlib
 
 from agentjax.objectives import preset
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
-from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
 
 
 def get_config() -> Experiment:

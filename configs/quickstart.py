@@ -9,7 +9,6 @@ guesses; GRPO, paid for right answers alone, teaches it to call the tools.
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
@@ -23,6 +22,7 @@ from agentjax.training import (
   RLStage,
   SupervisedStage,
 )
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 def get_config() -> Experiment:
@@ -46,10 +46,7 @@ def get_config() -> Experiment:
       chunk_size=32,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=640),
-    data=DataConfig(
-      source="word_problems",
-      word_problems=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6),
-    ),
+    data=DataConfig(source=WordProblemConfig(levels=(1, 2, 3), direct_share=0.6)),
     tools=ToolsConfig(names=("calculator", "python")),
     engine=EngineConfig(slots=64, max_length=192, chunk_tokens=16),
     rollout=RolloutConfig(

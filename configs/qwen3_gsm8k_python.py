@@ -25,6 +25,7 @@ from agentjax.text import ChatConfig, TokenizerConfig
 from agentjax.tools import ToolsConfig
 from agentjax.training import Experiment, HeldOutConfig, OptimizerConfig, RLStage
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
 
 _SYSTEM_PROMPT = (
   "Solve the problem step by step. Do all arithmetic by calling the python function; print what "
@@ -39,7 +40,7 @@ def get_config() -> Experiment:
     model=ModelConfig(compute_dtype="bfloat16", param_dtype="float32", remat="block"),
     tokenizer=TokenizerConfig(kind="huggingface"),
     chat=ChatConfig(system_prompt=_SYSTEM_PROMPT, thinking=False),
-    data=DataConfig(source="gsm8k", train_size=None, test_size=None),
+    data=DataConfig(source=Gsm8kConfig(), train_size=None, test_size=None),
     tools=ToolsConfig(names=("python",)),
     reward=RewardConfig(parts=("exact_match", "format", "tool_used"), weights=(1.0, 0.0, 0.0)),
     engine=EngineConfig(

@@ -8,13 +8,12 @@ r"""SNR-aware filtering on FrozenLake at toy size, with mutual information as th
 2604.06268: of the sampled groups those are kept that hold nine tenths of the spread of rewards, in
 its recommended linear form. information/first_turn_per_token near 0 with an entropy that is not is
 template collapse. Where the ice slips, chance itself makes rewards spread: look at
-selection/score_variation, and compare with --config.environment.frozen_lake.slippery=False.
+selection/score_variation, and compare with --config.world.slippery=False.
 Model, warm start, learning rates and number of steps are ours.
 """
 
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
@@ -29,6 +28,7 @@ from agentjax.training import (
 )
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.selectors import SelectionConfig
+from agentjax.worlds.frozen_lake import FrozenLakeConfig
 
 
 def get_config() -> Experiment:
@@ -38,8 +38,8 @@ def get_config() -> Experiment:
       d_model=128, pattern="*-*-*-", num_heads=4, num_kv_heads=2, head_dim=32, d_mlp=256
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=384),
-    data=DataConfig(source="environment", train_size=2000, test_size=128),
-    environment=EnvironmentConfig(kind="frozen_lake"),
+    data=DataConfig(train_size=2000, test_size=128),
+    world=FrozenLakeConfig(),
     reward=RewardConfig(parts=("environment",)),
     engine=EngineConfig(slots=64, max_length=512, chunk_tokens=8),
     rollout=RolloutConfig(

@@ -8,13 +8,11 @@ The recipe is RAGEN's (2504.20073): 8 tasks of 16 episodes, five turns of up to 
 quarter of the tasks whose rewards spread most, bounds .2 / .28, entropy bonus .001. Each turn is
 paid what the game paid it, by GAE over turns and then over tokens. The policy is a small one that
 is first shown how actions are written; model, warm start, learning rates and number of steps are
-ours. --config.environment.sokoban.levels=FILE plays boxoban's levels.
+ours. --config.world.levels=FILE plays boxoban's levels.
 """
 
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs import SokobanConfig, TurnConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
 from agentjax.rewards import RewardConfig
@@ -29,6 +27,8 @@ from agentjax.training import (
 )
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.selectors import SelectionConfig
+from agentjax.world import TurnConfig
+from agentjax.worlds.sokoban import SokobanConfig
 
 
 def get_config() -> Experiment:
@@ -41,11 +41,8 @@ def get_config() -> Experiment:
       d_model=128, pattern="*-*-*-", num_heads=4, num_kv_heads=2, head_dim=32, d_mlp=256
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=384),
-    data=DataConfig(source="environment", train_size=2000, test_size=128),
-    environment=EnvironmentConfig(
-      kind="sokoban",
-      sokoban=SokobanConfig(turns=TurnConfig(max_turns=5, max_actions=10, actions_per_turn=5)),
-    ),
+    data=DataConfig(train_size=2000, test_size=128),
+    world=SokobanConfig(turns=TurnConfig(max_turns=5, max_actions=10, actions_per_turn=5)),
     reward=RewardConfig(parts=("environment",)),
     engine=EngineConfig(slots=64, max_length=640, chunk_tokens=8),
     rollout=RolloutConfig(

@@ -2,14 +2,14 @@ r"""GRPO on any task of reasoning-gym (pip install 'agentjax[envs]'), without de
 
   python -m agentjax.train --config=configs/reasoning_gym.py --workdir=runs/reasoning_gym
   python -m agentjax.train --config=configs/reasoning_gym.py --workdir=runs/leg \
-      --config.data.reasoning_gym.name=leg_counting
+      --config.data.source.name=leg_counting
 
 The score is reasoning-gym's own, in 0..1. There are no worked solutions, so the warm start learns
 from the answers alone; a calculator stands by for the policy to discover.
 """
 
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
 from agentjax.data import DataConfig
-from agentjax.data.reasoning_gym import ReasoningGymConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
@@ -39,10 +39,7 @@ def get_config() -> Experiment:
       chunk_size=32,
     ),
     data=DataConfig(
-      source="reasoning_gym",
-      reasoning_gym=ReasoningGymConfig(
-        name="chain_sum", parameters='{"max_terms": 3, "max_digits": 2}'
-      ),
+      source=ReasoningGymConfig(name="chain_sum", parameters='{"max_terms": 3, "max_digits": 2}'),
       train_size=4000,
       test_size=128,
     ),

@@ -9,9 +9,7 @@ episode. A policy of this size shows that all of it runs and no more; --config.p
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.repair_tasks import RepairTaskConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
@@ -25,6 +23,8 @@ from agentjax.training import (
   RLStage,
   SupervisedStage,
 )
+from agentjax.worlds.repair import RepairWorldConfig
+from agentjax.worlds.repair.tasks import RepairTaskConfig
 
 
 def get_config() -> Experiment:
@@ -44,14 +44,9 @@ def get_config() -> Experiment:
       tie_embeddings=True,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=1536),
-    data=DataConfig(
-      source="repair",
-      train_size=96,
-      test_size=16,
-      repair=RepairTaskConfig(test_libraries=("ledger",)),
-    ),
+    data=DataConfig(train_size=96, test_size=16),
     tools=ToolsConfig(names=("files",)),
-    environment=EnvironmentConfig(kind="repair"),
+    world=RepairWorldConfig(tasks=RepairTaskConfig(test_libraries=("ledger",))),
     reward=RewardConfig(
       parts=("repair_solved", "repair_progress", "tool_errors"), weights=(1.0, 0.5, -0.1)
     ),

@@ -18,12 +18,11 @@ Scores that rise with length raise a warning: they are the first sign of a judge
 
 import pathlib
 
+from agentjax.adapters.chat_endpoint.judge import HttpJudgeConfig
 from agentjax.data import DataConfig
 from agentjax.data.config import JsonlConfig
+from agentjax.recipes.rubrics.rubric import RubricConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.http_judge import HttpJudgeConfig
-from agentjax.rewards.judged import JudgedConfig
-from agentjax.rewards.rubric import RubricConfig
 from agentjax.training import Experiment, load_experiment
 
 
@@ -32,23 +31,25 @@ def get_config() -> Experiment:
   experiment.name = "rubric_judged"
   experiment.chat.system_prompt = ""
   experiment.data = DataConfig(
-    source="jsonl",
     train_size=None,
     test_size=64,
-    jsonl=JsonlConfig(name="rubrics", answer_field=""),
+    source=JsonlConfig(name="rubrics", answer_field=""),
   )
   experiment.tools.names = ()
   experiment.rollout.max_turns = 1
   experiment.rollout.answer = "text"  # the whole turn is judged
   experiment.reward = RewardConfig(
     parts=("rubric",),
-    judged=JudgedConfig(
-      judges=(
-        HttpJudgeConfig("http://localhost:8000/v1", "judge"),
-        HttpJudgeConfig("http://localhost:8001/v1", "another-judge"),
-      ),
-      rubric=RubricConfig(aggregate="veto_saturating", combine="min"),
-    ),
+    settings={
+      "rubric": RubricConfig(
+        aggregate="veto_saturating",
+        combine="min",
+        judges=(
+          HttpJudgeConfig("http://localhost:8000/v1", "judge"),
+          HttpJudgeConfig("http://localhost:8001/v1", "another-judge"),
+        ),
+      )
+    },
   )
   experiment.evaluation.success_part = "rubric"
   experiment.evaluation.success_threshold = 0.8

@@ -4,7 +4,6 @@ python -m agentjax.train --config=configs/smoke.py --workdir=runs/smoke
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.rewards import RewardConfig, SampleConfig
@@ -17,6 +16,7 @@ from agentjax.training import (
   SupervisedStage,
 )
 from agentjax.training.checkpoint import CheckpointConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 def get_config() -> Experiment:
@@ -42,7 +42,7 @@ def get_config() -> Experiment:
     data=DataConfig(
       train_size=32,
       test_size=4,
-      word_problems=WordProblemConfig(levels=(1,), program_share=0.0),
+      source=WordProblemConfig(levels=(1,), program_share=0.0),
     ),
     reward=RewardConfig(samples=SampleConfig(every=1, count=2, keep=2)),
     engine=EngineConfig(

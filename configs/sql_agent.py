@@ -2,7 +2,7 @@ r"""GRPO on Spider: a policy that may run SQL on a database before it answers wi
 
   python -m agentjax.train --config=configs/sql_agent.py --config.data.path=DIR
 
-DIR holds Spider, as published or converted (see agentjax/data/spider.py).
+DIR holds Spider, as published or converted (see agentjax/worlds/sql/spider.py).
 
 Seen on 2 crowded CPU cores in 17 minutes (seed 0), on 96 of every fifth question: 0.0% of the
 answers match, after the warm start (loss 7.7 -> 0.8 nats a token, one tool call an episode) and
@@ -11,16 +11,13 @@ after RL. A policy of this size shows that all of it runs and no more; --config.
 """
 
 from agentjax.data import DataConfig
-from agentjax.data.spider import SpiderConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.tools import ToolsConfig
-from agentjax.tools.sql import SqlConfig
 from agentjax.training import (
   Experiment,
   HeldOutConfig,
@@ -28,6 +25,9 @@ from agentjax.training import (
   RLStage,
   SupervisedStage,
 )
+from agentjax.worlds.sql import SqlWorldConfig
+from agentjax.worlds.sql.spider import SpiderConfig
+from agentjax.worlds.sql.tool import SqlConfig
 
 
 def get_config() -> Experiment:
@@ -47,11 +47,10 @@ def get_config() -> Experiment:
       tie_embeddings=True,
     ),
     tokenizer=TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=1536),
-    data=DataConfig(
-      source="spider",
-      train_size=None,
-      test_size=None,
-      spider=SpiderConfig(
+    data=DataConfig(train_size=None, test_size=None),
+    tools=ToolsConfig(names=("sql",), settings={"sql": SqlConfig(max_rows=5, max_characters=200)}),
+    world=SqlWorldConfig(
+      tasks=SpiderConfig(
         schema=False,
         demonstration="checked",
         shown_rows=5,
@@ -59,8 +58,6 @@ def get_config() -> Experiment:
         split="questions",
       ),
     ),
-    tools=ToolsConfig(names=("sql",), sql=SqlConfig(max_rows=5, max_characters=200)),
-    environment=EnvironmentConfig(kind="sql"),
     # 0.1 for a query that runs at all keeps groups apart while few of them are right.
     reward=RewardConfig(parts=("sql_match", "sql_runs", "sql_overlap"), weights=(1.0, 0.1, 0.0)),
     engine=EngineConfig(

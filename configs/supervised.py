@@ -25,9 +25,8 @@ def get_config() -> Experiment:
     model=ModelConfig(compute_dtype="bfloat16", param_dtype="float32", remat="block"),
     tokenizer=TokenizerConfig(kind="huggingface"),
     data=DataConfig(
-      source="jsonl",
       train_size=None,
-      jsonl=JsonlConfig(messages_field="messages", answer_field="", test_file=""),
+      source=JsonlConfig(messages_field="messages", answer_field="", test_file=""),
     ),
     tools=ToolsConfig(names=()),
     supervised=SupervisedStage(

@@ -28,9 +28,8 @@ def get_config() -> Experiment:
   experiment = load_experiment(pathlib.Path(__file__).with_name("opd_word_problems.py"))
   experiment.name = "tessy_word_problems"
   experiment.data = DataConfig(
-    source="jsonl",
     path="runs/traces",
-    jsonl=JsonlConfig(name="tessy", messages_field="messages", test_file=""),
+    source=JsonlConfig(name="tessy", messages_field="messages", test_file=""),
   )
   experiment.evaluation.tasks = 0  # the traces come without held-out tasks
   experiment.rl = type(experiment.rl)()

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from agentjax.training.experiment import write_experiment
 from configs import quickstart
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -87,9 +88,9 @@ def main() -> None:
   console.print(f"functions above {_LONG} lines: {len(long)}")
   for lines, name in sorted(long, reverse=True):
     console.print(f"  {lines} {name}", soft_wrap=True)
-  saved = quickstart.get_config().to_dict()
-  size = len(json.dumps(saved, indent=2)) / 1000
-  console.print(f"config of the quickstart: {num_leaves(saved):,} settings, {size:.1f} kB")
+  saved = write_experiment(quickstart.get_config())
+  size, settings = len(saved) / 1000, num_leaves(json.loads(saved))
+  console.print(f"config of the quickstart: {settings:,} settings, {size:.1f} kB")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agentjax.training import load_experiment
-from agentjax.training.gates import check_experiment
+from agentjax.training.reward_gates import check_experiment
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = f"--config={ROOT / 'configs' / 'smoke.py'}"

@@ -114,7 +114,7 @@ def test_fields_are_listed_by_beginning_else_by_part():
   assert names.issuperset(COMMON_FIELDS)
   assert all(f.meaning for f in list_fields() if f.name in COMMON_FIELDS)
   (rate,) = find_fields("--config.rl.optimizer.learning_rate")
-  assert (rate.allowed, rate.meaning[:4]) == ("float", "peak")
+  assert (rate.allowed, rate.meaning[:4]) == ("float, > 0", "peak")
   assert {f.name.split(".")[0] for f in find_fields("rl.optimizer")} == {"rl"}
   parts = {f.name for f in find_fields("learning_rate")}
   assert {"rl.optimizer.learning_rate", "supervised.optimizer.learning_rate"} <= parts

@@ -2,13 +2,22 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  FilePath,
+  PositiveInt,
+  Range,
+  Share,
+  check,
+)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -115,3 +124,27 @@ def test_every_public_name_loads():
 
   for name in agentjax.__all__:
     assert getattr(agentjax, name) is not None
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Ranged(Config):
+  count: PositiveInt = 1
+  share: Share | None = None
+  slope: Annotated[float, Range(-1, 1, above=True, below=True)] = 0.0
+
+
+@pytest.mark.parametrize(
+  ("changes", "allowed"),
+  [
+    ({"count": 0}, "count=0; allowed: >= 1."),
+    ({"share": 1.5}, "share=1.5; allowed: 0 to 1 or none."),
+    ({"share": math.nan}, "share=nan; allowed: 0 to 1 or none."),
+    ({"slope": 1.0}, "slope=1.0; allowed: over -1, below 1."),
+    ({"slope": -1.0}, "slope=-1.0; allowed: over -1, below 1."),
+  ],
+)
+def test_a_range_in_an_annotation_is_checked(changes, allowed):
+  Ranged(count=1, share=1.0, slope=0.99).validate()
+  with pytest.raises(ConfigError) as caught:
+    Ranged(**changes).validate()
+  assert str(caught.value) == f"config.{allowed}"

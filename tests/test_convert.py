@@ -15,19 +15,19 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentjax import convert
+from agentjax.adapters.huggingface_text.chat import TemplateChat
 from agentjax.config import ConfigError
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, abstract, load_pretrained
 from agentjax.models.lora import LoraConfig, merge_lora
 from agentjax.text import ByteTokenizer
-from agentjax.text.template import TemplateChat
 from agentjax.training.checkpoint import (
   CheckpointStore,
   latest_checkpoint,
   load_networks,
   read_metadata,
 )
-from agentjax.training.state import Networks, TrainState, network_specs
+from agentjax.training.state import Network, TrainState, Weights, network_specs
 from tests.text.folders import write_vocabulary
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -100,15 +100,16 @@ def _filled(specs, value):
 
 
 def _save(run, identity, networks, reference=None):
-  state = TrainState(
-    step=jnp.zeros((), jnp.int32), networks=networks, opt_state=None, reference=reference
-  )
+  found = {"policy": Network(networks)}
+  if reference is not None:
+    found["reference"] = Network(Weights(reference))
+  state = TrainState(jnp.zeros((), jnp.int32), found)
   CheckpointStore(run / "checkpoints", 1, {"tokenizer": "t", **identity}).save(3, state, {})
 
 
 def test_a_checkpoint_with_a_value_head_is_converted_too(folder, tmp_path):
   params, config = load_pretrained(folder)
-  networks = Networks(params, _filled(network_specs(config, critic=True).value, 1.0))
+  networks = Weights(params, _filled(network_specs(config, critic=True).value, 1.0))
   _save(tmp_path / "run", {"model": config.to_dict()}, networks)
   summary = convert.to_folder(
     tmp_path / "run" / "checkpoints" / "3",
@@ -120,12 +121,28 @@ def test_a_checkpoint_with_a_value_head_is_converted_too(folder, tmp_path):
   assert set(summary.companions) == set(COMPANIONS)
 
 
+def test_a_further_policy_is_converted_by_its_name(folder, tmp_path):
+  params, config = load_pretrained(folder)
+  other = jax.tree.map(lambda leaf: leaf + 1, params)
+  networks = {"policy": Network(Weights(params)), "right": Network(Weights(other), jnp.zeros(3))}
+  state = TrainState(jnp.zeros((), jnp.int32), networks)
+  identity = {"tokenizer": "t", "model": config.to_dict()}
+  store = CheckpointStore(tmp_path / "run" / "checkpoints", 1, identity, policies=("right",))
+  store.save(3, state, {})
+  convert.to_folder(tmp_path / "run", tmp_path / "back", policy="right")
+  got, _ = load_pretrained(tmp_path / "back")
+  for ours, theirs in zip(*map(jax.tree.leaves, (got, other)), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+  with pytest.raises(CheckpointError, match="no policy 'left'; .*right"):
+    convert.to_folder(tmp_path / "run", tmp_path / "more", policy="left")
+
+
 def test_adapters_are_added_to_what_they_were_trained_on(folder, tmp_path):
   params, config = load_pretrained(folder)
   lora = LoraConfig(rank=2)
   adapters = _filled(network_specs(config, critic=False, lora=lora).policy, 0.1)
   identity = {"model": config.to_dict(), "lora": lora.to_dict()}
-  _save(tmp_path / "run", identity, Networks(adapters, None), reference=params)
+  _save(tmp_path / "run", identity, Weights(adapters, None), reference=params)
   convert.to_folder(tmp_path / "run", tmp_path / "back")
   got, _ = load_pretrained(tmp_path / "back")
   wanted = merge_lora(params, adapters, lora)

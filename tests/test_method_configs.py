@@ -40,7 +40,7 @@ def _with_flags(name, *changes):
 
 
 def test_the_plain_runs_beside_the_recipes_are_flags():
-  assert _with_flags("meds_word_problems", "--config.rl.shaping=none").rl.shaping is None
+  assert _with_flags("meds_word_problems", "--config.rl.signals=").rl.signals == ()
   plain = _with_flags(
     "moclip_word_problems",
     "--config.supervised.optimizer.direction=none",
@@ -48,7 +48,7 @@ def test_the_plain_runs_beside_the_recipes_are_flags():
   ).supervised
   assert (plain.optimizer.direction, plain.token_sets) == (None, None)
   tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")
-  assert tasks.data.source == "word_problems"
+  assert tasks.data.source.chosen == "word_problems"
 
 
 def test_the_generator_of_c2_warms_up_for_a_tenth():

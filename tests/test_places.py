@@ -82,7 +82,7 @@ def test_alone_waits_for_all_and_keeps_all_out():
     places = Places(3)
     running = [asyncio.ensure_future(hold(places, i, 0.05, log)) for i in range(2)]
     await asyncio.sleep(0.01)
-    alone = asyncio.ensure_future(hold(places, "alone", 0.05, log, alone=True))
+    alone = asyncio.ensure_future(hold(places, "alone", 0.05, log, exclusive=True))
     await asyncio.sleep(0.01)
     late = asyncio.ensure_future(hold(places, "late", 0.0, log))
     await asyncio.gather(*running, alone, late)

@@ -10,21 +10,23 @@ import sys
 import numpy as np
 import pytest
 
+from agentjax.config import ConfigError
 from agentjax.data import DataConfig, load_tasks
-from agentjax.data.word_problems import WordProblemConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rollout.cheats import Setting, cheats, solution
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.rescoring import compare, rescore, write_store
 from agentjax.rollout.scoring import score
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal
-from agentjax.training.parts import Extensions, build_scoring
 from agentjax.training.rescoring import read_trajectories, rescore_trajectories
 from agentjax.trajectory.record import Reward, Segment, Status, Task, ToolRecord, Trajectory
 from agentjax.trajectory.store import read_store, to_record
-from tests.envs.test_gates import GATED, experiment
+from agentjax.world.cheats import Setting
+from agentjax.worlds.mle import MleWorldConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
+from tests.worlds.test_gates import GATED, experiment
 
 ROOT = pathlib.Path(__file__).parents[1]
 TASKS = {n: Task(n, (), str(n), "made") for n in range(3)}
@@ -128,7 +130,7 @@ def _command(*arguments):
 
 def test_the_command_reads_a_journal_and_writes_a_store(tmp_path):
   data = DataConfig(
-    train_size=32, test_size=4, word_problems=WordProblemConfig(levels=(1,), program_share=0.0)
+    train_size=32, test_size=4, source=WordProblemConfig(levels=(1,), program_share=0.0)
   )
   tasks = load_tasks(data).train[:2]
   right = trajectory(tasks[0].id, tasks[0].answer, reward=Reward(0.0))
@@ -167,16 +169,18 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   if gated.needs is not None:
     pytest.importorskip(gated.needs)
   config = resolve(experiment(gated, tmp_path))
-  setting = Setting(config.environment, config.reward.pivot, gated.tools, config.rollout.answer)
+  setting = Setting(gated.tools, config.rollout.answer)
 
   async def play():
     scoring = build_scoring(config, Extensions())
     played = []
     try:
       for task in scoring.tasks.train[:1]:
-        attempts = (solution(task, setting), next(iter(cheats(task, setting).values())))
+        world = scoring.world
+        cheat = next(iter(world.cheats(task, setting).values()))
+        attempts = (world.solution(task, setting), cheat)
         for sample, turns in enumerate(attempts):
-          episode = await play_turns(task, turns, scoring.world.make)
+          episode = await play_turns(task, turns, world.environment)
           episode.sample = sample
           await score(scoring.rewards, [episode], task, timeout=60.0)
           played.append(episode)
@@ -190,6 +194,20 @@ def test_every_world_scores_its_stored_episodes_to_the_rewards_they_had(name, tm
   after = rescore_trajectories(config, read_trajectories(tmp_path / "episodes.store"))
   assert [t.reward for t in after] == [t.reward for t in before]
   assert [t.reward_parts for t in after] == [t.reward_parts for t in before]
+
+
+def test_labels_of_a_run_follow_from_its_own_secret(tmp_path):
+  gated = dataclasses.replace(experiment(GATED["mle"], tmp_path), world=MleWorldConfig())
+  config = resolve(gated)
+
+  def labels(run):
+    scoring = build_scoring(config, Extensions(), tmp_path / run)
+    asyncio.run(scoring.close())
+    return [task.metadata["labels"] for task in scoring.tasks.train]
+
+  assert labels("a") == labels("a") != labels("b")
+  with pytest.raises(ConfigError, match="tasks.secret_file=None"):
+    build_scoring(config, Extensions())
 
 
 _READ = """

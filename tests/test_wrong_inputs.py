@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from agentjax.training.experiment import FORMAT
 from tests.text.folders import write_model, write_vocabulary
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -30,7 +31,7 @@ def place(tmp_path_factory):
   (folder / "notjson.json").write_text("{")
   (folder / "list.json").write_text("[1]")
   (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
-  (folder / "fields.json").write_text('{"nosuch": 1}')
+  (folder / "fields.json").write_text(json.dumps({"format": FORMAT, "nosuch": 1}))
   (folder / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
   (folder / "syntax.py").write_text("def get_config(:\n")
   (folder / "other.py").write_text("def get_config():\n  return 3\n")
@@ -42,7 +43,7 @@ def place(tmp_path_factory):
   good.mkdir()
   turns = [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "7"}]
   (good / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 4)
-  from agentjax.text import HuggingFaceTokenizer
+  from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 
   for name in ("model", "cut", "no_weights", "no_tokenizer", "no_template", "bad_config"):
     write_vocabulary(folder / name)
@@ -135,7 +136,7 @@ _CASES = {
   ),
   "convert: output in use": (("convert", "--input={place}/model", "--output={place}"), "not empty"),
   "distill: no teacher": (
-    ("distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
+    ("recipes.lightning_opd.distill", _SMOKE, "--checkpoint={place}/empty", "--output={run}"),
     "config.rl.teachers",
   ),
   "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),

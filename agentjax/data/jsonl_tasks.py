@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.data.agent_trajectories import check_turns, openai_messages
+from agentjax.data.conversations import check_turns, openai_messages
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import require_text
 from agentjax.data.tables import read_rows

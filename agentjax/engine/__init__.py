@@ -1,6 +1,7 @@
 """Sampling: slots that hold live contexts, continuous batching, addressed randomness."""
 
 from agentjax.engine.config import EngineConfig, SamplingConfig
+from agentjax.engine.engine import Context, Engine, Prefix
 from agentjax.engine.grammar import (
   Grammar,
   GrammarError,
@@ -13,12 +14,13 @@ from agentjax.engine.request import (
   EngineBusyError,
   EngineError,
   Finish,
+  ImageError,
   NonFiniteError,
   Sample,
   SampleRequest,
 )
 from agentjax.engine.sampling import address_key
-from agentjax.engine.scheduler import Context, Engine, EngineStats, Prefix
+from agentjax.engine.scheduler import EngineStats
 from agentjax.engine.slots import SlotEngine
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
   "Finish",
   "Grammar",
   "GrammarError",
+  "ImageError",
   "NonFiniteError",
   "Prefix",
   "Sample",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, Range, Share, check
+from agentjax.sharding import MESH_AXES, MeshConfig
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -21,17 +22,13 @@ class SamplingConfig(Config):
     min_p: drop tokens less probable than ``min_p`` times the most probable one (2407.01082).
   """
 
-  temperature: float = 1.0
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
+  temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
+  top_k: NonNegativeInt = 0
+  top_p: PositiveShare = 1.0
+  min_p: Share = 0.0
 
   def validate(self, path: str = "sampling") -> None:
     super().validate(path)
-    check(0.0 <= self.temperature <= 100.0, f"{path}.temperature", self.temperature, "0 to 100")
-    check(self.top_k >= 0, f"{path}.top_k", self.top_k, "at least 0 (0 keeps all tokens)")
-    check(0.0 < self.top_p <= 1.0, f"{path}.top_p", self.top_p, "above 0, at most 1")
-    check(0.0 <= self.min_p <= 1.0, f"{path}.min_p", self.min_p, "0 to 1")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -45,6 +42,10 @@ class EngineConfig(Config):
     lanes: blocks of ``slots / lanes`` slots. Lanes run side by side, each in a thread of its own,
       spread over the engine's devices; two lanes use two CPU cores, where a single small decode
       step uses hardly more than one.
+    mesh: devices of each lane. Heads, hidden units and the vocabulary are split over ``tensor``,
+      experts over ``expert``, slots over ``data`` and ``expert``; what does not divide is whole on
+      every device, and of experts and their hidden units there are then some more, of zero. All
+      lanes together take lanes times as many devices. ``fsdp`` and ``context`` stay 1.
     max_length: tokens a context can hold, prompt included.
     chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
       stops early waits for the end of its chunk, so this trades host work against latency.
@@ -89,51 +90,48 @@ class EngineConfig(Config):
       it is first needed. Several lanes would then compile one program twice.
   """
 
-  slots: int = 64
-  lanes: int = 1
-  max_length: int = 512
-  chunk_tokens: int = 16
+  slots: PositiveInt = 64
+  lanes: PositiveInt = 1
+  mesh: MeshConfig = dataclasses.field(default_factory=lambda: MeshConfig(fsdp=1))
+  max_length: PositiveInt = 512
+  chunk_tokens: PositiveInt = 16
   extend_buckets: tuple[int, ...] = (16, 64, 256)
   extend_rows: tuple[int, ...] = (16, 4, 1)
-  max_stop_ids: int = 4
-  host_turns: int = 16
-  prefill_tokens: int = 1024
-  block_tokens: int = 64
-  device_store_mb: int = 1024
-  host_store_mb: int = 4096
-  prefix_reuse: str = "prompts"
-  snapshot_tokens: int = 1024
-  max_waiting: int = 0
+  max_stop_ids: PositiveInt = 4
+  host_turns: NonNegativeInt = 16
+  prefill_tokens: PositiveInt = 1024
+  block_tokens: PositiveInt = 64
+  device_store_mb: NonNegativeInt = 1024
+  host_store_mb: NonNegativeInt = 4096
+  prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"
+  snapshot_tokens: PositiveInt = 1024
+  max_waiting: NonNegativeInt = 0
   record_experts: bool = False
-  grammar_states: int = 0
-  grammar_classes: int = 512
-  grammars: int = 8
+  grammar_states: Annotated[int, Range(0, 2**15, below=True)] = 0
+  grammar_classes: Annotated[int, Range(1, 2**15, below=True)] = 512
+  grammars: Annotated[int, Range(1, 2**15, below=True)] = 8
   speculate: Literal["none", "ngram", "mtp"] = "none"
-  draft_tokens: int = 3
+  draft_tokens: PositiveInt = 3
   warmup: bool = True
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    positive = ("slots", "lanes", "max_length", "chunk_tokens", "max_stop_ids", "block_tokens")
-    for name in (*positive, "prefill_tokens", "snapshot_tokens", "draft_tokens"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    for name in ("grammar_classes", "grammars"):
-      check(1 <= getattr(self, name) < 2**15, f"{path}.{name}", getattr(self, name), "1 to 32767")
-    check(
-      0 <= self.grammar_states < 2**15,
-      f"{path}.grammar_states",
-      self.grammar_states,
-      "0 (off) to 32767",
-    )
-    for name in ("host_turns", "device_store_mb", "host_store_mb", "max_waiting"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "at least 0")
-    reuse = ("none", "prompts", "turns")
-    check(self.prefix_reuse in reuse, f"{path}.prefix_reuse", self.prefix_reuse, f"one of {reuse}")
     check(
       self.slots % self.lanes == 0,
       f"{path}.lanes",
       self.lanes,
       f"a divisor of {path}.slots={self.slots}",
+    )
+    for axis in MESH_AXES:
+      size, split = getattr(self.mesh, axis), axis in ("data", "expert", "tensor")
+      allowed = "a number of devices, at least 1" if split else "1: nothing is split over it here"
+      check(size >= 1 if split else size == 1, f"{path}.mesh.{axis}", size, allowed)
+    ways = self.mesh.data * self.mesh.expert
+    check(
+      self.slots // self.lanes % ways == 0,
+      f"{path}.slots",
+      self.slots,
+      f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
     buckets = self.extend_buckets
     check(

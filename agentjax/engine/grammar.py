@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from agentjax.engine.config import EngineConfig
+from agentjax.engine.home import Home
 from agentjax.text.chat import Chat
 from agentjax.text.json_language import json_language
 from agentjax.text.language import (
@@ -202,17 +203,17 @@ class Masks(NamedTuple):
 
 
 class GrammarTable:
-  """The table of one device, and who has which rows of it. Not thread safe.
+  """The table of one lane, and who has which rows of it. Not thread safe.
 
   Args:
     config: capacities; ``grammar_states`` above 0.
     slots: of the lane.
     vocab_size: of the model.
-    device: where the table lives.
+    home: where the table lives.
   """
 
-  def __init__(self, config: EngineConfig, slots: int, vocab_size: int, device: jax.Device) -> None:
-    self._slots, self._device = slots, device
+  def __init__(self, config: EngineConfig, slots: int, vocab_size: int, home: Home) -> None:
+    self._slots, self._home = slots, home
     self._next_state = np.full((config.grammar_states, config.grammar_classes), -1, np.int16)
     self._class_of_token = np.zeros((config.grammars, vocab_size), np.int16)
     self._placed: dict[Grammar, tuple[int, int]] = {}  # row of classes, first row of states
@@ -245,7 +246,7 @@ class GrammarTable:
     if self._on_device is None:
       # Copies: an array on a CPU device may lie in the very memory it was made from.
       tables = (self._next_state.copy(), self._class_of_token.copy())
-      self._on_device = jax.device_put(tables, self._device)
+      self._on_device = self._home.put(tables)
     waiting = [slot for slot, (grammar, _) in wanted.items() if grammar not in served]
     next_state, class_of_token = self._on_device
     return Masks(next_state, class_of_token, row, state), waiting

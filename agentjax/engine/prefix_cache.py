@@ -1,14 +1,54 @@
-"""Contexts that were computed before: a radix tree over token ids."""
+"""Contexts that were computed before: a radix tree over token ids, and over the images at them."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from agentjax.engine.store import Snapshot
+
+Images = Sequence[tuple[int, str]]  # place of the first token of an image, hash of its content
+
+_TOKEN_BITS = 32
+
+
+class ImageKeys:
+  """Keys of tokens: alike where the token and the image that begins there are.
+
+  A key is the id of the token, with the number of the image in the bits above it: the n-th content
+  that is seen has the number n, a token without an image 0. So no two contents share a key.
+  """
+
+  def __init__(self) -> None:
+    self._numbers: dict[str, int] = {}
+
+  def of(self, ids: np.ndarray, images: Images) -> np.ndarray:
+    """Keys of a run of ids; without images they are the ids.
+
+    Raises:
+      ValueError: a place that the run has not, or two images at one.
+    """
+    if not images:
+      return ids
+    places = [place for place, _ in images]
+    if len(set(places)) < len(places) or not all(0 <= place < len(ids) for place in places):
+      raise ValueError(
+        f"images at the places {places} of {len(ids)} tokens; allowed: places of 0 to "
+        f"{len(ids) - 1}, each once."
+      )
+    keys = ids.astype(np.int64)
+    for place, content in images:
+      number = self._numbers.setdefault(content, len(self._numbers) + 1)
+      keys[place] += number << _TOKEN_BITS
+    return keys
+
+
+def token_ids(keys: np.ndarray) -> np.ndarray:
+  """int32 ids of keys."""
+  return (keys & ((1 << _TOKEN_BITS) - 1)).astype(np.int32) if keys.dtype == np.int64 else keys
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,14 +71,17 @@ class _Node:
   __slots__ = ("children", "edge", "entry", "parent")
 
   def __init__(self, edge: np.ndarray, parent: _Node | None) -> None:
-    self.edge = edge  # ids from the parent to here
+    self.edge = edge  # keys from the parent to here
     self.parent = parent
-    self.children: dict[int, _Node] = {}  # by the first id of their edges
+    self.children: dict[int, _Node] = {}  # by the first key of their edges
     self.entry: Entry | None = None
 
 
 class PrefixCache:
   """Longest known beginning of a run of ids, for one version of the weights.
+
+  Where there are images, ids are ``ImageKeys``: what stands before an image is shared, and what
+  stands from there on only by runs with the same image.
 
   Keys and values could be cut anywhere, recurrent states cannot: an entry serves the ids up to its
   own boundary and all that follow it. Where ``attention_only``, a part of an entry serves as well.

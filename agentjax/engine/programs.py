@@ -7,44 +7,46 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from agentjax import models
-from agentjax.engine import sampling
 from agentjax.engine.config import EngineConfig
-from agentjax.engine.grammar import Masks
+from agentjax.engine.decoding import Decoding, DeviceState, compact_experts, feed_heads
+from agentjax.engine.home import Home
 from agentjax.engine.request import Chunk, DecodePlan
-from agentjax.engine.speculation import lookup, written
-from agentjax.models import Cache, ModelConfig
-from agentjax.models.blocks import Appended
-from agentjax.trajectory.experts import compact_dtype
+from agentjax.engine.speculation import written
+from agentjax.models import ModelConfig
+from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
 Array = jax.Array
-
-
-@flax.struct.dataclass
-class DeviceState:
-  """All slots of one lane. Every dispatch consumes one and gives the next."""
-
-  cache: Cache
-  logits: Array  # float32 [slots, vocab], of the token each slot takes next
-  history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
-  ahead: models.Ahead | None = None  # of prediction heads, where these make the drafts
 
 
 _WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
 
 
+class _Group(NamedTuple):
+  """Keys and values that travel as one array: of one dtype, split over the same mesh axes."""
+
+  dtype: Any
+  axes: tuple[str, ...] = ()
+  ways: int = 1
+
+
 class Programs:
   """One jitted function a job. Shapes depend on the configs alone, never on the requests.
 
-  ``config`` is that of one lane. ``programs_of_lane`` shares programs between engines.
+  ``config`` is that of one lane. ``programs_of_lane`` shares programs between engines. On a mesh
+  slots are rows of a batch, heads and the vocabulary are split over "tensor" and experts over
+  "expert", as far as they divide.
 
   Attributes:
+    mesh: of the lane; None for one device.
+    params_spec: of the decode parameters; None for one device.
+    state_spec, block_spec: of a context's state and of one block, likewise.
+    extend_rows: of each bucket, a multiple of what the mesh splits a batch over.
     prepare: training parameters to per-layer decode parameters, a copy in any case.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
@@ -61,35 +63,61 @@ class Programs:
   """
 
   def __init__(
-    self, model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+    self,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    vocab_limit: int | None,
+    mesh: jax.sharding.Mesh | None = None,
   ) -> None:
-    self.slots = config.slots
+    self.slots, self.mesh = config.slots, mesh
     self.place_width = min(self.slots, 16)
     self.traces: collections.Counter[str] = collections.Counter()
     self._in_thread = threading.local()
     self._model, self._config, self._vocab_limit = model_config, config, vocab_limit
-    self.initial = self._jit("initial", self._initial)
-    self.prepare = self._jit("prepare", self._prepare)
-    self.decode = self._jit("decode", self._decode, donate=True)
+    shapes, self._time_axes = self._find_time_axes()
+    self._specs = [jax.P()] * len(shapes)
+    self.params_spec: Any = None
+    whole: Any = None
+    if mesh is not None:
+      whole = self._shardings(mesh)
+      self._specs = [sharding.spec for sharding in jax.tree.leaves(whole)]
+      self.params_spec = jax.tree.map(
+        lambda sharding: sharding.spec, models.decode_shardings(self._params_specs(), mesh)
+      )
+    ways = 1 if mesh is None else row_multiple(mesh)
+    self.extend_rows = {
+      tokens: -(-rows // ways) * ways
+      for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
+    }
+    self.initial = self._jit("initial", self._initial, out=whole)
+    self.prepare = self._jit("prepare", self._prepare, own=False)
+    self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
-    shapes, self._time_axes = self._find_time_axes()
     timed = [axis is not None for axis in self._time_axes]
-    in_blocks = [v.dtype for v, t in zip(shapes, timed, strict=True) if t]
-    self._dtypes = tuple(dict.fromkeys(in_blocks))
+    self._group_of = [
+      self._group(v.dtype, spec) if t else None
+      for v, t, spec in zip(shapes, timed, self._specs, strict=True)
+    ]
+    self._groups = tuple(dict.fromkeys(g for g in self._group_of if g is not None))
+    self.block_spec = tuple(jax.P(g.axes or None) if g.ways > 1 else jax.P() for g in self._groups)
+    self.state_spec = tuple(
+      jax.P(None, *spec[1:]) for spec, t in zip(self._specs, timed, strict=True) if not t
+    )
     self.has_blocks = any(timed)
     self.attention_only = timed.count(False) == len(_WITHOUT_PAST)
     per_slot = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
     self.state_bytes = sum(n for n, t in zip(per_slot, timed, strict=True) if not t)
     in_time = sum(n for n, t in zip(per_slot, timed, strict=True) if t)
     self.block_bytes = in_time * self.block_tokens // config.max_length
-    self.place = self._jit("place", self._place, donate=True)
-    self.write = self._jit("write", self._write, donate=True)
-    self.read = self._jit("read", self._read)
-    self.read_blocks = self._jit("read_blocks", self._read_blocks)
+    self.place = self._jit("place", self._place, out=whole, donate=True)
+    self.write = self._jit("write", self._write, out=whole, donate=True)
+    self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
+    blocks = (self._placed(self.block_spec),) * self.transfer_blocks
+    self.read_blocks = self._jit("read_blocks", self._read_blocks, out=blocks)
     self.extend = {
-      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, donate=True)
-      for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
+      tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, None), donate=True)
+      for tokens, rows in self.extend_rows.items()
     }
 
   @property
@@ -97,14 +125,79 @@ class Programs:
     """How often something was compiled in this thread."""
     return getattr(self._in_thread, "traces", 0)
 
-  def _jit(self, name: str, function: Callable[..., Any], *, donate: bool = False) -> Any:
+  def _jit(
+    self,
+    name: str,
+    function: Callable[..., Any],
+    *,
+    out: Any = None,
+    donate: bool = False,
+    own: bool = True,
+  ) -> Any:
+    """Jits; with ``own``, for the lane's mesh, and its result laid out as ``out`` says."""
+
     def counted(*args: Any) -> Any:
       self.traces[name] += 1
       self._in_thread.traces = self.traces_here + 1
       return function(*args)
 
     counted.__name__ = name
-    return jax.jit(counted, donate_argnums=(0,) if donate else ())
+    donated = (0,) if donate else ()
+    if self.mesh is None or not own:
+      return jax.jit(counted, donate_argnums=donated)
+    return _OnMesh(jax.jit(counted, donate_argnums=donated, out_shardings=out), name, self.mesh)
+
+  def _shardings(self, mesh: jax.sharding.Mesh) -> DeviceState:
+    shapes = jax.eval_shape(self._initial)
+
+    def place(x: Any, *axes: str | None) -> Any:
+      return (
+        None if x is None else jax.sharding.NamedSharding(mesh, fitting_spec(axes, x.shape, mesh))
+      )
+
+    return DeviceState(
+      cache=models.cache_shardings(shapes.cache, mesh),
+      logits=place(shapes.logits, "batch", "vocab"),
+      history=place(shapes.history, "batch", None),
+      mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
+    )
+
+  def _params_specs(self) -> models.DecodeParams:
+    heads = self._config.speculate == "mtp"
+    return models.decode_specs(self._model, heads=heads, mesh=self.mesh)
+
+  def _placed(self, specs: Any) -> Any:
+    """Shardings on the lane's mesh; None on one device."""
+    if self.mesh is None:
+      return None
+    return tuple(jax.sharding.NamedSharding(self.mesh, spec) for spec in specs)
+
+  def _group(self, dtype: Any, spec: jax.P) -> _Group:
+    if self.mesh is None:
+      return _Group(dtype)
+    split = next((entry for entry in spec[1:] if entry is not None), ())
+    axes = (split,) if isinstance(split, str) else tuple(split)
+    return _Group(dtype, axes, math.prod(self.mesh.shape[axis] for axis in axes))
+
+  def abstract_arguments(self, home: Home) -> tuple[DeviceState, models.DecodeParams, DecodePlan]:
+    """Shapes, dtypes and places of what ``decode`` takes, for compilation without data.
+
+    The first two are what ``extend`` takes as well. ``home`` may be of devices that are only
+    described.
+    """
+
+    def placed(x: Any, spec: jax.P) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home.sharding(spec))
+
+    leaves, tree = jax.tree.flatten(jax.eval_shape(self._initial))
+    state = jax.tree.unflatten(tree, map(placed, leaves, self._specs))
+    shapes = models.abstract(self._params_specs())
+    specs = self.params_spec or jax.tree.map(lambda _: jax.P(), shapes)
+    params = jax.tree.map(placed, shapes, specs)
+    config = self._config
+    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids)
+    given = [None if isinstance(v, dict) else placed(v, jax.P()) for v in plan]
+    return state, params, DecodePlan(*given)._replace(grammars={})
 
   def _initial(self) -> DeviceState:
     return self._empty(self._config.max_length)
@@ -116,7 +209,7 @@ class Programs:
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
-      ahead=models.init_ahead(self._model, self.slots, length, self._config.draft_tokens)
+      mtp_cache=models.init_mtp_cache(self._model, self.slots, length, self._config.draft_tokens)
       if self._config.speculate == "mtp"
       else None,
     )
@@ -139,7 +232,8 @@ class Programs:
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
     heads = self._config.speculate == "mtp"
-    return jax.tree.map(jnp.copy, models.prepare_decode_params(params, self._model, heads=heads))
+    prepared = models.prepare_decode_params(params, self._model, heads=heads, mesh=self.mesh)
+    return jax.tree.map(jnp.copy, prepared)
 
   def _extend(
     self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
@@ -150,44 +244,17 @@ class Programs:
     """
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
-    history, ahead = device.history, device.ahead
+    history, mtp_cache = device.history, device.mtp_cache
     starts = device.cache.lengths.at[rows].get(mode="clip")
     if history is not None:
       history = written(history, rows, starts, token_ids, counts)
-    if ahead is not None:
-      ahead = self._follow(params, ahead, (rows, starts, counts), out.hidden, token_ids)
-    device = DeviceState(cache=out.cache, logits=logits, history=history, ahead=ahead)
-    return device, self._compact(out.experts)
-
-  def _follow(
-    self,
-    params: Any,
-    ahead: models.Ahead,
-    where: tuple[Array, Array, Array],
-    hidden: Any,
-    token_ids: Array,
-    **settings: Any,
-  ) -> models.Ahead:
-    """``counts[r]`` tokens into the heads' part of slot ``rows[r]``, from ``starts[r]`` on."""
-    rows, starts, counts = where
-    positions = starts[:, None] + jnp.arange(token_ids.shape[1])
-    return models.follow(
-      params,
-      self._model,
-      ahead,
-      Appended(rows, positions, counts),
-      hidden,
-      token_ids,
-      max_length=self._config.max_length,
-      **settings,
-    )
-
-  def _compact(self, experts: Array | None) -> Array | None:
-    """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
-    if experts is None or not self._config.record_experts:
-      return None
-    ids = self._model.num_experts + self._model.zero_experts
-    return jnp.moveaxis(experts, 0, -2).astype(compact_dtype(ids))
+    if mtp_cache is not None:
+      where, limit = (rows, starts, counts), self._config.max_length
+      mtp_cache = feed_heads(
+        params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
+      )
+    device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    return device, compact_experts(self._model, out.experts, record=self._config.record_experts)
 
   def _place(
     self, device: DeviceState, state: tuple[Array, ...], rows: Array, count: Array
@@ -223,17 +290,19 @@ class Programs:
     """``blocks[:block_count]`` become blocks ``first`` and on of every slot of ``rows[:count]``."""
     leaves, tree = jax.tree.flatten(device)
     timed = [(i, axis) for i, axis in enumerate(self._time_axes) if axis is not None]
-    stacked = {dtype: jnp.stack(v) for dtype, *v in zip(self._dtypes, *blocks, strict=True)}
+    stacked = {group: jnp.stack(v) for group, *v in zip(self._groups, *blocks, strict=True)}
 
     def one(i: Array, values: list[Array]) -> list[Array]:
       row, block = rows[i // block_count], i % block_count
       start = (first + block) * self.block_tokens
-      taken, written = dict.fromkeys(self._dtypes, 0), []
-      for value, (_, axis) in zip(values, timed, strict=True):
-        shape = self._block_shape(value.shape, axis)
-        end = taken[value.dtype] + math.prod(shape)
-        part = stacked[value.dtype][block, taken[value.dtype] : end].reshape(shape)
-        taken[value.dtype] = end
+      taken, written = dict.fromkeys(self._groups, 0), []
+      for value, (leaf, axis) in zip(values, timed, strict=True):
+        group, shape = self._group_of[leaf], self._block_shape(value.shape, axis)
+        assert group is not None
+        end = taken[group] + math.prod(shape) // group.ways
+        flat = stacked[group][block, ..., taken[group] : end]
+        part = self._unflatten(flat, shape, self._specs[leaf], group.ways)
+        taken[group] = end
         place = [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
         written.append(jax.lax.dynamic_update_slice(value, part, place))
       return written
@@ -261,13 +330,16 @@ class Programs:
 
     def block(index: int) -> tuple[Array, ...]:
       start = (first + index) * self.block_tokens
-      parts: dict[jnp.dtype, list[Array]] = {dtype: [] for dtype in self._dtypes}
-      for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True):
-        if axis is not None:
+      parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
+      every = zip(
+        jax.tree.leaves(device), self._time_axes, self._specs, self._group_of, strict=True
+      )
+      for leaf, axis, spec, group in every:
+        if axis is not None and group is not None:
           place = [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))]
           part = jax.lax.dynamic_slice(leaf, place, self._block_shape(leaf.shape, axis))
-          parts[leaf.dtype].append(part.reshape(-1))
-      return tuple(jnp.concatenate(part) for part in parts.values())
+          parts[group].append(self._flatten(part, spec, group.ways))
+      return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
     return tuple(block(i) for i in range(self.transfer_blocks))
 
@@ -275,244 +347,60 @@ class Programs:
     """Of the part of an array of all slots that belongs to a block of one."""
     return (1, *(self.block_tokens if d == axis else n for d, n in enumerate(shape) if d))
 
+  def _flatten(self, part: Array, spec: jax.P, ways: int) -> Array:
+    """[n], or [ways, n / ways] of what lies on each device along the axis that is split."""
+    if ways == 1:
+      return part.reshape(-1)
+    at = next(d for d in range(1, len(spec)) if spec[d] is not None)
+    shape = (*part.shape[:at], ways, part.shape[at] // ways, *part.shape[at + 1 :])
+    return jnp.moveaxis(part.reshape(shape), at, 0).reshape(ways, -1)
+
+  def _unflatten(self, flat: Array, shape: tuple[int, ...], spec: jax.P, ways: int) -> Array:
+    if ways == 1:
+      return flat.reshape(shape)
+    at = next(d for d in range(1, len(spec)) if spec[d] is not None)
+    parts = (ways, *shape[:at], shape[at] // ways, *shape[at + 1 :])
+    return jnp.moveaxis(flat.reshape(parts), 0, at).reshape(shape)
+
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
-    """Draws, feeds and records a token for every live slot until none is live."""
-    if self._config.speculate != "none":
-      return self._decode_drafts(device, params, plan)
-    filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
-    shape = plan.forced.shape[::-1]
-    masks: Masks | None = plan.grammars if self._config.grammar_states else None
+    decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
+    run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
+    return run(device)
 
-    def unfinished(carry: tuple) -> Array:
-      step, live = carry[0], carry[1]
-      return (step < shape[0]) & jnp.any(live)
 
-    def advance(carry: tuple) -> tuple:
-      step, live, device, state, chunk = carry
-      drawn = sampling.draw(
-        device.logits,
-        plan.key_data,
-        plan.token_index + step,
-        filters,
-        jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
-        vocab_limit=self._vocab_limit,
-        masks=masks,
-        grammar_state=state,
-        row_by_row=self._model.exact_chunk > 0,
-      )
-      token_ids = jnp.where(live, drawn.token_ids, 0)
-      out = self._step(params, device.cache, token_ids, live)
-      stopped = live & jnp.any(token_ids[:, None] == plan.stop_ids, axis=1)
-      routed = self._compact(out.experts)
-      chunk = Chunk(
-        token_ids=chunk.token_ids.at[step].set(token_ids),
-        behaviour_log_probs=chunk.behaviour_log_probs.at[step].set(drawn.behaviour_log_probs),
-        entropies=chunk.entropies.at[step].set(drawn.entropies),
-        sampling_log_probs=chunk.sampling_log_probs.at[step].set(drawn.sampling_log_probs),
-        counts=chunk.counts + live,
-        stopped=chunk.stopped | stopped,
-        experts=None if routed is None else chunk.experts.at[step].set(routed),
-      )
-      logits = jnp.where(live[:, None], out.logits, device.logits)
-      device = device.replace(cache=out.cache, logits=logits)
-      live &= ~stopped & (step + 1 < plan.budget)
-      if masks is not None:
-        # Only who goes on: nothing is allowed behind a stop id.
-        state = jnp.where(live, masks.advance(state, token_ids), state)
-      return step + 1, live, device, state, chunk
+class _OnMesh:
+  """A jitted function that runs under its mesh, after what else exchanges data there."""
 
-    record = self._config.record_experts
-    routed = jax.eval_shape(self._routed, device, params) if record else None
-    chunk = Chunk(
-      token_ids=jnp.zeros(shape, jnp.int32),
-      behaviour_log_probs=jnp.zeros(shape, jnp.float32),
-      entropies=jnp.zeros(shape, jnp.float32),
-      sampling_log_probs=jnp.zeros(shape, jnp.float32),
-      counts=jnp.zeros(shape[1:], jnp.int32),
-      stopped=jnp.zeros(shape[1:], bool),
-      experts=None if routed is None else jnp.zeros((shape[0], *routed.shape), routed.dtype),
-    )
-    state = None if masks is None else masks.state
-    start = (jnp.int32(0), plan.budget > 0, device, state, chunk)
-    _, _, device, _, chunk = jax.lax.while_loop(unfinished, advance, start)
-    return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
+  def __init__(self, function: Any, name: str, mesh: jax.sharding.Mesh) -> None:
+    self._function, self.__name__, self._mesh = function, name, mesh
 
-  def _decode_drafts(
-    self, device: DeviceState, params: Any, plan: DecodePlan
-  ) -> tuple[DeviceState, Chunk]:
-    """``_decode``, with several tokens a step where drafts prove right.
+  def __call__(self, *args: Any) -> Any:
+    with dispatching(), jax.set_mesh(self._mesh):
+      return in_order(self._function(*args))
 
-    A token is a function of the logits before it, the call's key and its index. So a draft is right
-    exactly if the draw at its place gives it: nothing is accepted by chance, and tokens and
-    log-probs are those of ``_decode``, up to how the model's step rounds in another shape.
-    """
-    filters = sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
-    slots, size = plan.forced.shape
-    drafted = self._config.draft_tokens
-    window = drafted + 1
-    masks: Masks | None = plan.grammars if self._config.grammar_states else None
-    place = jnp.arange(window)
+  def trace(self, *args: Any) -> Any:
+    """As of a jitted function."""
+    with jax.set_mesh(self._mesh):
+      return self._function.trace(*args)
 
-    def forced_at(index: Array) -> Array:
-      known = jnp.take_along_axis(plan.forced, jnp.minimum(index, size - 1), axis=1)
-      return jnp.where(index < size, known, -1)
-
-    def draw(logits: Array, index: Array, state: Array | None) -> sampling.Draws:
-      """One draw for each of [slots, places], whose rows lie one after the other."""
-      count = index.shape[1]
-
-      def rows(value: Any) -> Any:
-        return jax.tree.map(lambda v: jnp.repeat(v, count, axis=0), value)
-
-      drawn = sampling.draw(
-        logits.reshape(slots * count, -1),
-        rows(plan.key_data),
-        (plan.token_index[:, None] + index).reshape(-1),
-        rows(filters),
-        forced_at(index).reshape(-1),
-        vocab_limit=self._vocab_limit,
-        masks=masks and masks._replace(grammar=rows(masks.grammar)),
-        grammar_state=None if state is None else state.reshape(-1),
-      )
-      return sampling.Draws(*(v.reshape(slots, count) for v in drawn))
-
-    def foresee(
-      device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
-    ) -> tuple[Array, models.Ahead]:
-      """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
-      previous = token_ids
-
-      def choose(step: int, logits: Array) -> Array:
-        nonlocal state, previous
-        if masks is not None and state is not None:
-          state = masks.advance(state, previous)
-        index = filled[:, None] + step + 1
-        chosen = draw(logits, index, None if state is None else state[:, None]).token_ids[:, 0]
-        previous = jnp.where(live, chosen, 0)
-        return previous
-
-      assert device.ahead is not None
-      return models.draft(
-        params,
-        self._model,
-        device.ahead,
-        device.cache.lengths,
-        token_ids,
-        live,
-        tokens=drafted,
-        max_length=self._config.max_length,
-        choose=choose,
-      )
-
-    def advance(carry: tuple) -> tuple:
-      live, device, state, chunk = carry
-      filled, lengths = chunk.counts, device.cache.lengths
-      first = draw(device.logits, filled[:, None], None if state is None else state[:, None])
-      start = jnp.where(live[:, None], first.token_ids, 0)
-      history, ahead = device.history, device.ahead
-      if ahead is None:
-        history = written(history, jnp.arange(slots), lengths, start, live.astype(jnp.int32))
-        drafts, found = lookup(history, lengths + 1, drafted)
-      else:
-        drafts, ahead = foresee(device, live, start[:, 0], filled, state)
-        found = live
-      forced = forced_at(filled[:, None] + place[1:])
-      drafts = jnp.where(forced >= 0, forced, drafts)
-      token_ids = jnp.concatenate([start, drafts], axis=1)
-      states = None
-      if masks is not None:
-        path = [state]
-        for j in range(window):
-          path.append(masks.advance(path[-1], token_ids[:, j]))
-        states = jnp.stack(path, axis=1)  # before each token of the window, and behind the last
-      out = models.verify(params, self._model, device.cache, token_ids, live)
-      behind = draw(
-        out.logits[:, :-1],
-        filled[:, None] + place[1:],
-        None if states is None else states[:, 1:-1],
-      )
-      stops = jnp.any(token_ids[:, :, None] == plan.stop_ids[:, None], axis=-1)
-      right = (behind.token_ids == drafts) & ~stops[:, :-1]
-      right &= filled[:, None] + place[1:] < plan.budget[:, None]
-      taken = jnp.cumprod(jnp.concatenate([live[:, None], right], axis=1), axis=1).astype(bool)
-      counts = jnp.sum(taken, axis=1, dtype=jnp.int32)
-      cache = models.accept(params, self._model, lengths, out.pending, counts)
-      last = jnp.maximum(counts - 1, 0)[:, None, None]
-      logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
-      logits = jnp.where(live[:, None], logits, device.logits)
-      if ahead is None:
-        history = written(history, jnp.arange(slots), lengths, token_ids, counts)
-      else:
-        where = jnp.where(live, jnp.arange(slots), slots), lengths, counts
-        ahead = self._follow(params, ahead, where, out.hidden, token_ids, every_slot=True)
-
-      target = jnp.where(taken, filled[:, None] + place, size)
-
-      def record(into: Array, values: Array) -> Array:
-        return into.at[jnp.arange(slots)[:, None], target].set(values, mode="drop")
-
-      both = [jnp.concatenate(v, axis=1) for v in zip(first[1:], behind[1:], strict=True)]
-      behaviour_log_probs, entropies, sampling_log_probs = both
-      stopped = jnp.any(taken & stops, axis=1)
-      routed = self._compact(out.experts)
-      guesses = found[:, None] & live[:, None] & (forced < 0)
-      chunk = Chunk(
-        token_ids=record(chunk.token_ids, token_ids),
-        behaviour_log_probs=record(chunk.behaviour_log_probs, behaviour_log_probs),
-        entropies=record(chunk.entropies, entropies),
-        sampling_log_probs=record(chunk.sampling_log_probs, sampling_log_probs),
-        counts=filled + counts,
-        stopped=chunk.stopped | stopped,
-        experts=None if routed is None else record(chunk.experts, routed),
-        drafted=chunk.drafted + jnp.sum(guesses, axis=1, dtype=jnp.int32),
-        accepted=chunk.accepted + jnp.sum(guesses & taken[:, 1:], axis=1, dtype=jnp.int32),
-      )
-      goes_on = live & ~stopped & (filled + counts < plan.budget)
-      if states is not None:
-        after = jnp.take_along_axis(states, counts[:, None], axis=1)[:, 0]
-        state = jnp.where(goes_on, after, state)
-      device = DeviceState(cache=cache, logits=logits, history=history, ahead=ahead)
-      return goes_on, device, state, chunk
-
-    def blank(dtype: Any, *shape: int) -> Array:
-      return jnp.zeros((slots, *shape), dtype)
-
-    routed = None
-    if self._config.record_experts:
-      shape = jax.eval_shape(self._routed, device, params)
-      routed = blank(shape.dtype, size, *shape.shape[1:])
-    chunk = Chunk(
-      token_ids=blank(jnp.int32, size),
-      behaviour_log_probs=blank(jnp.float32, size),
-      entropies=blank(jnp.float32, size),
-      sampling_log_probs=blank(jnp.float32, size),
-      counts=blank(jnp.int32),
-      stopped=blank(bool),
-      experts=routed,
-      drafted=blank(jnp.int32),
-      accepted=blank(jnp.int32),
-    )
-    start = (plan.budget > 0, device, None if masks is None else masks.state, chunk)
-    _, device, _, chunk = jax.lax.while_loop(lambda carry: jnp.any(carry[0]), advance, start)
-    return device, chunk
-
-  def _step(self, params: Any, cache: Cache, token_ids: Array, live: Array) -> models.Decoded:
-    """One token into every live slot."""
-    return models.decode_step(params, self._model, cache, token_ids, live)
-
-  def _routed(self, device: DeviceState, params: Any) -> Array | None:
-    """What the routers choose in one step."""
-    nothing = jnp.zeros(self.slots, jnp.int32)
-    out = self._step(params, device.cache, nothing, nothing > 0)
-    return self._compact(out.experts)
+  def lower(self, *args: Any) -> Any:
+    """As of a jitted function."""
+    with jax.set_mesh(self._mesh):
+      return self._function.lower(*args)
 
 
 def programs_of_lane(
-  model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None
+  model_config: ModelConfig,
+  config: EngineConfig,
+  vocab_limit: int | None,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Programs:
-  """Programs for one lane of ``config``: one set for all lanes and engines of the same shapes."""
+  """Programs for one lane of ``config``: one set for all lanes and engines of the same shapes.
+
+  On a mesh they are those of its devices alone.
+  """
   lane = EngineConfig(
     slots=config.slots // config.lanes,
     max_length=config.max_length,
@@ -528,9 +416,14 @@ def programs_of_lane(
     speculate=config.speculate,
     draft_tokens=config.draft_tokens,
   )
-  return _programs(model_config, lane.freeze(), vocab_limit)
+  return _programs(model_config, lane.freeze(), vocab_limit, mesh)
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(model_config: ModelConfig, config: EngineConfig, vocab_limit: int | None) -> Programs:
-  return Programs(model_config, config, vocab_limit)
+def _programs(
+  model_config: ModelConfig,
+  config: EngineConfig,
+  vocab_limit: int | None,
+  mesh: jax.sharding.Mesh | None,
+) -> Programs:
+  return Programs(model_config, config, vocab_limit, mesh)

@@ -28,6 +28,10 @@ class NonFiniteError(EngineError):
   """A context's log-probs were not finite: it is lost, the others go on."""
 
 
+class ImageError(ValueError):
+  """A request has images, and the model has no vision tower."""
+
+
 class ContextLengthError(ValueError):
   """More tokens than ``EngineConfig.max_length``; the message gives both numbers."""
 

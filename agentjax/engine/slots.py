@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from agentjax.config import check
-from agentjax.engine.config import EngineConfig, SamplingConfig
-from agentjax.engine.grammar import Grammar, GrammarTable, check_fits
+from agentjax.engine.config import EngineConfig
+from agentjax.engine.grammar import GrammarTable
+from agentjax.engine.home import Home, make_homes
 from agentjax.engine.programs import programs_of_lane
+from agentjax.engine.publish import Publisher, Weights
 from agentjax.engine.request import (
   Chunk,
   ContextLengthError,
-  Decode,
   DecodePlan,
   EngineError,
-  Generation,
-  Sample,
-  SampleRequest,
 )
-from agentjax.engine.sampling import address_key
 from agentjax.engine.store import Snapshot, Store, Stored
 from agentjax.models import (
-  DecodeParams,
   ModelConfig,
   Params,
   num_routers,
   undraftable,
   unverifiable,
 )
-from agentjax.sharding import in_order
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-  """Published parameters on one device."""
-
-  params: DecodeParams
-  version: int
 
 
 class Routed(NamedTuple):
@@ -60,7 +45,7 @@ class Routed(NamedTuple):
 
 
 class SlotEngine:
-  """Slots of one lane on one device. Not thread safe, and nothing here waits but ``decode``.
+  """Slots of one lane. Not thread safe, and nothing here waits but ``decode``.
 
   The compiled shapes depend on the configs alone: an extension runs in the bucket of its own
   length, a decode dispatch always spans all slots. So what a context gives does not depend on its
@@ -69,9 +54,8 @@ class SlotEngine:
   Args:
     model_config: of the parameters to be published.
     config: ``slots / lanes`` slots are made.
-    device: where everything lives; None is the first local device.
+    home: where everything lives; None is that of the first lane on the local devices.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
-    decode: ids to text, for stop strings.
     store: counts what is read; shared by the lanes of an engine.
 
   Attributes:
@@ -85,9 +69,8 @@ class SlotEngine:
     model_config: ModelConfig,
     config: EngineConfig,
     *,
-    device: jax.Device | None = None,
+    home: Home | None = None,
     vocab_limit: int | None = None,
-    decode: Decode | None = None,
     store: Store | None = None,
   ) -> None:
     model_config.validate("model")
@@ -112,29 +95,37 @@ class SlotEngine:
       config.speculate,
       f"'none' or 'ngram' with {reason}",
     )
+    check(
+      not model_config.exact_chunk or config.mesh.size == 1,
+      "engine.mesh",
+      config.mesh.to_dict(),
+      f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
+      "not round as training does",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
-    self.programs = programs_of_lane(self.model_config, self.config, vocab_limit)
-    self.device = device or jax.local_devices()[0]
+    self.home = home or make_homes(self.config, None)[0]
+    self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
     self.slots = self.programs.slots
     self.lengths = np.zeros(self.slots, np.int64)
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
       vocab = model_config.vocab_size
-      self._grammars = GrammarTable(self.config, self.slots, vocab, self.device)
-    self._decode_text = decode
+      self._grammars = GrammarTable(self.config, self.slots, vocab, self.home)
     self._weights: Weights | None = None
     self.warm = False
-    with jax.default_device(self.device):
-      self._state = jax.device_put(self.programs.initial(), self.device)
+    with jax.default_device(self.home.devices[0]):
+      self._state = self.programs.initial()
+      if self.home.mesh is None:
+        self._state = self.home.put(self._state)
     self.store = store or make_store(self.config)
     self._blank = Snapshot(self.store.add(self._read_state(0)), (), 0, -1)
     self._filler: tuple[tuple[Any, ...], ...] = ()
     if self.programs.has_blocks:
       filler = self.programs.read_blocks(self._state, np.int32(0), np.int32(0))
-      self._filler = jax.device_put(filler, self.device)
+      self._filler = filler if self.home.mesh else self.home.put(filler)
 
   @property
   def weights(self) -> Weights:
@@ -148,11 +139,7 @@ class SlotEngine:
 
     They may be sharded; where they span processes, all processes must call this together.
     """
-    self.use(self.prepare(whole_on([self.device], params)[self.device], version))
-
-  def prepare(self, params: Params, version: int) -> Weights:
-    """What ``publish`` would use, of parameters that are whole on this device."""
-    return Weights(self.programs.prepare(params), version)
+    self.use(Publisher({self.home: self.programs})(params, version)[self.home])
 
   def use(self, weights: Weights) -> None:
     """Switches to prepared weights."""
@@ -170,7 +157,7 @@ class SlotEngine:
     self._write(self._filler, 0, [])
     self.read(0)
     self._read_blocks(0, 0, 1)
-    for tokens, rows in zip(self.config.extend_buckets, self.config.extend_rows, strict=True):
+    for tokens, rows in self.programs.extend_rows.items():
       empty = self._rows([], rows, tokens)
       self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
     self.decode(self.idle_plan())
@@ -240,7 +227,7 @@ class SlotEngine:
           bucket = next(b for b in self.config.extend_buckets if b >= len(ids))
           by_bucket.setdefault(bucket, []).append((slot, ids))
       for bucket, items in by_bucket.items():
-        rows = self.config.extend_rows[self.config.extend_buckets.index(bucket)]
+        rows = self.programs.extend_rows[bucket]
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
@@ -275,69 +262,6 @@ class SlotEngine:
     self.lengths += chunk.counts
     return chunk
 
-  def generate(
-    self,
-    prompts: Sequence[Sequence[int]],
-    *,
-    seed: int,
-    max_tokens: int,
-    samples: int = 1,
-    sampling: SamplingConfig | None = None,
-    stop_ids: tuple[int, ...] = (),
-    stop_strings: tuple[str, ...] = (),
-    grammar: Grammar | None = None,
-  ) -> list[list[Sample]]:
-    """Samples every prompt ``samples`` times and waits: the engine without asyncio.
-
-    Contexts enter slots as they come free, and each prompt is run once for all its samples. What
-    slots held before is overwritten. Sample j of prompt i has the key ``address_key(seed, i, j)``.
-
-    Returns:
-      ``result[i][j]``, sample j of prompt i.
-    """
-    request = SampleRequest(
-      (0, 0),
-      max_tokens,
-      sampling or SamplingConfig(),
-      tuple(stop_ids),
-      tuple(stop_strings),
-      grammar=grammar,
-    )
-    request.sampling.validate()
-    results: dict[tuple[int, int], Sample] = {}
-    waiting = [(i, j) for i in range(len(prompts)) for j in range(samples)][::-1]
-    running: dict[int, tuple[tuple[int, int], Generation]] = {}
-    prefixes: dict[int, Snapshot] = {}
-    while waiting or running:
-      free = [s for s in range(self.slots) if s not in running][: len(waiting)]
-      entering = [(slot, waiting.pop()) for slot in free]
-      first = {i: slot for slot, (i, _) in reversed(entering) if i not in prefixes}
-      self.place(None, list(first.values()))
-      ids = {i: token_array(prompts[i], self.model_config.vocab_size) for i in first}
-      self.extend([(slot, ids[i]) for i, slot in first.items()])
-      prefixes.update({i: self.read(slot) for i, slot in first.items()})
-      for i in {i for _, (i, _) in entering}:
-        self.place(prefixes[i], [slot for slot, (k, _) in entering if k == i])
-      for slot, (i, j) in entering:
-        keyed = dataclasses.replace(request, key_data=address_key(seed, i, j))
-        running[slot] = ((i, j), self._generation(keyed))
-      still_needed = {i for i, _ in waiting}
-      prefixes = {i: prefix for i, prefix in prefixes.items() if i in still_needed}
-      plan = self.idle_plan()
-      for slot, (_, generation) in running.items():
-        generation.write(plan, slot, self._room(slot))
-      version, chunk = self.weights.version, self.decode(plan)
-      for slot, (address, generation) in list(running.items()):
-        if generation.read(chunk, slot, self._room(slot), version, version):
-          results[address] = generation.result()
-          del running[slot]
-    return [[results[i, j] for j in range(samples)] for i in range(len(prompts))]
-
-  def _generation(self, request: SampleRequest) -> Generation:
-    if request.grammar is not None:
-      check_fits(request.grammar, self.config, self.model_config.vocab_size)
-    return Generation(request, max_stop_ids=self.config.max_stop_ids, decode=self._decode_text)
-
   def _room(self, slot: int) -> int:
     return self.config.max_length - int(self.lengths[slot])
 
@@ -363,13 +287,13 @@ class SlotEngine:
   def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)
     rows[: len(slots)] = slots
-    state = jax.device_put(snapshot.state.arrays, self.device)
+    state = self.home.put(snapshot.state.arrays, self.programs.state_spec)
     self._state = self.programs.place(self._state, state, rows, np.int32(len(slots)))
     self._count(self.programs.place)
     at_once = self.programs.transfer_blocks
     for first in range(0, len(snapshot.blocks), at_once):
       blocks = [b.arrays for b in snapshot.blocks[first : first + at_once]]
-      self._write(jax.device_put(blocks, self.device), first, slots)
+      self._write(self.home.put(blocks, [self.programs.block_spec] * len(blocks)), first, slots)
 
   def _write(self, blocks: Sequence[tuple[Any, ...]], first: int, slots: Sequence[int]) -> None:
     if not self.programs.has_blocks:
@@ -404,34 +328,6 @@ class SlotEngine:
 def make_store(config: EngineConfig) -> Store:
   """A store of the sizes in ``config``."""
   return Store(config.device_store_mb << 20, config.host_store_mb << 20)
-
-
-def whole_on(devices: Sequence[jax.Device], params: Params) -> dict[jax.Device, Params]:
-  """Parameters, however they are sharded, whole on each of some devices of this process.
-
-  An array that spans processes is gathered once for all devices, so all processes must call this
-  together. Beside the copies asked for, the training devices hold no more than that one array
-  whole.
-  """
-  leaves, tree = jax.tree.flatten(params)
-  copies: dict[jax.Device, list[jax.Array]] = {device: [] for device in devices}
-  for leaf in leaves:
-    sources: dict[jax.Device, jax.Array] = {}
-    if not leaf.is_fully_addressable:
-      assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
-      gathered = in_order(_gather(leaf.sharding.mesh)(leaf))
-      sources = {shard.device: shard.data for shard in gathered.addressable_shards}
-      leaf = next(iter(sources.values()))
-    for device, copy in copies.items():
-      copy.append(jax.device_put(sources.get(device, leaf), device))
-  return {device: jax.tree.unflatten(tree, copy) for device, copy in copies.items()}
-
-
-@functools.cache
-def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
-  """Makes an array whole on every device; compiled once for each shape and sharding."""
-  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  return jax.jit(lambda value: value, out_shardings=everywhere)
 
 
 def token_array(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

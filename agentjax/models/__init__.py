@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentjax.models.ahead import Ahead, draft, follow, init_ahead, undraftable
 from agentjax.models.blocks import (
   Appended,
   BlockKind,
   BlockReport,
   Rows,
   Stepped,
+  StreamKind,
   register_block,
   residual_block,
 )
@@ -19,16 +19,13 @@ from agentjax.models.cache import (
   Cache,
   Decoded,
   cache_shardings,
-  copy_slot,
+  decode_shardings,
   decode_specs,
   decode_step,
   extend,
   init_cache,
   prepare_decode_params,
-  read_slots,
-  write_slots,
 )
-from agentjax.models.capture import layer_ends, layer_logits
 from agentjax.models.config import LoopConfig, ModelConfig, MtpConfig, SecondPassConfig
 from agentjax.models.exact import distribution_by_row
 from agentjax.models.heads import (
@@ -39,13 +36,13 @@ from agentjax.models.heads import (
   value_specs,
   values,
 )
-from agentjax.models.loop import sample_depths
-from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
-from agentjax.models.mtp import MtpLoss, MtpScores, mtp_loss, mtp_scores
+from agentjax.models.lora import LoraConfig, merge_lora
+from agentjax.models.mtp import mtp_loss, mtp_scores
+from agentjax.models.mtp_cache import MtpCache, draft, follow, init_mtp_cache, undraftable
 from agentjax.models.param_ops import qk_clip_scales
+from agentjax.models.passes import PassKind, pass_kind
 from agentjax.models.presets import model_preset, model_presets
 from agentjax.models.scoring import (
-  ResponseScores,
   cross_log_probs,
   score_responses,
   score_tokens,
@@ -59,9 +56,7 @@ from agentjax.models.spec import (
 )
 from agentjax.models.stack import (
   DecodeParams,
-  ForwardOutput,
   Params,
-  count_active,
   factor_pattern,
   forward,
   init,
@@ -73,8 +68,6 @@ from agentjax.models.verify import Verified, accept, unverifiable, verify
 from agentjax.models.vocabulary import (
   Readout,
   TokenSets,
-  in_chunks,
-  likely_sets,
   over_vocabulary,
   put_tokens,
   readout,
@@ -86,27 +79,24 @@ if TYPE_CHECKING:
   from agentjax.models.huggingface import load_pretrained, save_pretrained
 
 __all__ = [
-  "Ahead",
+  "MtpCache",
   "Appended",
   "BlockKind",
   "BlockReport",
   "Cache",
   "DecodeParams",
   "Decoded",
-  "ForwardOutput",
   "LoopConfig",
   "LoraConfig",
   "ModelConfig",
   "MtpConfig",
-  "MtpLoss",
-  "MtpScores",
   "ParamSpec",
   "Params",
   "Readout",
-  "ResponseScores",
   "Rows",
   "SecondPassConfig",
   "Stepped",
+  "StreamKind",
   "TokenScores",
   "TokenSets",
   "ValueHead",
@@ -115,11 +105,10 @@ __all__ = [
   "accept",
   "cache_shardings",
   "compute_logits",
-  "copy_slot",
   "count",
-  "count_active",
   "cross_log_probs",
   "decay_mask",
+  "decode_shardings",
   "decode_specs",
   "decode_step",
   "distribution",
@@ -129,34 +118,28 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
-  "in_chunks",
   "init",
-  "init_ahead",
+  "init_mtp_cache",
   "init_cache",
-  "init_lora",
   "init_params",
-  "layer_ends",
-  "layer_logits",
-  "likely_sets",
   "load_pretrained",
-  "lora_specs",
   "merge_lora",
   "model_preset",
   "model_presets",
   "mtp_loss",
   "mtp_scores",
   "num_routers",
+  "PassKind",
   "over_vocabulary",
   "param_specs",
+  "pass_kind",
   "prepare_decode_params",
   "put_tokens",
   "qk_clip_scales",
-  "read_slots",
   "register_block",
   "residual_block",
   "readout",
   "restricted_scores",
-  "sample_depths",
   "save_pretrained",
   "score_responses",
   "score_tokens",
@@ -167,7 +150,6 @@ __all__ = [
   "value_specs",
   "values",
   "verify",
-  "write_slots",
 ]
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models import splash
-from agentjax.models.products import precision
+from agentjax.models.linear import precision
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
 from agentjax.sharding import index, largest, on_shards, ways, whole
 
@@ -20,7 +20,7 @@ Array = jax.Array
 # Blocks of queries that are written out one by one; ours.
 _UNROLLED = 16
 # Places of a cache that are read at once; ours.
-_CACHE_BLOCK = 256
+CACHE_BLOCK = 256
 
 
 def attend(
@@ -125,7 +125,7 @@ def attend_cache(
   """
   query = jnp.moveaxis(query, 1, 2)
   length = keys.shape[2]
-  block = min(_CACHE_BLOCK, length)
+  block = min(CACHE_BLOCK, length)
 
   def held(cache: Array, start: Array | int) -> Array:
     part = jax.lax.dynamic_slice_in_dim(cache, start, block, axis=2) if block < length else cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,19 +18,8 @@ from agentjax.models.attention import (
   attention_step,
   init_kv_cache,
 )
-from agentjax.models.config import BUILT_IN, ModelConfig
+from agentjax.models.config import BUILT_IN, GEMMA_KINDS, ModelConfig
 from agentjax.models.config import KINDS as NAMES
-from agentjax.models.gemma4 import (
-  LAYERS,
-  Layer,
-  gemma_attention,
-  gemma_extend,
-  gemma_layer,
-  gemma_spec,
-  gemma_step,
-  init_gemma_cache,
-)
-from agentjax.models.longcat import init_longcat_cache, longcat_layer, longcat_spec
 from agentjax.models.mamba2 import (
   init_mamba_cache,
   mamba2,
@@ -44,6 +32,7 @@ from agentjax.models.mlp import mlp, mlp_spec
 from agentjax.models.moe import Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import Weight
+from agentjax.names import load
 
 Array = jax.Array
 
@@ -106,13 +95,35 @@ class BlockReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class StreamKind:
+  """What flows between blocks that read more than one array [*lead, embed].
+
+  Attributes:
+    spec: ``config -> params`` of what it is made of, a tree of ParamSpec or None.
+    open: ``(embedded, params, config, token_ids) -> (stream, inputs)``: what the first block reads,
+      and inputs of all blocks [*lead, blocks, ...] or None.
+    give: ``(inputs, number, experts) -> given`` of one block, see ``BlockKind``.
+    close: the array [*lead, embed] that a stream carries.
+    replace: ``(stream, array) -> stream`` that carries another array.
+    sees_images: whether ``open`` reads an image where the tokens have one.
+  """
+
+  spec: Callable[[ModelConfig], Any]
+  open: Callable[[Array, Any, ModelConfig, Array], tuple[Any, Array | None]]
+  give: Callable[[Array | None, int, Array | None], Any]
+  close: Callable[[Any], Array]
+  replace: Callable[[Any, Array], Any]
+  sees_images: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class BlockKind:
   """What the stack asks of a kind of block; every function is pure.
 
   ``given`` is what the stack hands to this very block beside the stream, or None: for blocks with
-  a router, expert ids [..., choices] to use in the place of its own choice; for Gemma layers a
-  ``gemma4.Given``, and their x is a ``gemma4.Stream``. ``experts`` are the expert ids it used, None
-  without a router.
+  a router, expert ids [..., choices] to use in the place of its own choice; where there is a
+  ``stream``, what that gives, and x is then what it opens. ``experts`` are the expert ids it used,
+  None without a router.
 
   Attributes:
     spec: ``config -> params``, a tree of ParamSpec.
@@ -125,6 +136,7 @@ class BlockKind:
     step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; so
       does a slot that is not active.
     routes: whether it has a router.
+    stream: what flows between such blocks, which then make up the whole pattern; None is an array.
   """
 
   spec: Callable[[ModelConfig], Any]
@@ -133,6 +145,7 @@ class BlockKind:
   extend: Callable[..., tuple[Array, Any, Array | None]]
   step: Callable[..., tuple[Array, Any, Array | None]]
   routes: bool = False
+  stream: StreamKind | None = None
 
 
 def _empty(config: ModelConfig, slots: int, length: int) -> None:
@@ -264,112 +277,31 @@ def _moe() -> BlockKind:
   return residual_block(moe_spec, forward=forward, extend=extend, step=step, routes=True)
 
 
-def _longcat() -> BlockKind:
-  def forward(params, x, config, rows, given):
-    def attend(weights, inputs, index):
-      del index
-      return mla(weights, inputs, config, segment_ids=rows.segment_ids, positions=rows.positions)
-
-    def mix(weights, inputs):
-      return moe(weights, inputs, config, segment_ids=rows.segment_ids, experts=given)
-
-    x, tops, routing = longcat_layer(params, x, config, attend=attend, mix=mix)
-    scores = None if tops[0] is None else jnp.stack(tops)
-    return x, BlockReport(routing=routing, max_scores=scores)
-
-  def decode(attend_slots):
-    def run(params, x, entry, config, where, given):
-      def attend(weights, inputs, index):
-        return attend_slots(weights, inputs, entry[index], config, **where._asdict())
-
-      def mix(weights, inputs):
-        real = where.real.astype(jnp.int32)
-        return moe(weights, inputs, config, segment_ids=real, experts=given)
-
-      x, entry, routing = longcat_layer(params, x, config, attend=attend, mix=mix)
-      return x, entry, routing.experts
-
-    return run
-
-  return BlockKind(
-    spec=longcat_spec,
-    forward=forward,
-    init_cache=init_longcat_cache,
-    extend=decode(mla_extend),
-    step=decode(mla_step),
-    routes=True,
-  )
-
-
-def _gemma(layer: Layer) -> BlockKind:
-  def mix_with(config, segment_ids, given):
-    def mix(weights, inputs, router_input):
-      return moe(
-        weights,
-        inputs,
-        config,
-        segment_ids=segment_ids,
-        experts=given.experts,
-        router_input=router_input,
-      )
-
-    return mix
-
-  def forward(params, stream, config, rows, given):
-    def attend(weights, inputs):
-      out, kept, top = gemma_attention(
-        weights,
-        inputs,
-        config,
-        layer,
-        stream.lent(layer),
-        segment_ids=rows.segment_ids,
-        positions=rows.positions,
-      )
-      return out, (kept, top)
-
-    mix = mix_with(config, rows.segment_ids, given)
-    x, (kept, top), routing = gemma_layer(
-      params, stream.x, config, given.per_layer, attend=attend, mix=mix
-    )
-    report = BlockReport(routing=routing, max_scores=None if top is None else top[None])
-    return stream.after(layer, x, kept), report
-
-  def decode(attend_slots):
-    def run(params, stream, entry, config, where, given):
-      cache = entry if stream.lent(layer) is None else stream.lent(layer)
-
-      def attend(weights, inputs):
-        return attend_slots(weights, inputs, cache, config, layer, **where._asdict())
-
-      mix = mix_with(config, where.real.astype(jnp.int32), given)
-      x, kept, routing = gemma_layer(
-        params, stream.x, config, given.per_layer, attend=attend, mix=mix
-      )
-      experts = None if routing is None else routing.experts
-      return stream.after(layer, x, kept), None if layer.reads else kept, experts
-
-    return run
-
-  return BlockKind(
-    spec=functools.partial(gemma_spec, layer=layer),
-    forward=forward,
-    init_cache=functools.partial(init_gemma_cache, layer=layer),
-    extend=decode(gemma_extend),
-    step=decode(gemma_step),
-    routes=layer.mixes,
-  )
-
-
-KINDS: dict[str, BlockKind] = {
-  "M": _mamba2(),
-  "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
-  "-": _mlp(),
-  "E": _moe(),
-  "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
-  "S": _longcat(),
-  **{kind: _gemma(layer) for kind, layer in LAYERS.items()},
+_FAMILIES = "agentjax.adapters.model_families"
+# Blocks of one family of models alone, by name.
+_NAMED = {
+  "S": f"{_FAMILIES}.longcat_flash:BLOCK",
+  **{kind: f"{_FAMILIES}.gemma4_block:BLOCKS.{kind}" for kind in GEMMA_KINDS},
 }
+
+
+class _Kinds(dict[str, BlockKind]):
+  """Kinds of blocks by their characters; one that is named is loaded when it is first asked for."""
+
+  def __missing__(self, character: str) -> BlockKind:
+    self[character] = kind = load(_NAMED[character], f"pattern {character!r}", "a BlockKind")
+    return kind
+
+
+KINDS = _Kinds(
+  {
+    "M": _mamba2(),
+    "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
+    "-": _mlp(),
+    "E": _moe(),
+    "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
+  }
+)
 
 
 def register_block(character: str, kind: BlockKind, *, name: str) -> None:

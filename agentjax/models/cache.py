@@ -18,10 +18,10 @@ from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
-from agentjax.models.loop import DecodeSection, decode_core, decode_twice, init_entries
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
-from agentjax.models.spec import is_spec
+from agentjax.models.passes import DecodeSection, init_entries, pass_kind
+from agentjax.models.spec import ParamSpec, is_spec
 from agentjax.models.stack import (
   DecodeParams,
   Params,
@@ -32,9 +32,11 @@ from agentjax.models.stack import (
   param_specs,
   unstack,
 )
-from agentjax.sharding import LOGICAL_AXES, partition_spec
+from agentjax.sharding import LOGICAL_AXES, fitting_spec
 
 Array = jax.Array
+
+_FILLED = ("experts", "expert_mlp")
 
 
 @flax.struct.dataclass
@@ -77,7 +79,7 @@ class Decoded(NamedTuple):
 
 
 def prepare_decode_params(
-  params: Params, config: ModelConfig, *, heads: bool = False
+  params: Params, config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
 ) -> DecodeParams:
   """Unstacks the layers and casts to the compute dtype what is used in it.
 
@@ -85,48 +87,62 @@ def prepare_decode_params(
     params: of training.
     config: of the params.
     heads: keep those that predict further ahead, for drafts; the config has ``mtp`` then.
+    mesh: on which they will lie. Where it does not divide experts or their hidden units, some of
+      zero are added, which nobody is sent to and which add nothing.
   """
-  narrow = jax.tree.map(
-    lambda spec, w: w if spec.wide else w.astype(config.dtype),
-    param_specs(config),
-    params,
-    is_leaf=is_spec,
-  )
-  out = _unstacked(narrow, config)
-  if not heads:
-    return out
-  assert narrow.mtp is not None
-  layers = [jax.tree.map(lambda w, i=i: w[i], narrow.mtp) for i in range(len(narrow.mtp.join))]
-  return dataclasses.replace(out, mtp=tuple(layers))
+
+  def prepare(spec: ParamSpec, w: Array) -> Array:
+    own = w if spec.wide else w.astype(config.dtype)
+    more = [(0, n - m) for m, n in zip(spec.shape, _filled(spec, mesh), strict=True)]
+    return jnp.pad(own, more) if any(n for _, n in more) else own
+
+  narrow = jax.tree.map(prepare, param_specs(config), params, is_leaf=is_spec)
+  return _unstacked(narrow, config, heads)
 
 
-def decode_specs(config: ModelConfig) -> DecodeParams:
+def decode_specs(
+  config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
+) -> DecodeParams:
   """What ``prepare_decode_params`` gives, as ``ParamSpec``s."""
-  narrow = jax.tree.map(
-    lambda spec: spec if spec.wide else dataclasses.replace(spec, dtype=config.compute_dtype),
-    param_specs(config),
+
+  def prepare(spec: ParamSpec) -> ParamSpec:
+    dtype = spec.dtype if spec.wide else config.compute_dtype
+    return dataclasses.replace(spec, dtype=dtype, shape=_filled(spec, mesh))
+
+  return _unstacked(jax.tree.map(prepare, param_specs(config), is_leaf=is_spec), config, heads)
+
+
+def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodeParams:
+  """Where the arrays of ``decode_specs`` go; what does not divide is whole on every device."""
+  return jax.tree.map(
+    lambda spec: jax.sharding.NamedSharding(mesh, fitting_spec(spec.axes, spec.shape, mesh)),
+    specs,
     is_leaf=is_spec,
   )
-  return _unstacked(narrow, config)
 
 
-def cache_shardings(cache: Cache, mesh: jax.sharding.Mesh) -> Cache:
+def _filled(spec: ParamSpec, mesh: jax.sharding.Mesh | None) -> tuple[int, ...]:
+  """The shape of a weight with as many experts and hidden units as a mesh divides."""
+  if mesh is None or "expert_mlp" not in spec.axes:
+    return spec.shape
+  ways = {axis: math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) for axis in _FILLED}
+  return tuple(
+    -(-size // ways.get(axis or "", 1)) * ways.get(axis or "", 1)
+    for axis, size in zip(spec.axes, spec.shape, strict=True)
+  )
+
+
+def cache_shardings(cache: Any, mesh: jax.sharding.Mesh) -> Any:
   """Where the arrays of a cache go: slots as rows of a batch, heads where they divide.
 
   Args:
-    cache: of arrays or their shapes.
+    cache: of arrays or their shapes; a ``Cache``, or another tree of blocks' entries.
     mesh: with the axes of ``agentjax.sharding.MESH_AXES``.
   """
 
   def place(axes: tuple[str | None, ...], x: Any) -> Any:
     known = axes[: x.ndim] + (None,) * (x.ndim - len(axes))
-    *before, heads = axes
-    at = len(before)
-    if at and x.shape[at] % math.prod(mesh.shape[m] for m in LOGICAL_AXES[str(heads)]):
-      known = (*known[:at], None, *known[at + 1 :])
-    return jax.sharding.NamedSharding(
-      mesh, partition_spec(known, x.shape, mesh, name="a cache array")
-    )
+    return jax.sharding.NamedSharding(mesh, fitting_spec(known, x.shape, mesh))
 
   def entry(node: Any) -> Any:
     # A looped core has an axis of iterations behind that of the slots.
@@ -141,8 +157,8 @@ def cache_shardings(cache: Cache, mesh: jax.sharding.Mesh) -> Cache:
   return jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache | MambaCache))
 
 
-def _unstacked(params: Params, config: ModelConfig) -> DecodeParams:
-  return DecodeParams(
+def _unstacked(params: Params, config: ModelConfig, heads: bool) -> DecodeParams:
+  out = DecodeParams(
     embedding=params.embedding,
     blocks=tuple(unstack(params.groups, config)),
     final_norm=params.final_norm,
@@ -151,6 +167,14 @@ def _unstacked(params: Params, config: ModelConfig) -> DecodeParams:
     second_pass=params.second_pass,
     per_layer=params.per_layer,
   )
+  if not heads:
+    return out
+  assert params.mtp is not None
+  layers = [
+    jax.tree.map(lambda w, i=i: w[i], params.mtp, is_leaf=is_spec)
+    for i in range(params.mtp.join.shape[0])
+  ]
+  return dataclasses.replace(out, mtp=tuple(layers))
 
 
 def init_cache(config: ModelConfig, slots: int, max_length: int) -> Cache:
@@ -202,7 +226,7 @@ def extend(
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
   x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
-  x = close_stream(x)
+  x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
   hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -242,34 +266,11 @@ def decode_step(
     return _step_exactly(params, config, cache, cache.recent, token_ids, active)
   stepped = Stepped(cache.lengths, active)
   x, entries, routed = _run_stack(params, config, cache, token_ids, stepped)
-  hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
+  hidden = rms_norm(close_stream(x, config), params.final_norm, config.norm_eps)
   return Decoded(
     logits=compute_logits(params, config, hidden),
     cache=Cache(blocks=entries, lengths=cache.lengths + active.astype(jnp.int32)),
     experts=jnp.stack(routed) if routed else None,
-  )
-
-
-def read_slots(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-  """Copies of some slots, to be parked or written elsewhere. ``rows`` must be in range."""
-  return jax.tree.map(lambda v: v[rows], cache)
-
-
-def write_slots(cache: Cache, rows: Int[Array, " rows"], states: Cache) -> Cache:
-  """Puts ``states`` into the slots ``rows``; a row at or past the number of slots is dropped.
-
-  Slots are emptied with what ``init_cache`` makes.
-  """
-  return jax.tree.map(lambda v, s: v.at[rows].set(s, mode="drop"), cache, states)
-
-
-def copy_slot(cache: Cache, source: int | Array, targets: Int[Array, " targets"]) -> Cache:
-  """Forks one slot into others; a target at or past the number of slots is dropped."""
-  return jax.tree.map(
-    lambda v: v.at[targets].set(
-      jnp.broadcast_to(v[source], (targets.shape[0], *v.shape[1:])), mode="drop"
-    ),
-    cache,
   )
 
 
@@ -408,11 +409,10 @@ def _run_stack(
     sections.append(DecodeSection(pattern, params.blocks[here], cache.blocks[here], given[here]))
     start += len(pattern)
   run = functools.partial(run_section, config=config, where=where)
-  if params.loop is not None:
-    return decode_core(params.loop, x, tuple(sections), config, where, run)
-  if params.second_pass is not None:
-    return decode_twice(params.second_pass, x, sections[0], run)
-  return run(x, sections[0])
+  passes = pass_kind(config)
+  if passes is None:
+    return run(x, sections[0])
+  return passes.decode(getattr(params, passes.field), x, tuple(sections), config, where, run)
 
 
 def run_section(

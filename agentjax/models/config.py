@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from agentjax.config import Config, check
+from agentjax.config import (
+  AtLeastTwo,
+  Config,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  Share,
+  check,
+)
 
 KINDS = {
   "M": "Mamba-2",
@@ -47,32 +56,23 @@ class MlaConfig(Config):
       sqrt(d_model / kv_lora), as LongCat-Flash does (2509.01322).
   """
 
-  query_lora: int | None = 1536
-  kv_lora: int = 512
-  nope_dim: int = 128
+  query_lora: PositiveInt | None = 1536
+  kv_lora: PositiveInt = 512
+  nope_dim: PositiveInt = 128
   rope_dim: int = 64
-  value_dim: int = 128
+  value_dim: PositiveInt = 128
   interleaved: bool = True
-  norm_eps: float = 1e-6
+  norm_eps: PositiveFloat = 1e-6
   align_variance: bool = False
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    for name in ("kv_lora", "nope_dim", "value_dim"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    check(
-      self.query_lora is None or self.query_lora >= 1,
-      f"{path}.query_lora",
-      self.query_lora,
-      "None, or at least 1",
-    )
     check(
       self.rope_dim >= 2 and self.rope_dim % 2 == 0,
       f"{path}.rope_dim",
       self.rope_dim,
       "even and at least 2",
     )
-    check(self.norm_eps > 0, f"{path}.norm_eps", self.norm_eps, "above 0")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -92,44 +92,23 @@ class Gemma4Config(Config):
     logit_softcap: c in ``c tanh(logits / c)``; None leaves logits as they are.
   """
 
-  window: int = 512
-  global_kv_heads: int = 1
+  window: PositiveInt = 512
+  global_kv_heads: PositiveInt = 1
   global_head_dim: int = 512
-  global_rope_theta: float = 1e6
-  global_rope_fraction: float = 0.25
+  global_rope_theta: Annotated[float, Range(1, above=True)] = 1e6
+  global_rope_fraction: Share = 0.25
   global_key_is_value: bool = False
-  per_layer_width: int = 256
+  per_layer_width: NonNegativeInt = 256
   readers_double_mlp: bool = True
-  logit_softcap: float | None = 30.0
+  logit_softcap: PositiveFloat | None = 30.0
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    for name in ("window", "global_kv_heads"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
     check(
       self.global_head_dim >= 2 and self.global_head_dim % 2 == 0,
       f"{path}.global_head_dim",
       self.global_head_dim,
       "even and at least 2",
-    )
-    check(
-      self.global_rope_theta > 1,
-      f"{path}.global_rope_theta",
-      self.global_rope_theta,
-      "above 1",
-    )
-    check(
-      0 <= self.global_rope_fraction <= 1,
-      f"{path}.global_rope_fraction",
-      self.global_rope_fraction,
-      "from 0 to 1",
-    )
-    check(self.per_layer_width >= 0, f"{path}.per_layer_width", self.per_layer_width, "0 or more")
-    check(
-      self.logit_softcap is None or self.logit_softcap > 0,
-      f"{path}.logit_softcap",
-      self.logit_softcap,
-      "None, or above 0",
     )
 
 
@@ -146,14 +125,13 @@ class MtpConfig(Config):
       the loss trains the layer alone, as in Nemotron 3's reinforcement learning.
   """
 
-  depths: int = 1
+  depths: PositiveInt = 1
   pattern: str = "*E"
   shared: bool = True
   detach: bool = False
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(self.depths >= 1, f"{path}.depths", self.depths, "at least 1")
     kinds = {k: v for k, v in KINDS.items() if k in BUILT_IN and k not in GEMMA_KINDS}
     check(
       bool(self.pattern) and set(self.pattern) <= set(kinds),
@@ -179,13 +157,13 @@ class LoopConfig(Config):
       that training, scoring and decoding draw the same; the addressing is ours.
   """
 
-  prelude: int = 2
-  coda: int = 2
-  mean_depth: int = 8
-  eval_depth: int | None = None
-  gradient_depth: int | None = None
+  prelude: NonNegativeInt = 2
+  coda: NonNegativeInt = 2
+  mean_depth: PositiveInt = 8
+  eval_depth: PositiveInt | None = None
+  gradient_depth: PositiveInt | None = None
   start: Literal["normal", "zeros"] = "normal"
-  start_seed: int = 0
+  start_seed: NonNegativeInt = 0
 
   @property
   def fixed_depth(self) -> int:
@@ -197,15 +175,6 @@ class LoopConfig(Config):
     """How many iterations gradients go through."""
     return -(-self.mean_depth // 2) if self.gradient_depth is None else self.gradient_depth
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    for name in ("prelude", "coda", "start_seed"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "0 or more")
-    check(self.mean_depth >= 1, f"{path}.mean_depth", self.mean_depth, "at least 1")
-    for name in ("eval_depth", "gradient_depth"):
-      value = getattr(self, name)
-      check(value is None or value >= 1, f"{path}.{name}", value, "None, or at least 1")
-
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SecondPassConfig(Config):
@@ -216,11 +185,7 @@ class SecondPassConfig(Config):
       what the released checkpoints are read with.
   """
 
-  window: int = 64
-
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.window >= 1, f"{path}.window", self.window, "at least 1")
+  window: PositiveInt = 64
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -243,7 +208,7 @@ class ModelConfig(Config):
     param_dtype: dtype the weights are stored in. A_log, D, dt_bias and the router are float32.
     init_scale: matrices start as N(0, init_scale² / fan_in); ours.
     remat: "block" recomputes each block in the backward pass and keeps only the residual stream;
-      "dots" keeps the results of dense projections (``products.linear``) as well.
+      "dots" keeps the results of dense projections (``linear.linear``) as well.
     unrolled_blocks: a unit of the pattern with its repeats is a straight-line program if these are
       at most so many blocks and nothing is recomputed (``remat``), else a scan over the repeats,
       which compiles sooner. On CPU the scan costs 1.2 times as much: what the backward pass needs
@@ -305,72 +270,72 @@ class ModelConfig(Config):
       drawn runs up to C tokens; training runs rows of C tokens one after the other.
   """
 
-  vocab_size: int = 264
-  d_model: int = 128
+  vocab_size: PositiveInt = 264
+  d_model: PositiveInt = 128
   pattern: str = "M*-M*-"
-  norm_eps: float = 1e-5
+  norm_eps: PositiveFloat = 1e-5
   tie_embeddings: bool = False
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
   param_dtype: Literal["float32", "bfloat16"] = "float32"
-  init_scale: float = 1.0
+  init_scale: PositiveFloat = 1.0
   remat: Literal["none", "block", "dots"] = "none"
-  unrolled_blocks: int = 16
-  logits_chunk: int = 256
+  unrolled_blocks: PositiveInt = 16
+  logits_chunk: PositiveInt = 256
   kernels: Literal["reference", "xla", "pallas_tpu", "pallas_gpu"] | None = None
 
-  num_heads: int = 4
-  num_kv_heads: int = 2
-  head_dim: int = 32
+  num_heads: PositiveInt = 4
+  num_kv_heads: PositiveInt = 2
+  head_dim: PositiveInt = 32
   rope_theta: float | None = None
   rope_scaling_factor: float | None = None
   rope_low_freq_factor: float = 1.0
   rope_high_freq_factor: float = 4.0
-  rope_original_length: int = 8192
+  rope_original_length: PositiveInt = 8192
   qk_norm: bool = False
   attention_bias: bool = False
-  attention_block: int = 64
+  attention_block: PositiveInt = 64
   record_max_scores: bool = False
 
   mla: MlaConfig | None = None
   gemma: Gemma4Config | None = None
 
-  d_mlp: int = 512
+  d_mlp: PositiveInt = 512
   mlp_activation: Activation = "relu2"
 
-  mamba_heads: int = 8
-  mamba_head_dim: int = 32
-  mamba_state: int = 32
-  mamba_groups: int = 1
-  conv_kernel: int = 4
-  chunk_size: int = 32
+  mamba_heads: PositiveInt = 8
+  mamba_head_dim: PositiveInt = 32
+  mamba_state: PositiveInt = 32
+  mamba_groups: PositiveInt = 1
+  conv_kernel: AtLeastTwo = 4
+  chunk_size: PositiveInt = 32
   dt_min: float = 1e-3
   dt_max: float = 1e-1
-  dt_floor: float = 1e-4
+  dt_floor: PositiveFloat = 1e-4
   dt_limit_low: float = 0.0
   dt_limit_high: float | None = None
 
-  num_experts: int = 8
-  experts_per_token: int = 2
-  d_expert: int = 128
-  d_shared_expert: int = 128
-  latent_size: int = 0
+  num_experts: PositiveInt = 8
+  experts_per_token: PositiveInt = 2
+  d_expert: PositiveInt = 128
+  d_shared_expert: NonNegativeInt = 128
+  latent_size: NonNegativeInt = 0
   router_scores: Literal["sigmoid", "softmax"] = "sigmoid"
   num_expert_groups: int = 1
   expert_groups_per_token: int = 1
-  routed_scaling: float = 1.0
+  routed_scaling: PositiveFloat = 1.0
   norm_topk: bool = True
   expert_scale: bool = False
-  zero_experts: int = 0
+  zero_experts: NonNegativeInt = 0
   frozen_router: bool = False
   router_bias_rule: Literal["sign", "proportional"] = "sign"
   active_experts: float | None = None
-  expert_block: int = 128
+  expert_block: PositiveInt = 128
 
   mtp: MtpConfig | None = None
   loop: LoopConfig | None = None
   second_pass: SecondPassConfig | None = None
   expert_capacity: float | None = None
-  exact_chunk: int = 0
+  exact_chunk: NonNegativeInt = 0
 
   @property
   def sections(self) -> tuple[str, ...]:
@@ -384,6 +349,11 @@ class ModelConfig(Config):
   def residual_scale(self) -> float:
     """Shrinks what each block adds at the start, so that the stream's variance keeps to O(1)."""
     return len(self.pattern) ** -0.5
+
+  @property
+  def logit_softcap(self) -> float | None:
+    """See ``Gemma4Config.logit_softcap``; None in other models."""
+    return None if self.gemma is None else self.gemma.logit_softcap
 
   @property
   def dtype(self) -> jnp.dtype:
@@ -400,15 +370,6 @@ class ModelConfig(Config):
       + ", ".join(f"{k!r} ({v})" for k, v in KINDS.items())
       + "; a block of your own after models.register_block: import the module that calls it",
     )
-    positive = (
-      "vocab_size d_model unrolled_blocks logits_chunk num_heads num_kv_heads head_dim "
-      "rope_original_length attention_block d_mlp mamba_heads mamba_head_dim mamba_state "
-      "mamba_groups chunk_size num_experts experts_per_token d_expert expert_block"
-    )
-    for name in positive.split():
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), "at least 1")
-    for name in ("norm_eps", "init_scale", "dt_floor", "routed_scaling"):
-      check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "above 0")
     ahead = "" if self.mtp is None else self.mtp.pattern
     shares_heads = bool(set("*" + GEMMA_KINDS) & set(self.pattern + ahead))
     check(
@@ -452,7 +413,6 @@ class ModelConfig(Config):
       self.mamba_groups,
       f"a divisor of mamba_heads={self.mamba_heads}",
     )
-    check(self.conv_kernel >= 2, f"{path}.conv_kernel", self.conv_kernel, "at least 2")
     check(
       0 < self.dt_min <= self.dt_max,
       f"{path}.dt_min",
@@ -471,7 +431,6 @@ class ModelConfig(Config):
 
   def _check_exact(self, path: str) -> None:
     name, value = f"{path}.exact_chunk", self.exact_chunk
-    check(value >= 0, name, value, "0 (off) or more")
     if not value:
       return
     inexact = sorted(set(self.pattern) - set(EXACT_KINDS))
@@ -494,8 +453,6 @@ class ModelConfig(Config):
     )
 
   def _check_experts(self, path: str) -> None:
-    for name in ("d_shared_expert", "latent_size", "zero_experts"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), "0 or more")
     check(
       self.zero_experts == 0 or self.latent_size == 0,
       f"{path}.zero_experts",

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import Activation
+from agentjax.models.linear import matmul, precision
 from agentjax.models.mlp import activate
-from agentjax.models.products import matmul, precision
 from agentjax.models.spec import Weight
 
 Array = jax.Array

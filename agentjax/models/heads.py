@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.products import linear_gradients, precision
+from agentjax.models.linear import linear_gradients, precision
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.models.stack import DecodeParams, ForwardOutput, Params
 from agentjax.sharding import LOGICAL_AXES, partition_spec
@@ -51,11 +52,7 @@ def compute_logits(
   params: Params | DecodeParams, config: ModelConfig, hidden: Float[Array, "*lead embed"]
 ) -> Float[Array, "*lead vocab"]:
   """Float32 logits of the next token."""
-  return output_logits(
-    hidden,
-    output_weight(params).astype(hidden.dtype),
-    None if config.gemma is None else config.gemma.logit_softcap,
-  )
+  return output_logits(hidden, output_weight(params).astype(hidden.dtype), config.logit_softcap)
 
 
 def distribution(
@@ -90,8 +87,7 @@ def score_targets(
     known: the result, where it is known already; only the gradient is then computed. On one device.
   """
   weight, axes = output_weight(params), ("embed", "vocab")
-  softcap = None if config.gemma is None else config.gemma.logit_softcap
-  score = functools.partial(_score_chunks, softcap=softcap, size=config.logits_chunk)
+  score = functools.partial(_score_chunks, softcap=config.logit_softcap, size=config.logits_chunk)
   divisor = jnp.asarray(temperature, jnp.float32)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
@@ -128,7 +124,7 @@ def _score_chunks(
   known: Scores | None = None,
 ) -> Scores:
   """``_score`` of ``size`` time steps at once."""
-  batch, time = targets.shape
+  time = targets.shape[1]
   given = (hidden, targets) if known is None else (hidden, targets, *known)
 
   def one(hidden: Array, targets: Array, *known: Array) -> Scores:
@@ -140,20 +136,27 @@ def _score_chunks(
     first, second, third = (jnp.concatenate(v, axis=1) for v in zip(*pieces, strict=True))
     return first, second, third
   # A loop holds one gradient of the weight; unrolled, there may be as many as chunks.
+  return map_time(lambda given: one(*given), given, size)
+
+
+def map_time(
+  function: Callable[[tuple[Array, ...]], Any], given: Sequence[Array], size: int
+) -> Any:
+  """``function`` of arrays [B, size, ...] of ``given`` [B, T, ...], one chunk after the other.
+
+  The last chunk is padded with zeros. Results are a pytree of arrays [B, T, ...].
+  """
+  batch, time = given[0].shape[:2]
   count = -(-time // size)
-  chunks = tuple(
-    jnp.moveaxis(
-      jnp.pad(v, [(0, 0), (0, count * size - time)] + [(0, 0)] * (v.ndim - 2)).reshape(
-        batch, count, size, *v.shape[2:]
-      ),
-      1,
-      0,
-    )
-    for v in given
-  )
-  scores = jax.lax.map(lambda c: one(*c), chunks)
-  first, second, third = (jnp.moveaxis(v, 0, 1).reshape(batch, -1)[:, :time] for v in scores)
-  return first, second, third
+
+  def cut(x: Array) -> Array:
+    padded = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
+
+  def join(x: Array) -> Array:
+    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
+
+  return jax.tree.map(join, jax.lax.map(function, tuple(cut(x) for x in given)))
 
 
 def value_specs(config: ModelConfig) -> ValueHead:

@@ -12,9 +12,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveFloat, PositiveInt, check
+from agentjax.models.linear import precision
 from agentjax.models.matrices import matrix_axes
-from agentjax.models.products import precision
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 
 Array = jax.Array
@@ -32,8 +32,8 @@ class LoraConfig(Config):
       Embeddings, output head, norms, biases and routers have no adapters.
   """
 
-  rank: int = 16
-  alpha: float = 32.0
+  rank: PositiveInt = 16
+  alpha: PositiveFloat = 32.0
   targets: tuple[str, ...] = ("*",)
 
   @property
@@ -43,8 +43,6 @@ class LoraConfig(Config):
 
   def validate(self, path: str = "config.lora") -> None:
     super().validate(path)
-    check(self.rank >= 1, f"{path}.rank", self.rank, ">= 1")
-    check(self.alpha > 0, f"{path}.alpha", self.alpha, "> 0")
     check(bool(self.targets), f"{path}.targets", self.targets, "at least one pattern")
 
 

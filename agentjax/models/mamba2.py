@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
+from agentjax.models.linear import linear
 from agentjax.models.norm import gated_rms_norm
-from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.sharding import LOGICAL_AXES, index, on_shards, ways
 from pallas_kernels.causal_conv1d.api import causal_conv1d

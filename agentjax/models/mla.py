@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
 from agentjax.models.config import MlaConfig, ModelConfig
+from agentjax.models.linear import linear, precision
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import linear, precision
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array

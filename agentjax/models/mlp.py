@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from agentjax.models.config import Activation, ModelConfig
-from agentjax.models.products import linear
+from agentjax.models.linear import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array

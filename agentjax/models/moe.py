@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from agentjax.models.config import ModelConfig
 from agentjax.models.expert_parallel import sharded_sum
 from agentjax.models.experts import Experts, weighted_sum
+from agentjax.models.linear import linear
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
-from agentjax.models.products import linear
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
@@ -156,7 +156,8 @@ def moe(
   """
   routes = _route(params, x if router_input is None else router_input, config, experts)
   routed = (segment_ids != 0)[..., None] & (routes.experts < config.num_experts)
-  visits = jnp.where(routed, routes.experts, config.num_experts)
+  # For sampling there may be experts behind the last that nobody is sent to.
+  visits = jnp.where(routed, routes.experts, params.expert_up.shape[0])
   inner = x if params.latent_down is None else linear(x, params.latent_down)
   weights = Experts(
     up=params.expert_up.astype(x.dtype),

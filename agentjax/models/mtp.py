@@ -23,9 +23,9 @@ from jaxtyping import Float, Int
 from agentjax.models.blocks import Rows
 from agentjax.models.config import ModelConfig
 from agentjax.models.heads import score_targets
+from agentjax.models.linear import linear
 from agentjax.models.moe import Routing
 from agentjax.models.norm import rms_norm
-from agentjax.models.products import linear
 from agentjax.models.stack import DecodeParams, MtpLayer, Params, open_stream, run_unit
 
 Array = jax.Array

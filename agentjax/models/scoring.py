@@ -70,16 +70,7 @@ def score_tokens(
   targets = jnp.roll(token_ids, -1, axis=1)
   rows = (token_ids, segment_ids, positions)
   if config.exact_chunk:
-    if experts is not None:
-      raise ValueError(
-        f"experts were given with exact_chunk={config.exact_chunk}, where training chooses what "
-        "sampling chose; leave them out."
-      )
-    if kept is not None:
-      raise ValueError(
-        f"kept was given with exact_chunk={config.exact_chunk}, where all tokens are scored as in "
-        "sampling; leave it out."
-      )
+    _check_exact(config, experts, kept)
     out, scores = _exact(params, config, *rows, targets, temperature)
   else:
     out = forward(params, config, *rows, experts=experts, depths=depths)
@@ -87,17 +78,7 @@ def score_tokens(
     if kept is None:
       scores = score_targets(params, config, out.hidden, targets, temperature)
     else:
-      before = jnp.maximum(kept - 1, 0)
-      hidden, own = take_tokens(out.hidden, before), take_tokens(targets, before)
-      if sets is None:
-        few = score_targets(params, config, hidden, own, temperature)
-      else:
-        read = readout(params, config, hidden, temperature)
-        within = restricted_scores(read, sets, size=config.logits_chunk)
-        few = (*within, jnp.zeros_like(within[0]))
-      apart = (put_tokens(v, kept, token_ids.shape[1]) for v in few)
-      first, second, third = (jnp.roll(v, -1, axis=1) for v in apart)
-      scores = (first, second, third)
+      scores = _kept_scores(params, config, out.hidden, targets, temperature, kept, sets)
   follows = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
   log_probs, entropies, log_normalizers = (
     jnp.pad(jnp.where(follows, v[:, :-1], 0.0), ((0, 0), (1, 0))) for v in scores
@@ -111,6 +92,43 @@ def score_tokens(
     max_scores=out.max_scores,
     captured=out.captured,
   )
+
+
+def _check_exact(config: ModelConfig, experts: Array | None, kept: Array | None) -> None:
+  """Refuses what an exact computation does not take."""
+  if experts is not None:
+    raise ValueError(
+      f"experts were given with exact_chunk={config.exact_chunk}, where training chooses what "
+      "sampling chose; leave them out."
+    )
+  if kept is not None:
+    raise ValueError(
+      f"kept was given with exact_chunk={config.exact_chunk}, where all tokens are scored as in "
+      "sampling; leave it out."
+    )
+
+
+def _kept_scores(
+  params: Params,
+  config: ModelConfig,
+  hidden: Array,
+  targets: Array,
+  temperature: float | Array,
+  kept: Array,
+  sets: TokenSets | None,
+) -> Scores:
+  """Scores [B, T] of the targets before the kept places, 0 for the others."""
+  before = jnp.maximum(kept - 1, 0)
+  few_hidden, own = take_tokens(hidden, before), take_tokens(targets, before)
+  if sets is None:
+    few = score_targets(params, config, few_hidden, own, temperature)
+  else:
+    read = readout(params, config, few_hidden, temperature)
+    within = restricted_scores(read, sets, size=config.logits_chunk)
+    few = (*within, jnp.zeros_like(within[0]))
+  apart = (put_tokens(v, kept, targets.shape[1]) for v in few)
+  first, second, third = (jnp.roll(v, -1, axis=1) for v in apart)
+  return first, second, third
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,21 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows
+from agentjax.config import check
+from agentjax.models.blocks import KINDS, BlockKind, BlockReport, Rows, StreamKind
 from agentjax.models.config import ModelConfig, MtpConfig
-from agentjax.models.gemma4 import Given, PerLayerTable, Stream, per_layer_spec, scaled_stream
-from agentjax.models.loop import (
-  Gates,
-  Injection,
-  Section,
-  gates_spec,
-  injection_spec,
-  run_core,
-  run_twice,
-)
+from agentjax.models.linear import LINEAR
 from agentjax.models.moe import Moe, Routing, bias_change
 from agentjax.models.norm import norm_spec, rms_norm
-from agentjax.models.products import LINEAR
+from agentjax.models.passes import Section, pass_kind
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 from agentjax.sharding import LOGICAL_AXES, constrain, index, on_shards, ways
 
@@ -68,9 +59,9 @@ class Params:
     final_norm: [embed].
     lm_head: [embed, vocab]; None where embeddings are tied.
     mtp: None without ``config.mtp``.
-    loop: None without ``config.loop``.
-    second_pass: None without ``config.second_pass``.
-    per_layer: None without ``config.gemma.per_layer_width``.
+    loop, second_pass: what ``PassKind.spec`` says; None without ``config.loop`` and
+      ``config.second_pass``.
+    per_layer: what ``StreamKind.spec`` says; None without.
   """
 
   embedding: Weight
@@ -78,9 +69,9 @@ class Params:
   final_norm: Weight
   lm_head: Weight | None
   mtp: MtpLayer | None = None
-  loop: Injection | None = None
-  second_pass: Gates | None = None
-  per_layer: PerLayerTable | None = None
+  loop: Any = None
+  second_pass: Any = None
+  per_layer: Any = None
 
 
 @flax.struct.dataclass
@@ -91,9 +82,9 @@ class DecodeParams:
   blocks: Blocks
   final_norm: Weight  # [embed]
   lm_head: Weight | None  # [embed, vocab]
-  loop: Injection | None = None
-  second_pass: Gates | None = None
-  per_layer: PerLayerTable | None = None
+  loop: Any = None
+  second_pass: Any = None
+  per_layer: Any = None
   mtp: tuple[MtpLayer, ...] | None = None  # one a layer, for drafts
 
 
@@ -183,6 +174,7 @@ def param_specs(config: ModelConfig) -> Params:
     scale=config.init_scale * config.d_model**-0.5,
   )
   head = dataclasses.replace(table, shape=table.shape[::-1], axes=table.axes[::-1])
+  stream, passes = stream_kind(config), pass_kind(config)
   return Params(
     embedding=table,
     groups=tuple(
@@ -191,28 +183,9 @@ def param_specs(config: ModelConfig) -> Params:
     final_norm=norm_spec(config.d_model, config),
     lm_head=None if config.tie_embeddings else head,
     mtp=None if config.mtp is None else _mtp_spec(config, config.mtp),
-    loop=None if config.loop is None else injection_spec(config),
-    second_pass=None if config.second_pass is None else gates_spec(config),
-    per_layer=per_layer_spec(config),
+    **({} if passes is None else {passes.field: passes.spec(config)}),
+    per_layer=None if stream is None else stream.spec(config),
   )
-
-
-def count_active(config: ModelConfig, *, embedding: bool = True) -> int:
-  """Number of parameters that one token meets: of the routed experts those that it visits.
-
-  Args:
-    config: of the model; prediction heads (``config.mtp``) are counted where they are set.
-    embedding: count the input embedding. A tied one is always counted, as output projection.
-  """
-  specs = param_specs(config)
-  visited = config.experts_per_token / config.num_experts
-  total = sum(
-    math.prod(spec.shape) * (visited if "experts" in spec.axes else 1)
-    for spec in jax.tree.leaves(specs, is_leaf=is_spec)
-  )
-  if not embedding and not config.tie_embeddings:
-    total -= math.prod(specs.embedding.shape)
-  return round(total)
 
 
 def _mtp_spec(config: ModelConfig, mtp: MtpConfig) -> MtpLayer:
@@ -264,7 +237,7 @@ def forward(
     positions: [B, T], place of the token in its sequence.
     experts: expert ids that every block with a router uses in the place of its own choice.
     depths: iterations of a looped core, one number for all tokens of a sequence (see
-      ``sample_depths``); None is ``config.loop.fixed_depth``.
+      ``PassKind.sample_depths``); None is ``config.loop.fixed_depth``.
     anchors: the stream after every block as another computation of the same function had it. It
       takes the place of the block's own result, whose gradient it gets (see ``anchored``).
     captured: places in their rows at which the stream after every block is wanted.
@@ -272,32 +245,32 @@ def forward(
   Raises:
     ValueError: depths for a model without a looped core; captured for one whose blocks run twice.
   """
-  if captured is not None and (params.loop is not None or params.second_pass is not None):
+  passes = pass_kind(config)
+  if captured is not None and passes is not None:
     raise ValueError(
       "captured asks for the stream after each block, and blocks of this model run more than once; "
       "allowed: a model without config.loop and config.second_pass."
     )
-  if depths is not None and params.loop is None:
+  if depths is not None and (passes is None or passes.sample_depths is None):
     raise ValueError("depths were given, but nothing loops: set config.loop, or leave them out.")
   x, per_layer = open_stream(params, config, token_ids)
-  x = _pin(x)
+  x = _pin(x, config)
   rows = Rows(segment_ids, positions, captured)
   given = given_to_blocks(config, experts, per_layer)
   if anchors is not None:
     given = tuple(_Given(*pair) for pair in zip(given, anchors, strict=True))
   sections = _sections(params.groups, given, config)
   run = functools.partial(_run_section, config=config, rows=rows)
-  if params.loop is not None:
-    x, reports = run_core(params.loop, x, sections, config, rows, depths, run)
-  elif params.second_pass is not None:
-    x, reports = run_twice(params.second_pass, x, sections[0], run)
-  else:
+  if passes is None:
     x, reports = run(x, sections[0])
+  else:
+    own = getattr(params, passes.field)
+    x, reports = passes.forward(own, x, sections, config, rows, depths, run)
   routings = [report.routing for report in reports if report.routing is not None]
   scores = [report.max_scores for report in reports if report.max_scores is not None]
   streams = [report.captured for report in reports if report.captured is not None]
   return ForwardOutput(
-    hidden=rms_norm(close_stream(x), params.final_norm, config.norm_eps),
+    hidden=rms_norm(close_stream(x, config), params.final_norm, config.norm_eps),
     routing=jax.tree.map(lambda *v: jnp.stack(v), *routings) if routings else None,
     max_scores=jnp.concatenate(scores) if scores else None,
     captured=jnp.stack(streams) if streams else None,
@@ -309,18 +282,32 @@ def num_routers(config: ModelConfig) -> int:
   return sum(KINDS[kind].routes for kind in config.pattern)
 
 
+def stream_kind(config: ModelConfig) -> StreamKind | None:
+  """What flows between the blocks; None is an array.
+
+  Raises:
+    ConfigError: blocks of the pattern read different kinds of streams.
+  """
+  kinds = {KINDS[kind].stream for kind in config.pattern}
+  check(
+    len(kinds) == 1,
+    "model.pattern",
+    config.pattern,
+    "blocks that all read the same stream (BlockKind.stream)",
+  )
+  return kinds.pop()
+
+
 def open_stream(
   params: Params | DecodeParams, config: ModelConfig, token_ids: Int[Array, "*lead"]
 ) -> tuple[Any, Array | None]:
   """What the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
 
-  The stream is [*lead, embed] in the compute dtype, or a ``gemma4.Stream``; inputs are None in
-  models that have none.
+  The stream is [*lead, embed] in the compute dtype, or what ``StreamKind.open`` gives; inputs are
+  None in models that have none.
   """
-  x = _embed(params.embedding.astype(config.dtype), token_ids)
-  if config.gemma is None:
-    return x, None
-  return scaled_stream(x, params.per_layer, config, token_ids)
+  x, stream = _embed(params.embedding.astype(config.dtype), token_ids), stream_kind(config)
+  return (x, None) if stream is None else stream.open(x, params.per_layer, config, token_ids)
 
 
 def _embed(table: Array, token_ids: Array) -> Array:
@@ -328,7 +315,7 @@ def _embed(table: Array, token_ids: Array) -> Array:
 
   Left to itself the compiler sums a gradient of the whole table on every device.
   """
-  if token_ids.ndim != 2:
+  if token_ids.ndim != 2 or table.shape[0] % ways("vocab"):
     return table[token_ids]
 
   def part(table: Array, token_ids: Array) -> Array:
@@ -345,9 +332,10 @@ def _embed(table: Array, token_ids: Array) -> Array:
   return on_shards(part, arguments, ("batch", "time", None), name="the embedding")
 
 
-def close_stream(x: Any) -> Float[Array, "*lead embed"]:
+def close_stream(x: Any, config: ModelConfig) -> Float[Array, "*lead embed"]:
   """What the last block leaves, before the last norm."""
-  return x.x if isinstance(x, Stream) else x
+  stream = stream_kind(config)
+  return x if stream is None else stream.close(x)
 
 
 def given_to_blocks(
@@ -356,11 +344,10 @@ def given_to_blocks(
   """What each block of the pattern gets beside the stream (see ``BlockKind``)."""
   remaining = iter(() if experts is None else experts)
   chosen = (next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
-  if config.gemma is None:
+  stream = stream_kind(config)
+  if stream is None:
     return tuple(chosen)
-  return tuple(
-    Given(None if per_layer is None else per_layer[..., i, :], ids) for i, ids in enumerate(chosen)
-  )
+  return tuple(stream.give(per_layer, i, ids) for i, ids in enumerate(chosen))
 
 
 def update_router_bias(
@@ -441,12 +428,13 @@ def _is_moe(node: Any) -> bool:
   return isinstance(node, Moe)
 
 
-def _pin(x: Any) -> Any:
+def _pin(x: Any, config: ModelConfig) -> Any:
   """Fixes where the stream of packed rows lies."""
+  stream = stream_kind(config)
   axes, name = ("batch", "time", "stream"), "the residual stream"
-  if isinstance(x, Stream):
-    return dataclasses.replace(x, x=constrain(x.x, axes, name=name))
-  return constrain(x, axes, name=name)
+  if stream is None:
+    return constrain(x, axes, name=name)
+  return stream.replace(x, constrain(stream.close(x), axes, name=name))
 
 
 def _sections(
@@ -505,7 +493,7 @@ def run_unit(
   def run(x: Array, block: Any, given: Any, kind: str) -> tuple[Array, BlockReport]:
     given, anchor = given if isinstance(given, _Given) else (given, None)
     x, report = kinds[kind].forward(block, x, config, rows, given)
-    return _pin(x if anchor is None else anchored(x, anchor)), report
+    return _pin(x if anchor is None else anchored(x, anchor), config), report
 
   if config.remat != "none":
     run = jax.checkpoint(run, static_argnums=3, policy=_KEPT[config.remat])
@@ -513,7 +501,7 @@ def run_unit(
   for kind, block, given in zip(unit, *blocks_and_given, strict=True):
     x, report = run(x, block, given, kind)
     if rows.captured is not None:
-      stream = jnp.take_along_axis(close_stream(x), rows.captured[..., None], axis=1)
+      stream = jnp.take_along_axis(close_stream(x, config), rows.captured[..., None], axis=1)
       report = dataclasses.replace(report, captured=stream)
     reports.append(report)
   return x, reports

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models.products import precision
+from agentjax.models.linear import precision
 
 Array = jax.Array
 

@@ -9,6 +9,7 @@ runs the recurrence again over what was right. The projections, by far the most 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,9 +24,9 @@ from agentjax.models.blocks import KINDS, Appended, Block, BlockKind
 from agentjax.models.cache import Cache, run_section
 from agentjax.models.config import BUILT_IN, ModelConfig
 from agentjax.models.heads import compute_logits
-from agentjax.models.loop import DecodeSection
 from agentjax.models.mamba2 import MambaCache, advance_state, mix_out, project_in
 from agentjax.models.norm import rms_norm
+from agentjax.models.passes import DecodeSection
 from agentjax.models.stack import DecodeParams, close_stream, given_to_blocks, open_stream
 
 Array = jax.Array
@@ -92,7 +93,7 @@ def verify(
   given = given_to_blocks(config, None, per_layer)
   section = DecodeSection(config.pattern, params.blocks, cache.blocks, given)
   x, pending, routed = run_section(x, section, config=config, where=appended, kinds=EVERY_SLOT)
-  hidden = rms_norm(close_stream(x), params.final_norm, config.norm_eps)
+  hidden = rms_norm(close_stream(x, config), params.final_norm, config.norm_eps)
   return Verified(
     logits=compute_logits(params, config, hidden),
     pending=pending,
@@ -169,8 +170,10 @@ def _attention(
 
 
 # ``extend`` of these takes a row for every slot, in order.
-EVERY_SLOT: Mapping[str, BlockKind] = {
-  **KINDS,
-  "M": dataclasses.replace(KINDS["M"], extend=_mamba),
-  "*": dataclasses.replace(KINDS["*"], extend=_attention),
-}
+EVERY_SLOT: Mapping[str, BlockKind] = collections.ChainMap(
+  {
+    "M": dataclasses.replace(KINDS["M"], extend=_mamba),
+    "*": dataclasses.replace(KINDS["*"], extend=_attention),
+  },
+  KINDS,
+)

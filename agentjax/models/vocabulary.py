@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.heads import output_logits, output_weight
-from agentjax.models.products import precision
+from agentjax.models.heads import map_time, output_logits, output_weight
+from agentjax.models.linear import precision
 from agentjax.models.stack import DecodeParams, Params
 
 Array = jax.Array
@@ -40,8 +40,7 @@ def readout(
   temperature: float | Array = 1.0,
 ) -> Readout:
   """The output projection of a model on its hidden states."""
-  softcap = None if config.gemma is None else config.gemma.logit_softcap
-  return Readout(hidden, output_weight(params), temperature, softcap)
+  return Readout(hidden, output_weight(params), temperature, config.logit_softcap)
 
 
 def over_vocabulary(
@@ -82,25 +81,13 @@ def in_chunks(function: Callable[..., Any], *per_token: Array, size: int) -> Any
     per_token: arrays [B, T, ...], one at least.
     size: time steps a chunk; T or more is one chunk.
   """
-  batch, time = per_token[0].shape[:2]
-  given = per_token
 
   @jax.checkpoint
   def chunk(given: tuple[Array, ...]) -> Any:
     return function(*given)
 
-  if time <= size:
-    return chunk(given)
-  count = -(-time // size)
-
-  def cut(x: Array) -> Array:
-    padded = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(padded.reshape(batch, count, size, *x.shape[2:]), 1, 0)
-
-  def join(x: Array) -> Array:
-    return jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :time]
-
-  return jax.tree.map(join, jax.lax.map(chunk, tuple(cut(x) for x in given)))
+  whole = per_token[0].shape[1] <= size
+  return chunk(per_token) if whole else map_time(chunk, per_token, size)
 
 
 class TokenSets(NamedTuple):
@@ -113,47 +100,6 @@ class TokenSets(NamedTuple):
 
   ids: Int[Array, "batch time places"]
   inside: Bool[Array, "batch time places"]
-
-
-def likely_sets(
-  read: Readout,
-  targets: Int[Array, "batch time"],
-  *,
-  mass: float,
-  most: int,
-  size: int,
-) -> tuple[TokenSets, Float[Array, "batch time"]]:
-  """The fewest most likely tokens that hold ``mass`` of a distribution, and the target.
-
-  ``S_t = {y_t} + the smallest top set with sum_v p(v) >= mass``, of at most ``most`` tokens (Logits
-  Replay, 2510.09152).
-
-  Args:
-    read: of the states before the targets.
-    targets: y.
-    mass: 0 to 1; at 1 the set has all ``most`` tokens.
-    most: up to the vocabulary.
-    size: time steps whose logits are held at once.
-
-  Returns:
-    The sets, and float32 [B, T], the mass outside them: the bias of the gradient of a restricted
-    softmax is of its order.
-  """
-
-  def choose(log_p: Array, gold: Array) -> tuple[Array, Array, Array]:
-    top, ids = jax.lax.top_k(log_p, most)
-    probs = jnp.exp(top)
-    before = jnp.cumsum(probs, axis=-1) - probs
-    taken = (before < mass) | (mass >= 1)
-    taken &= ids != gold[..., None]  # it stands first
-    own = jnp.exp(jnp.take_along_axis(log_p, gold[..., None], axis=-1))
-    outside = 1 - own[..., 0] - jnp.sum(jnp.where(taken, probs, 0), axis=-1)
-    every = jnp.concatenate([gold[..., None], ids.astype(gold.dtype)], axis=-1)
-    inside = jnp.concatenate([jnp.ones_like(taken[..., :1]), taken], axis=-1)
-    return every, inside, jnp.maximum(outside, 0)
-
-  ids, inside, outside = over_vocabulary(choose, [read], targets, size=size)
-  return TokenSets(ids, inside), outside
 
 
 def restricted_scores(

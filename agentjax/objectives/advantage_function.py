@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
-from agentjax.names import check_callable
-from agentjax.objectives.function import describe, load_function
+from agentjax.names import Adopted, Choice, check_callable
+from agentjax.objectives.custom_loss import describe, own_name, trace
 from agentjax.trajectory.batch import abstract_batch, column_or_fill
 from agentjax.trajectory.columns import core_fields
-
-_PATH = "objective.advantage.function"
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -37,7 +35,7 @@ class AdvantageInputs:
     turns: model call that a token belongs to, from 0; -1 on padding.
     turn_rewards: what tokens are paid of the outcome for their turn, on the last token of the turn
       that has weight; None without ``advantage.turn_rewards``.
-    token_rewards: rewards of steps beside the outcome; None without ``config.rl.process``.
+    token_rewards: rewards of steps beside the outcome; None where no signal pays them.
     old_log_probs: of the trainer at the start of the update; the sampler's where they are trusted.
     behaviour_log_probs: of the policy that sampled.
     entropies: of the distribution that a token was drawn from, nats.
@@ -68,19 +66,38 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
 """``AdvantageInputs -> advantages [B, T]``, traced by jax; no gradient flows through it."""
 
 
-def advantage_function(
-  name: str | None, function: AdvantageFunction | None = None
-) -> AdvantageFunction | None:
-  """The function of a config's ``advantage.function``, or ``function`` in its place.
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageChoice(Choice):
+  """An advantage function of one's own with its settings: called as ``AdvantageFunction``.
 
-  Raises:
-    ConfigError: the name leads nowhere, or to what cannot be called with one argument.
+  A function without settings is named by ``module:function``.
   """
-  if function is not None:
-    allowed = "a function of one argument, AdvantageInputs"
-    check_callable(function, f"the advantage {_own_name(function)}", allowed)
-    return function
-  return None if name is None else load_function(name, _PATH, "AdvantageInputs")
+
+  group = "agentjax.advantages"
+  adopts = "a function of one argument, AdvantageInputs"
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", f"'module:attribute' of {cls.adopts}")
+    return OwnAdvantage(name, found)  # type: ignore[return-value]
+
+  def __call__(self, inputs: AdvantageInputs) -> Array:
+    raise NotImplementedError(f"{type(self).__name__} must define __call__()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OwnAdvantage(Adopted, AdvantageChoice):
+  """A function without settings."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def __call__(self, inputs: AdvantageInputs) -> Array:
+    return self.found(inputs)
+
+
+def check_own(function: AdvantageFunction) -> None:
+  """Raises ConfigError for what cannot be called with one argument."""
+  check_callable(function, f"the advantage {_own_name(function)}", AdvantageChoice.adopts)
 
 
 def own_advantages(
@@ -113,18 +130,14 @@ def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
     ConfigError: as in ``own_advantages``.
   """
   name, shape = f"the advantage {_own_name(function)}", inputs.weights.shape
-  try:
-    result = jax.eval_shape(function, inputs)
-  except ConfigError:
-    raise
-  except Exception as error:
-    absent = [k for k, v in vars(inputs).items() if v is None]
-    raise ConfigError(
-      f"{name} raised {type(error).__name__}: {error}. It was given AdvantageInputs of "
-      f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences; None are "
-      f"{', '.join(absent) or 'none'} (advantage.turn_rewards, config.rl.process and "
-      "objective.with_reference give them)."
-    ) from error
+  result = trace(
+    function,
+    inputs,
+    name,
+    f"{list(shape)} arrays and {inputs.rewards.shape[0]} sequences",
+    "advantage.turn_rewards, config.rl.process, signals of config.rl.signals and "
+    "objective.with_reference give them",
+  )
   right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
   if not right or not jnp.issubdtype(result.dtype, jnp.floating):
     raise ConfigError(
@@ -151,4 +164,4 @@ def abstract_advantage_inputs(
 
 
 def _own_name(function: AdvantageFunction) -> str:
-  return getattr(function, "__qualname__", type(function).__name__)
+  return own_name(function.found if isinstance(function, OwnAdvantage) else function)

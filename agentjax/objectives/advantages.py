@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax import names
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.kl import KlEstimator
 
 Centre = Literal[
@@ -96,7 +96,7 @@ class AdvantageConfig(Config):
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
-    function: your own advantages, "module:function" (``advantage_function``), in the place of
+    function: your own advantages by name (``advantage_function.AdvantageChoice``), in the place of
       centre, scale and credit, which are then not read; merge, whitening, clip and multiplier
       follow it. None is those settings.
     learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
@@ -107,24 +107,24 @@ class AdvantageConfig(Config):
   scale: Scale = "group_std"
   parts: tuple[str, ...] = ()
   part_weights: tuple[float, ...] = ()
-  ddof: int = 1
-  epsilon: float = 1e-6
+  ddof: Literal[0, 1] = 1
+  epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
-  turn_gamma: float = 0.95
+  turn_gamma: Share = 0.95
   branches: Literal["soft", "hard"] = "soft"
-  gamma: float = 1.0
-  gae_lambda: float = 1.0
-  value_lambda: float = 1.0
-  length_adaptive_lambda: float | None = None
+  gamma: Share = 1.0
+  gae_lambda: Share = 1.0
+  value_lambda: Share = 1.0
+  length_adaptive_lambda: PositiveFloat | None = None
   turn_rewards: tuple[str, ...] = ()
-  kl_in_reward: float = 0.0
+  kl_in_reward: NonNegativeFloat = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
-  clip: float | None = None
+  clip: PositiveFloat | None = None
   multiplier: float = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
-  function: str | None = None
+  function: AdvantageChoice | None = None
 
   @property
   def needs_group(self) -> bool:
@@ -144,16 +144,8 @@ class AdvantageConfig(Config):
   def validate(self, path: str = "advantage") -> None:
     super().validate(path)
     if self.function is not None:
-      names.check_name(self.function, f"{path}.function")
       self.check_own_function(path)
-    check(self.ddof in (0, 1), f"{path}.ddof", self.ddof, "0 (population) or 1 (sample)")
-    check(self.epsilon >= 0, f"{path}.epsilon", self.epsilon, ">= 0")
-    check(self.kl_in_reward >= 0, f"{path}.kl_in_reward", self.kl_in_reward, ">= 0")
-    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
-    for name in ("gamma", "turn_gamma", "gae_lambda", "value_lambda"):
-      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
     alpha = self.length_adaptive_lambda
-    check(alpha is None or alpha > 0, f"{path}.length_adaptive_lambda", alpha, "> 0 or None")
     if self.scale == "group_std" and self.centre in (
       "none",
       "baseline",
@@ -413,12 +405,7 @@ class AmbiguityConfig(Config):
       of Agent0.
   """
 
-  minimum_scale: float = 0.6
-
-  def validate(self, path: str = "ambiguity") -> None:
-    super().validate(path)
-    scale = self.minimum_scale
-    check(0 <= scale <= 1, f"{path}.minimum_scale", scale, "0 to 1")
+  minimum_scale: Share = 0.6
 
 
 def ambiguity_terms(

@@ -28,13 +28,23 @@ JSD); 2604.13016 (forms and diagnostics); 2604.13010 (Lightning OPD); 2604.14084
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import (
+  Config,
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  PositiveShare,
+  Range,
+  Share,
+  check,
+)
 
 DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd", "mixed"]
 Rest = Literal["renormalise", "bucket", "drop", "floor"]
@@ -78,19 +88,19 @@ class DistillationConfig(Config):
 
   form: Literal["sampled", "top_k", "full"] = "sampled"
   divergence: DivergenceKind = "reverse_kl"
-  jsd_beta: float = 0.5
-  forward_weight: float = 0.5
-  top_k: int = 16
+  jsd_beta: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
+  forward_weight: Share = 0.5
+  top_k: PositiveInt = 16
   candidates: Literal["student", "teacher"] = "student"
   rest: Rest = "renormalise"
-  clip: float | None = None
+  clip: PositiveFloat | None = None
   centre: Literal["none", "batch_mean"] = "none"
-  coefficient: float = 1.0
-  outcome_weight: float = 0.0
-  keep: float = 1.0
+  coefficient: PositiveFloat = 1.0
+  outcome_weight: NonNegativeFloat = 0.0
+  keep: PositiveShare = 1.0
   select_by: Selection = "soft_or"
-  entropy_quantile: float = 0.98
-  overlap_top_k: int = 0
+  entropy_quantile: PositiveShare = 0.98
+  overlap_top_k: NonNegativeInt = 0
 
   @property
   def beta(self) -> float:
@@ -117,21 +127,12 @@ class DistillationConfig(Config):
 
   def validate(self, path: str = "distillation") -> None:
     super().validate(path)
-    for name in ("jsd_beta", "entropy_quantile"):
-      check(0 < getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "above 0, up to 1")
-    check(self.jsd_beta < 1, f"{path}.jsd_beta", self.jsd_beta, "below 1")
-    mixed = self.forward_weight
-    check(0 <= mixed <= 1, f"{path}.forward_weight", mixed, "0 to 1")
     check(
       self.rest != "floor" or self.divergence != "jsd",
       f"{path}.rest",
       self.rest,
       f"'renormalise', 'bucket' or 'drop' with {path}.divergence='jsd'",
     )
-    check(0 < self.keep <= 1, f"{path}.keep", self.keep, "a share above 0, up to 1")
-    check(self.top_k >= 1, f"{path}.top_k", self.top_k, ">= 1")
-    check(self.overlap_top_k >= 0, f"{path}.overlap_top_k", self.overlap_top_k, ">= 0")
-    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "nats > 0 or none")
     check(
       self.clip is None or self.form == "sampled",
       f"{path}.clip",
@@ -144,8 +145,6 @@ class DistillationConfig(Config):
       self.centre,
       f"'none' with {path}.form={self.form!r}, which has no sampled advantage",
     )
-    check(self.coefficient > 0, f"{path}.coefficient", self.coefficient, "> 0")
-    check(self.outcome_weight >= 0, f"{path}.outcome_weight", self.outcome_weight, ">= 0")
 
 
 def teacher_advantages(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveFloat, check
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
 from agentjax.objectives.segments import (
   sequence_units,
@@ -53,13 +53,13 @@ class MismatchConfig(Config):
   """
 
   weight_level: Literal["none", "token", "turn", "sequence"] = "none"
-  weight_cap: float | None = 2.0
+  weight_cap: PositiveFloat | None = 2.0
   weight_statistic: Literal["geometric", "product"] = "geometric"
   filter_level: Literal["none", "token", "turn", "sequence"] = "none"
   filter_low: float | None = None
-  filter_high: float | None = None
+  filter_high: PositiveFloat | None = None
   filter_statistic: Literal["geometric", "product", "k3"] = "geometric"
-  veto_below: float | None = None
+  veto_below: PositiveFloat | None = None
   dropped: Literal["count", "exclude"] = "count"
   self_normalise: bool = False
 
@@ -75,9 +75,6 @@ class MismatchConfig(Config):
 
   def validate(self, path: str = "mismatch") -> None:
     super().validate(path)
-    for name in ("weight_cap", "filter_high", "veto_below"):
-      value = getattr(self, name)
-      check(value is None or value > 0, f"{path}.{name}", value, "> 0 or None")
     low, high = self.filter_low, self.filter_high
     if self.filter_level == "none" and (low is not None or high is not None):
       raise ConfigError(
@@ -160,28 +157,3 @@ def _statistic(
   else:
     exponent = unit_mean(log_rho, counted, units)
   return jnp.exp(jnp.clip(exponent, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-
-
-def mismatch_metrics(
-  old_log_probs: Float[Array, "batch time"],
-  behaviour_log_probs: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-) -> dict[str, Float[Array, ""]]:
-  """How far sampler and trainer are apart over the weighted tokens of the batch.
-
-  Mean and max absolute log-prob difference (nats); ``multiplicative_error``: mean of
-  ``exp |log rho|``; ``kl``: k3 of KL(behaviour || old), nats.
-  """
-  inside = weights > 0
-  log_rho = jnp.where(inside, old_log_probs - behaviour_log_probs, 0)
-  limited = jnp.clip(log_rho, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-  def mean(values: Array) -> Array:
-    return jnp.sum(jnp.where(inside, values, 0)) / jnp.maximum(jnp.sum(inside), 1)
-
-  return {
-    "mismatch/mean_abs": mean(jnp.abs(log_rho)),
-    "mismatch/max_abs": jnp.max(jnp.abs(log_rho)),
-    "mismatch/multiplicative_error": mean(jnp.exp(jnp.abs(limited))),
-    "mismatch/kl": mean(jnp.expm1(limited) - limited),
-  }

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  NonNegativeFloat,
+  PositiveFloat,
+  PositiveShare,
+  check,
+)
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.kl import LOG_RATIO_LIMIT, KlEstimator
 from agentjax.objectives.mismatch import MismatchConfig
@@ -56,23 +63,23 @@ class PolicyLossConfig(Config):
   ratio_level: Level = "token"
   gradient_form: Literal["ratio", "score"] = "ratio"
   clip: Literal["none", "ppo", "mask", "truncate", "unit", "sapo", "gmpo"] = "ppo"
-  clip_low: float = 0.2
-  clip_high: float = 0.2
+  clip_low: NonNegativeFloat = 0.2
+  clip_high: NonNegativeFloat = 0.2
   dual_clip: float | None = None
   positive_weight_one: bool = False
-  sapo_temperature_positive: float = 1.0
-  sapo_temperature_negative: float = 1.05
+  sapo_temperature_positive: PositiveFloat = 1.0
+  sapo_temperature_negative: PositiveFloat = 1.05
   mismatch: MismatchConfig = dataclasses.field(default_factory=MismatchConfig)
-  kl_coefficient: float = 0.0
+  kl_coefficient: NonNegativeFloat = 0.0
   kl_estimator: KlEstimator = "k3"
   kl_weight: Literal["none", "current", "behaviour"] = "none"
   entropy_coefficient: float = 0.0
-  positive_nll_coefficient: float = 0.0
+  positive_nll_coefficient: NonNegativeFloat = 0.0
   covariance: Literal["none", "clip", "kl"] = "none"
-  covariance_fraction: float = 2e-4
-  covariance_kl_coefficient: float = 1.0
+  covariance_fraction: PositiveShare = 2e-4
+  covariance_kl_coefficient: NonNegativeFloat = 1.0
   aggregation: Aggregation = "token_mean"
-  aggregation_constant: float | None = None
+  aggregation_constant: PositiveFloat | None = None
 
   @property
   def needs_reference(self) -> bool:
@@ -81,20 +88,8 @@ class PolicyLossConfig(Config):
 
   def validate(self, path: str = "policy_loss") -> None:
     super().validate(path)
-    for name in (
-      "clip_low",
-      "clip_high",
-      "kl_coefficient",
-      "positive_nll_coefficient",
-      "covariance_kl_coefficient",
-    ):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     if self.clip != "gmpo":
       check(self.clip_low <= 1, f"{path}.clip_low", self.clip_low, "0 to 1 (bounds the ratio)")
-    for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
-      check(getattr(self, name) > 0, f"{path}.{name}", getattr(self, name), "> 0")
-    fraction = self.covariance_fraction
-    check(0 < fraction <= 1, f"{path}.covariance_fraction", fraction, "over 0, up to 1")
 
     ratio_only, score_only = ("sapo", "gmpo"), ("truncate", "unit")
     if self.gradient_form == "score" and self.clip in ratio_only:
@@ -138,8 +133,6 @@ class PolicyLossConfig(Config):
         "aggregation_constant",
         "'constant' needs a number of tokens, the others None",
       )
-    constant = self.aggregation_constant
-    check(constant is None or constant > 0, f"{path}.aggregation_constant", constant, "> 0 or None")
 
   def _conflict(self, path: str, name: str, other: str, remedy: str) -> None:
     raise ConfigError(

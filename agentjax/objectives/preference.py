@@ -11,13 +11,13 @@ step a batch, with ``old_log_probs`` the trainer's; that is what a run with it m
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, Range, check
 from agentjax.objectives.value_loss import bernoulli_value_loss
 
 
@@ -34,14 +34,12 @@ class PreferenceConfig(Config):
   """
 
   form: Literal["dpo", "outcome"] = "dpo"
-  beta: float = 0.1
-  label_smoothing: float = 0.0
+  beta: PositiveFloat = 0.1
+  label_smoothing: Annotated[float, Range(0, 0.5, below=True)] = 0.0
 
   def validate(self, path: str = "preference") -> None:
     super().validate(path)
-    check(self.beta > 0, f"{path}.beta", self.beta, "> 0")
     smoothing = self.label_smoothing
-    check(0 <= smoothing < 0.5, f"{path}.label_smoothing", smoothing, "0, or below 0.5")
     check(
       self.form == "dpo" or smoothing == 0,
       f"{path}.label_smoothing",

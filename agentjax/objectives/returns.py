@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from agentjax.objectives.segments import first_of_unit, last_of_unit, sequence_units, unit_sum
+from agentjax.objectives.segments import first_of_unit, last_of_unit, unit_sum
 
 
 def reward_to_go(
@@ -51,16 +51,14 @@ def gae(
   gamma: float,
   lam: float | Float[Array, "batch time"],
   units: Int[Array, "batch time"] | None = None,
-  value_at: Literal["first", "last"] = "first",
 ) -> Float[Array, "batch time"]:
   """``delta_k = r_k + gamma V_{k+1} - V_k``; ``A_k = delta_k + gamma lam A_{k+1}``.
 
   Args:
     rewards, weights, segment_ids, gamma, units: as in ``reward_to_go``.
-    values: V of the state before the token; a step's value is that of its first (default) or last
-      weighted token.
+    values: V of the state before the token; a step's value is that of its first weighted
+      token.
     lam: one number, or one a token (VAPO's depends on the length).
-    value_at: which token of a step carries its value.
 
   Returns:
     Advantages [B, T], 0 on tokens without weight. Value targets are ``A + values`` with the value
@@ -68,7 +66,7 @@ def gae(
 
   References: Schulman et al., 1506.02438; turn-level: VL-DAC, SPA-RL.
   """
-  steps = _Steps.create(weights, segment_ids, units, at=value_at)
+  steps = _Steps.create(weights, segment_ids, units, at="first")
   deltas = steps.gather_sum(rewards) + gamma * steps.next(values) - values
   return steps.scatter(steps.scan(deltas, gamma * lam))
 
@@ -123,62 +121,6 @@ def whiten(
   return jnp.where(high > low, centred * jax.lax.rsqrt(variance + epsilon), 0)
 
 
-def optimal_token_baseline(
-  returns: Float[Array, "batch time"],
-  log_probs: Float[Array, "batch time"],
-  sum_squared_probs: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-  segment_ids: Int[Array, "batch time"],
-  groups: Int[Array, "sequences"],
-  *,
-  minimum_members: int = 1,
-) -> Float[Array, "batch time"]:
-  r"""``A_{i,k} = G_{i,k} - B_k``, the baseline of least variance at the k-th sampled token.
-
-  ``B_k = sum_i G W / sum_i W`` over the members of the group that have a k-th sampled token, with
-  the accumulated gradient energy ``W_k = sum_{j<=k} (1 - 2 pi_j + sum_v pi_v^2)``. Observations are
-  not counted, so turns of different members line up by sampled tokens.
-
-  Args:
-    returns: G of each token.
-    log_probs: of the sampled token, under the policy that sampled it.
-    sum_squared_probs: ``sum_v pi(v)^2`` of the distribution the token was drawn from.
-    weights, segment_ids: as everywhere.
-    groups: int [N], 0..N-1; -1 for unused places.
-    minimum_members: with fewer members left at step k the baseline is 0; 1 gives the last one
-      standing advantage 0, 2 gives it its return.
-
-  References: optimal token baseline as in verl, verl/trainer/ppo/core_algos.py.
-  """
-  inside = weights > 0
-  sequences = sequence_units(segment_ids)
-  energy = jnp.where(inside, 1 - 2 * jnp.exp(log_probs) + sum_squared_probs, 0)
-  energy = _running_sum(energy, sequences)
-  step = _running_sum(inside.astype(returns.dtype), sequences).astype(jnp.int32) - 1
-
-  time = returns.shape[1]
-  group = jnp.where(segment_ids > 0, groups[jnp.maximum(segment_ids - 1, 0)], -1)
-  usable = inside & (group >= 0)
-  cell = jnp.where(usable, group * time + step, groups.shape[0] * time)
-
-  def over_members(values: Array) -> Array:
-    values = jnp.where(usable, values, 0).ravel()
-    sums = jax.ops.segment_sum(values, cell.ravel(), groups.shape[0] * time + 1)
-    return sums[cell.ravel()].reshape(cell.shape)
-
-  total = over_members(energy)
-  baseline = over_members(returns * energy) / jnp.where(total > 0, total, 1)
-  enough = over_members(jnp.ones_like(returns)) >= minimum_members
-  baseline = jnp.where(enough & (total > 0), baseline, 0)
-  return jnp.where(usable, returns - baseline, 0)
-
-
-def _running_sum(values: Array, units: Array) -> Array:
-  same = units[:, 1:] == units[:, :-1]
-  keep = jnp.concatenate([jnp.zeros_like(same[:, :1]), same], axis=1)
-  return _affine_scan(keep, values, reverse=False)
-
-
 class _Steps(NamedTuple):
   """The steps of a recursion: one chosen token for each, and which token follows which."""
 
@@ -207,13 +149,11 @@ class _Steps(NamedTuple):
   def scan(self, increments: Array, decay: float | Array) -> Array:
     """``x_k = increment_k + decay_k x_{k+1}`` along the chosen tokens, carried over the others."""
     factor = jnp.where(self.linked, jnp.where(self.chosen, decay, 1.0), 0.0)
-    return _affine_scan(factor, jnp.where(self.chosen, increments, 0), reverse=True)
+    return _affine_scan(factor, jnp.where(self.chosen, increments, 0))
 
   def next(self, values: Array) -> Array:
     """Value at the next chosen token of the sequence, 0 after the last."""
-    carried = _affine_scan(
-      self.linked & ~self.chosen, jnp.where(self.chosen, values, 0), reverse=True
-    )
+    carried = _affine_scan(self.linked & ~self.chosen, jnp.where(self.chosen, values, 0))
     shifted = jnp.concatenate([carried[:, 1:], jnp.zeros_like(carried[:, :1])], axis=1)
     return jnp.where(self.linked, shifted, 0)
 
@@ -223,8 +163,8 @@ class _Steps(NamedTuple):
     return jnp.where(self.weights > 0, spread, 0)
 
 
-def _affine_scan(factor: Array, increment: Array, *, reverse: bool) -> Array:
-  """``x_t = increment_t + factor_t x_{t-1}`` over time, or with ``x_{t+1}`` if reverse."""
+def _affine_scan(factor: Array, increment: Array) -> Array:
+  """``x_t = increment_t + factor_t x_{t+1}`` over time."""
 
   def step(state: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
     state = inputs[1] + inputs[0] * state
@@ -233,4 +173,4 @@ def _affine_scan(factor: Array, increment: Array, *, reverse: bool) -> Array:
   factor = jnp.broadcast_to(factor, increment.shape).astype(increment.dtype)
   start = jnp.zeros_like(increment[:, 0])
   # One token after another: padding then cannot change the order of a single addition.
-  return jax.lax.scan(step, start, (factor.T, increment.T), reverse=reverse)[1].T
+  return jax.lax.scan(step, start, (factor.T, increment.T), reverse=True)[1].T

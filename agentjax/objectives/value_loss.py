@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeFloat, PositiveFloat, check
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -22,13 +22,11 @@ class ValueLossConfig(Config):
   """
 
   kind: Literal["squared", "bernoulli"] = "squared"
-  coefficient: float = 0.5
-  clip: float | None = None
+  coefficient: NonNegativeFloat = 0.5
+  clip: PositiveFloat | None = None
 
   def validate(self, path: str = "value_loss") -> None:
     super().validate(path)
-    check(self.coefficient >= 0, f"{path}.coefficient", self.coefficient, ">= 0")
-    check(self.clip is None or self.clip > 0, f"{path}.clip", self.clip, "> 0 or None")
     check(
       self.clip is None or self.kind == "squared",
       f"{path}.clip",

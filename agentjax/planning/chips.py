@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -36,6 +37,23 @@ CHIPS: Mapping[str, Chip] = {
   "v6e": Chip(int(31.25 * _GIB), 918e12, 1640e9, 1.75e9, "2x4"),
   "tpu7x": Chip(int(94.75 * _GIB), 1153e12, 3690e9, 2.2e9, "2x2x1"),
 }
+
+
+# Parts of a pod that are wired as a lane of neighbours is, the smallest first.
+_PARTS = {
+  2: ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+  3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+}
+
+
+def parts_of(topology: str) -> tuple[str, ...]:
+  """Smaller topologies of the same chip, the smallest first, and then ``topology`` itself."""
+  name, _, shape = topology.partition(":")
+  sizes = [int(n) for n in shape.split("x")]
+  smaller = [
+    part for part in _PARTS[len(sizes)] if math.prod(map(int, part.split("x"))) < math.prod(sizes)
+  ]
+  return (*(f"{name}:{part}" for part in smaller), topology)
 
 
 def parse_topology(text: str) -> tuple[str, Chip]:

@@ -16,22 +16,34 @@ import jax.numpy as jnp
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.models import ModelConfig
-from agentjax.models.spec import abstract
-from agentjax.objectives.objective import abstract_prepared, policy_objective
+from agentjax.engine.home import make_homes
+from agentjax.engine.programs import programs_of_lane
+from agentjax.models.attend import CACHE_BLOCK
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import abstract_prepared
+from agentjax.planning.chips import parts_of
 from agentjax.planning.hlo import ProgramCost, program_cost
+from agentjax.rollout.seat_config import trained_seats
 from agentjax.sharding import (
-  MeshConfig,
   batch_sharding,
   make_mesh,
   replicated,
   shardings,
 )
+from agentjax.signals.critic import critic_spec
+from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
-from agentjax.training.learner import process_optimizer, update_settings
 from agentjax.training.optimizer import build_optimizer
-from agentjax.training.state import abstract_state, network_specs, state_shardings
-from agentjax.training.teacher import TeacherHead, TeacherTargets
+from agentjax.training.phases import update_settings
+from agentjax.training.policies import trained_networks
+from agentjax.training.snapshots import snapshot_networks
+from agentjax.training.state import (
+  NetworkSpec,
+  Weights,
+  abstract_state,
+  network_specs,
+  state_shardings,
+)
 from agentjax.training.update import UpdateBatch, make_update, split_rows
 from agentjax.trajectory.batch import abstract_batch
 
@@ -82,6 +94,22 @@ def describe_devices(topology: str) -> Sequence[jax.Device]:
     raise ConfigError(f"--topology={topology!r}: {str(error).splitlines()[0]}") from error
 
 
+def describe_lane(topology: str, size: int) -> Sequence[jax.Device]:
+  """Neighbouring devices of a topology for a lane of the engine.
+
+  Raises:
+    ConfigError: the topology has fewer.
+  """
+  for part in parts_of(topology):
+    devices = describe_devices(part)
+    if len(devices) >= size:
+      return devices[:size]
+  raise ConfigError(
+    f"config.engine.mesh has {size} devices; allowed: at most {len(devices)}, as --topology="
+    f"{topology} has no more."
+  )
+
+
 def plan_training(
   experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
 ) -> Plan:
@@ -102,12 +130,11 @@ def plan_training(
   """
   stage, model = experiment.rl, experiment.model
   mesh = make_mesh(experiment.mesh, devices)
-  critic, process = stage.objective.needs_values, stage.process
-  reference = stage.objective.needs_reference or (process is not None and process.reference is None)
-  optimizer = build_optimizer(
-    stage.optimizer, stage.steps, network_specs(model, critic, experiment.lora)
-  )
-  of_rewards = process_optimizer(stage, model)
+  critic, reference = stage.has_value_head, stage.objective.needs_reference
+  reference = reference or any(signal.needs_reference for signal in stage.every_signal)
+  specs = network_specs(model, critic, experiment.lora)
+  optimizer = build_optimizer(stage.optimizer, stage.steps, specs)
+  further = _further_networks(experiment, specs, optimizer, reference)
   placed = state_shardings(
     model,
     optimizer,
@@ -115,9 +142,9 @@ def plan_training(
     critic=critic,
     reference=reference,
     lora=experiment.lora,
-    process=of_rewards,
+    further=further,
   )
-  state = abstract_state(model, optimizer, placed, experiment.lora, of_rewards)
+  state = abstract_state(model, optimizer, placed, experiment.lora, further)
   update = make_update(
     model,
     optimizer,
@@ -142,10 +169,10 @@ def plan_training(
         _abstract_head(experiment, mesh),
       ),
       parts={
-        "parameters": state.networks,
-        "optimiser": state.opt_state,
+        "parameters": state.weights,
+        "optimiser": state.networks["policy"].opt_state,
         "reference": state.reference,
-        "reward model": state.process,
+        "further networks": {name: state.networks[name] for name in further},
         "batch": batch,
       },
       rows=rows,
@@ -153,52 +180,57 @@ def plan_training(
     )
 
 
+def _further_networks(
+  experiment: Experiment, specs: Weights, optimizer: Any, reference: bool
+) -> dict[str, NetworkSpec]:
+  """The networks of signals, snapshots and further policies, by name."""
+  stage, model = experiment.rl, experiment.model
+  batches = stage.steps * stage.minibatches
+  own = critic_spec(stage.critic, model, batches)
+  for signal in stage.every_signal:
+    own |= signal.networks(model, batches)
+  seats = trained_seats(experiment.seats)
+  policies = trained_networks(
+    seats,
+    model,
+    specs,
+    dict.fromkeys(seats, optimizer),
+    dict.fromkeys(seats, own),
+    reference=reference and experiment.lora is None,
+    load=lambda _: Weights(None),
+  )
+  return {**own, **policies, **snapshot_networks(experiment, model)}
+
+
 def plan_decoding(
-  model: ModelConfig,
-  mesh: MeshConfig,
-  devices: Sequence[jax.Device],
-  slots: int,
-  length: int,
-  capacity: int,
+  experiment: Experiment, devices: Sequence[jax.Device], slots: int, capacity: int
 ) -> Plan:
-  """One decoding step of ``slots`` contexts of up to ``length`` tokens.
+  """The decoding program of one lane of the run's engine.
+
+  Costs are those of a dispatch, ``engine.chunk_tokens`` tokens for every slot, with slots that are
+  full: attention reads a cache block by block, as far as its longest context.
 
   Args:
-    model: the policy.
-    mesh: laid over ``devices``; weights are split over tensor and expert and kept whole otherwise,
-      slots over the rest.
-    devices: from ``describe_devices``.
-    slots: contexts over all devices.
-    length: tokens each slot has room for.
+    experiment: validated; its ``engine.mesh`` is laid over ``devices``.
+    devices: from ``describe_lane``.
+    slots: of the lane.
     capacity: bytes of memory of a device.
+
+  Raises:
+    ConfigError: there are fewer devices than the mesh of a lane has.
   """
-  grid = make_mesh(mesh, devices)
-  specs = models.decode_specs(model)
-  params = _placed(abstract(specs), shardings(specs, grid))
-  cache = jax.eval_shape(lambda: models.init_cache(model, slots, length))
-  cache = _placed(cache, models.cache_shardings(cache, grid))
-  one = jax.sharding.NamedSharding(grid, jax.P(batch_sharding(grid).spec[0]))
-  token_ids = jax.ShapeDtypeStruct((slots,), jnp.int32, sharding=one)
-  active = jax.ShapeDtypeStruct((slots,), bool, sharding=one)
-  step = jax.jit(models.decode_step, static_argnums=1, donate_argnums=2)
-  with jax.set_mesh(grid):
-    return _compile(
-      step,
-      (params, model, cache, token_ids, active),
-      parts={"parameters": params, "cache": cache},
-      rows=slots,
-      capacity=capacity,
-    )
-
-
-def decoding_note(mesh: jax.sharding.Mesh) -> str | None:
-  """What to know of ``plan_decoding`` on a mesh that splits the model; None on any other."""
-  split = [f"{axis}={mesh.shape[axis]}" for axis in ("expert", "tensor") if mesh.shape[axis] > 1]
-  if not split:
-    return None
-  return (
-    f"note: the engine does not run decoding on a mesh ({', '.join(split)}) yet. Each of its lanes "
-    "is one device, which holds the whole model; --decode_mesh=tensor=1 plans that."
+  engine = dataclasses.replace(experiment.engine, slots=slots, lanes=1)
+  engine.validate("config.engine")
+  home = make_homes(engine, devices)[0]
+  programs = programs_of_lane(experiment.model, engine, None, home.mesh)
+  state, params, plan = programs.abstract_arguments(home)
+  return _compile(
+    programs.decode,
+    (state, params, plan),
+    parts={"parameters": params, "cache": state},
+    rows=slots,
+    capacity=capacity,
+    dynamic_trips=-(-engine.max_length // CACHE_BLOCK),
   )
 
 
@@ -237,7 +269,12 @@ def largest_rows(
 
 
 def _compile(
-  function: Any, arguments: tuple[Any, ...], parts: dict[str, Any], rows: int, capacity: int
+  function: Any,
+  arguments: tuple[Any, ...],
+  parts: dict[str, Any],
+  rows: int,
+  capacity: int,
+  dynamic_trips: int = 1,
 ) -> Plan:
   sizes = {name: _bytes_a_device(tree) for name, tree in parts.items() if jax.tree.leaves(tree)}
   lowered = function.trace(*arguments).lower(lowering_platforms=("tpu",))
@@ -264,7 +301,7 @@ def _compile(
     peak=peak,
     # The compiler itself minds temporaries only.
     fits=peak <= capacity,
-    cost=program_cost(compiled.as_text()),
+    cost=program_cost(compiled.as_text(), dynamic_trips=dynamic_trips),
   )
 
 
@@ -306,7 +343,7 @@ def _abstract_head(experiment: Experiment, mesh: jax.sharding.Mesh) -> TeacherHe
   taught, model = experiment.rl.objective.distillation, experiment.model
   if taught is None or taught.form != "full":
     return None
-  softcap = None if model.gemma is None else model.gemma.logit_softcap
+  softcap = model.logit_softcap
   spec = models.ParamSpec((model.d_model, model.vocab_size), ("embed", "vocab"))
   weight: Any = jax.ShapeDtypeStruct(spec.shape, model.param_dtype, sharding=shardings(spec, mesh))
   return TeacherHead(weight, softcap)

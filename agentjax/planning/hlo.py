@@ -31,6 +31,9 @@ _FREE = frozenset(
   "partition-id replica-id".split()
 )
 
+# What writes in place, and which operand is written.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCost:
@@ -222,6 +225,11 @@ def _hbm_bytes(
       return 2 * _size(op.shape, hbm_only=True)
     if op.opcode == "dynamic-update-slice":
       return 2 * _size(here[op.operands[1]].shape, hbm_only=True)
+    if op.opcode.endswith("slice-start"):  # ((source), slice, handle): reads the slice alone
+      size, in_hbm = list(_arrays(op.shape))[1]
+      return size * (1 + in_hbm)
+    if op.opcode == "copy-start":  # (copy, source, handle)
+      return _size(op.shape, hbm_only=True)
     return _size(op.shape, hbm_only=True) + sum(
       _size(here[o].shape, hbm_only=True) for o in op.operands if o in here
     )
@@ -236,10 +244,10 @@ def _hbm_bytes(
     uses = users[inner.name]
     if uses and all(u.opcode == "dynamic-slice" for u in uses):
       total += sum(_size(u.shape, hbm_only=False) for u in uses)
-    elif uses and all(
-      u.opcode == "dynamic-update-slice" and u.operands[0] == inner.name for u in uses
-    ):
-      total += sum(_size(inside[u.operands[1]].shape, hbm_only=False) for u in uses)
+    elif uses and all(u.opcode in _UPDATES and u.operands[0] == inner.name for u in uses):
+      total += sum(
+        _size(inside[u.operands[_UPDATES[u.opcode]]].shape, hbm_only=False) for u in uses
+      )
       updated = True
     else:
       total += _size(inner.shape, hbm_only=True)

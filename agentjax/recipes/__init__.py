@@ -1,1 +1,4 @@
-"""Recipes: what only one published method needs, a folder each. The core imports none of them."""
+"""Recipes: what only one published method needs, a folder each, and ``presets``, which need none.
+
+The core imports none of them.
+"""

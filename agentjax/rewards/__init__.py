@@ -2,14 +2,12 @@
 
 from agentjax.rewards.config import RewardConfig, build_rewards
 from agentjax.rewards.graph import (
+  Combined,
   Gate,
   GroupScorer,
-  Largest,
   Part,
-  Product,
   RewardGraph,
   Scorer,
-  Smallest,
   TurnScores,
   WeightedSum,
 )
@@ -21,18 +19,16 @@ from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestScore
 __all__ = [
   "MONITORS",
   "SCORERS",
+  "Combined",
   "Gate",
   "GroupScorer",
-  "Largest",
   "Monitor",
   "MonitorConfig",
   "Part",
-  "Product",
   "RewardConfig",
   "RewardGraph",
   "SampleConfig",
   "Scorer",
-  "Smallest",
   "TurnScores",
   "UnitTestConfig",
   "UnitTestScorer",

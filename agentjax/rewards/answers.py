@@ -1,16 +1,11 @@
-"""Final answers: reading them out of text, and comparing them as numbers."""
+"""Final answers, compared as numbers where they are."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-from agentjax.text.answers import read_marked_answer
-
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-# Possessive where two repetitions meet: else a run of blanks takes quadratic time.
-_STATED = re.compile(r"\banswer\s*+(?:is|=|:)\s*+:?\s*+(?P<answer>[^\n]+)", re.IGNORECASE)
-_ANY = re.compile(rf"(?:(?<!\w)[-−+])?(?:{_UNSIGNED})", re.ASCII)
 _WRAPPED = re.compile(
   rf"(?P<sign>[-−+]?)\s*[$€£]?\s*(?P<number>{_UNSIGNED})(?P<percent>\s*%)?"
   rf"(?:\s*/\s*(?P<denominator>\d+))?",
@@ -18,26 +13,6 @@ _WRAPPED = re.compile(
 )
 # Python refuses to read integers of more than 4300 digits; no task's answer comes near.
 _MAX_CHARACTERS = 1000
-
-
-def extract_final_answer(text: str) -> str | None:
-  """The final answer of a solution, from the strictest sign of one to the weakest.
-
-  1. the line after the last ``####`` (GSM8K, 2110.14168);
-  2. the number after the last "answer is" or "answer:", or that line where it holds no number;
-  3. the last number of the text.
-
-  None where there is no number at all.
-  """
-  marked = read_marked_answer(text)
-  if marked is not None:
-    return marked
-  stated = _STATED.findall(text)
-  if stated:
-    number = _ANY.search(stated[-1])
-    return number.group() if number else stated[-1].strip().rstrip(".").strip() or None
-  numbers = _ANY.findall(text)
-  return numbers[-1] if numbers else None
 
 
 def normalise_number(text: str) -> Fraction | None:

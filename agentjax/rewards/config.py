@@ -5,10 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from agentjax.config import Config, check
-from agentjax.names import check_callable, check_name, is_own, load
-from agentjax.rewards.graph import Gate, Node, Part, RewardGraph, Scorer, WeightedSum
-from agentjax.rewards.judged import JUDGED_PARTS, JudgedConfig, build_judged
+from agentjax.config import Config, Share, Table, check
+from agentjax.names import check_name, is_own, known_names
+from agentjax.rewards.graph import (
+  Gate,
+  GroupScorer,
+  Node,
+  Part,
+  RewardGraph,
+  Scorer,
+  WeightedSum,
+)
 from agentjax.rewards.monitor import (
   MONITOR_PART,
   MONITORS,
@@ -17,13 +24,10 @@ from agentjax.rewards.monitor import (
   count_findings,
   watched,
 )
-from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
-from agentjax.rewards.reasoning_gym import PARTS as REASONING_GYM_PARTS
-from agentjax.rewards.reasoning_gym import ReasoningGymScoring, build_reasoning_gym
 from agentjax.rewards.samples import SampleConfig
+from agentjax.rewards.scorer_config import GroupScorerConfig, ScorerConfig
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rewards.shaping import OverlongConfig, overlong
-from agentjax.rewards.unit_tests import UNIT_TESTS, UnitTestConfig, UnitTestScorer
+from agentjax.sandbox.config import Sandboxes
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -31,20 +35,18 @@ class RewardConfig(Config):
   """``reward = sum_i weight_i * part_i``, where gated parts count only if the gate is open.
 
   Attributes:
-    parts: names of scorers; all are logged. "unit_tests" has settings of its own below. A scorer of
-      your own is "module:attribute", a function of an episode and its task (``graph.Scorer``).
+    parts: names of scorers; all are logged: one of ``scorers.SCORERS`` or of the world's, a part
+      with settings ("genrm", "overlong", "reasoning_gym", "reasoning_gym_graded", "rubric",
+      "unit_tests"), a name of ``settings``, that of an entry point, or "module:attribute" of your
+      own, a function of an episode and its task (``graph.Scorer``).
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
     gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
-    overlong: settings of the part "overlong", DAPO's penalty on long episodes; give it weight 1.
-    unit_tests: how the part "unit_tests" runs code and tests.
-    reasoning_gym: where the parts "reasoning_gym" and "reasoning_gym_graded" score answers.
+    settings: those of the parts that shall not have their defaults, by name.
     monitor: who looks for signs of cheating, and what a finding does to the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
-    pivot: what the part "pivot" takes for the same action as the expert's.
-    judged: how the parts "rubric" and "genrm" judge, and who does.
   """
 
   parts: tuple[str, ...] = ("exact_match",)
@@ -52,19 +54,19 @@ class RewardConfig(Config):
   gate: str | None = None
   gate_threshold: float = 1.0
   gated: tuple[str, ...] = ()
-  overlong: OverlongConfig = dataclasses.field(default_factory=OverlongConfig)
-  unit_tests: UnitTestConfig = dataclasses.field(default_factory=UnitTestConfig)
-  reasoning_gym: ReasoningGymScoring = dataclasses.field(default_factory=ReasoningGymScoring)
+  settings: Table[ScorerConfig] = dataclasses.field(default_factory=Table)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
-  fault_alarm: float = 0.05
-  pivot: PivotVerifierConfig = dataclasses.field(default_factory=PivotVerifierConfig)
-  judged: JudgedConfig = dataclasses.field(default_factory=JudgedConfig)
+  fault_alarm: Share = 0.05
 
   @property
   def shares(self) -> dict[str, float]:
     """The weight of each part."""
     return dict(zip(self.parts, self.weights, strict=True))
+
+  def part(self, name: str) -> ScorerConfig:
+    """Settings of one of ``parts``; a copy, where the part has its defaults."""
+    return self.settings.get(name) or ScorerConfig.from_name(name, "config.reward.parts")
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
@@ -84,9 +86,9 @@ class RewardConfig(Config):
       self.parts,
       f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
     )
-    check(0 <= self.fault_alarm <= 1, f"{path}.fault_alarm", self.fault_alarm, "a share, 0..1")
+    for name in self.settings:
+      check(name in self.parts, f"{path}.settings", name, f"one of {path}.parts = {self.parts}")
     check(any(self.weights), f"{path}.weights", self.weights, "at least one weight other than 0")
-    self.judged.check_parts(self.parts, f"{path}.judged")
     if self.gate is not None:
       check(self.gate in self.parts, f"{path}.gate", self.gate, f"one of parts {self.parts}")
     if self.gated:
@@ -104,6 +106,8 @@ def build_rewards(
   config: RewardConfig,
   scorers: Mapping[str, Scorer] = SCORERS,
   monitors: Mapping[str, Monitor] = MONITORS,
+  sandboxes: Sandboxes | None = None,
+  group_scorers: Mapping[str, GroupScorer] | None = None,
 ) -> RewardGraph:
   """The graph of a config; close it at the end of the run.
 
@@ -111,31 +115,31 @@ def build_rewards(
     config: see RewardConfig.
     scorers: name -> scorer; extend SCORERS by your own.
     monitors: name -> monitor; extend MONITORS by your own.
+    sandboxes: those of the run.
+    group_scorers: name -> what compares the episodes of a task.
 
   Raises:
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.
   """
   config.validate("config.reward")
-  own: dict[str, Scorer] = {
-    "overlong": overlong(config.overlong),
-    "pivot": PivotScorer(config.pivot),
-  }
-  own |= {name: _named(name) for name in config.parts if is_own(name) and name not in scorers}
-  scorers = {**own, **scorers}
-  known = sorted({*scorers, *JUDGED_PARTS, *REASONING_GYM_PARTS, UNIT_TESTS})
+  groups = group_scorers or {}
+  known = sorted({*scorers, *groups, *known_names(ScorerConfig), *config.settings})
   for name in config.parts:
-    check(name in known, "config.reward.parts", name, f"{', '.join(known)}, 'module:attribute'")
+    allowed = f"{', '.join(known)}, 'module:attribute'"
+    check(name in known or is_own(name), "config.reward.parts", name, allowed)
   for name in config.monitor.names:
     allowed = ", ".join(sorted(monitors))
     check(name in monitors, "config.reward.monitor.names", name, allowed)
   chosen = {name: scorers[name] for name in config.parts if name in scorers}
-  alone, compared = build_judged(config.judged, [n for n in config.parts if n not in chosen])
-  chosen |= alone
-  chosen |= build_reasoning_gym(
-    config.reasoning_gym, [name for name in config.parts if name not in chosen]
-  )
-  if UNIT_TESTS in config.parts and UNIT_TESTS not in chosen:
-    chosen[UNIT_TESTS] = UnitTestScorer(config.unit_tests)
+  compared = {name: groups[name] for name in config.parts if name in groups}
+  for name in config.parts:
+    if name in chosen or name in compared:
+      continue
+    settings = config.part(name)
+    if isinstance(settings, GroupScorerConfig):
+      compared[name] = settings.build_group(sandboxes or Sandboxes())
+    else:
+      chosen[name] = settings.build(sandboxes or Sandboxes())
   terms: list[tuple[float, Node]] = []
   for name, weight in zip(config.parts, config.weights, strict=True):
     node: Node = Part(name)
@@ -147,11 +151,3 @@ def build_rewards(
     chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
     formula = watched(formula, Part(MONITOR_PART), config.monitor)
   return RewardGraph(chosen, formula, compared)
-
-
-def _named(name: str) -> Scorer:
-  """The scorer that ``module:attribute`` names."""
-  path, allowed = "config.reward.parts", "a function of an episode and its task"
-  found = load(name, path, allowed)
-  check_callable(found, f"{path}={name!r}", allowed, arguments=2)
-  return found

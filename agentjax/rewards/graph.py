@@ -102,48 +102,23 @@ class WeightedSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
-  """``prod_i node_i``."""
+class Combined:
+  """``combine([node_1, ..., node_n])``, such as ``math.prod``, ``min`` or ``max``."""
 
+  combine: Callable[[Sequence[float]], float]
   nodes: tuple[Node, ...]
 
   def names(self) -> frozenset[str]:
     return _names(self.nodes)
 
   def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    total = 1.0
+    values = []
     for node in self.nodes:
       reward = node.evaluate(parts)
       if reward.value is None:
         return reward
-      total *= reward.value
-    return Reward(total)
-
-
-@dataclasses.dataclass(frozen=True)
-class Smallest:
-  """``min_i node_i``: all must be good."""
-
-  nodes: tuple[Node, ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(self.nodes)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    return _extreme(self.nodes, parts, min)
-
-
-@dataclasses.dataclass(frozen=True)
-class Largest:
-  """``max_i node_i``: one good one is enough."""
-
-  nodes: tuple[Node, ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(self.nodes)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    return _extreme(self.nodes, parts, max)
+      values.append(reward.value)
+    return Reward(self.combine(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +183,19 @@ class RewardGraph:
   def needs_groups(self) -> bool:
     """Whether only ``score_group`` can score: some part compares the members of a group."""
     return bool(self._group_scorers)
+
+  @property
+  def refuses(self) -> bool:
+    """Whether some part cannot judge every task: its scorer has a method ``refusal``."""
+    return any(hasattr(scorer, "refusal") for scorer in self._scorers.values())
+
+  def refusal(self, task: Task) -> str | None:
+    """Why a part cannot judge any episode of the task; None where all can."""
+    for scorer in self._scorers.values():
+      refusal = getattr(scorer, "refusal", None)
+      if refusal is not None and (reason := refusal(task)) is not None:
+        return str(reason)
+    return None
 
   async def score(self, trajectory: Trajectory, task: Task) -> None:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
@@ -402,15 +390,3 @@ def as_reward(score: Score | TurnScores) -> Reward:
 
 def _names(nodes: Iterable[Node]) -> frozenset[str]:
   return frozenset().union(*(node.names() for node in nodes))
-
-
-def _extreme(
-  nodes: Sequence[Node], parts: Mapping[str, Reward], choose: Callable[[list[float]], float]
-) -> Reward:
-  values = []
-  for node in nodes:
-    reward = node.evaluate(parts)
-    if reward.value is None:
-      return reward
-    values.append(reward.value)
-  return Reward(choose(values))

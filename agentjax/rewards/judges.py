@@ -1,14 +1,13 @@
-"""Judges: models that are asked about a text. Protocol, panels, delimiting, swaps, alarms.
+"""Judges: models that are asked about a text. Protocol, delimiting, alarms.
 
 A judge answers messages with text; one that can also say how likely given continuations are is a
-``LetterJudge``. A function is a judge in tests, ``http_judge.HttpJudge`` one behind an endpoint,
-``agentjax.rollout.judge.EngineJudge`` one over our own engine. Four rules hold for all of them:
+``LetterJudge``. A function is a judge in tests, ``adapters.chat_endpoint.judge.HttpJudge`` one
+behind an endpoint, ``recipes.c2.judge.EngineJudge`` one over our own engine. Three rules hold for
+all of them:
 
 * what is judged stands between marks that nobody could have written into it (``delimit``);
 * a fault of the infrastructure (``JudgeUnavailableError``) is tried again, a reply that cannot be
   read is not: it is no verdict, and no verdict is never a zero;
-* a panel takes its median or, against a policy that has learned to please one judge, its minimum
-  (the pessimistic minimum of MaxProof, 2606.13473);
 * scores that rise with length raise an alarm (``LengthAlarm``).
 """
 
@@ -18,19 +17,17 @@ import asyncio
 import hashlib
 import json
 import logging
-import statistics
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from agentjax.trajectory.record import Message, Reward, Status, Task, Trajectory
+from agentjax.trajectory.record import Message, Status, Task, Trajectory
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Combine = Literal["median", "min", "mean"]
 Read = Callable[[Trajectory, Task], str | None]
 
 
@@ -125,7 +122,7 @@ def material_notice(mark: str) -> str:
   )
 
 
-# ------------------------------------------------------------------------------ reading and order
+# ---------------------------------------------------------------------------------------- reading
 
 
 _MOST_CHARACTERS = 20_000  # each "{" that opens no object costs time in proportion to the text
@@ -158,59 +155,6 @@ def number_in(value: Any, low: float, high: float) -> float | None:
   if isinstance(value, bool) or not isinstance(value, int | float):
     return None
   return float(value) if low <= value <= high else None
-
-
-async def both_orders(
-  compare: Callable[[str, str], Awaitable[float | None]], first: str, second: str
-) -> float | None:
-  """How much better ``first`` is than ``second``, freed of the judge's liking for a position.
-
-  ``(compare(first, second) - compare(second, first)) / 2``. ``compare`` gives a signed preference
-  for its first argument, or None where it could not be read; the other order then stands alone, and
-  None is the answer where neither could be read.
-  """
-  ahead, behind = await asyncio.gather(compare(first, second), compare(second, first))
-  read = [value for value in (ahead, None if behind is None else -behind) if value is not None]
-  return sum(read) / len(read) if read else None
-
-
-# ----------------------------------------------------------------------------------------- panels
-
-
-def combine_verdicts(verdicts: Sequence[Reward], how: Combine) -> Reward:
-  """Median, minimum or mean of the valid verdicts; invalid unless more than half are valid.
-
-  The quorum is ours: a verdict of a minority is a verdict of whoever could be read.
-  """
-  valid = [v.value for v in verdicts if v.value is not None]
-  if 2 * len(valid) <= len(verdicts):
-    reasons = "; ".join(sorted({v.reason for v in verdicts if v.reason}))
-    return Reward.invalid(f"{len(valid)} of {len(verdicts)} judges gave a verdict: {reasons}")
-  if how == "min":
-    return Reward(min(valid))
-  return Reward(statistics.median(valid) if how == "median" else statistics.fmean(valid))
-
-
-async def panel(
-  judges: Sequence[Judge], question: Callable[[Judge], Awaitable[Reward]], how: Combine = "median"
-) -> Reward:
-  """Puts one question to all judges at once and combines what they say.
-
-  Args:
-    judges: of different families, so that they do not share their weaknesses (2605.12474).
-    question: asks one judge. A judge that stays unavailable gives no verdict.
-    how: see ``combine_verdicts``.
-  """
-  if not judges:
-    raise ValueError("a panel needs at least one judge.")
-
-  async def one(judge: Judge) -> Reward:
-    try:
-      return await question(judge)
-    except JudgeUnavailableError as error:
-      return Reward.invalid(f"judge unavailable: {error}")
-
-  return combine_verdicts(await asyncio.gather(*map(one, judges)), how)
 
 
 # ----------------------------------------------------------------------------------------- length

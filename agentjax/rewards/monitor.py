@@ -22,7 +22,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, check
 from agentjax.rewards.graph import Node, Scorer
 from agentjax.trajectory.record import Reward, Task, Trajectory
 
@@ -46,12 +46,11 @@ class MonitorConfig(Config):
 
   names: tuple[str, ...] = ()
   action: Literal["log", "screen", "penalise"] = "log"
-  penalty: float = 1.0
+  penalty: PositiveFloat = 1.0
 
   def validate(self, path: str = "config.reward.monitor") -> None:
     super().validate(path)
     check(len(set(self.names)) == len(self.names), f"{path}.names", self.names, "distinct names")
-    check(self.penalty > 0, f"{path}.penalty", self.penalty, "> 0")
 
 
 @dataclasses.dataclass(frozen=True)

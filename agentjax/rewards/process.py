@@ -12,14 +12,10 @@ r"""Process rewards: a number for every step of an episode. Numpy on the host; n
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-
-from agentjax.trajectory.record import Trajectory
-
-Step = TypeVar("Step")
 
 
 def monte_carlo_labels(
@@ -67,9 +63,3 @@ def step_sums(
   return np.bincount(
     steps[inside], np.asarray(values, np.float64)[inside], int(steps.max(initial=-1)) + 1
   )
-
-
-def sampled_steps(trajectory: Trajectory) -> Int[np.ndarray, " tokens"]:
-  """The turn of every token that the policy drew, -1 for all others; segments as they stand."""
-  parts = [np.where(s.sampled, s.turn, -1) for s in trajectory.segments]
-  return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt
 from agentjax.files import write_atomically
 from agentjax.rewards.monitor import FINDINGS
 from agentjax.rewards.unit_tests import UNIT_TESTS
@@ -35,15 +35,9 @@ class SampleConfig(Config):
     keep: dumps that are kept, the newest.
   """
 
-  every: int = 50
-  count: int = 8
-  keep: int = 100
-
-  def validate(self, path: str = "config.reward.samples") -> None:
-    super().validate(path)
-    check(self.every >= 0, f"{path}.every", self.every, ">= 0")
-    check(self.count >= 1, f"{path}.count", self.count, ">= 1")
-    check(self.keep >= 1, f"{path}.keep", self.keep, ">= 1")
+  every: NonNegativeInt = 50
+  count: PositiveInt = 8
+  keep: PositiveInt = 100
 
 
 def top_rewards(trajectories: Iterable[Trajectory], count: int) -> list[Trajectory]:

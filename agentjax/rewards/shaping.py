@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from agentjax.config import Config, check
+from agentjax.config import PositiveFloat, PositiveInt, check
 from agentjax.rewards.graph import Scorer
+from agentjax.rewards.scorer_config import ScorerConfig
 from agentjax.rewards.scorers import sampled_tokens
+from agentjax.sandbox.config import Sandboxes
 from agentjax.trajectory.record import Task, Trajectory
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class OverlongConfig(Config):
-  """When an episode is too long. DAPO (2503.14476) has 20480, 4096 and 1.
+class OverlongConfig(ScorerConfig):
+  """When an episode is too long; give the part weight 1. DAPO (2503.14476) has 20480, 4096 and 1.
 
   Attributes:
     limit: L, drawn tokens at which the whole penalty is due.
@@ -20,15 +22,16 @@ class OverlongConfig(Config):
     penalty: p, its size.
   """
 
-  limit: int = 20480
+  limit: PositiveInt = 20480
   buffer: int = 4096
-  penalty: float = 1.0
+  penalty: PositiveFloat = 1.0
 
-  def validate(self, path: str = "config.reward.overlong") -> None:
+  def validate(self, path: str = "config.reward.settings.overlong") -> None:
     super().validate(path)
-    check(self.limit >= 1, f"{path}.limit", self.limit, ">= 1 tokens")
     check(1 <= self.buffer <= self.limit, f"{path}.buffer", self.buffer, f"1 to limit {self.limit}")
-    check(self.penalty > 0, f"{path}.penalty", self.penalty, "> 0")
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    return overlong(self)
 
 
 def overlong(config: OverlongConfig) -> Scorer:

@@ -27,22 +27,24 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from agentjax.config import Config, check
+from agentjax.config import NonNegativeInt, PositiveFloat, PositiveInt
 from agentjax.faults import FAULT, Boundary, Fault, Owner, fault_of
 from agentjax.places import Clock, Places
-from agentjax.rewards.loop_thread import LoopThread
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.rewards.graph import Scorer
+from agentjax.rewards.scorer_config import ScorerConfig
+from agentjax.sandbox.config import DEFAULT, Sandboxes
 from agentjax.sandbox.interface import (
   PythonScript,
   RunStatus,
   Sandbox,
   SandboxError,
+  SandboxLimits,
   SandboxResult,
   is_healthy,
   run_once,
 )
-from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.sandbox.reports import bounded_json
+from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 Report = dict[str, dict[str, Any]]  # what a driver in a box prints: see ``boxed.forks``
@@ -85,16 +87,9 @@ class VerifierFault(RuntimeError):
     self.fault = Fault(owner, cause, message)
 
 
-def _sandbox() -> SandboxConfig:
-  embedded = ProcessSandboxConfig(
-    require=("limits", "descendants", "network", "processes", "filesystem"),
-  )
-  return SandboxConfig(embedded=embedded)
-
-
 @dataclasses.dataclass(unsafe_hash=True)
-class UnitTestConfig(Config):
-  """How unit tests are run and paid; all figures are ours.
+class UnitTestConfig(ScorerConfig):
+  """The part "unit_tests": how they are run and paid; all figures are ours.
 
   Attributes:
     credit: "all" pays 1 where every test passes and 0 otherwise; "fraction" pays the share of tests
@@ -106,28 +101,24 @@ class UnitTestConfig(Config):
     concurrency: verdicts at once; no more than the sandbox runs.
     rounds: times that tests are run again at most, to go on with answers they waited for.
     retries: further tries where the sandbox failed.
-    sandbox: both boxes; ``limits.memory_bytes`` and ``limits.processes`` hold for each, and the
-      ``packages`` of the embedded one are what code and tests may import (pytest for tests that
-      need it).
+    sandbox: name of the sandbox of both boxes, in ``config.sandboxes``; its ``limits.memory_bytes``
+      and ``limits.processes`` hold for each.
+    packages: what code and tests may import beyond the standard library (pytest for tests that need
+      it); the embedded sandbox has them then.
   """
 
   credit: Literal["all", "fraction"] = "all"
-  cpu_seconds: int = 3
-  wall_seconds: float = 60.0
-  verdict_seconds: float = 100.0
-  concurrency: int = 4
-  rounds: int = 16
-  retries: int = 1
-  sandbox: SandboxConfig = dataclasses.field(default_factory=_sandbox)
+  cpu_seconds: PositiveInt = 3
+  wall_seconds: PositiveFloat = 60.0
+  verdict_seconds: PositiveFloat = 100.0
+  concurrency: PositiveInt = 4
+  rounds: PositiveInt = 16
+  retries: NonNegativeInt = 1
+  sandbox: str = DEFAULT
+  packages: tuple[str, ...] = ()
 
-  def validate(self, path: str = "config.reward.unit_tests") -> None:
-    super().validate(path)
-    check(self.cpu_seconds >= 1, f"{path}.cpu_seconds", self.cpu_seconds, ">= 1")
-    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
-    check(self.verdict_seconds > 0, f"{path}.verdict_seconds", self.verdict_seconds, "> 0")
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
-    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    return UnitTestScorer(self, sandboxes=sandboxes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +160,6 @@ class UnitTests:
       raise ValueError("unit tests need a source, and a name under test in 'modules'")
     return tests
 
-  def to_metadata(self) -> dict[str, Any]:
-    """Inverse of ``from_metadata``."""
-    modules = {m: list(names) for m, names in self.modules.items()}
-    return {"source": self.source, "modules": modules, "files": dict(self.files)}
-
 
 @dataclasses.dataclass(frozen=True)
 class CaseResult:
@@ -207,11 +193,18 @@ class UnitTestVerifier:
   Args:
     sandbox: back end of all boxes; owned and closed by this.
     config: see UnitTestConfig.
+    limits: of a run there, where neither the verifier nor the config sets them.
   """
 
-  def __init__(self, sandbox: Sandbox, config: UnitTestConfig | None = None):
+  def __init__(
+    self,
+    sandbox: Sandbox,
+    config: UnitTestConfig | None = None,
+    limits: SandboxLimits | None = None,
+  ):
     self._sandbox = sandbox
     self._config = config or UnitTestConfig()
+    self._limits = limits or SandboxLimits()
     self._config.validate()
     self._places = Places(self._config.concurrency)
     self._plans: collections.OrderedDict[Any, dict[str, list[str]]] = collections.OrderedDict()
@@ -227,21 +220,21 @@ class UnitTestVerifier:
     Raises:
       VerifierFault: there is no verdict, and the code is not to blame.
     """
-    return await self._thread.run(self._verify(code, tests))
+    return await self._thread.wait(self._verify(code, tests))
 
   async def close(self) -> None:
     """Closes the sandbox; closing twice is harmless."""
     if self._thread.alive:
-      await self._thread.run(self._sandbox.close())
-      self._thread.close()
+      await self._thread.wait(self._sandbox.close())
+      await asyncio.to_thread(self._thread.close)
 
   async def _verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     plan = await self._plan(tests)
     results: dict[str, CaseResult] = {}
     left = dict(plan)
     with Clock() as clock:
-      for alone in (False, False, True):
-        async with self._places.one(alone=alone):
+      for exclusive in (False, False, True):
+        async with self._places.one(exclusive=exclusive):
           found, late = await self._try(code, tests, left, clock)
         results |= found
         left = {case: plan[case] for case in left if case in late}
@@ -310,7 +303,7 @@ class UnitTestVerifier:
       return plan
     result = await self._run("tests", self._request(tests, None), {})
     if result.status is RunStatus.TIMEOUT:
-      async with self._places.one(alone=True):
+      async with self._places.one(exclusive=True):
         result = await self._run("tests", self._request(tests, None), {})
     report = await asyncio.to_thread(_read_report, result)
     if report is None:
@@ -393,7 +386,7 @@ class UnitTestVerifier:
     """One run of a driver. What the code's own files bring a box to counts as its end."""
     seconds = min(self._config.wall_seconds, seconds)
     limits = dataclasses.replace(
-      self._config.sandbox.limits,
+      self._limits,
       wall_seconds=seconds,
       cpu_seconds=seconds,  # forks count for themselves
       output_bytes=_ANSWER_BYTES,
@@ -422,6 +415,22 @@ class UnitTestVerifier:
     return SandboxResult(RunStatus.KILLED, "", "", None, 0.0, f"no box: {fault.detail}")
 
 
+def build_verifier(
+  config: UnitTestConfig, sandboxes: Sandboxes | None = None, sandbox: Sandbox | None = None
+) -> UnitTestVerifier:
+  """The verifier of a run.
+
+  Args:
+    config: its settings.
+    sandboxes: those of the run, where ``config.sandbox`` is looked up.
+    sandbox: in the place of that one; owned and closed by the verifier.
+  """
+  settings = (sandboxes or Sandboxes()).settings(
+    config.sandbox, "config.reward.settings.unit_tests.sandbox", packages=config.packages
+  )
+  return UnitTestVerifier(sandbox or settings.build(), config, settings.limits)
+
+
 class UnitTestScorer:
   """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
 
@@ -429,9 +438,14 @@ class UnitTestScorer:
   came out stands in ``trajectory.metadata["unit_tests"]``, for people.
   """
 
-  def __init__(self, config: UnitTestConfig | None = None, sandbox: Sandbox | None = None):
+  def __init__(
+    self,
+    config: UnitTestConfig | None = None,
+    sandbox: Sandbox | None = None,
+    sandboxes: Sandboxes | None = None,
+  ):
     self.config = config or UnitTestConfig()
-    self._verifier = UnitTestVerifier(sandbox or build_sandbox(self.config.sandbox), self.config)
+    self._verifier = build_verifier(self.config, sandboxes, sandbox)
 
   async def __call__(self, trajectory: Trajectory, task: Task) -> Reward:
     if UNIT_TESTS not in task.metadata:

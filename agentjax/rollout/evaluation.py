@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReport:
-  """Result of ``evaluate``.
+  """Result of ``summarise``.
 
   Attributes:
     overall: scores on all tasks.
@@ -179,9 +179,9 @@ class EvaluationReport:
 
   def to_dict(self) -> dict[str, Any]:
     """Everything but the trajectories, as plain JSON values."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    plain = {n: _plain(v) for n, v in fields.items() if not n.endswith("_trajectories")}
-    return plain
+    alone = dataclasses.replace(self, greedy_trajectories=(), sampled_trajectories=())
+    plain = dataclasses.asdict(alone)
+    return {n: v for n, v in plain.items() if not n.endswith("_trajectories")}
 
 
 class Episodes(NamedTuple):
@@ -230,32 +230,6 @@ async def play(
   return Episodes(
     await run(1, SamplingConfig(temperature=0.0)) if plan.greedy else [],
     await run(plan.samples, player.sampling) if plan.samples else [],
-  )
-
-
-async def evaluate(
-  tasks: Sequence[Task],
-  *,
-  player: Player,
-  make_environment: MakeEnvironment,
-  rewards: RewardGraph,
-  plan: EvaluationPlan,
-  tool_names: Collection[str],
-  step: int,
-  program: EpisodeProgram = tool_episode,
-) -> EvaluationReport:
-  """``play`` and ``summarise``; ``tool_names`` are those the policy is given, for statistics."""
-  episodes = await play(
-    tasks,
-    player=player,
-    make_environment=make_environment,
-    rewards=rewards,
-    plan=plan,
-    step=step,
-    program=program,
-  )
-  return summarise(
-    tasks, *episodes, plan=plan, tool_names=tool_names, seed=player.run_seed, step=step
   )
 
 
@@ -343,11 +317,3 @@ def _success_reward(trajectory: Trajectory, part: str) -> Reward:
     f"evaluation.success_part={part!r} is no reward part; allowed: "
     f"{', '.join(sorted(trajectory.reward_parts))}, or '' for the total reward."
   )
-
-
-def _plain(value: Any) -> Any:
-  if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-  if isinstance(value, Mapping):
-    return {str(k): _plain(v) for k, v in value.items()}
-  return value

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from agentjax.envs.environment import Action
 from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.program import ENVIRONMENT_REWARD, MakeEnvironment
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import Message, Reward, Status, Task, Trajectory
+from agentjax.world.environment import Action
 
 Attempts = Callable[[Task], Mapping[str, Sequence[Message]]]
 
@@ -69,7 +69,7 @@ async def check_environment(
   Args:
     tasks: each needs a reference.
     make_environment, rewards: as in a run.
-    cheats: task -> name -> the policy's turns (see ``rollout.cheats``).
+    cheats: task -> name -> the policy's turns (see ``World.cheats``).
     reference: task -> the turns that must be paid in full.
     at_most: what all other attempts may get: more than 0 where form alone is paid.
     timeout: seconds to score one attempt.
@@ -98,20 +98,29 @@ async def check_environment(
 async def play_turns(
   task: Task, turns: Sequence[Message], make_environment: MakeEnvironment
 ) -> Trajectory:
-  """An episode in which the assistant messages of ``turns`` are what the policy says."""
+  """An episode in which the assistant messages of ``turns`` are what the policy says.
+
+  Of several agents each says the message that stands at its turn, and the reward is that of the
+  agent who acts first.
+  """
   environment = make_environment(task)
   trajectory = Trajectory(step=0, task_id=task.id, sample=0, source=task.source, segments=[])
   paid = []
   try:
-    await environment.reset(task, 0)
+    seen = await environment.reset(task, 0)
+    first = seen.next
     for message in turns:
       if message.role != "assistant":
         continue
-      step = await environment.step(Action(message.content, message.tool_calls))
+      action = Action(message.content, message.tool_calls, agent=seen.next)
+      step = await environment.step(action)
+      seen = step.observation
       trajectory.tools.extend(step.tools)
       trajectory.answer, trajectory.status = step.answer, step.status
-      if step.reward is not None:
+      if step.reward is not None and action.agent == first:
         paid.append(step.reward)
+      if first in step.rewards:
+        paid.append(step.rewards[first])
       if step.terminated or step.truncated:
         break
     else:

@@ -26,6 +26,7 @@ class Stream(enum.IntEnum):
   BRANCH = 4  # whether an episode is branched before one turn
   JUDGE = 5  # a judge's reply
   WRITER = 6  # a piece of a text that several models write
+  SERVICE = 7  # a turn that a service writes
 
 
 def derive(run_seed: int, stream: Stream, *parts: int) -> np.ndarray:
@@ -52,6 +53,11 @@ def turn_key(run_seed: int, address: Address, turn: int) -> np.ndarray:
 def environment_key(run_seed: int, address: Address) -> int:
   """Seed in [0, 2**64) given to ``Environment.reset``."""
   return _as_int(derive(run_seed, Stream.ENVIRONMENT, *address))
+
+
+def service_key(run_seed: int, address: Address, turn: int) -> int:
+  """Seed in [0, 2**63) of a turn that a service writes."""
+  return _as_int(derive(run_seed, Stream.SERVICE, *address, turn)) >> 1
 
 
 def branch_draw(run_seed: int, address: Address, turn: int) -> float:

@@ -1,8 +1,10 @@
 """Episode programs: how a policy acts in an environment, and how every ending gets its status.
 
 A program is a coroutine over an ``Episode``, whose operations talk to the environment and the
-engine and record every token. ``run_episode`` runs a program within its time-outs, always closes
-what the episode holds and turns each way to end into exactly one ``Status``:
+engine and record every token. Where the environment has several agents, each has a seat of its
+own (``rollout.seats``); the same program serves one and several. ``run_episode`` runs a program
+within its time-outs, always closes what the episode holds and turns each way to end into exactly
+one ``Status``:
 
   ok               the environment ended the episode
   truncated        tokens, turns or time ran out, or the prompt does not fit
@@ -27,11 +29,14 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from agentjax.config import ConfigError
 from agentjax.engine.config import SamplingConfig
+from agentjax.engine.engine import Engine, Prefix
 from agentjax.engine.grammar import compile_tool_calls
 from agentjax.engine.request import (
   ContextLengthError,
@@ -40,26 +45,37 @@ from agentjax.engine.request import (
   Sample,
   SampleRequest,
 )
-from agentjax.engine.scheduler import Context, Engine, Prefix
-from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
 from agentjax.places import Clock, owned_by, wait_within
 from agentjax.rollout import keys
 from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.seats import (
+  Seat,
+  SeatPlayer,
+  close_seats,
+  fork_seats,
+  own_player,
+  take_seats,
+)
 from agentjax.text.chat import Chat, Span
-from agentjax.tools.protocol import Tool, ToolStatus
+from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import (
   BRANCHES,
+  ENDED_BY,
   GUARDS,
   Flag,
   GuardRecord,
+  Message,
+  Outcome,
   Reward,
   Status,
   Task,
   ToolRecord,
   Trajectory,
 )
+from agentjax.trajectory.seats import outcome_of
+from agentjax.world.environment import Action, Environment, Observation, Step, take_snapshot
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,6 +106,8 @@ class Player:
     sampling: how tokens are drawn.
     config: turns, tokens and time-outs of an episode.
     run_seed: seed that all addressed randomness starts from.
+    seats: who plays in the place of the policy, by agent, where there are several.
+    only: name of the one policy that is measured; None lets all learn that are trained.
   """
 
   engine: Engine
@@ -97,6 +115,21 @@ class Player:
   sampling: SamplingConfig
   config: RolloutConfig
   run_seed: int
+  seats: Mapping[str, SeatPlayer] = dataclasses.field(default_factory=dict)
+  only: str | None = None
+
+  def take_seats(self, agents: Sequence[str], address: keys.Address) -> dict[str, Seat]:
+    """Who sits where in an episode; see ``rollout.seats.take_seats``."""
+    own = own_player(self.chat, self.engine, self.sampling)
+    by = {"never": 0, "step": address[0], "sample": address[2]}[self.config.rotate_seats]
+    others = self.seats
+    if self.only is not None:
+      own, *rest = (
+        dataclasses.replace(player, learns=player.policy == self.only)
+        for player in (own, *others.values())
+      )
+      others = dict(zip(others, rest, strict=True))
+    return take_seats(agents, own, others, rotate=by)
 
 
 class SharedPrefixes:
@@ -104,13 +137,19 @@ class SharedPrefixes:
 
   def __init__(self, engine: Engine):
     self._engine = engine
-    self._prefills: dict[tuple[int, ...], asyncio.Task[Prefix]] = {}
+    self._prefills: dict[tuple[int, tuple[int, ...]], asyncio.Task[Prefix]] = {}
 
-  async def get(self, ids: Sequence[int], address: keys.Address) -> Prefix:
-    """The prefix of ``ids``. The first caller starts the prefill, with its address as priority."""
-    key = tuple(ids)
+  async def get(
+    self, ids: Sequence[int], address: keys.Address, engine: Engine | None = None
+  ) -> Prefix:
+    """The prefix of ``ids``. The first caller starts the prefill, with its address as priority.
+
+    ``engine`` is that of another player; None is the policy's.
+    """
+    at = self._engine if engine is None else engine
+    key = (id(at), tuple(ids))
     if key not in self._prefills:
-      self._prefills[key] = asyncio.ensure_future(self._engine.prefill(list(ids), priority=address))
+      self._prefills[key] = asyncio.ensure_future(at.prefill(list(ids), priority=address))
     # An episode that is cancelled while it waits must not take the prefill from its siblings.
     return await asyncio.shield(self._prefills[key])
 
@@ -151,8 +190,7 @@ class BranchPoint:
     if self.released:
       return
     self.released = True
-    assert self.episode._context is not None
-    self.episode._context.close()
+    close_seats(self.episode._seats)
     try:
       self.episode._environment.discard(self.state)
     except Exception as error:
@@ -160,7 +198,10 @@ class BranchPoint:
 
 
 class Episode:
-  """One run of one environment by one policy: its operations act, and record what happened.
+  """One run of one environment: its operations act for one seat, and record what happened.
+
+  Whoever the environment says acts next holds the turn: ``act``, ``step`` and ``length`` are about
+  that agent. An environment of one agent has one seat.
 
   A program calls ``reset``, ``open``, then ``act``, ``step`` and ``observe`` in turn. Each may
   raise ``EpisodeEnd``; a program that catches it must raise it again. A program that is to be
@@ -171,7 +212,7 @@ class Episode:
     task: what is to be solved.
     address: (step, task id, sample), from which all its randomness follows.
     player: engine, chat and settings.
-    turn: model calls made so far.
+    turn: model calls made so far, for all seats.
     watcher: looks on; None where nobody does.
   """
 
@@ -196,30 +237,33 @@ class Episode:
     self._branches = None if branch is None else [(0, branch)]  # first segment, branch
     self._prefixes = prefixes
     self._time_left = player.config.episode_timeout
-    self._context: Context | None = None
-    self._length = 0
+    self._seats = player.take_seats(environment.agents, address)
+    self._acting = next(iter(self._seats))
     self._builder = TrajectoryBuilder(
       step=address[0], task_id=address[1], sample=address[2], source=task.source
     )
     self._tools: list[ToolRecord] = []
     self._guards: list[GuardRecord] = []
-    self._rewards: list[tuple[int, Reward]] = []  # with the index of the segment they are for
+    # Who is paid and for which segment; None where the agent had not acted.
+    self._rewards: list[tuple[str, int | None, Reward]] = []
     self._answer: str | None = None
-    self._last_turn: int | None = None  # index of the policy's latest segment
-    self._drawn: list[int] = []  # its ids
     self._asked_seconds = 0.0  # of the environment's latest answer
-    self._offered: Sequence[Tool] = ()
     self._close_error = ""
 
   @property
+  def seat(self) -> Seat:
+    """That of the agent whose turn it is."""
+    return self._seats[self._acting]
+
+  @property
   def length(self) -> int:
-    """Tokens so far."""
-    return self._length
+    """Tokens so far, of the agent whose turn it is."""
+    return self.seat.length
 
   @property
   def opened(self) -> bool:
     """Whether a conversation is under way, as it is from the start for one that was branched."""
-    return self._context is not None
+    return any(seat.opened for seat in self._seats.values())
 
   async def mark(self) -> BranchPoint | None:
     """This moment, before a turn of the policy; None where the environment cannot be copied now.
@@ -227,22 +271,22 @@ class Episode:
     Raises:
       ConfigError: the environment has no snapshots.
     """
-    if self._context is None:
+    if not self.opened:
       raise RuntimeError("mark() before open(observation)")
-    (context,) = await self._context.fork(1)
+    seats = await fork_seats(self._seats)
     try:
       state = await self._snapshot()
     except BaseException:
-      context.close()
+      close_seats(seats)
       raise
     if state is None:
-      context.close()
+      close_seats(seats)
       return None
     twin = copy.copy(self)
     twin._builder = self._builder.branch(self.address[2])
     twin._tools, twin._rewards = list(self._tools), list(self._rewards)
     twin._guards = list(self._guards)
-    twin._context = context
+    twin._seats = seats
     return BranchPoint(twin, state)
 
   async def _snapshot(self) -> bytes | None:
@@ -271,16 +315,14 @@ class Episode:
     environment = self._environment
     self._time_left = origin._time_left
     await self._ask("resume", type(None), lambda: environment.resume(self.task, key, point.state))
-    assert origin._context is not None
-    (self._context,) = await origin._context.fork(1)
-    self.turn, self._length = origin.turn, origin._length
+    self._seats = await fork_seats(origin._seats)
+    self._acting, self.turn = origin._acting, origin.turn
     self._builder = origin._builder.branch(self.address[2])
     self._tools, self._rewards = list(origin._tools), list(origin._rewards)
     self._guards = list(origin._guards)
-    self._answer, self._drawn = origin._answer, origin._drawn
-    self._last_turn, self._asked_seconds = origin._last_turn, origin._asked_seconds
+    self._answer, self._asked_seconds = origin._answer, origin._asked_seconds
     self._environment_address = origin._environment_address
-    self._offered = environment.tools
+    self._offer()
     self._branches = [*(origin._branches or []), (len(self._builder.segments), branch)]
 
   async def reset(self) -> Observation:
@@ -293,13 +335,43 @@ class Episode:
     key = keys.environment_key(self.player.run_seed, self.address)
     environment = self._environment
     observation = await self._ask("reset", Observation, lambda: environment.reset(self.task, key))
-    self._offered = environment.tools
+    self._offer()
     return observation
 
+  def _offer(self) -> None:
+    for agent, seat in self._seats.items():
+      seat.offered = self._environment.tools_of(agent)
+
   async def open(self, observation: Observation) -> None:
-    """Puts the first observation before the policy."""
+    """Puts the first observation before the agent who acts first."""
+    await self._open(self._hear(observation, Boundary.RESET))
+
+  def _hear(self, observation: Observation, at: Boundary) -> tuple[Message, ...]:
+    """Gives the turn to whoever acts next; the messages that it has not taken in."""
+    seats = self._seats
+    if len(seats) == 1 and observation.next not in seats and not observation.others:
+      observation = dataclasses.replace(observation, next=self._acting)
+    self._check_agents([observation.next, *observation.others], at)
+    for agent, messages in observation.others.items():
+      seats[agent].heard += tuple(messages)
+    self._acting = observation.next
+    messages, self.seat.heard = (*self.seat.heard, *observation.messages), ()
+    self.seat.said += messages
+    return messages
+
+  def _check_agents(self, named: Iterable[str], at: Boundary) -> None:
+    unknown = sorted(set(named) - set(self._seats))
+    if unknown:
+      message = (
+        f"{at}() speaks of the agents {', '.join(unknown)}; allowed: {', '.join(self._seats)}"
+      )
+      raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
+
+  async def _open(self, messages: Sequence[Message], *, shared: bool = True) -> None:
+    """Begins a conversation; ``shared`` where others of the group may begin alike."""
+    seat, player = self.seat, self.seat.player
     with _encoding(Boundary.RESET):
-      spans = self.player.chat.prompt(observation.messages, self._offered)
+      spans = player.chat.prompt(messages, seat.offered)
     ids = _flat(spans)
     limit = self.player.config.max_total_tokens
     if len(ids) >= limit:
@@ -308,73 +380,130 @@ class Episode:
         f"the prompt has {len(ids)} tokens and leaves no room for an answer within "
         f"rollout.max_total_tokens={limit}",
       )
-    with _engine():
-      prefix = await self._prefixes.get(ids, self.address)
-      self._context = await self.player.engine.open(prefix, priority=self.address)
+    if player.engine is not None:
+      with _engine():
+        if shared:
+          prefix = await self._prefixes.get(ids, self.address, player.engine)
+          seat.context = await player.engine.open(prefix, priority=self.address)
+        else:
+          seat.context = await player.engine.open_ids(ids, priority=self.address)
+    seat.opened = True
     self._append(spans, seconds=0.0)
 
   async def act(self) -> Action:
-    """Lets the policy take one turn."""
-    context, config, chat = self._context, self.player.config, self.player.chat
-    if context is None:
+    """Lets the agent whose turn it is take it."""
+    seat = self.seat
+    if not seat.opened:
       raise RuntimeError("act() before open(observation)")
+    cut = await (self._sample(seat) if seat.player.service is None else self._be_served(seat))
+    chat = seat.player.chat
+    if forged := chat.reserved_ids.intersection(seat.drawn):
+      raise EpisodeEnd(
+        Status.POLICY_ERROR,
+        f"the policy drew {chat.tokenizer.decode(sorted(forged))} within its own turn",
+      )
+    text, calls = chat.parse(seat.drawn, seat.offered)
+    seat.said += (Message("assistant", text, calls),)
+    return Action(text, calls, truncated=cut, agent=seat.agent)
+
+  async def _sample(self, seat: Seat) -> bool:
+    """Draws a turn of ``seat`` and records it; whether it was cut off."""
+    context, config, chat = seat.context, self.player.config, seat.player.chat
+    assert context is not None
     grammar = None
     if config.grammar == "tool_calls":
-      grammar = compile_tool_calls(chat, self._offered)
-    if self.watcher is not None:
-      await self.watcher.before(self)
+      grammar = compile_tool_calls(chat, seat.offered)
+    watcher = self.watcher if seat.player.learns else None
+    if watcher is not None:
+      await watcher.before(self)
     start = time.monotonic()
     with _engine():
       sample = await context.generate(
         SampleRequest(
           key_data=keys.turn_key(self.player.run_seed, self.address, self.turn),
-          max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - self._length),
-          sampling=self.player.sampling,
+          max_tokens=min(config.max_tokens_per_turn, config.max_total_tokens - seat.length),
+          sampling=seat.player.sampling or self.player.sampling,
           stop_ids=chat.stop_ids,
           grammar=grammar,
         )
       )
     cut = sample.finish is not Finish.STOP
-    self._last_turn = self._builder.append_sampled(
+    seat.last = self._builder.append_sampled(
       sample.token_ids,
       sample.behaviour_log_probs,
       sample.entropies,
       sample.versions,
+      weights=None if seat.player.learns else np.zeros(len(sample.token_ids), np.float32),
+      parent=seat.tip,
+      agent=seat.agent,
+      policy=seat.player.policy,
+      visible_to=seat.visible_to,
       seconds=time.monotonic() - start,
       flags=frozenset({Flag.TRUNCATED} if cut else ()),
     )
-    self._length += len(sample.token_ids)
-    self._drawn = sample.token_ids.tolist()
-    self.turn += 1
-    if len(context) != self._length:
+    self._note_turn(seat, sample.token_ids.tolist())
+    if len(context) != seat.length:
       raise RuntimeError(
         f"the engine's context of {self.address} holds {len(context)} tokens, the record "
-        f"{self._length}: the policy no longer sees what is recorded"
+        f"{seat.length}: the policy no longer sees what is recorded"
       )
-    if self.watcher is not None:
-      self.watcher.after(self, sample)
-    if forged := chat.reserved_ids.intersection(self._drawn):
-      raise EpisodeEnd(
-        Status.POLICY_ERROR,
-        f"the policy drew {chat.tokenizer.decode(sorted(forged))} within its own turn",
-      )
-    text, calls = chat.parse(self._drawn, self._offered)
-    return Action(text, calls, truncated=cut)
+    if watcher is not None:
+      watcher.after(self, sample)
+    return cut
+
+  async def _be_served(self, seat: Seat) -> bool:
+    """Asks the service of ``seat`` for a turn and records it; whether it was cut off."""
+    player, start = seat.player, time.monotonic()
+    assert player.service is not None
+    key = keys.service_key(self.player.run_seed, self.address, self.turn)
+    try:
+      text = await player.service.reply(seat.said, key=key)
+      ids = player.chat.assistant(Message("assistant", text), seat.offered)
+    except Exception as error:
+      message = f"{player.policy}, which plays {seat.agent}, raised {describe(error)}"
+      fault = getattr(error, "fault", None)
+      if isinstance(fault, Fault) and not fault.masks:
+        # It refused what it was asked, such as a conversation that has grown too long for it.
+        raise EpisodeEnd(Status.TRUNCATED, message, fault) from error
+      fault = Fault(Owner.INFRASTRUCTURE, "service", message)
+      raise self._failed(message, fault, error) from error
+    seat.last = self._builder.append(
+      "assistant",
+      ids,
+      parent=seat.tip,
+      agent=seat.agent,
+      policy=player.policy,
+      visible_to=seat.visible_to,
+      seconds=time.monotonic() - start,
+    )
+    self._note_turn(seat, ids)
+    return False
+
+  def _note_turn(self, seat: Seat, ids: list[int]) -> None:
+    assert seat.last is not None
+    seat.grow(seat.last, len(ids))
+    seat.drawn = ids
+    seat.turns += 1
+    self.turn += 1
 
   async def step(self, action: Action) -> Step:
     """Hands the action to the environment; raises EpisodeEnd where that ends the episode."""
-    step = await self._ask("step", Step, lambda: self._environment.step(action))
-    self._tools.extend(step.tools)
+    step, seat = await self._ask("step", Step, lambda: self._environment.step(action)), self.seat
+    self._check_agents(step.rewards, Boundary.STEP)
+    tools: Sequence[ToolRecord] = step.tools
+    if seat.several:
+      tools = [dataclasses.replace(record, agent=seat.agent) for record in tools]
+    self._tools.extend(tools)
     self._guards.extend(step.guards)
     self._answer = step.answer
     if step.reward is not None:
-      # A program that steps before its policy acts is paid for the prompt.
-      self._rewards.append((self._last_turn or 0, step.reward))
+      self._rewards.append((seat.agent, seat.last, step.reward))
+    self._rewards += [(a, self._seats[a].last, paid) for a, paid in step.rewards.items()]
     failed = any(record.status != ToolStatus.OK for record in step.tools)
-    if failed and self._last_turn is not None:
-      self._builder.flag(self._last_turn, Flag.TOOL_ERROR)
-    if any(g.decision != "continue" for g in step.guards) and self._last_turn is not None:
-      self._builder.flag(self._last_turn, Flag.DENIED)
+    if failed and seat.last is not None:
+      self._builder.flag(seat.last, Flag.TOOL_ERROR)
+    if any(g.decision != "continue" for g in step.guards) and seat.last is not None:
+      self._builder.flag(seat.last, Flag.DENIED)
     if step.status is not Status.OK:
       fault = step.fault
       if fault is None and step.status.masked:
@@ -387,29 +516,58 @@ class Episode:
     return step
 
   async def observe(self, observation: Observation) -> None:
-    """Shows the policy what the environment answered, if a turn and room to react are left."""
-    context, config = self._context, self.player.config
-    if context is None:
+    """Shows the agent who acts next what it has not seen, if a turn and room to react are left."""
+    if not self.opened:
       raise RuntimeError("observe() before open(observation)")
-    if self.turn >= config.max_turns:
-      raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={config.max_turns} turns are used")
+    messages = self._next_turn(observation)
+    seat, config = self.seat, self.player.config
+    if not seat.opened:
+      await self._open(messages)
+      return
     with _encoding(Boundary.STEP):
-      spans = self.player.chat.observation(observation.messages, self._drawn, self._offered)
+      spans = seat.player.chat.observation(messages, seat.drawn, seat.offered)
     ids = _flat(spans)
-    if self._length + len(ids) >= config.max_total_tokens:
+    if seat.length + len(ids) >= config.max_total_tokens:
       raise EpisodeEnd(
         Status.TRUNCATED,
-        f"{self._length} tokens and an observation of {len(ids)} leave no room for a turn within "
+        f"{seat.length} tokens and an observation of {len(ids)} leave no room for a turn within "
         f"rollout.max_total_tokens={config.max_total_tokens}",
       )
-    with _engine():
-      await context.extend(ids)
+    if seat.context is not None:
+      with _engine():
+        await seat.context.extend(ids)
     self._append(spans, seconds=self._asked_seconds)
 
+  async def rewrite(self, observation: Observation) -> None:
+    """Shows the agent who acts next these messages in the place of all that it has seen.
+
+    Called in the place of ``observe`` by programs that summarise a history, discard some of it or
+    rebuild it from memory: the messages are the whole new history. In the record they begin a
+    branch of their own. What was drawn before stays on the branch that it was drawn on, and is
+    trained there; where the new history repeats it, it is text without loss.
+    """
+    if not self.opened:
+      raise RuntimeError("rewrite() before open(observation)")
+    messages = self._next_turn(observation)
+    seat = self.seat
+    self._record_experts(seat)
+    seat.restart(messages)
+    await self._open(messages, shared=False)
+
+  def _next_turn(self, observation: Observation) -> tuple[Message, ...]:
+    """Gives the turn to whoever acts next, if one is left; what it has not taken in."""
+    messages, limit = self._hear(observation, Boundary.STEP), self.player.config.max_turns
+    if self.seat.turns >= limit:
+      raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={limit} turns are used")
+    return messages
+
+  def _record_experts(self, seat: Seat) -> None:
+    if seat.player.learns and seat.context is not None and seat.context.experts is not None:
+      self._builder.record_experts(seat.context.experts, seat.tip)
+
   async def close(self) -> None:
-    """Frees the context and the environment; never raises for what the environment does."""
-    if self._context is not None:
-      self._context.close()
+    """Frees the contexts and the environment; never raises for what the environment does."""
+    close_seats(self._seats)
     config = self.player.config
     try:
       with Clock() as clock:
@@ -422,10 +580,11 @@ class Episode:
 
   def build(self, status: Status, reason: str, fault: Fault | None = None) -> Trajectory:
     """The trajectory so far, not yet scored."""
-    if status is Status.ENV_ERROR and self._last_turn is not None:
-      self._builder.flag(self._last_turn, Flag.ENV_FAULT)
-    if self._context is not None and self._context.experts is not None:
-      self._builder.record_experts(self._context.experts)
+    several = self.seat.several
+    if status is Status.ENV_ERROR and self.seat.last is not None:
+      self._builder.flag(self.seat.last, Flag.ENV_FAULT)
+    for seat in self._seats.values():
+      self._record_experts(seat)
     texts = {"reason": reason, "close_error": self._close_error}
     metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
     if fault is not None:
@@ -436,27 +595,61 @@ class Episode:
       metadata[BRANCHES] = self._branch_of_segments(self._branches)
     if status is Status.POLICY_ERROR:
       self._take_back()
-    total = _total([reward for _, reward in self._rewards])
+      if several:
+        metadata[ENDED_BY] = self._acting
+    paid = self._paid()
     by_turn: dict[str, list[float | None]] = {}
-    if self._rewards and total.valid and self._builder.segments:
-      by_turn[ENVIRONMENT_REWARD] = _by_segment(self._rewards, len(self._builder.segments))
+    if by_segment := self._by_segment(paid):
+      by_turn[ENVIRONMENT_REWARD] = by_segment
     trajectory = self._builder.build(
       status=status,
       tools=self._tools,
       answer=self._answer,
       metadata=metadata,
       turn_rewards=by_turn,
+      agents=self._outcomes(paid) if several else None,
     )
-    if self._rewards:
-      trajectory.reward_parts[ENVIRONMENT_REWARD] = total
+    if not several and self._acting in paid:
+      trajectory.reward_parts[ENVIRONMENT_REWARD] = paid[self._acting]
     return trajectory
+
+  def _paid(self) -> dict[str, Reward]:
+    """By agent the sum of what the environment paid; those that were never paid are left out."""
+    by_agent: dict[str, list[Reward]] = {}
+    for agent, _, reward in self._rewards:
+      by_agent.setdefault(agent, []).append(reward)
+    return {agent: _total(rewards) for agent, rewards in by_agent.items()}
+
+  def _outcomes(self, paid: Mapping[str, Reward]) -> dict[str, Outcome]:
+    return {
+      agent: outcome_of(
+        seat.player.learns, {ENVIRONMENT_REWARD: paid[agent]} if agent in paid else {}
+      )
+      for agent, seat in self._seats.items()
+    }
+
+  def _by_segment(self, paid: Mapping[str, Reward]) -> list[float | None]:
+    """What was paid for each segment, None where nothing was; [] where nobody was paid.
+
+    Who is paid before a turn of its own is paid for its prompt. Whoever's sum is invalid is left
+    out, and so is an agent that saw nothing.
+    """
+    values: list[float | None] = [None] * len(self._builder.segments)
+    placed = False
+    for agent, index, reward in self._rewards:
+      place = self._seats[agent].first if index is None else index
+      if place is not None and paid[agent].valid and reward.value is not None:
+        values[place] = (values[place] or 0.0) + reward.value
+        placed = True
+    return values if placed else []
 
   def _take_back(self) -> None:
     """After a breach the environment's rewards add up to its least, with the last turn."""
-    earned = _total([reward for _, reward in self._rewards]).value
+    agent = self._acting
+    earned = _total([reward for name, _, reward in self._rewards if name == agent]).value
     least = self._environment.least_return
     if earned is not None and earned > least:
-      self._rewards.append((self._last_turn or 0, Reward(least - earned)))
+      self._rewards.append((agent, self.seat.last, Reward(least - earned)))
 
   def _branch_of_segments(self, branches: list[tuple[int, int]]) -> list[int]:
     written = [0] * len(self._builder.segments)
@@ -498,15 +691,25 @@ class Episode:
     return EpisodeEnd(status, message, fault)
 
   def _append(self, spans: Sequence[Span], *, seconds: float) -> None:
-    """Records spans that the policy did not draw; the first one carries the time they took."""
+    """Records spans that nobody drew, for the seat; the first one carries the time they took."""
+    seat = self.seat
     for owner, ids in spans:
-      self._builder.append(owner, ids, seconds=seconds)
-      self._length += len(ids)
+      index = self._builder.append(
+        owner,
+        ids,
+        parent=seat.tip,
+        calls=seat.turns,
+        agent=seat.agent,
+        policy=seat.player.policy,
+        visible_to=seat.visible_to,
+        seconds=seconds,
+      )
+      seat.grow(index, len(ids))
       seconds = 0.0
 
 
 async def tool_episode(episode: Episode) -> None:
-  """The policy acts and the environment answers, until one of them or a limit ends the episode."""
+  """Agents act and the environment answers, until one of them or a limit ends the episode."""
   if not episode.opened:
     await episode.open(await episode.reset())
   while True:
@@ -544,6 +747,8 @@ async def run_episode(
   """
   try:
     environment = make_environment(task)
+  except ConfigError:
+    raise
   except Exception as error:
     _log.warning("no environment for %s", address, exc_info=error)
     reason = f"making the environment raised {describe(error)}"
@@ -670,12 +875,3 @@ def _total(rewards: Sequence[Reward]) -> Reward:
   """The sum; invalid where one of them is."""
   invalid = [reward for reward in rewards if not reward.valid]
   return invalid[0] if invalid else Reward(sum(r.value for r in rewards if r.value is not None))
-
-
-def _by_segment(rewards: Sequence[tuple[int, Reward]], segments: int) -> list[float | None]:
-  """What was paid for each segment; None where nothing was."""
-  paid: list[float | None] = [None] * segments
-  for index, reward in rewards:
-    assert reward.value is not None
-    paid[index] = (paid[index] or 0.0) + reward.value
-  return paid

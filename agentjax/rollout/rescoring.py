@@ -14,7 +14,7 @@ from agentjax.rewards.monitor import FINDINGS
 from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.program import ENVIRONMENT_REWARD
 from agentjax.rollout.scoring import score
-from agentjax.trajectory.record import MONTE_CARLO, Status, Task, Trajectory
+from agentjax.trajectory.record import MONTE_CARLO, Reward, Status, Task, Trajectory
 from agentjax.trajectory.store import StoreWriter
 
 _NOTES = (ENDED, FINDINGS, UNIT_TESTS)  # that scorers left in the metadata
@@ -104,13 +104,24 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
   status = trajectory.status
   if status is Status.VERIFIER_ERROR:
     status = Status(trajectory.metadata.get(ENDED, Status.OK))
-  kept = {k: v for k, v in trajectory.reward_parts.items() if k == ENVIRONMENT_REWARD}
   of_episode = (ENVIRONMENT_REWARD, MONTE_CARLO)
   paid = {k: v for k, v in trajectory.turn_rewards.items() if k in of_episode}
   metadata = {k: v for k, v in trajectory.metadata.items() if k not in _NOTES}
   return dataclasses.replace(
-    trajectory, status=status, reward_parts=kept, turn_rewards=paid, metadata=metadata
+    trajectory,
+    status=status,
+    reward_parts=_paid_by_environment(trajectory.reward_parts),
+    turn_rewards=paid,
+    metadata=metadata,
+    agents={
+      agent: dataclasses.replace(outcome, parts=_paid_by_environment(outcome.parts))
+      for agent, outcome in trajectory.agents.items()
+    },
   )
+
+
+def _paid_by_environment(parts: Mapping[str, Reward]) -> dict[str, Reward]:
+  return {name: part for name, part in parts.items() if name == ENVIRONMENT_REWARD}
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:

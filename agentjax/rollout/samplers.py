@@ -1,56 +1,40 @@
-"""Which sampler a config names, and the one that starts more episodes than it needs."""
+"""The sampler that starts more episodes than it needs."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import math
+from typing import Annotated, Literal
 
-from agentjax.config import check
+from agentjax.config import Range
 from agentjax.engine.request import Sample
-from agentjax.names import is_own, load, wrong
 from agentjax.rewards.graph import RewardGraph
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import OversampleConfig, RolloutConfig
-from agentjax.rollout.group import Crew, Group, Sampler
-from agentjax.rollout.monte_carlo import MonteCarlo
+from agentjax.rollout.config import SamplerConfig
+from agentjax.rollout.group import Crew, Group
 from agentjax.rollout.program import Episode
 from agentjax.trajectory.record import Trajectory
 
 
-def build_sampler(config: RolloutConfig, rewards: RewardGraph) -> Sampler | None:
-  """The sampler of ``config.sampler``; None where episodes are independent.
+@dataclasses.dataclass(unsafe_hash=True)
+class OversampleConfig(SamplerConfig):
+  """More episodes than a group needs, for the first of them.
 
-  Args:
-    config: which, and its settings.
-    rewards: what completions earn.
-
-  Raises:
-    ConfigError: completions of rewards that compare the members of a group; a name that leads
-      nowhere.
+  Attributes:
+    factor: ``ceil(factor * group_size)`` episodes start.
+    rule: which ones make the group. "shortest": those with the fewest tokens, prompt included, then
+      the lowest sample number; it does not depend on time, and whoever can no longer be among them
+      is abandoned. "first": those that end first, whereupon the others are abandoned; what that
+      gives depends on the machine, and favours quick tools. Both favour short episodes. One whose
+      environment failed is taken only where too few others are left.
   """
-  match config.sampler:
-    case "branch":
-      return BranchSampler(config.branch)
-    case "oversample":
-      return Oversample(config.oversample)
-    case "monte_carlo":
-      check(
-        not rewards.needs_groups,
-        "config.rollout.sampler",
-        config.sampler,
-        "another with parts of the reward that compare the members of a group",
-      )
-      return MonteCarlo(config.monte_carlo, rewards)
-    case name if is_own(name):
-      path, allowed = "config.rollout.sampler", "a Sampler, or what makes one without arguments"
-      found = load(name, path, allowed)
-      made = found() if callable(found) else found
-      if not hasattr(made, "sample"):
-        raise wrong(name, path, made, allowed)
-      return made
-    case _:
-      return None
+
+  factor: Annotated[float, Range(1)] = 1.5
+  rule: Literal["shortest", "first"] = "shortest"
+
+  def build(self, rewards: RewardGraph) -> Oversample:
+    """See ``SamplerConfig.build``."""
+    return Oversample(self)
 
 
 @dataclasses.dataclass(frozen=True)

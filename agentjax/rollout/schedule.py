@@ -12,7 +12,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, check
 from agentjax.trajectory.record import Trajectory
 
 Key = TypeVar("Key")
@@ -37,7 +37,7 @@ class ScheduleConfig(Config):
   """
 
   mode: Literal["sync", "one_step_off", "async"] = "sync"
-  staleness: int | None = None
+  staleness: NonNegativeInt | None = None
   stale: Literal["wait", "mask", "drop"] = "wait"
 
   @property
@@ -54,7 +54,7 @@ class ScheduleConfig(Config):
     super().validate(path)
     if self.mode == "async":
       check(
-        self.staleness is not None and self.staleness >= 0,
+        self.staleness is not None,
         f"{path}.staleness",
         self.staleness,
         f">= 0 updates with {path}.mode='async'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -15,6 +16,7 @@ from agentjax.faults import FAULT, Fault, Owner
 from agentjax.places import Clock, Places, owned_by, wait_within
 from agentjax.rewards.graph import RewardGraph, emptied, find_culprits
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
+from agentjax.trajectory.seats import learning_agents, settle, view
 
 T = TypeVar("T")
 
@@ -26,6 +28,27 @@ async def score(
   rewards: RewardGraph, trajectories: Sequence[Trajectory], task: Task, *, timeout: float
 ) -> None:
   """Fills the rewards of some trajectories of one task, together where the graph compares them.
+
+  Of several agents each that learns is scored for itself, and compared with those of its name.
+  """
+  alone = [t for t in trajectories if not t.agents]
+  roles: dict[str, dict[int, Trajectory]] = collections.defaultdict(dict)
+  for i, trajectory in enumerate(trajectories):
+    for agent in learning_agents(trajectory):
+      roles[agent][i] = view(trajectory, agent)
+  sets = [list(members.values()) for members in roles.values()]
+  if alone or not sets:
+    sets.insert(0, alone)
+  await asyncio.gather(*(_score_role(rewards, own, task, timeout) for own in sets))
+  for i, trajectory in enumerate(trajectories):
+    if trajectory.agents:
+      settle(trajectory, {agent: members[i] for agent, members in roles.items() if i in members})
+
+
+async def _score_role(
+  rewards: RewardGraph, trajectories: Sequence[Trajectory], task: Task, timeout: float
+) -> None:
+  """``score`` of trajectories of one agent.
 
   Each trajectory is scored in a thread and event loop of its own, so scorers may block: neither the
   engine nor the other members of a group wait for them. They must be safe to run in several threads

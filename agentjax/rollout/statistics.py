@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from agentjax.engine import EngineConfig, EngineStats
 from agentjax.faults import FAULT, Fault
 from agentjax.rewards.monitor import SCREENED
 from agentjax.rollout import keys
@@ -214,47 +213,37 @@ def _shares(
   return {name: counts[name] / len(trajectories) for name in sorted(counts)}
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupDiversity:
-  """How far apart the samples of one task are; over groups with at least two samples.
-
-  Attributes:
-    groups: so many there are.
-    distinct_share: distinct sampled token sequences over group size, mean over groups; 1 is best.
-    first_token_distinct: share of the pairs of a group whose first tokens differ, mean over groups.
-    identical_groups: share of groups all of whose samples are the same.
-  """
-
-  groups: int
-  distinct_share: float
-  first_token_distinct: float
-  identical_groups: float
-
-  def metrics(self) -> dict[str, float]:
-    """Flat scalars under ``diversity/``."""
-    return {f"diversity/{name}": float(v) for name, v in dataclasses.asdict(self).items()}
-
-
-def group_diversity(trajectories: Sequence[Trajectory]) -> GroupDiversity | None:
-  """Compares what was sampled for one task in one round; None without a group of two.
+def group_diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """How far apart the samples of one task in one round are; {} without a group of two.
 
   Samples without a token, whose episodes failed at once, are left out.
+
+  Returns:
+    ``diversity/groups``, those with two samples or more; ``diversity/distinct_share``, distinct
+    sampled token sequences over group size, mean over groups (1 is best);
+    ``diversity/first_token_distinct``, the share of the pairs of a group whose first tokens differ,
+    mean over groups; ``diversity/identical_groups``, the share of groups all of whose samples are
+    the same.
   """
-  groups: dict[tuple[int, int], list[bytes]] = collections.defaultdict(list)
+  groups: dict[tuple[int, int, str], list[bytes]] = collections.defaultdict(list)
   for trajectory in trajectories:
     drawn = [s.token_ids[s.sampled] for s in trajectory.segments]
     if sum(map(len, drawn)):
-      groups[trajectory.address[:2]].append(np.concatenate(drawn).astype(np.int32).tobytes())
+      key = (*trajectory.address[:2], trajectory.group)
+      groups[key].append(np.concatenate(drawn).astype(np.int32).tobytes())
   compared = [samples for samples in groups.values() if len(samples) > 1]
   if not compared:
-    return None
+    return {}
   distinct = [len(set(samples)) for samples in compared]
-  return GroupDiversity(
-    groups=len(compared),
-    distinct_share=float(np.mean([n / len(s) for n, s in zip(distinct, compared, strict=True)])),
-    first_token_distinct=float(np.mean([_differing_pairs([s[:4] for s in c]) for c in compared])),
-    identical_groups=float(np.mean([n == 1 for n in distinct])),
-  )
+  first = [_differing_pairs([s[:4] for s in samples]) for samples in compared]
+  return {
+    "diversity/groups": float(len(compared)),
+    "diversity/distinct_share": float(
+      np.mean([n / len(s) for n, s in zip(distinct, compared, strict=True)])
+    ),
+    "diversity/first_token_distinct": float(np.mean(first)),
+    "diversity/identical_groups": float(np.mean([n == 1 for n in distinct])),
+  }
 
 
 def _differing_pairs(values: Sequence[bytes]) -> float:
@@ -264,63 +253,32 @@ def _differing_pairs(values: Sequence[bytes]) -> float:
   return 1.0 - equal / (size * (size - 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class StalenessStatistics:
-  """How old the sampled tokens are that a step trains on, in updates.
+def staleness_statistics(trajectories: Sequence[Trajectory], step: int) -> dict[str, float]:
+  """How old the sampled tokens are that ``step`` trains on, in updates; all 0 without a token.
 
-  Attributes:
-    mean, max: over sampled tokens: step minus the version that sampled them.
-    carried_share: share of episodes with tokens of more than one version.
-    versions: number of versions among all tokens.
+  Returns:
+    ``schedule/staleness_mean`` and ``schedule/staleness_max`` over sampled tokens: step minus the
+    version that sampled them; ``schedule/carried_share``, the share of episodes with tokens of more
+    than one version; ``schedule/versions``, the number of versions among all tokens.
   """
-
-  mean: float
-  max: float
-  carried_share: float
-  versions: int
-
-  def metrics(self) -> dict[str, float]:
-    """Flat scalars under ``schedule/``."""
-    names = {"mean": "staleness_mean", "max": "staleness_max"}
-    return {
-      f"schedule/{names.get(name, name)}": float(value)
-      for name, value in dataclasses.asdict(self).items()
-    }
-
-
-def staleness_statistics(trajectories: Sequence[Trajectory], step: int) -> StalenessStatistics:
-  """Ages of the tokens that training step ``step`` takes; all zero where there is no token."""
   versions = [
     np.concatenate([s.versions[s.sampled] for s in t.segments] or [np.zeros(0, np.int32)])
     for t in trajectories
   ]
   every = np.concatenate([np.zeros(0, np.int32), *versions])
   if not every.size:
-    return StalenessStatistics(0.0, 0.0, 0.0, 0)
-  return StalenessStatistics(
-    mean=float(step - every.mean()),
-    max=float(step - every.min()),
-    carried_share=float(np.mean([len(set(v.tolist())) > 1 for v in versions])),
-    versions=len(set(every.tolist())),
-  )
+    return dict.fromkeys(_STALENESS, 0.0)
+  carried = [len(set(v.tolist())) > 1 for v in versions]
+  found = (step - every.mean(), step - every.min(), np.mean(carried), len(set(every.tolist())))
+  return {name: float(value) for name, value in zip(_STALENESS, found, strict=True)}
 
 
-def engine_metrics(
-  before: EngineStats, after: EngineStats, config: EngineConfig
-) -> dict[str, float]:
-  """What the engine did between two copies of ``Engine.stats``, as flat scalars under ``engine/``.
-
-  ``engine/occupancy`` is the share of decode places that drew a token: tokens over dispatches x
-  slots of a lane x chunk length. It is left out where nothing was decoded.
-  """
-  names = ("sampled_tokens", "extended_tokens", "decode_dispatches", "parked", "device_seconds")
-  metrics = {f"engine/{n}": float(getattr(after, n) - getattr(before, n)) for n in names}
-  places = (
-    metrics["engine/decode_dispatches"] * (config.slots // config.lanes) * config.chunk_tokens
-  )
-  if places:
-    metrics["engine/occupancy"] = metrics["engine/sampled_tokens"] / places
-  return metrics
+_STALENESS = (
+  "schedule/staleness_mean",
+  "schedule/staleness_max",
+  "schedule/carried_share",
+  "schedule/versions",
+)
 
 
 def num_turns(trajectory: Trajectory) -> int:

@@ -18,7 +18,7 @@ from agentjax.data import TaskIterator
 from agentjax.rollout.keys import Address
 from agentjax.rollout.loop import GroupPlayer, groups_of
 from agentjax.rollout.schedule import Pending, ScheduleConfig, choose
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import POLICY, Task, Trajectory
 
 GroupKey = tuple[int, int]  # (round, task id)
 Share = Callable[[list[Any]], list[Any]]
@@ -305,6 +305,7 @@ def _key(addresses: list[Address]) -> GroupKey:
 
 
 def _oldest_version(trajectory: Trajectory, default: int) -> int:
-  """Of the tokens the policy drew; ``default`` where there are none."""
-  drawn = [int(s.versions[s.sampled].min()) for s in trajectory.segments if s.sampled.any()]
+  """Of the tokens that trained policies drew; ``default`` where there are none."""
+  own = [s for s in trajectory.segments if s.policy == POLICY or s.weights.any()]
+  drawn = [int(s.versions[s.sampled].min()) for s in own if s.sampled.any()]
   return min(drawn, default=default)

@@ -53,6 +53,9 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   yield f"status {trajectory.status}, reward {_show(trajectory.reward)}" + (
     f" ({parts})" if parts else ""
   )
+  for agent, outcome in trajectory.agents.items():
+    known = ", ".join(f"{n} {_show(r)}" for n, r in sorted(outcome.parts.items()))
+    yield f"{agent}: reward {_show(outcome.reward)}" + (f" ({known})" if known else "")
   yield f"answer {trajectory.answer!r}, expected {expected!r}"
   sampled = num_sampled_tokens(trajectory)
   yield f"{num_turns(trajectory)} turns, {len(trajectory.tools)} tool calls, {sampled} tokens drawn"
@@ -61,7 +64,8 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
       yield f"{name}: {trajectory.metadata[name]}"
   yield ""
   for segment in trajectory.segments:
-    yield f"--- {_describe(segment)}"
+    seat = f"{segment.agent} ({segment.policy}): " if trajectory.agents else ""
+    yield f"--- {seat}{_describe(segment)}"
     yield tokenizer.decode(segment.token_ids.tolist())
   for record in trajectory.tools:
     yield f"--- call in turn {record.turn}: {record.name} {dict(record.arguments)}"

@@ -1,6 +1,6 @@
 """Isolation for code that a policy wrote: the interface of back ends, and the back ends."""
 
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox.config import SandboxConfig, Sandboxes
 from agentjax.sandbox.interface import (
   Box,
   Capabilities,
@@ -35,7 +35,7 @@ __all__ = [
   "SandboxError",
   "SandboxLimits",
   "SandboxResult",
+  "Sandboxes",
   "Session",
-  "build_sandbox",
   "run_once",
 ]

@@ -39,7 +39,7 @@ class Groups:
       self._try()
     except OSError as error:
       raise OSError(
-        f"sandbox.embedded.cgroup grants no memory groups ({error}). It must be a folder of cgroup "
+        f"sandboxes.NAME.cgroup grants no memory groups ({error}). It must be a folder of cgroup "
         "v2 with memory in its cgroup.subtree_control, no process in it, and this user's; the "
         "trainer must run in a group that the same user owns. Or set it to None."
       ) from error

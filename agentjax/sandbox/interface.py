@@ -9,9 +9,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
-from agentjax.config import Config, check
+from agentjax.config import (
+  AtLeastTwo,
+  Config,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  check,
+)
 from agentjax.faults import Fault, Owner
 
 
@@ -77,34 +85,25 @@ class SandboxLimits(Config):
     open_files: open file descriptors of each process.
   """
 
-  wall_seconds: float = 10.0
-  cpu_seconds: float = 10.0
-  memory_bytes: int = 512 * 2**20
-  processes: int = 32
-  output_bytes: int = 64 * 2**10
+  wall_seconds: PositiveFloat = 10.0
+  cpu_seconds: PositiveFloat = 10.0
+  memory_bytes: Annotated[int, Range(2**24)] = 512 * 2**20
+  processes: PositiveInt = 32
+  output_bytes: AtLeastTwo = 64 * 2**10
   output_kill_bytes: int = 16 * 2**20
-  file_bytes: int = 16 * 2**20
-  disk_bytes: int = 256 * 2**20
-  files: int = 10_000
-  open_files: int = 128
+  file_bytes: NonNegativeInt = 16 * 2**20
+  disk_bytes: NonNegativeInt = 256 * 2**20
+  files: NonNegativeInt = 10_000
+  open_files: Annotated[int, Range(16)] = 128
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
-    check(self.wall_seconds > 0, f"{path}.wall_seconds", self.wall_seconds, "> 0")
-    check(self.cpu_seconds > 0, f"{path}.cpu_seconds", self.cpu_seconds, "> 0")
-    check(self.memory_bytes >= 2**24, f"{path}.memory_bytes", self.memory_bytes, ">= 16 MiB")
-    check(self.processes >= 1, f"{path}.processes", self.processes, ">= 1")
-    check(self.output_bytes >= 2, f"{path}.output_bytes", self.output_bytes, ">= 2")
     check(
       self.output_kill_bytes >= self.output_bytes,
       f"{path}.output_kill_bytes",
       self.output_kill_bytes,
       f">= output_bytes ({self.output_bytes})",
     )
-    check(self.file_bytes >= 0, f"{path}.file_bytes", self.file_bytes, ">= 0")
-    check(self.disk_bytes >= 0, f"{path}.disk_bytes", self.disk_bytes, ">= 0")
-    check(self.files >= 0, f"{path}.files", self.files, ">= 0")
-    check(self.open_files >= 16, f"{path}.open_files", self.open_files, ">= 16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +130,16 @@ class Command:
 
 
 Program = PythonScript | PythonCell | Command
+
+
+def as_request(program: Program) -> dict[str, Any]:
+  """A program as plain data."""
+  if isinstance(program, Command):
+    if not program.argv:
+      raise SandboxError("a Command needs at least the program's name in argv")
+    return {"kind": "command", "argv": list(program.argv)}
+  kind = "script" if isinstance(program, PythonScript) else "cell"
+  return {"kind": kind, "source": program.source, "seed": program.seed}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -625,93 +625,127 @@ def system_call_filter(
       of a file's mode, owner and length by path, which Landlock lets pass; a change of its times
       then has no effect.
   """
-  column = list(_ARCHITECTURES).index(machine)
-  program: list[tuple[int, int, int, int]] = []
-
-  def step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
-    program.append((code, if_true, if_false, value))
-
-  def refuse(error: int) -> None:
-    step(_RETURN, _ERRNO | error)
-
-  def load_argument(index: int, *, high: bool = False) -> None:
-    step(_LOAD, 16 + 8 * index + 4 * high)  # a word; both architectures are little endian
-
-  step(_LOAD, 4)
-  step(_EQUAL, _ARCHITECTURES[machine], 1, 0)
-  step(_RETURN, _KILL)
-  step(_LOAD, 0)
-  if machine == "x86_64":  # the x32 numbering would slip past the table
-    step(_AT_LEAST, 0x40000000, 0, 1)
-    refuse(_ENOSYS)
   guard_signals = not (own_pid_namespace or signals_scoped)
+  code = _FilterCode(machine)
+  code.check_numbering()
   skipped = _BY_ARGUMENT | _CHANGES_OF_TIMES
   skipped |= frozenset() if guard_signals else _SIGNALS
   skipped |= _SCHEDULING if own_user else frozenset()
   skipped |= _CHANGES_OF_FILES if files_guarded else frozenset()
-  for name, numbers in _NUMBERS.items():
-    if name in skipped or numbers[column] < 0:
-      continue
-    step(_EQUAL, numbers[column], 0, 1)
-    # Programs that copy by reference to be fast copy by reading where the kernel has no such call.
-    refuse(_ENOSYS if name in _COPIES_BY_REFERENCE else _EPERM)
+  for name in _NUMBERS:
+    if name not in skipped:
+      # Programs that copy by reference to be fast copy by reading where the kernel has no such
+      # call.
+      code.refuse_call(name, _ENOSYS if name in _COPIES_BY_REFERENCE else _EPERM)
   for name in frozenset() if files_guarded else _CHANGES_OF_TIMES:
-    if _NUMBERS[name][column] >= 0:
-      step(_EQUAL, _NUMBERS[name][column], 0, 1)
-      refuse(0)  # as if done: archives and copies would fail over a time of their own files
+    code.refuse_call(name, 0)  # as if done: archives and copies would fail over their own files
   # libc falls back from clone3, whose flags a filter cannot read, to clone.
-  step(_EQUAL, _NUMBERS["clone3"][column], 0, 1)
-  refuse(_ENOSYS)
-  step(_EQUAL, _NUMBERS["clone"][column], 0, 6)
-  load_argument(0)
-  step(_ANY_BIT, _NAMESPACE_FLAGS, 2, 0)
-  step(_ANY_BIT, _CLONE_THREAD, 0, 2)
-  step(_ANY_BIT, _CLONE_FILES, 1, 0)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
-  step(_EQUAL, _NUMBERS["mmap"][column], 0, 6)
-  load_argument(3)
-  step(_ANY_BIT, _MAP_HUGETLB, 2, 0)
-  step(_ANY_BIT, _MAP_ANONYMOUS, 0, 2)
-  step(_ANY_BIT, _MAP_SHARED, 0, 1)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
-  step(_EQUAL, _NUMBERS["socketpair"][column], 0, 6)
-  load_argument(0)
-  step(_EQUAL, _AF_UNIX, 0, 2)
-  load_argument(1)
-  step(_ANY_BIT, 0xFFFFFFFF & ~(_SOCK_STREAM | _SOCK_FLAGS), 0, 1)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
-  step(_EQUAL, _NUMBERS["sendto"][column], 0, 6)
-  load_argument(4)
-  step(_EQUAL, 0, 0, 2)
-  load_argument(4, high=True)
-  step(_EQUAL, 0, 1, 0)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
+  code.refuse_call("clone3", _ENOSYS)
+  code.check_clone()
+  code.check_memory_and_sockets()
   for name, allowed in _rules_by_first_argument(own_pid, guard_signals).items():
-    step(_EQUAL, _NUMBERS[name][column], 0, len(allowed) + 3)
-    load_argument(0)
+    code.allow_first_arguments(name, allowed)
+  code.check_commands(guard_signals)
+  return code.steps
+
+
+class _FilterCode:
+  """The steps of a seccomp filter for one machine, written one after the other.
+
+  A jump goes over as many of the following steps as it says, if its comparison holds or not. Every
+  ``check`` of a system call goes over its own steps for all other calls, and ends with "allow".
+  """
+
+  def __init__(self, machine: str):
+    self.steps: list[tuple[int, int, int, int]] = []
+    self._machine = machine
+    self._column = list(_ARCHITECTURES).index(machine)
+
+  def _step(self, code: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
+    self.steps.append((code, if_true, if_false, value))
+
+  def _refuse(self, error: int) -> None:
+    self._step(_RETURN, _ERRNO | error)
+
+  def _end(self) -> None:
+    self._refuse(_EPERM)
+    self._step(_RETURN, _ALLOW)
+
+  def _of_call(self, name: str, length: int) -> None:
+    """The following ``length`` steps are of this call alone."""
+    self._step(_EQUAL, _NUMBERS[name][self._column], 0, length)
+
+  def _load_argument(self, index: int, *, high: bool = False) -> None:
+    self._step(_LOAD, 16 + 8 * index + 4 * high)  # a word; both architectures are little endian
+
+  def check_numbering(self) -> None:
+    """Kills programs of another architecture, and leaves the call's number loaded."""
+    self._step(_LOAD, 4)
+    self._step(_EQUAL, _ARCHITECTURES[self._machine], 1, 0)
+    self._step(_RETURN, _KILL)
+    self._step(_LOAD, 0)
+    if self._machine == "x86_64":  # the x32 numbering would slip past the table
+      self._step(_AT_LEAST, 0x40000000, 0, 1)
+      self._refuse(_ENOSYS)
+
+  def refuse_call(self, name: str, error: int) -> None:
+    """Refuses a call with any arguments, where the machine has it."""
+    if _NUMBERS[name][self._column] >= 0:
+      self._of_call(name, 1)
+      self._refuse(error)
+
+  def check_clone(self) -> None:
+    """Refuses new namespaces, and threads that do not share descriptors."""
+    self._of_call("clone", 6)
+    self._load_argument(0)
+    self._step(_ANY_BIT, _NAMESPACE_FLAGS, 2, 0)
+    self._step(_ANY_BIT, _CLONE_THREAD, 0, 2)
+    self._step(_ANY_BIT, _CLONE_FILES, 1, 0)
+    self._end()
+
+  def check_memory_and_sockets(self) -> None:
+    """Refuses shared anonymous and huge mappings, all but a unix stream pair, and addresses."""
+    self._of_call("mmap", 6)
+    self._load_argument(3)
+    self._step(_ANY_BIT, _MAP_HUGETLB, 2, 0)
+    self._step(_ANY_BIT, _MAP_ANONYMOUS, 0, 2)
+    self._step(_ANY_BIT, _MAP_SHARED, 0, 1)
+    self._end()
+    self._of_call("socketpair", 6)
+    self._load_argument(0)
+    self._step(_EQUAL, _AF_UNIX, 0, 2)
+    self._load_argument(1)
+    self._step(_ANY_BIT, 0xFFFFFFFF & ~(_SOCK_STREAM | _SOCK_FLAGS), 0, 1)
+    self._end()
+    self._of_call("sendto", 6)
+    self._load_argument(4)
+    self._step(_EQUAL, 0, 0, 2)
+    self._load_argument(4, high=True)
+    self._step(_EQUAL, 0, 1, 0)
+    self._end()
+
+  def allow_first_arguments(self, name: str, allowed: tuple[int, ...]) -> None:
+    """Refuses a call with any other first argument."""
+    self._of_call(name, len(allowed) + 3)
+    self._load_argument(0)
     for at, value in enumerate(allowed):
-      step(_EQUAL, value & 0xFFFFFFFF, len(allowed) - at, 0)
-    refuse(_EPERM)
-    step(_RETURN, _ALLOW)
-  step(_EQUAL, _NUMBERS["prctl"][column], 0, 4)
-  load_argument(0)
-  step(_EQUAL, _PR_SET_DUMPABLE, 0, 1)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
-  commands = [_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ]
-  commands += [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX] if guard_signals else []
-  step(_EQUAL, _NUMBERS["fcntl"][column], 0, len(commands) + 3)
-  load_argument(1)
-  for at, command in enumerate(commands):
-    step(_EQUAL, command, len(commands) - at, 0)
-  step(_RETURN, _ALLOW)
-  refuse(_EPERM)
-  step(_RETURN, _ALLOW)
-  return program
+      self._step(_EQUAL, value & 0xFFFFFFFF, len(allowed) - at, 0)
+    self._end()
+
+  def check_commands(self, guard_signals: bool) -> None:
+    """Refuses what ``prctl`` and ``fcntl`` must not do."""
+    self._of_call("prctl", 4)
+    self._load_argument(0)
+    self._step(_EQUAL, _PR_SET_DUMPABLE, 0, 1)
+    self._end()
+    commands = [_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ]
+    commands += [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX] if guard_signals else []
+    self._of_call("fcntl", len(commands) + 3)
+    self._load_argument(1)
+    for at, command in enumerate(commands):
+      self._step(_EQUAL, command, len(commands) - at, 0)
+    self._step(_RETURN, _ALLOW)
+    self._end()
 
 
 def _rules_by_first_argument(pid: int, guard_signals: bool) -> dict[str, tuple[int, ...]]:

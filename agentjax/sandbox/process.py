@@ -23,20 +23,23 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from agentjax.config import Config, FilePath, check
+from agentjax.config import FilePath
 from agentjax.places import Places, QueueTimeout
 from agentjax.sandbox import files as sandbox_files
+from agentjax.sandbox.box import ExclusiveBox
+from agentjax.sandbox.config import LocalSandboxConfig
 from agentjax.sandbox.disks import Disk
-from agentjax.sandbox.guest import as_request
 from agentjax.sandbox.interface import (
   Capabilities,
   Program,
   Protection,
+  Sandbox,
   SandboxError,
   SandboxLimits,
   SandboxResult,
+  as_request,
 )
 from agentjax.sandbox.result import Ended, Kept, as_result, infra_error
 
@@ -59,19 +62,13 @@ _TASKS_OF_SESSION = 4  # processes that a box's session keeps between cells
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ProcessSandboxConfig(Config):
+class ProcessSandboxConfig(LocalSandboxConfig):
   """Settings of the embedded back end; the figures are ours.
 
   Attributes:
-    limits: bounds of a run unless the caller gives its own.
-    concurrency: runs at once; further ones wait their turn, and their clock starts with the turn.
-    queue_seconds: longest wait for a turn; then the run ends as INFRA_ERROR, never as TIMEOUT. The
-      wait is no part of a call's or a verdict's time (``places.Clock``).
+    limits, concurrency, queue_seconds, require, allow_unisolated: see LocalSandboxConfig.
     packages: packages of this environment that programs may import beyond the standard library;
       loaded once at start, so that a run finds them ready.
-    require: protections without which the sandbox refuses to start.
-    allow_unisolated: start even where some of ``require`` are missing, and only warn. Untrusted
-      code may then read or change the machine's files, or reach its processes or network.
     disk: "memory" gives each box a file system of its own in memory, where the machine grants that:
       it can hold ``limits.disk_bytes`` and ``limits.files`` beyond what it was given, never more.
       It takes the machine's memory, for all boxes that are open, and only as much as they hold.
@@ -82,23 +79,16 @@ class ProcessSandboxConfig(Config):
     directory: where work directories are made; None is the system's temporary directory.
   """
 
-  limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
-  concurrency: int = 4
-  queue_seconds: float = 600.0
   packages: tuple[str, ...] = ()
-  require: tuple[str, ...] = ("limits", "descendants", "network", "processes", "filesystem")
-  allow_unisolated: bool = False
   disk: Literal["memory", "directory"] = "memory"
   cgroup: FilePath | None = None
   directory: FilePath | None = None
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.concurrency >= 1, f"{path}.concurrency", self.concurrency, ">= 1")
-    check(self.queue_seconds > 0, f"{path}.queue_seconds", self.queue_seconds, "> 0")
-    known = [p.value for p in Protection]
-    for name in self.require:
-      check(name in known, f"{path}.require", self.require, ", ".join(known))
+  def with_packages(self, packages: tuple[str, ...]) -> Self:
+    return dataclasses.replace(self, packages=tuple(dict.fromkeys([*self.packages, *packages])))
+
+  def build(self) -> Sandbox:
+    return ProcessSandbox(self)
 
 
 class ProcessSandbox:
@@ -159,35 +149,24 @@ class ProcessSandbox:
     with self._starting:
       if self._zygote is not None and self._zygote.alive:
         return
-      again = self._zygote is not None
       if self._zygote is not None:
         _log.warning("the sandbox's interpreter ended unexpectedly and is started again")
         self._zygote.release()
       zygote = _Zygote(self.config)
-      missing = [p for p in self.config.require if p not in zygote.protections]
-      if missing and not self.config.allow_unisolated:
+      try:
+        mechanisms = ", ".join(zygote.mechanisms)
+        self.config.check_protections(zygote.protections, "the embedded sandbox", mechanisms)
+      except SandboxError:
         zygote.end()
-        raise SandboxError(
-          f"this machine does not grant the sandbox: {', '.join(missing)} (it grants "
-          f"{', '.join(sorted(zygote.protections))}). Run where user namespaces or Landlock are "
-          f"allowed, or in another back end; or accept that code of the policy may harm this "
-          f"machine, with ProcessSandboxConfig.allow_unisolated=True."
-        )
-      if not again:
-        _log.info(
-          "sandbox protections: %s (by %s)",
-          ", ".join(sorted(zygote.protections)),
-          ", ".join(zygote.mechanisms),
-        )
-        if absent := sorted(set(Protection) - zygote.protections - {Protection.USER}):
-          _log.warning("sandbox protections this machine does not grant: %s", ", ".join(absent))
+        raise
       self._zygote = zygote
 
 
-class ProcessBox:
+class ProcessBox(ExclusiveBox):
   """A work directory and its runs; made by ``ProcessSandbox.create``. See the Box protocol."""
 
   def __init__(self, sandbox: ProcessSandbox, zygote: _Zygote, snapshot_bytes: int):
+    super().__init__("embedded")
     self._sandbox = sandbox
     self.uid = zygote.spare_uid()
     self._files: Disk | _Folder
@@ -202,8 +181,6 @@ class ProcessBox:
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
     self._session: ProcessSession | None = None
-    self._busy = asyncio.Lock()
-    self._closed = False
 
   async def exec(
     self,
@@ -214,11 +191,10 @@ class ProcessBox:
     limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
-    async with self._busy, contextlib.AsyncExitStack() as held:
-      self._check_open()
+    async with self._turn(), contextlib.AsyncExitStack() as held:
       if self._session is not None:
         raise SandboxError("a session is open in this box; close it, or run its cells")
-      if (full := await self._wait_for_turn(held)) is not None:
+      if (full := await self._wait_for_place(held)) is not None:
         return full
       watcher = await self._new_run(as_request(program), limits, stdin, files or {})
       if watcher is None:
@@ -226,45 +202,34 @@ class ProcessBox:
       return (await self._converse(watcher, b"", limits)).result
 
   async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       if self._session is not None:
         raise SandboxError("a session is open in this box; close it before you open another")
       self._session = ProcessSession(self, limits or self._sandbox.config.limits)
       return self._session
 
-  async def upload(self, path: str, content: bytes) -> None:
-    async with self._busy:
-      self._check_open()
-      await asyncio.to_thread(self._write, {path: content})
-
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       return await asyncio.to_thread(lambda: sandbox_files.read_file(self._root(), path, max_bytes))
 
   async def snapshot(self) -> bytes:
-    async with self._busy:
-      self._check_open()
+    async with self._turn():
       if self._session is not None:
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
 
-  async def close(self) -> None:
-    if self._closed:
-      return
-    self._closed = True
+  async def _interrupt(self) -> None:
     self._stop()
-    async with self._busy:
-      if self._session is not None:
-        await self._session._end()
-      self._sandbox._boxes.discard(self)
-      if not self._files.drop():
-        await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
-  def _check_open(self) -> None:
-    if self._closed:
-      raise SandboxError("this box is closed; open another with Sandbox.create()")
+  async def _wipe(self) -> None:
+    if self._session is not None:
+      await self._session._end()
+    self._sandbox._boxes.discard(self)
+    if not self._files.drop():
+      await asyncio.to_thread(sandbox_files.wipe, self._files.path)
+
+  async def _put(self, path: str, content: bytes) -> None:
+    await asyncio.to_thread(self._write, {path: content})
 
   def _root(self) -> str:
     """A path to the files. Raises SandboxError: they are gone with the interpreter."""
@@ -285,7 +250,7 @@ class ProcessBox:
     if self._connection is not None:
       self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
 
-  async def _wait_for_turn(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
+  async def _wait_for_place(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
     """Takes one of the places for runs; what to answer when none gets free in time."""
     try:
       await held.enter_async_context(self._sandbox._places.one())
@@ -395,11 +360,10 @@ class ProcessSession:
     if wall_seconds is not None:
       limits = dataclasses.replace(limits, wall_seconds=wall_seconds)
     cell = {"source": source, "seed": seed, "wall_seconds": limits.wall_seconds}
-    async with self._box._busy, contextlib.AsyncExitStack() as held:
-      self._box._check_open()
+    async with self._box._turn(), contextlib.AsyncExitStack() as held:
       if self._closed:
         raise SandboxError("the session is closed; open another with Box.session()")
-      if (full := await self._box._wait_for_turn(held)) is not None:
+      if (full := await self._box._wait_for_place(held)) is not None:
         return full
       encoded = json.dumps(cell).encode()
       for _ in range(2):  # the machine may have taken the memory of one that waited
@@ -480,7 +444,7 @@ class _Zygote:
           [interpreter, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT,
            json.dumps(packages), json.dumps(settings)],
           stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-          cwd="/", env=_environment(interpreter), start_new_session=True,
+          cwd="/", env=environment(interpreter), start_new_session=True,
           pass_fds=passed,
       )  # fmt: skip
     except OSError as error:
@@ -568,7 +532,7 @@ def _opened_group(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
   except OSError as error:
     raise SandboxError(
-      f"sandbox.embedded.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
+      f"sandboxes.NAME.cgroup={path!r} cannot be opened: {error.strerror}; name a folder below "
       "/sys/fs/cgroup that is delegated to this user, or None"
     ) from error
 
@@ -583,7 +547,7 @@ def _sealed(content: bytes) -> int:
   return fd
 
 
-def _environment(interpreter: str) -> dict[str, str]:
+def environment(interpreter: str) -> dict[str, str]:
   """All that programs see of an environment, besides HOME, TMPDIR and PWD."""
   return {
     "PATH": f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin",

@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from agentjax.faults import Fault, Owner
-from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxLimits, SandboxResult
+from agentjax.sandbox.interface import RunStatus, SandboxLimits, SandboxResult
 from agentjax.sandbox.measure import Output
 
 _SIGXCPU = 24
@@ -97,11 +97,3 @@ def infra_error(detail: str, cause: str = "sandbox") -> SandboxResult:
   """A run that failed by no fault of the program; ``cause`` as in ``faults.Fault``."""
   fault = Fault(Owner.INFRASTRUCTURE, cause, detail)
   return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail, fault=fault)
-
-
-def no_sessions(name: str) -> SandboxError:
-  """What a back end without interpreter sessions raises when asked for one."""
-  return SandboxError(
-    f"the {name} back end has no sessions (Capabilities.sessions); use kind='embedded', or cells "
-    "that need nothing of earlier ones"
-  )

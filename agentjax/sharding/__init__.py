@@ -1,10 +1,12 @@
 """Where arrays live: the device mesh and the table from logical to mesh axes."""
 
+from agentjax.sharding.fingerprint import fingerprint
 from agentjax.sharding.layout import (
   LOGICAL_AXES,
   batch_sharding,
   batch_shardings,
   constrain,
+  fitting_spec,
   partition_spec,
   replicated,
   row_multiple,
@@ -12,7 +14,7 @@ from agentjax.sharding.layout import (
   time_multiple,
 )
 from agentjax.sharding.mesh import MESH_AXES, MeshConfig, make_mesh
-from agentjax.sharding.order import in_order
+from agentjax.sharding.order import dispatching, in_order
 from agentjax.sharding.shards import index, largest, on_shards, ways, whole
 
 __all__ = [
@@ -22,6 +24,9 @@ __all__ = [
   "batch_sharding",
   "batch_shardings",
   "constrain",
+  "dispatching",
+  "fingerprint",
+  "fitting_spec",
   "in_order",
   "index",
   "largest",

@@ -89,6 +89,17 @@ def partition_spec(
   return PartitionSpec(*entries)
 
 
+def fitting_spec(
+  axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
+  """As ``partition_spec``, where a dimension that does not divide stays whole on every device."""
+  kept = tuple(
+    axis if axis and size % math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) == 0 else None
+    for axis, size in zip(axes, shape, strict=True)
+  )
+  return partition_spec(kept, shape, mesh, name="an array for sampling")
+
+
 def shardings(specs: Any, mesh: Mesh) -> Any:
   """A ``NamedSharding`` for every array of a tree of specs.
 

@@ -46,6 +46,11 @@ class MeshConfig(Config):
         f"{path} has -1 for {' and '.join(free)}; allowed: at most one axis takes the rest."
       )
 
+  @property
+  def size(self) -> int:
+    """Devices of a mesh without -1."""
+    return math.prod(getattr(self, axis) for axis in MESH_AXES)
+
   def sizes(self, num_devices: int, path: str = "config.mesh") -> dict[str, int]:
     """Devices along each axis when there are ``num_devices``.
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import TypeVar
 
 import jax
 
 T = TypeVar("T")
+
+_lock = threading.RLock()
 
 
 def in_order(value: T) -> T:
@@ -20,3 +25,14 @@ def in_order(value: T) -> T:
   if jax.default_backend() == "cpu" and jax.device_count() > 1:
     jax.block_until_ready(value)
   return value
+
+
+@contextlib.contextmanager
+def dispatching() -> Iterator[None]:
+  """Held while programs are dispatched that exchange data between devices, by any thread.
+
+  Devices run programs in the order in which they come. Where two threads dispatched at once, one
+  device could get them in another order than the next, and each would wait for the other for ever.
+  """
+  with _lock:
+    yield

@@ -5,8 +5,8 @@ markup, the ids of a longer conversation start with the ids of the shorter one, 
 policy's own turn is spelled in tokens that encoding its text would never give: what comes after a
 turn is encoded alone and appended.
 
-``MarkedChat`` writes the markup of our own vocabularies; ``template.TemplateChat`` follows the chat
-template of a Hugging Face folder.
+``MarkedChat`` writes the markup of our own vocabularies; ``build.FolderKind`` names others, such as
+the chat template of a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from agentjax.config import Config
 from agentjax.text.language import Language
@@ -31,9 +29,9 @@ from agentjax.text.tool_calls import (
   tool_schemas,
   turn_language,
 )
+from agentjax.trajectory.messages import ROLES
 from agentjax.trajectory.record import Message
 
-ROLES = ("system", "user", "assistant", "tool")
 MARKUP_OWNER = "environment"  # owns the end of a turn that a cut-off one lacks
 
 
@@ -294,30 +292,16 @@ def conversation_texts(
       yield format_call(call, tool_call_format, schemas)
 
 
-def assert_extends(
-  old_ids: Sequence[int] | np.ndarray, new_ids: Sequence[int] | np.ndarray
-) -> None:
-  """Raises PrefixError unless ``new_ids`` starts with all of ``old_ids``."""
-  old, new = np.asarray(old_ids), np.asarray(new_ids)
-  common = min(len(old), len(new))
-  differing = np.flatnonzero(old[:common] != new[:common])
-  if differing.size:
-    at = int(differing[0])
-    raise PrefixError(
-      f"ids differ at index {at}: {int(old[at])} was seen there, now it is {int(new[at])}. "
-      "Append to the ids sampled so far, or start a new branch."
-    )
-  if len(new) < len(old):
-    raise PrefixError(
-      f"{len(old)} ids were seen and only {len(new)} are left. Append to the ids sampled so far, "
-      "or start a new branch."
-    )
-
-
 def _check_messages(messages: Sequence[Message]) -> None:
   for message in messages:
     if message.role not in ROLES:
       raise ValueError(f"message role {message.role!r}; allowed: {', '.join(ROLES)}.")
+    if message.images:
+      raise ValueError(
+        f"a {message.role!r} message holds the image {message.images[0].sha256[:12]} "
+        f"({message.images[0].media_type}), and this vocabulary writes text alone; allowed: "
+        "messages without images (ToolResult.shown=(), Message without parts)."
+      )
     if message.tool_calls and message.role != "assistant":
       raise ValueError(
         f"only an assistant message calls tools, got calls in a {message.role!r} one."

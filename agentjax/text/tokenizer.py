@@ -2,7 +2,7 @@
 
 The first eight ids of these mark roles, calls and ends. ``encode`` never yields them, whatever the
 text spells, so text cannot forge a role; only the chat rendering and the policy can. Vocabularies
-of Hugging Face folders stand in ``huggingface.py`` and follow the same protocol.
+of folders (``build.FolderKind``) follow the same protocol.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sentencepiece
 
 from agentjax.config import Config, ConfigError, FilePath, check
 from agentjax.files import write_atomically
+from agentjax.names import check_name, entry_names
 
 SPECIAL_SPELLINGS = (
   "<|pad|>",
@@ -269,6 +270,14 @@ def train_sentencepiece(
   return SentencePieceTokenizer(model_path).vocab_size
 
 
+_MARKED_KINDS = ("byte", "sentencepiece", "sentencepiece_from_tasks")
+# Kinds of folders by name (see ``build.FolderKind``), and the group of entry points.
+FOLDER_KINDS = (
+  {"huggingface": "agentjax.adapters.huggingface_text.chat:FOLDERS"},
+  "agentjax.vocabularies",
+)
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class TokenizerConfig(Config):
   """Which vocabulary.
@@ -276,18 +285,25 @@ class TokenizerConfig(Config):
   Attributes:
     kind: "byte"; "sentencepiece", a trained model at ``path``; "sentencepiece_from_tasks", trained
       on the text of the training tasks when a run starts and kept in its work directory;
-      "huggingface", ``tokenizer.json`` and the chat template of a folder.
-    path: model file of kind "sentencepiece", or folder of kind "huggingface", where None is the
+      "huggingface", ``tokenizer.json`` and the chat template of a folder; or "module:attribute" of
+      another ``text.FolderKind``.
+    path: model file of kind "sentencepiece", or folder of a kind that reads one, where None is the
       folder of ``config.pretrained``.
     vocab_size: upper bound of ids, for kind "sentencepiece_from_tasks" only. Ours.
   """
 
-  kind: Literal["byte", "sentencepiece", "sentencepiece_from_tasks", "huggingface"] = "byte"
+  kind: str = "byte"
   path: FilePath | None = None
   vocab_size: int = 512
 
+  @property
+  def reads_folder(self) -> bool:
+    """Whether a folder says how conversations are written; else they are in our own markup."""
+    return self.kind not in _MARKED_KINDS
+
   def validate(self, path: str = "config") -> None:
     super().validate(path)
+    check_name(self.kind, f"{path}.kind", (*_MARKED_KINDS, *entry_names(*FOLDER_KINDS)))
     if self.kind == "sentencepiece":
       check(
         self.path is not None,
@@ -295,7 +311,7 @@ class TokenizerConfig(Config):
         self.path,
         'the file of a sentencepiece model when kind is "sentencepiece"',
       )
-    elif self.kind != "huggingface":
+    elif not self.reads_folder:
       check(
         self.path is None,
         f"{path}.path",
@@ -321,7 +337,7 @@ def build_tokenizer(
   """The tokenizer of a run whose vocabulary holds our markup.
 
   Args:
-    config: which one; any kind but "huggingface" (see ``build_chat``).
+    config: which one; not one that reads a folder (see ``build_chat``).
     lines: text to train on, read only by kind "sentencepiece_from_tasks" and only where
       ``directory`` holds no model yet.
     directory: where that kind keeps ``tokenizer.model``, so that a resumed run has the same ids.
@@ -329,13 +345,13 @@ def build_tokenizer(
   Raises:
     TokenizerError: the model cannot be read or trained.
     ConfigError: kind "sentencepiece_from_tasks" without a directory.
-    ValueError: kind "huggingface".
+    ValueError: a kind that reads a folder.
   """
   config.validate("config.tokenizer")
   if config.kind == "byte":
     return ByteTokenizer()
-  if config.kind == "huggingface":
-    raise ValueError('kind "huggingface" comes with a chat template; use build_chat.')
+  if config.reads_folder:
+    raise ValueError(f"kind {config.kind!r} comes with a chat of its own; use build_chat.")
   if config.path is not None:
     return SentencePieceTokenizer(config.path)
   if directory is None:

@@ -7,10 +7,7 @@ from agentjax.tools.function import ToolError, function_tool
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.python import PythonSessionTool, PythonTool
 from agentjax.tools.registry import ToolRegistry, ToolSchemaError
-from agentjax.tools.search import SearchTool
 from agentjax.tools.shell import ShellTool
-from agentjax.tools.sql import SqlTool
-from agentjax.tools.web_page import WebPageTool
 from agentjax.tools.workspace import TreeStore, Workspaces
 
 __all__ = [
@@ -18,9 +15,7 @@ __all__ = [
   "FilesTool",
   "PythonSessionTool",
   "PythonTool",
-  "SearchTool",
   "ShellTool",
-  "SqlTool",
   "Tool",
   "ToolContext",
   "ToolError",
@@ -30,7 +25,6 @@ __all__ = [
   "ToolStatus",
   "ToolsConfig",
   "TreeStore",
-  "WebPageTool",
   "Workspaces",
   "build_tools",
   "function_tool",

@@ -22,10 +22,11 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from agentjax.config import Config, check
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
+from agentjax.config import PositiveInt, Range
+from agentjax.tools.config import ToolConfig, Workbench
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 
 
 class CalculatorError(ValueError):
@@ -33,7 +34,7 @@ class CalculatorError(ValueError):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class CalculatorConfig(Config):
+class CalculatorConfig(ToolConfig):
   """Limits of one expression and the form of its result; the figures are ours.
 
   Attributes:
@@ -43,22 +44,13 @@ class CalculatorConfig(Config):
     significant_digits: digits of a result that is not an integer; rounded half to even.
   """
 
-  max_characters: int = 500
-  max_depth: int = 50
-  max_bits: int = 4096
-  significant_digits: int = 10
+  max_characters: PositiveInt = 500
+  max_depth: Annotated[int, Range(1, 100)] = 50
+  max_bits: Annotated[int, Range(64, 14000)] = 4096
+  significant_digits: Annotated[int, Range(1, 50)] = 10
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 1, f"{path}.max_characters", self.max_characters, ">= 1")
-    check(1 <= self.max_depth <= 100, f"{path}.max_depth", self.max_depth, "1 .. 100")
-    check(64 <= self.max_bits <= 14000, f"{path}.max_bits", self.max_bits, "64 .. 14000")
-    check(
-      1 <= self.significant_digits <= 50,
-      f"{path}.significant_digits",
-      self.significant_digits,
-      "1 .. 50",
-    )
+  def build(self, bench: Workbench) -> Tool:
+    return CalculatorTool(self)
 
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"

@@ -2,7 +2,7 @@
 
 A name is checked when it is asked for and each address when it is about to be connected to, which
 must be the very address that was checked: a name that answers differently the second time (DNS
-rebinding) gains nothing. ``tools.egress_http`` does both for aiohttp.
+rebinding) gains nothing. ``adapters.tools.egress_http`` does both for aiohttp.
 """
 
 from __future__ import annotations

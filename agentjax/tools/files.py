@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import AtLeastTwo, PositiveInt
 from agentjax.sandbox.interface import PythonScript, RunStatus
 from agentjax.tools import files_program
+from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, clip, is_unicode
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
-from agentjax.tools.workspace import Workspaces
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
+from agentjax.tools.workspace import Workspaces, WorkspaceTool
 
 _NEEDS = {
   "view": ("path",),
@@ -32,7 +33,7 @@ _TAKES = {
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class FilesConfig(Config):
+class FilesConfig(ToolConfig):
   """Settings of the files tool; the figures are ours.
 
   Attributes:
@@ -41,18 +42,18 @@ class FilesConfig(Config):
     max_results: lines a search, and entries a list shows.
   """
 
-  max_characters: int = 8000
-  max_file_bytes: int = 2**20
-  max_results: int = 100
+  max_characters: AtLeastTwo = 8000
+  max_file_bytes: PositiveInt = 2**20
+  max_results: PositiveInt = 100
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
-    check(self.max_file_bytes >= 1, f"{path}.max_file_bytes", self.max_file_bytes, ">= 1")
-    check(self.max_results >= 1, f"{path}.max_results", self.max_results, ">= 1")
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return workspace_seconds(bench)
+
+  def build(self, bench: Workbench) -> Tool:
+    return FilesTool(bench.workspaces, self)
 
 
-class FilesTool:
+class FilesTool(WorkspaceTool):
   """Views, creates, edits and searches text files of the episode's workspace.
 
   All of it happens inside the sandbox: a path that leads out, a hostile pattern or a binary file is
@@ -95,10 +96,9 @@ class FilesTool:
     "required": ["command"],
     "additionalProperties": False,
   }
-  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: FilesConfig | None = None):
-    self.workspaces = workspaces
+    super().__init__(workspaces)
     self._config = config or FilesConfig()
     self._config.validate("files")
     self._source = inspect.getsource(files_program)
@@ -129,12 +129,3 @@ class FilesTool:
     if run.status is RunStatus.ERROR:  # our program broke, whatever the policy asked for
       return ToolResult(ToolStatus.INFRA_ERROR, f"the files program failed: {run.stderr[-500:]}")
     return as_tool_result(run, self._config.max_characters)
-
-  async def end_episode(self, episode: str) -> None:
-    await self.workspaces.end(episode)
-
-  async def is_healthy(self) -> bool:
-    return await self.workspaces.is_healthy()
-
-  async def close(self) -> None:
-    await self.workspaces.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 import inspect
 import json
 import re
-import threading
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentjax.threads import call_in_thread
 from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -79,33 +79,13 @@ class FunctionTool:
         f"{self._abandoned} calls of tool {self.name!r} timed out and never returned; make the "
         "function return, or write it as async so that it can be cancelled"
       )
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    variables = contextvars.copy_context()
 
-    def deliver(result: Any, error: BaseException | None) -> None:
-      if future.cancelled():
-        self._abandoned -= 1
-      elif error is not None:
-        future.set_exception(error)
-      else:
-        future.set_result(result)
+    def ended() -> None:
+      self._abandoned -= 1
 
-    def work() -> None:
-      result, error = None, None
-      try:
-        result = variables.run(self._function, **keywords)
-      except BaseException as raised:  # an exception of any kind belongs to the caller
-        error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
-      try:
-        loop.call_soon_threadsafe(deliver, result, error)
-      except RuntimeError:  # the loop closed meanwhile: nobody waits
-        pass
-
-    # A daemon, not a pool: calls that never return must neither starve others nor block the exit.
-    threading.Thread(target=work, name=f"tool-{self.name}", daemon=True).start()
+    work = functools.partial(self._function, **keywords)
     try:
-      return await future
+      return await call_in_thread(work, name=f"tool-{self.name}", on_late_end=ended)
     except asyncio.CancelledError:
       self._abandoned += 1
       raise

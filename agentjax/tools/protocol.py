@@ -31,8 +31,10 @@ class ToolResult:
     status: how it ended.
     output: what the policy reads.
     seconds: wall time.
-    artifacts: files by name that are not text, such as a screenshot; for environments and people,
-      the policy does not see them. A run keeps them in its folder ``artifacts`` by content hash.
+    artifacts: files by name that are not text, such as a screenshot; for environments and people.
+      A run keeps them in its folder ``artifacts`` by content hash.
+    shown: names of artifacts, PNG or JPEG, that the policy sees after ``output``; none where it
+      reads text alone.
     fault: what failed where status is INFRA_ERROR; None where nothing more is known.
   """
 
@@ -41,6 +43,7 @@ class ToolResult:
   seconds: float = 0.0
   artifacts: Mapping[str, bytes] = dataclasses.field(default_factory=dict, hash=False)
   fault: Fault | None = None
+  shown: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

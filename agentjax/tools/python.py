@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.config import AtLeastTwo, PositiveFloat, PositiveInt
+from agentjax.sandbox.config import DEFAULT
 from agentjax.sandbox.interface import (
   Box,
   PythonCell,
@@ -22,6 +22,7 @@ from agentjax.sandbox.interface import (
   is_healthy,
   run_once,
 )
+from agentjax.tools.config import ToolConfig, Workbench
 from agentjax.tools.output import as_tool_result
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult
 
@@ -34,43 +35,40 @@ _PARAMETERS: Mapping[str, Any] = {
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class PythonToolConfig(Config):
+class PythonToolConfig(ToolConfig):
   """Settings of the Python tool; the figures are ours.
 
   Attributes:
-    sandbox: where the code runs.
+    sandbox: name of the sandbox where the code runs, in ``config.sandboxes``.
     max_characters: characters of output the policy sees, half from the head and half from the tail.
     stateful: keep one interpreter an episode, as a notebook does; else each call starts afresh.
     max_sessions: interpreters kept at once where stateful; give at least as many as episodes run at
-      once. Each may hold ``sandbox.limits.memory_bytes``, and ``disk_bytes`` of files in memory.
+      once. Each may hold the ``limits.memory_bytes`` of the sandbox, and ``disk_bytes`` of files in
+      memory.
     idle_seconds: an interpreter unused for this long may be closed.
   """
 
-  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
-  max_characters: int = 2000
+  sandbox: str = DEFAULT
+  max_characters: AtLeastTwo = 2000
   stateful: bool = False
-  max_sessions: int = 64
-  idle_seconds: float = 600.0
+  max_sessions: PositiveInt = 64
+  idle_seconds: PositiveFloat = 600.0
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
-    check(self.max_sessions >= 1, f"{path}.max_sessions", self.max_sessions, ">= 1")
-    check(self.idle_seconds > 0, f"{path}.idle_seconds", self.idle_seconds, "> 0")
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    settings = bench.sandboxes.settings(self.sandbox, "config.tools.settings.python.sandbox")
+    return settings.limits.wall_seconds, settings.overhead_seconds
 
-
-def build_python_tool(config: PythonToolConfig) -> Tool:
-  """The tool that the settings describe, over a sandbox of its own."""
-  sandbox, limits = build_sandbox(config.sandbox), config.sandbox.limits
-  if not config.stateful:
-    return PythonTool(sandbox, limits, config.max_characters)
-  return PythonSessionTool(
-    sandbox,
-    limits,
-    config.max_characters,
-    max_sessions=config.max_sessions,
-    idle_seconds=config.idle_seconds,
-  )
+  def build(self, bench: Workbench) -> Tool:
+    settings = bench.sandboxes.settings(self.sandbox, "config.tools.settings.python.sandbox")
+    if not self.stateful:
+      return PythonTool(settings.build(), settings.limits, self.max_characters)
+    return PythonSessionTool(
+      settings.build(),
+      settings.limits,
+      self.max_characters,
+      max_sessions=self.max_sessions,
+      idle_seconds=self.idle_seconds,
+    )
 
 
 class PythonTool:

@@ -93,16 +93,6 @@ class ToolRegistry:
     """Parameters (JSON schema) by tool name; what a parser of the policy's turns needs."""
     return {name: tool.parameters for name, tool in self._tools.items()}
 
-  def describe(self) -> str:
-    """One JSON line a tool: name, description, parameters; for a system prompt."""
-    return "\n".join(
-      json.dumps(
-        {"name": t.name, "description": t.description, "parameters": t.parameters},
-        ensure_ascii=False,
-      )
-      for t in self._tools.values()
-    )
-
   async def call(self, call: ToolCall, context: ToolContext) -> ToolResult:
     """Runs one call; ``context.timeout`` seconds bound it, retries included.
 

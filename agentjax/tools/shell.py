@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.config import Config, check
+from agentjax.config import AtLeastTwo
 from agentjax.sandbox.interface import Command
+from agentjax.tools.config import ToolConfig, Workbench, workspace_seconds
 from agentjax.tools.output import as_tool_result, is_unicode, joined
-from agentjax.tools.protocol import ToolContext, ToolResult, ToolStatus
-from agentjax.tools.workspace import Workspaces
+from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
+from agentjax.tools.workspace import Workspaces, WorkspaceTool
 
 # One stream, so that errors stand where they happened. $0 is the command, $1 the seed.
 _RUN = """
@@ -21,21 +22,23 @@ exec sh -c "$0"
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class ShellConfig(Config):
+class ShellConfig(ToolConfig):
   """Settings of the shell tool.
 
   Attributes:
     max_characters: characters of output the policy sees, half from the head and half from the tail.
   """
 
-  max_characters: int = 4000
+  max_characters: AtLeastTwo = 4000
 
-  def validate(self, path: str = "config") -> None:
-    super().validate(path)
-    check(self.max_characters >= 2, f"{path}.max_characters", self.max_characters, ">= 2")
+  def call_seconds(self, bench: Workbench) -> tuple[float, float]:
+    return workspace_seconds(bench)
+
+  def build(self, bench: Workbench) -> Tool:
+    return ShellTool(bench.workspaces, self)
 
 
-class ShellTool:
+class ShellTool(WorkspaceTool):
   """Runs a command with bash, or sh where there is none, in the workspace of the episode.
 
   Standard output and error come back as one text, in the order in which they were written, then the
@@ -59,10 +62,9 @@ class ShellTool:
     "required": ["command"],
     "additionalProperties": False,
   }
-  stateful = True
 
   def __init__(self, workspaces: Workspaces, config: ShellConfig | None = None):
-    self.workspaces = workspaces
+    super().__init__(workspaces)
     self._config = config or ShellConfig()
     self._config.validate("shell")
 
@@ -85,12 +87,3 @@ class ShellTool:
       output = joined(result.output, f"error: {problem}")
       return dataclasses.replace(result, status=ToolStatus.OUTPUT_LIMIT, output=output)
     return result
-
-  async def end_episode(self, episode: str) -> None:
-    await self.workspaces.end(episode)
-
-  async def is_healthy(self) -> bool:
-    return await self.workspaces.is_healthy()
-
-  async def close(self) -> None:
-    await self.workspaces.close()

@@ -21,12 +21,12 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from agentjax.config import Config, FilePath, check
+from agentjax.config import Config, FilePath, PositiveInt, Range, check
 from agentjax.files import write_atomically
 from agentjax.sandbox import files as sandbox_files
-from agentjax.sandbox.build import SandboxConfig
+from agentjax.sandbox.config import DEFAULT
 from agentjax.sandbox.interface import (
   Box,
   BoxContentError,
@@ -71,7 +71,8 @@ class WorkspaceConfig(Config):
   """Settings of the workspaces that shell, files and web_page share; the figures are ours.
 
   Attributes:
-    sandbox: where all of them run, and SQL too; a back end with files and snapshots.
+    sandbox: name of the sandbox where all of them run, and SQL too, in ``config.sandboxes``; a back
+      end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
     store: folder of saved trees, where all of them stay; None is a temporary one that holds only
       what an episode can still go back to, gone when the tools are closed.
@@ -82,21 +83,18 @@ class WorkspaceConfig(Config):
     max_files: files and folders of one workspace, likewise.
   """
 
-  sandbox: SandboxConfig = dataclasses.field(default_factory=SandboxConfig)
+  sandbox: str = DEFAULT
   files: FilePath | None = None
   store: FilePath | None = None
-  max_open: int = 64
-  max_bytes: int = 128 * 2**20
-  max_files: int = 10_000
+  max_open: PositiveInt = 64
+  max_bytes: Annotated[int, Range(2**20, 2**28)] = 128 * 2**20
+  max_files: PositiveInt = 10_000
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
     check(
       self.files is None or os.path.isdir(self.files), f"{path}.files", self.files, "a folder, None"
     )
-    check(self.max_open >= 1, f"{path}.max_open", self.max_open, ">= 1")
-    check(2**20 <= self.max_bytes <= 2**28, f"{path}.max_bytes", self.max_bytes, "1 .. 256 MiB")
-    check(self.max_files >= 1, f"{path}.max_files", self.max_files, ">= 1")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -500,6 +498,24 @@ class Workspaces:
           continue
         workspace.box, workspace.files = None, _Saved(store, tree, private=True)
         await box.close()
+
+
+class WorkspaceTool:
+  """Base of tools whose calls work in the episode's workspace, which ends with the episode."""
+
+  stateful = True
+
+  def __init__(self, workspaces: Workspaces):
+    self.workspaces = workspaces
+
+  async def end_episode(self, episode: str) -> None:
+    await self.workspaces.end(episode)
+
+  async def is_healthy(self) -> bool:
+    return await self.workspaces.is_healthy()
+
+  async def close(self) -> None:
+    await self.workspaces.close()
 
 
 async def _closed_on_error(box: Box, filling: Awaitable[None]) -> Box:

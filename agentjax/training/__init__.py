@@ -1,5 +1,6 @@
 """Training: experiments, runs, the update step, checkpoints, the journal."""
 
+from agentjax.training.build import Extensions
 from agentjax.training.experiment import (
   DeviceConfig,
   Experiment,
@@ -9,7 +10,6 @@ from agentjax.training.experiment import (
   load_experiment,
 )
 from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.parts import Extensions
 from agentjax.training.run import ReplayReport, Run, RunReport, TrainingError
 
 __all__ = [

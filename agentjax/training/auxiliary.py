@@ -6,6 +6,7 @@ of micro-batches changes no gradient.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -14,16 +15,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from agentjax import models
+from agentjax.config import Config, NonNegativeFloat, PositiveFloat
 from agentjax.models import ModelConfig, TokenScores
 
-# Of UpdateSettings and of both stages: the weight of each loss here.
-COEFFICIENTS = (
-  "balance_coefficient",
-  "sequence_balance_coefficient",
-  "router_z_coefficient",
-  "z_loss_coefficient",
-  "mtp_coefficient",
-)
+
+@dataclasses.dataclass(unsafe_hash=True)
+class AuxiliaryConfig(Config):
+  """What the updates of a stage do beside their objective.
+
+  Attributes:
+    router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
+    balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
+      losses (``auxiliary_losses``): balance over the whole batch, which costs a forward pass of its
+      own; balance within each sequence; squared log-normaliser.
+    z_loss_coefficient: weight of the output distribution's squared log-normaliser.
+    mtp_coefficient: weight of the loss of ``model.mtp``, which must be set.
+    qk_clip: attention heads whose largest score on a batch is above this are scaled down after its
+      update (``models.qk_clip_scales``); 100 in Kimi K2 (2507.20534), None is off.
+  """
+
+  router_bias_rate: NonNegativeFloat = 0.0
+  balance_coefficient: NonNegativeFloat = 0.0
+  sequence_balance_coefficient: NonNegativeFloat = 0.0
+  router_z_coefficient: NonNegativeFloat = 0.0
+  z_loss_coefficient: NonNegativeFloat = 0.0
+  mtp_coefficient: NonNegativeFloat = 0.0
+  qk_clip: PositiveFloat | None = None
 
 
 @flax.struct.dataclass

@@ -3,7 +3,7 @@
 One checkpoint is a directory ``checkpoints/STEP`` that orbax writes under another name and renames
 when whole, so an interrupted or failed save leaves the earlier ones as they were.
 
-Its metadata hold a hash of every part (``training.fingerprint``) and a seal, the SHA-256 of the
+Its metadata hold a hash of every part (``sharding.fingerprint``) and a seal, the SHA-256 of the
 metadata themselves. Whatever is loaded is compared with them: a flipped bit, a missing or a cut-off
 file raises DamagedCheckpointError. Checkpoints from before there were seals have neither.
 """
@@ -15,7 +15,7 @@ import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -23,17 +23,19 @@ import numpy as np
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
-from agentjax.config import Config, ConfigError, check, differing_fields
+from agentjax.config import Config, ConfigError, PositiveInt, differing_fields
 from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
+from agentjax.sharding import fingerprint
 from agentjax.training import processes
-from agentjax.training.fingerprint import fingerprint
-from agentjax.training.state import full_policy, network_specs
+from agentjax.training.state import Network, Weights, full_policy, network_specs
+from agentjax.trajectory.record import POLICY
 
 T = TypeVar("T")
 
-_OPTIONAL = ("reference", "process")  # parts of a TrainState that not every run has
+_FURTHER = "network_"  # begins the name of a network beside policy and reference
+_OPTIMIZER = "optimizer_"  # begins that of the optimiser's state of a further policy
 _UNSEALED = {"host", "identity", "pending_bytes"}  # metadata from before there were seals
 
 
@@ -54,13 +56,8 @@ class CheckpointConfig(Config):
     keep: newest checkpoints that are kept, besides the first one (replay starts from it).
   """
 
-  every: int = 50
-  keep: int = 2
-
-  def validate(self, path: str = "config.checkpoint") -> None:
-    super().validate(path)
-    check(self.every >= 1, f"{path}.every", self.every, ">= 1")
-    check(self.keep >= 1, f"{path}.keep", self.keep, ">= 1")
+  every: PositiveInt = 50
+  keep: PositiveInt = 2
 
 
 class Restored(NamedTuple):
@@ -78,12 +75,20 @@ class CheckpointStore:
     directory: where the steps live; created when missing.
     keep: newest checkpoints kept besides the first.
     identity: plain dict that a checkpoint must match to be restored (model and tokenizer settings).
+    policies: networks that are policies, beside "policy": their optimiser's state is saved apart
+      from their weights, which can so be loaded alone.
   """
 
-  def __init__(self, directory: str | pathlib.Path, keep: int, identity: dict[str, Any]):
+  def __init__(
+    self,
+    directory: str | pathlib.Path,
+    keep: int,
+    identity: dict[str, Any],
+    policies: Collection[str] = (),
+  ):
     self.directory = pathlib.Path(directory).absolute()
     self.identity = identity
-    self._keep = keep
+    self._keep, self._policies = keep, policies
 
   def steps(self) -> list[int]:
     """Steps that have a directory, ascending; what is in it shows when it is restored."""
@@ -106,11 +111,11 @@ class CheckpointStore:
     """
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
-      "networks": state.networks,
+      "networks": state.weights,
       "rest": _rest(state),
       "pending": {"bytes": np.frombuffer(pending, np.uint8) if pending else np.zeros(1, np.uint8)},
     }
-    payload |= {k: getattr(state, k) for k in _OPTIONAL if getattr(state, k) is not None}
+    payload |= _further(state, self._policies)
     # JSON travels as text: orbax's own JSON would turn integer keys and tuples into other things.
     metadata = {
       "host": json.dumps(host),
@@ -152,18 +157,30 @@ class CheckpointStore:
     path = self.directory / str(step)
     metadata = read_metadata(path)
     compare_identity(metadata["identity"], self.identity, path)
+    if "process" in (metadata["fingerprints"] or {}):
+      raise CheckpointError(
+        f"{path} holds its reward model as 'process', as earlier releases wrote it; allowed: "
+        f"'{_FURTHER}reward_model'. Go on with the release that wrote it, or begin anew in another "
+        "--workdir with config.start_from set to this checkpoint."
+      )
     wanted = {
-      "networks": abstract_state.networks,
+      "networks": abstract_state.weights,
       "rest": _rest(abstract_state),
       "pending": None,
     }
-    for name in _OPTIONAL:
-      if getattr(abstract_state, name) is not None:
-        wanted[name] = getattr(abstract_state, name)
-    loaded = _load(path, wanted)
+    loaded = _load(path, wanted | _further(abstract_state, self._policies))
     pending = np.asarray(loaded["pending"]["bytes"]).tobytes()[: metadata["pending_bytes"]]
-    parts = {"networks": loaded["networks"]} | {name: loaded.get(name) for name in _OPTIONAL}
-    state = dataclasses.replace(abstract_state, **(loaded["rest"] | parts))
+    rest = loaded["rest"]
+    networks = {"policy": Network(loaded["networks"], rest["opt_state"])}
+    for name in abstract_state.networks.keys() - {"policy"}:
+      if name == "reference":
+        networks[name] = Network(Weights(loaded[name]))
+      elif name in self._policies:
+        opt_state = loaded[_OPTIMIZER + name]["opt_state"]
+        networks[name] = Network(loaded[_FURTHER + name].weights, opt_state)
+      else:
+        networks[name] = loaded[_FURTHER + name]
+    state = dataclasses.replace(abstract_state, step=rest["step"], networks=networks)
     if recorded is not None and (found := fingerprint(state.trained)) != recorded:
       raise DamagedCheckpointError(
         path, f"its networks have the hash {found} and the journal says {recorded} of that step"
@@ -219,7 +236,22 @@ class CheckpointStore:
 
 def _rest(state: Any) -> dict[str, Any]:
   """What every TrainState has beside its networks, with the keys that it has on disk."""
-  return {"step": state.step, "networks": None, "opt_state": state.opt_state, "reference": None}
+  opt_state = state.networks["policy"].opt_state
+  return {"step": state.step, "networks": None, "opt_state": opt_state, "reference": None}
+
+
+def _further(state: Any, policies: Collection[str]) -> dict[str, Any]:
+  """The networks that not every run has, with the names that they have on disk."""
+  found: dict[str, Any] = {}
+  for name, network in state.networks.items():
+    if name == "reference":
+      found[name] = network.weights.policy
+    elif name in policies:
+      found[_FURTHER + name] = Network(network.weights)
+      found[_OPTIMIZER + name] = {"opt_state": network.opt_state}
+    elif name != "policy":
+      found[_FURTHER + name] = network
+  return found
 
 
 def _parts(payload: dict[str, Any]) -> dict[str, Any]:
@@ -341,20 +373,53 @@ def read_metadata(path: pathlib.Path) -> dict[str, Any]:
 
 
 def load_networks(
-  path: str | pathlib.Path, abstract_networks: Any, identity: dict[str, Any]
-) -> Any:
-  """Networks of a checkpoint (``RUN/checkpoints/STEP``, or ``RUN`` for its newest).
+  path: str | pathlib.Path,
+  abstract_networks: Weights,
+  identity: dict[str, Any],
+  policy: str = POLICY,
+) -> Weights:
+  """Weights of a checkpoint's policy (``RUN/checkpoints/STEP``, or ``RUN`` for its newest).
 
   Raises:
-    CheckpointError: it is not a checkpoint, or damaged.
+    CheckpointError: it is not a checkpoint, damaged, or has no policy of that name.
     ConfigError: it is of another model or tokenizer.
   """
 
-  def load(found: pathlib.Path) -> Any:
+  def load(found: pathlib.Path) -> Weights:
     compare_identity(read_metadata(found)["identity"], identity, found)
-    return _load(found, {"networks": abstract_networks})["networks"]
+    return _load_weights(found, abstract_networks, policy)
 
   return load_newest(pathlib.Path(path), load)
+
+
+def _load_weights(path: pathlib.Path, abstract_weights: Weights, policy: str) -> Weights:
+  """Of "policy", a snapshot or a further policy that was trained."""
+  if policy == POLICY:
+    weights: Weights = _load(path, {"networks": abstract_weights})["networks"]
+    return weights
+  found = load_further(path, policy, Network(abstract_weights))
+  if found is None:
+    fingerprints = read_metadata(path)["fingerprints"] or ()
+    saved = [n.removeprefix(_FURTHER) for n in fingerprints if n.startswith(_FURTHER)]
+    raise CheckpointError(
+      f"{path} has no policy {policy!r}; its networks beside {POLICY!r}: "
+      f"{', '.join(saved) or 'none'}."
+    )
+  return found.weights
+
+
+def load_further(path: pathlib.Path, name: str, abstract_network: Any) -> Any:
+  """A network beside policy and reference; None where the checkpoint has none of that name.
+
+  Args:
+    path: RUN/checkpoints/STEP.
+    name: of the network.
+    abstract_network: what it is restored to.
+  """
+  saved = f"{_FURTHER}{name}"
+  if saved not in (read_metadata(path)["fingerprints"] or ()):
+    return None
+  return _load(path, {saved: abstract_network})[saved]
 
 
 def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
@@ -363,12 +428,16 @@ def load_reference(path: str | pathlib.Path, abstract_params: Any) -> Any:
   return _load(path, {"reference": abstract_params})["reference"]
 
 
-def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
-  """The policy of any checkpoint, adapters added in.
+def load_whole_policy(path: pathlib.Path, placed: Any = None, policy: str = POLICY) -> Params:
+  """A policy of any checkpoint, adapters added in.
 
   Args:
     path: RUN/checkpoints/STEP.
     placed: shardings of ``param_specs`` of its model; None is the default device.
+    policy: name of it, of a snapshot, or of a further policy that was trained.
+
+  Raises:
+    CheckpointError: it has none of that name.
   """
   metadata = read_metadata(path)
   identity, fingerprints = metadata["identity"], metadata["fingerprints"]
@@ -386,11 +455,12 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None) -> Params:
     critic = "value" in fingerprints
   else:
     critic = ocp.checkpointables_metadata(path).metadata["networks"]["value"] is not None
+  critic = critic and (policy == POLICY or _OPTIMIZER + policy in (fingerprints or ()))
   specs = network_specs(config, critic, lora)
   wanted = target(specs, None)
   if lora is None and placed is not None:
     wanted = dataclasses.replace(wanted, policy=target(specs.policy, placed))
-  networks = _load(path, {"networks": wanted})["networks"]
+  networks = _load_weights(path, wanted, policy)
   if lora is None:
     return networks.policy
   reference = load_reference(path, target(param_specs(config), placed))
@@ -402,8 +472,3 @@ def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathli
   differences = list(differing_fields(saved, json.loads(json.dumps(wanted)), "config"))
   if differences:
     raise ConfigError(f"checkpoint {path} was made by another config: {'; '.join(differences)}.")
-
-
-def abstract_like(tree: Any) -> Any:
-  """ShapeDtypeStructs of a pytree of arrays, with their shardings: a restore target."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

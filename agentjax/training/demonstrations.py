@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentjax.config import ConfigError
 from agentjax.tools.declared import declared_tools
-from agentjax.training.parts import Parts
+from agentjax.training.build import Parts
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Task, Trajectory
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from agentjax.config import Config, check
+from agentjax.config import AtLeastTwo, Config, NonNegativeInt, PositiveInt, Range, Share
 from agentjax.training.selectors import SelectionConfig, drawn_entropy, group_scores
 from agentjax.trajectory.record import Segment, Trajectory
 
@@ -54,31 +54,20 @@ class DiagnosticsConfig(Config):
     stop: ends the run, after a checkpoint, where ``reward_std_floor`` or ``success_floor`` warns.
   """
 
-  information_every: int = 0
-  prompts: int = 8
-  samples: int = 8
+  information_every: NonNegativeInt = 0
+  prompts: AtLeastTwo = 8
+  samples: PositiveInt = 8
   reasoning_end: str = ""
-  window: int = 10
-  reward_std_floor: float = 0.1
-  entropy_jump: float = 2.0
-  entropy_rise: float = 1.25
-  information_floor: float = 0.5
-  gradient_spike: float = 10.0
-  repetition: float = 0.5
-  success_floor: float = 0.01
-  success_patience: int = 5
+  window: PositiveInt = 10
+  reward_std_floor: Share = 0.1
+  entropy_jump: Annotated[float, Range(1, above=True)] = 2.0
+  entropy_rise: Annotated[float, Range(1, above=True)] = 1.25
+  information_floor: Share = 0.5
+  gradient_spike: Annotated[float, Range(1, above=True)] = 10.0
+  repetition: Share = 0.5
+  success_floor: Share = 0.01
+  success_patience: PositiveInt = 5
   stop: bool = False
-
-  def validate(self, path: str = "config.rl.diagnostics") -> None:
-    super().validate(path)
-    check(self.information_every >= 0, f"{path}.information_every", self.information_every, ">= 0")
-    check(self.prompts >= 2, f"{path}.prompts", self.prompts, ">= 2: they are told apart")
-    for name in ("samples", "window", "success_patience"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("entropy_jump", "entropy_rise", "gradient_spike"):
-      check(getattr(self, name) > 1, f"{path}.{name}", getattr(self, name), "above 1")
-    for name in ("reward_std_floor", "information_floor", "repetition", "success_floor"):
-      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
 
 
 # Mutual information.

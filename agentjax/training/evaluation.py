@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,10 +18,16 @@ from agentjax.models import Params, param_specs
 from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
 from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
+from agentjax.rollout.seat_config import trained_seats
+from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
+from agentjax.threads import LoopThread
 from agentjax.training import processes
+from agentjax.training.bank import PolicyBank
+from agentjax.training.build import Extensions, Parts, build_parts
 from agentjax.training.checkpoint import (
+  load_further,
   load_networks,
   load_newest,
   load_reference,
@@ -27,11 +35,10 @@ from agentjax.training.checkpoint import (
 )
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import extensions_of_run
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.parts import Extensions, Parts, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.training.state import full_policy, network_specs
+from agentjax.training.state import Network, Weights, full_policy, network_specs
+from agentjax.trajectory.record import POLICY
 
 
 def build_engine(parts: Parts) -> Engine:
@@ -55,8 +62,10 @@ def evaluate_policy(
   policy: Params,
   step: int,
   plan: EvaluationPlan,
+  seats: Mapping[str, SeatPlayer] | None = None,
+  measured: str = POLICY,
 ) -> EvaluationReport:
-  """Measures ``policy`` on the first ``config.evaluation.tasks`` held-out tasks.
+  """Measures a policy on the first ``config.evaluation.tasks`` held-out tasks.
 
   Each process plays its share of the tasks, and all get the report on all of them.
 
@@ -64,18 +73,21 @@ def evaluate_policy(
     parts: host-side parts of the run.
     engine: gets the policy published, as the version that step ``step + 1`` begins with.
     runner: where the episodes are played.
-    policy: parameters after training step ``step``.
+    policy: parameters of "policy" after training step ``step``.
     plan: what to measure.
+    seats: of a ``training.bank.PolicyBank``; None where ``config.seats`` names nobody.
+    measured: name of the policy whose rewards count.
   """
   experiment = parts.experiment
   settings = experiment.evaluation
   sampling = dataclasses.replace(experiment.rl.sampling, temperature=settings.temperature)
   tasks = parts.tasks.test[: settings.tasks]
   engine.publish(policy, step + 1)
+  player = parts.player(engine, sampling, experiment.seed, seats)
   own = runner.run(
     play(
       processes.share(tasks),
-      player=parts.player(engine, sampling, experiment.seed),
+      player=dataclasses.replace(player, only=measured),
       make_environment=parts.make_environment,
       rewards=parts.rewards,
       plan=plan,
@@ -99,8 +111,12 @@ def evaluate_checkpoint(
   *,
   extensions: Extensions | None = None,
   samples_file: str | os.PathLike[str] | None = None,
+  measured: str = POLICY,
 ) -> EvaluationReport:
-  """Loads a checkpoint's policy and measures it as ``config.evaluation`` says.
+  """Loads a checkpoint's policies and measures one as ``config.evaluation`` says.
+
+  Snapshots and trained policies of ``config.seats`` play with what the checkpoint has of them;
+  where it has none, as in a folder, "policy" plays those seats too.
 
   Args:
     experiment: validated and frozen here.
@@ -108,10 +124,11 @@ def evaluate_checkpoint(
       ``experiment.pretrained``.
     extensions: as in ``Run``; what the run was extended with is used beside it.
     samples_file: text file to write readable episodes to.
+    measured: name of the policy, "policy" or one that ``config.seats`` trains.
 
   Raises:
-    ConfigError: ``evaluation.tasks`` is 0, the checkpoint is of another config, or the run was
-      extended with something that is not given and cannot be imported.
+    ConfigError: ``evaluation.tasks`` is 0, no such policy is trained, the checkpoint is of another
+      config, or the run was extended with something that is not given and cannot be imported.
     CheckpointError: there is no checkpoint, or none that is whole.
   """
   folder = is_folder(checkpoint)
@@ -123,6 +140,9 @@ def evaluate_checkpoint(
   settings = experiment.evaluation
   if not settings.tasks:
     raise ConfigError("config.evaluation.tasks=0 measures nothing; allowed: at least 1.")
+  known = (POLICY, *trained_seats(experiment.seats))
+  if measured not in known:
+    raise ConfigError(f"--policy={measured}; allowed: a trained policy, {', '.join(known)}.")
   path, step = pathlib.Path(checkpoint), 0
   if folder:
     parts = build_parts(experiment, None, extensions or Extensions())
@@ -134,16 +154,18 @@ def evaluate_checkpoint(
     parts = build_parts(experiment, directory, extensions_of_run(directory, extensions, call=call))
     path, policy = load_newest(path, lambda found: (found, load_policy(parts, found)))
     step = int(path.name)
-  engine = build_engine(parts)
-
-  runner = LoopThread()
-  try:
+  with contextlib.ExitStack() as stack:
+    runner = LoopThread()
+    stack.callback(runner.close)
+    engine = build_engine(parts)
+    stack.callback(engine.close)
+    bank = PolicyBank(parts, 0, build_engine)
+    stack.callback(bank.close)
+    bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
+    stack.callback(lambda: runner.run(parts.close()))
+    runner.run(parts.start())
     plan = settings.plan(settings.samples)
-    report = evaluate_policy(parts, engine, runner, policy, step, plan)
-  finally:
-    runner.run(parts.close())
-    engine.close()
-    runner.close()
+    report = evaluate_policy(parts, engine, runner, policy, step, plan, bank.seats, measured)
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,
@@ -173,18 +195,39 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
     ConfigError: the checkpoint is of another config.
     CheckpointError: it is none.
   """
+  specs = network_specs(parts.model, parts.experiment.rl.has_value_head, parts.experiment.lora)
+  return _whole(parts, path, load_networks(path, _target(parts, specs), parts.identity))
+
+
+def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -> Params:
+  """What a snapshot or a further policy plays with, adapters added in.
+
+  Args:
+    parts: host-side parts.
+    path: of a checkpoint.
+    name: of the snapshot or the policy.
+    policy: of the checkpoint; in the place of one that the checkpoint does not have.
+  """
+  experiment = parts.experiment
+  critic = experiment.rl.has_value_head and name in trained_seats(experiment.seats)
+  specs = network_specs(parts.model, critic, experiment.lora)
+  found = load_further(path, name, Network(_target(parts, specs)))
+  return policy if found is None else _whole(parts, path, found.weights)
+
+
+def _target(parts: Parts, specs: Any) -> Any:
+  """What parameters of these specs are restored to: the mesh of the updates."""
   experiment = parts.experiment
   mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
-  lora = experiment.lora
+  return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
 
-  def target(specs: Any) -> Any:
-    return jax.tree.map(_with_sharding, abstract(specs), shardings(specs, mesh))
 
-  specs = network_specs(parts.model, experiment.rl.objective.needs_values, lora)
-  networks = load_networks(path, target(specs), parts.identity)
+def _whole(parts: Parts, path: pathlib.Path, networks: Weights) -> Params:
+  """The policy of a checkpoint's networks, adapters added in."""
+  lora = parts.experiment.lora
   if lora is None:
     return networks.policy
-  reference = load_reference(path, target(param_specs(parts.model)))
+  reference = load_reference(path, _target(parts, param_specs(parts.model)))
   return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
 
 

@@ -8,12 +8,21 @@ import json
 import math
 import os
 import pathlib
-from typing import Literal
+from typing import Annotated, Literal
 
-from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.config import (
+  Config,
+  ConfigError,
+  FilePath,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Range,
+  Table,
+  check,
+)
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.envs.config import GAMES, EnvironmentConfig
 from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
@@ -21,30 +30,37 @@ from agentjax.names import is_own
 from agentjax.objectives.advantages import EVERY_PART, check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preference import PreferenceConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SeatConfig, check_seats, trained_seats
+from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
 from agentjax.sharding import MeshConfig
+from agentjax.signals.critic import CriticConfig
+from agentjax.signals.signal import SignalConfig
+from agentjax.signals.teacher import TeacherConfig, check_teachers
 from agentjax.text import ChatConfig, TokenizerConfig, check_chat
 from agentjax.tools import ToolsConfig
-from agentjax.training.auxiliary import COEFFICIENTS
+from agentjax.training.alternation import AlternateConfig
+from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.pass_config import PassesConfig
 from agentjax.training.pretrained import pretrained_model
-from agentjax.training.process_rewards import ProcessConfig
 from agentjax.training.selectors import SelectionConfig
-from agentjax.training.shaping import ShapingConfig
-from agentjax.training.teacher import TeacherConfig, check_teachers
 from agentjax.training.token_sets import TokenSetConfig
-from agentjax.trajectory.record import MONTE_CARLO
 from agentjax.trajectory.weights import WeightConfig
+from agentjax.world.world import WorldConfig, default_world
+
+FORMAT = 2  # of a saved config.json
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class SupervisedStage(Config):
+class SupervisedStage(AuxiliaryConfig):
   """Warm start: next-token loss on the assistant's tokens of the tasks' demonstrations.
 
   Attributes:
@@ -53,24 +69,15 @@ class SupervisedStage(Config):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
-    router_bias_rate, balance_coefficient, sequence_balance_coefficient, router_z_coefficient,
-      z_loss_coefficient, mtp_coefficient, qk_clip: see RLStage.
     token_sets: the loss of a token runs over a set of tokens that this chooses, such as
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
 
-  steps: int = 0
-  tasks_per_step: int = 64
-  row_length: int = 512
-  microbatch_rows: int = 8
+  steps: NonNegativeInt = 0
+  tasks_per_step: PositiveInt = 64
+  row_length: PositiveInt = 512
+  microbatch_rows: PositiveInt = 8
   aggregation: Aggregation = "token_mean"
-  router_bias_rate: float = 0.0
-  balance_coefficient: float = 0.0
-  sequence_balance_coefficient: float = 0.0
-  router_z_coefficient: float = 0.0
-  z_loss_coefficient: float = 0.0
-  mtp_coefficient: float = 0.0
-  qk_clip: float | None = None
   token_sets: TokenSetConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
@@ -82,10 +89,6 @@ class SupervisedStage(Config):
       self.z_loss_coefficient,
       "0 with token_sets, which makes no logits of the whole vocabulary",
     )
-    check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
-    for name in ("tasks_per_step", "row_length", "microbatch_rows"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    _check_rates(self, path)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -102,16 +105,17 @@ class PhaseConfig(Config):
     trains: "all" networks, or the "values" alone: the policy and what the optimiser keeps of it
       stay as they are. With ``advantage.value_lambda`` 1 this is VAPO's value pre-training
       (2504.05118) on Monte-Carlo returns.
+    passes: see RLStage.
   """
 
-  steps: int = 1
+  steps: PositiveInt = 1
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
   context: Literal["episode", "response"] = "episode"
   trains: Literal["all", "values"] = "all"
+  passes: PassesConfig | None = None
 
   def validate(self, path: str = "phase") -> None:
     super().validate(path)
-    check(self.steps >= 1, f"{path}.steps", self.steps, ">= 1")
     check(
       self.trains == "all" or self.objective.needs_values,
       f"{path}.trains",
@@ -121,7 +125,7 @@ class PhaseConfig(Config):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class RLStage(Config):
+class RLStage(AuxiliaryConfig):
   """Reinforcement learning: sample groups of episodes, score them, update.
 
   Attributes:
@@ -133,17 +137,9 @@ class RLStage(Config):
     epochs: passes over the round's episodes.
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
-    objective: how credit is given and the loss; presets stand in agentjax.objectives.presets. A
-      value head is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
+    objective: how credit is given and the loss; presets stand in agentjax.recipes.presets. A
+      critic is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
       "prompt_value".
-    router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
-    balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
-      losses (``training.auxiliary_losses``): balance over the whole batch, which costs a forward
-      pass of its own; balance within each sequence; squared log-normaliser.
-    z_loss_coefficient: weight of the output distribution's squared log-normaliser.
-    mtp_coefficient: weight of the loss of ``model.mtp``, which must be set.
-    qk_clip: attention heads whose largest score on a batch is above this are scaled down after its
-      update (``models.qk_clip_scales``); 100 in Kimi K2 (2507.20534), None is off.
     replay_experts: the update sends every token to the experts that the sampler's routers chose
       (router replay, 2510.11370), which the engine then records.
     schedule: how sampling and updates take turns, and how old a token may be when it is trained on.
@@ -158,33 +154,33 @@ class RLStage(Config):
     phases: what the stage begins with, one after the other, before ``objective`` takes over. As a
       phase ends, the reference policy becomes the present one; the optimiser goes on.
     teachers: policies that ``objective.distillation`` learns from, by data set.
-    rollouts: folder of stored episodes (``python -m agentjax.distill``) that are trained on in the
-      place of new ones, one group a task, in the seed's order and again from the start when all
-      were used; None samples.
-    shaping: what changes the rewards of a step's episodes before advantages are computed, such as
-      ``agentjax.recipes.meds:MedsConfig``; None is off.
-    process: rewards of steps by two policies' log-probs, beside the reward; None is off. Rewards of
+    rollouts: folder of stored episodes (``training.stored``) that are trained on in the place of
+      new ones, one group a task, in the seed's order and again from the start when all were used;
+      None samples.
+    signals: what else is computed of the tokens before they are trained on, or changes the rewards
+      of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
+    process: a signal that rewards steps beside the reward, such as "prime", by two policies'
+      log-probs (``agentjax.recipes.prime``); None is off. Rewards of
       turns that scorers or environments give are ``objective.advantage.turn_rewards``.
+    critic: a critic that is a network of its own, by name: "episode" reads all that the policy saw,
+      "prompt" prompts alone; None is a value head on the policy.
+    passes: what updates are made of every batch, where a method makes several, such as
+      ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
+    alternate: whose turn it is to learn, where ``config.seats`` adds trained policies; None lets
+      all of them learn at every step.
   """
 
-  steps: int = 0
-  tasks_per_step: int = 16
-  row_length: int = 512
-  microbatch_rows: int = 8
-  minibatches: int = 1
-  epochs: int = 1
+  steps: NonNegativeInt = 0
+  tasks_per_step: PositiveInt = 16
+  row_length: PositiveInt = 512
+  microbatch_rows: PositiveInt = 8
+  minibatches: PositiveInt = 1
+  epochs: PositiveInt = 1
   old_log_probs: Literal["behaviour", "recomputed"] = "behaviour"
   objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
-  router_bias_rate: float = 0.0
-  balance_coefficient: float = 0.0
-  sequence_balance_coefficient: float = 0.0
-  router_z_coefficient: float = 0.0
-  z_loss_coefficient: float = 0.0
-  mtp_coefficient: float = 0.0
-  qk_clip: float | None = None
   replay_experts: bool = False
   schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-  mismatch_alarm: float = 1.0
+  mismatch_alarm: PositiveFloat = 1.0
   weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
   selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
@@ -193,15 +189,35 @@ class RLStage(Config):
   phases: tuple[PhaseConfig, ...] = ()
   teachers: tuple[TeacherConfig, ...] = ()
   rollouts: FilePath | None = None
-  stop_above_kl: float | None = None
-  shaping: ShapingConfig | None = None
-  process: ProcessConfig | None = None
+  stop_above_kl: PositiveFloat | None = None
+  signals: tuple[SignalConfig, ...] = ()
+  process: SignalConfig | None = None
+  critic: CriticConfig | None = None
+  passes: PassesConfig | None = None
+  alternate: AlternateConfig | None = None
+
+  @property
+  def has_value_head(self) -> bool:
+    """Whether a critic is trained that is a head on the policy."""
+    return self.critic is None and self.objective.needs_values
+
+  @property
+  def named_signals(self) -> tuple[tuple[str, SignalConfig], ...]:
+    """``signals`` and ``process``, each with its field."""
+    named = tuple((f"signals[{i}]", signal) for i, signal in enumerate(self.signals))
+    return named if self.process is None else (*named, ("process", self.process))
+
+  @property
+  def every_signal(self) -> tuple[SignalConfig, ...]:
+    """``signals`` and ``process``."""
+    return tuple(signal for _, signal in self.named_signals)
 
   @property
   def all_phases(self) -> tuple[PhaseConfig, ...]:
     """``phases``, and the rest of the stage as the last."""
     rest = self.steps - sum(phase.steps for phase in self.phases)
-    return (*self.phases, PhaseConfig(steps=rest, objective=self.objective))
+    last = PhaseConfig(steps=rest, objective=self.objective, passes=self.passes)
+    return (*self.phases, last)
 
   def phase_of(self, number: int) -> tuple[int, bool]:
     """Of the stage's step ``number``, from 0: index in ``all_phases``, and whether that begins."""
@@ -216,10 +232,6 @@ class RLStage(Config):
     super().validate(path)
     self._validate_phases(path)
     self._validate_teachers(path)
-    check(self.steps >= 0, f"{path}.steps", self.steps, ">= 0")
-    for name in ("tasks_per_step", "row_length", "microbatch_rows", "minibatches", "epochs"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    check(self.mismatch_alarm > 0, f"{path}.mismatch_alarm", self.mismatch_alarm, "nats > 0")
     check(
       self.rollouts is None or not self.selection.refill,
       f"{path}.selection.refill",
@@ -227,41 +239,30 @@ class RLStage(Config):
       f"0 with {path}.rollouts: nothing is sampled",
     )
     limit = self.stop_above_kl
-    check(limit is None or limit > 0, f"{path}.stop_above_kl", limit, "nats > 0 or none")
     check(
       limit is None or self.rollouts is not None,
       f"{path}.stop_above_kl",
       limit,
       f"none without {path}.rollouts: what is sampled anew cannot be left behind",
     )
-    _check_rates(self, path)
+    self._validate_critic(path)
+
+  def _validate_critic(self, path: str) -> None:
+    if self.critic is None:
+      return
+    check(
+      self.objective.needs_values,
+      f"{path}.objective.advantage.credit",
+      self.objective.advantage.credit,
+      f"'gae', or advantage.centre='prompt_value', with {path}.critic",
+    )
+    self.critic.check_centre(self.objective.advantage.centre, f"{path}.critic")
+    for phase in self.phases:
+      loss = phase.objective.value_loss
+      said = f"{path}.objective.value_loss, as {path}.critic has one loss"
+      check(loss == self.objective.value_loss, f"{path}.phases.objective.value_loss", loss, said)
 
   def _validate_phases(self, path: str) -> None:
-    names = [f"{path}.phases[{i}]" for i in range(len(self.phases))]
-    for phase, where in zip(self.all_phases, (*names, path), strict=True):
-      credit = phase.objective.advantage.credit
-      check(
-        self.process is None
-        or credit != "broadcast"
-        or phase.objective.advantage.function is not None,
-        f"{where}.objective.advantage.credit",
-        credit,
-        f"'reward_to_go' or 'gae' with {path}.process, which rewards single steps",
-      )
-      check(
-        self.process is None or phase.context == "episode",
-        f"{where}.context",
-        phase.context,
-        f"'episode' with {path}.process, whose policies read whole episodes",
-      )
-    if self.process is not None and self.process.online is not None:
-      check(
-        not self.phases or self.process.reference is not None,
-        f"{path}.process.reference",
-        None,
-        f"a policy with {path}.process.online and {path}.phases: the model learns against one "
-        "reference, and the run's own is another after a phase",
-      )
     for i, phase in enumerate(self.phases):
       where = f"{path}.phases[{i}]"
       check(
@@ -327,12 +328,6 @@ class RLStage(Config):
       )
 
 
-def _check_rates(stage: SupervisedStage | RLStage, path: str) -> None:
-  for name in ("router_bias_rate", *COEFFICIENTS):
-    check(getattr(stage, name) >= 0, f"{path}.{name}", getattr(stage, name), ">= 0")
-  check(stage.qk_clip is None or stage.qk_clip > 0, f"{path}.qk_clip", stage.qk_clip, "> 0 or none")
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class HeldOutConfig(Config):
   """What is measured on held-out tasks, and when.
@@ -348,27 +343,22 @@ class HeldOutConfig(Config):
     resamples, confidence: of the bootstrap intervals.
   """
 
-  tasks: int = 64
-  every: int = 0
-  samples: int = 4
+  tasks: NonNegativeInt = 64
+  every: NonNegativeInt = 0
+  samples: NonNegativeInt = 4
   pass_at: tuple[int, ...] = (4,)
-  temperature: float = 1.0
+  temperature: PositiveFloat = 1.0
   success_part: str = "exact_match"
   success_threshold: float = 1.0
-  resamples: int = 1000
-  confidence: float = 0.95
+  resamples: PositiveInt = 1000
+  confidence: Annotated[float, Range(0, 1, above=True, below=True)] = 0.95
 
   def validate(self, path: str = "config.evaluation") -> None:
     super().validate(path)
-    for name in ("tasks", "every", "samples"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     for k in self.pass_at if self.samples else ():
       check(
         1 <= k <= self.samples, f"{path}.pass_at", self.pass_at, f"1 to samples ({self.samples})"
       )
-    check(self.temperature > 0, f"{path}.temperature", self.temperature, "> 0")
-    check(self.resamples >= 1, f"{path}.resamples", self.resamples, ">= 1")
-    check(0 < self.confidence < 1, f"{path}.confidence", self.confidence, "over 0, below 1")
 
   def plan(self, samples: int) -> EvaluationPlan:
     """The measurement with ``samples`` episodes a task; 0 for greedy only."""
@@ -431,6 +421,12 @@ class Experiment(Config):
   Attributes:
     name: shown in plots and logs.
     seed: addresses all randomness of the run.
+    sandboxes: where code runs that is not to be trusted, by names that tools, worlds and verifiers
+      refer to.
+    world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
+      ``module:attribute`` of your own.
+    seats: who plays in the place of the policy, by agent, where the world's environments have
+      several; agents that are not named here are the policy's. In training and evaluation alike.
     model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
@@ -443,13 +439,17 @@ class Experiment(Config):
   """
 
   name: str = "run"
-  seed: int = 0
+  seed: NonNegativeInt = 0
+  seats: Table[SeatConfig] = dataclasses.field(default_factory=Table)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
   chat: ChatConfig = dataclasses.field(default_factory=ChatConfig)
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  sandboxes: Table[SandboxConfig] = dataclasses.field(
+    default_factory=lambda: Table(default_sandboxes())
+  )
   tools: ToolsConfig = dataclasses.field(default_factory=ToolsConfig)
-  environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
+  world: WorldConfig = dataclasses.field(default_factory=default_world)
   guards: GuardsConfig = dataclasses.field(default_factory=GuardsConfig)
   reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
   engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
@@ -467,7 +467,6 @@ class Experiment(Config):
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)
-    check(self.seed >= 0, f"{path}.seed", self.seed, ">= 0")
     check(
       self.supervised.steps + self.rl.steps > 0,
       f"{path}.rl.steps",
@@ -483,6 +482,7 @@ class Experiment(Config):
       f"RUN/checkpoints/STEP with {path}.supervised.token_sets: a resumed run reads its first "
       "policy again, and a run's newest checkpoint may by then be another",
     )
+    self.tools.check_sandboxes(Sandboxes(self.sandboxes), f"{path}.tools")
     check_chat(self.chat, self.tokenizer, path)
     check(
       not self.guards.permissions.channels
@@ -496,19 +496,20 @@ class Experiment(Config):
     if self.pretrained is None:
       check_model_features(self, self.model, path)
     self._validate_groups(path)
+    self._validate_seats(path)
     self._validate_environment(path)
     self._validate_lengths(path)
     self._validate_mesh(path)
 
   def _validate_pretrained(self, path: str) -> None:
-    templated = self.tokenizer.kind == "huggingface"
+    templated = self.tokenizer.reads_folder
     if self.pretrained is None:
       check(
         not templated or self.tokenizer.path is not None,
         f"{path}.tokenizer.path",
         None,
-        f"a folder when tokenizer.kind is 'huggingface' and {path}.pretrained is None; set "
-        f"--{path}.pretrained=DIR to train the model of a folder",
+        f"a folder when tokenizer.kind is {self.tokenizer.kind!r} and {path}.pretrained is None; "
+        f"set --{path}.pretrained=DIR to train the model of a folder",
       )
       return
     check(
@@ -532,19 +533,8 @@ class Experiment(Config):
     names = [f"{path}.rl.phases[{i}]" for i in range(len(self.rl.phases))]
     for phase, name in zip(self.rl.all_phases, (*names, f"{path}.rl"), strict=True):
       self._validate_objective(phase, path, name)
-    if self.rl.process is not None and (online := self.rl.process.online) is not None:
-      check(
-        self.lora is None,
-        f"{path}.rl.process.online",
-        online,
-        f"none with {path}.lora: the reward model is a second whole model with an optimiser",
-      )
-      check(
-        online.outcome in ("", *self.reward.parts),
-        f"{path}.rl.process.online.outcome",
-        online.outcome,
-        f"'' or one of {path}.reward.parts = {self.reward.parts}",
-      )
+    for where, signal in self.rl.named_signals:
+      signal.check_run(self, f"{path}.rl.{where}")
     check(
       self.rl.tasks_per_step % self.rl.minibatches == 0,
       f"{path}.rl.minibatches",
@@ -552,8 +542,38 @@ class Experiment(Config):
       f"a divisor of rl.tasks_per_step = {self.rl.tasks_per_step}, so that no group is split",
     )
 
+  def _validate_seats(self, path: str) -> None:
+    check_seats(self.seats, f"{path}.seats")
+    trained = trained_seats(self.seats)
+    if self.rl.alternate is not None:
+      self.rl.alternate.check_names(trained, f"{path}.rl.alternate")
+    loaded = [name for name, seat in trained.items() if seat.start == "checkpoint"]
+    check(
+      self.lora is None or not loaded,
+      f"{path}.lora",
+      self.lora,
+      f"none with start='checkpoint' of {loaded}: adapters begin at random or as those of 'policy'",
+    )
+
   def _validate_objective(self, phase: PhaseConfig, path: str, name: str) -> None:
+    """Checks an objective against the rest of the experiment; ``name`` is the phase's field."""
     objective, settings = f"{name}.objective", phase.objective
+    recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
+    if settings.needs_old_log_probs and not recomputed:
+      raise ConfigError(
+        f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
+        f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
+      )
+    self._check_groups(settings, path, objective)
+    self._check_parts(settings, path, objective)
+    if phase.passes is not None:
+      phase.passes.check_phase(self, phase, path, name)
+    self._check_repeated_updates(settings, path, objective, recomputed)
+    if settings.preference is not None:
+      self._check_preference(settings.preference, path, objective, recomputed)
+
+  def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
+    """What is compared with what: groups are large enough, baselines are there."""
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
@@ -572,12 +592,15 @@ class Experiment(Config):
       settings.advantage.parts,
       "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
     )
-    recomputed = self.rl.old_log_probs == "recomputed" or phase.context == "response"
-    if settings.needs_old_log_probs and not recomputed:
-      raise ConfigError(
-        f"{objective}.policy_loss.mismatch compares trainer with sampler, which "
-        f"{path}.rl.old_log_probs='behaviour' takes to be the same; allowed: 'recomputed'."
-      )
+    check(
+      settings.ambiguity is None or self.rollout.group_size > 1,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
+    )
+
+  def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
+    """Which parts of the reward are credited, to whom and when."""
     weighted = [name for name, weight in self.reward.shares.items() if weight]
     check(
       settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
@@ -593,18 +616,14 @@ class Experiment(Config):
       or credit.gamma < 1
       or bool(credit.turn_rewards)
       or credit.kl_in_reward > 0
-      or self.rl.process is not None,
+      or self.rl.process is not None
+      or bool(self.rl.signals),
       f"{path}.rl.process",
       None,
       f"a ProcessConfig, as preset('prime') needs one: with {objective}.advantage.credit="
       "'reward_to_go' and gamma=1 nothing else is paid before the end, so that it is 'broadcast'. "
-      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, or credit='broadcast'",
-    )
-    check(
-      settings.ambiguity is None or self.rollout.group_size > 1,
-      f"{path}.rollout.group_size",
-      self.rollout.group_size,
-      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
+      f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
+      f"{path}.rl.signals, of which one may pay tokens",
     )
     parts = settings.with_parts_of(self.reward.shares).advantage.parts
     check(
@@ -620,17 +639,11 @@ class Experiment(Config):
       settings.advantage.turn_rewards,
       f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
     )
-    if (staged := settings.staged) is not None:
-      turns = self.rollout.max_turns
-      check(turns > 1, f"{path}.rollout.max_turns", turns, f">= 2 with {objective}.staged")
-      allowed = f"one of {path}.reward.parts = {self.reward.parts}"
-      check(staged.part in self.reward.parts, f"{objective}.staged.part", staged.part, allowed)
-      check(
-        phase.context == "episode",
-        f"{name}.context",
-        phase.context,
-        f"'episode' with {objective}.staged",
-      )
+
+  def _check_repeated_updates(
+    self, settings: ObjectiveConfig, path: str, objective: str, recomputed: bool
+  ) -> None:
+    """Losses that need, or do not bear, several updates of one batch."""
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     on_policy = recomputed or self.rl.schedule.mode == "sync"
     check(
@@ -649,64 +662,39 @@ class Experiment(Config):
         f"{self.rl.epochs} epochs lets the ratio run away; allowed: clip='ppo' or 'mask', or one "
         "optimiser step a round."
       )
-    if settings.preference is not None:
-      # Its weights are those of the policy before the update.
-      once = f"1 with {objective}.preference; further passes are further steps"
-      for field in ("minibatches", "epochs"):
-        value = getattr(self.rl, field)
-        check(value == 1, f"{path}.rl.{field}", value, once)
-      check(
-        recomputed,
-        f"{path}.rl.old_log_probs",
-        self.rl.old_log_probs,
-        f"'recomputed' with {objective}.preference",
-      )
-      alone = settings.preference.form == "dpo" and self.rl.rollouts is None
-      check(
-        self.rollout.group_size > 1 or not alone,
-        f"{path}.rollout.group_size",
-        self.rollout.group_size,
-        f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
-      )
+
+  def _check_preference(
+    self, preference: PreferenceConfig, path: str, objective: str, recomputed: bool
+  ) -> None:
+    """Its weights are those of the policy before the update."""
+    once = f"1 with {objective}.preference; further passes are further steps"
+    for field in ("minibatches", "epochs"):
+      value = getattr(self.rl, field)
+      check(value == 1, f"{path}.rl.{field}", value, once)
+    check(
+      recomputed,
+      f"{path}.rl.old_log_probs",
+      self.rl.old_log_probs,
+      f"'recomputed' with {objective}.preference",
+    )
+    pairs_needed = preference.form == "dpo" and self.rl.rollouts is None
+    check(
+      self.rollout.group_size > 1 or not pairs_needed,
+      f"{path}.rollout.group_size",
+      self.rollout.group_size,
+      f">= 2 with {objective}.preference.form='dpo', unless {path}.rl.rollouts holds the pairs",
+    )
 
   def _validate_environment(self, path: str) -> None:
+    sampler, parts = self.rollout.sampler, self.reward.parts
     check(
-      self.rollout.sampler != "monte_carlo" or MONTE_CARLO in self.reward.parts,
+      set(sampler.scorers) <= set(parts),
       f"{path}.reward.parts",
-      self.reward.parts,
-      f"{MONTE_CARLO!r} among them with {path}.rollout.sampler='monte_carlo'",
+      parts,
+      f"{', '.join(map(repr, sampler.scorers))} among them with "
+      f"{path}.rollout.sampler={sampler.chosen!r}",
     )
-    check(
-      MONTE_CARLO not in self.reward.parts or self.rollout.sampler == "monte_carlo",
-      f"{path}.rollout.sampler",
-      self.rollout.sampler,
-      f"'monte_carlo' with the part {MONTE_CARLO!r} of the reward",
-    )
-    kind, names = self.environment.kind, self.tools.names
-    check(
-      kind in GAMES or self.data.source != "environment",
-      f"{path}.environment.kind",
-      kind,
-      f"one of {', '.join(GAMES)} with {path}.data.source='environment'",
-    )
-    check(
-      kind != "repair" or bool({"files", "shell"}.intersection(names)),
-      f"{path}.tools.names",
-      names,
-      f"'files' or 'shell' among them with {path}.environment.kind='repair'",
-    )
-    check(
-      kind != "mle" or "python" not in names,
-      f"{path}.tools.names",
-      names,
-      f"no 'python' with {path}.environment.kind='mle', which brings its own",
-    )
-    check(
-      kind != "sql" or not self.tools.sql.writable,
-      f"{path}.tools.sql.writable",
-      self.tools.sql.writable,
-      f"False with {path}.environment.kind='sql'",
-    )
+    self.world.check_run(self.tools, self.data, path)
 
   def _validate_lengths(self, path: str) -> None:
     check(
@@ -731,13 +719,28 @@ class Experiment(Config):
       )
 
   def _validate_mesh(self, path: str) -> None:
-    sampling = len(self.devices.rollout)
-    check(
-      self.engine.lanes % max(sampling, 1) == 0,
-      f"{path}.engine.lanes",
-      self.engine.lanes,
-      f"a multiple of {sampling}, the devices of {path}.devices.rollout",
-    )
+    sampling, size = len(self.devices.rollout), self.engine.mesh.size
+    if size == 1:
+      check(
+        self.engine.lanes % max(sampling, 1) == 0,
+        f"{path}.engine.lanes",
+        self.engine.lanes,
+        f"a multiple of {sampling}, the devices of {path}.devices.rollout",
+      )
+    else:
+      check(
+        not sampling or sampling == self.engine.lanes * size,
+        f"{path}.devices.rollout",
+        self.devices.rollout,
+        f"engine.lanes * the devices of engine.mesh = {self.engine.lanes * size} of them",
+      )
+      check(
+        bool(sampling or self.devices.training) or self.rl.schedule.mode == "sync",
+        f"{path}.rl.schedule.mode",
+        self.rl.schedule.mode,
+        f"'sync' where lanes of several devices train as well; name {path}.devices.rollout for "
+        "sampling while updates run",
+      )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only
     for stage, settings in (("supervised", self.supervised), ("rl", self.rl)):
@@ -795,8 +798,8 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
     experiment.rl.replay_experts,
     "False for a model without a router",
   )
-  if experiment.rl.shaping is not None:
-    experiment.rl.shaping.check_model(model, f"{path}.rl.shaping")
+  for where, signal in experiment.rl.named_signals:
+    signal.check_model(model, f"{path}.rl.{where}")
   if model.exact_chunk and experiment.rl.steps:
     _check_exact(experiment, model.exact_chunk, path)
   if experiment.lora is not None:
@@ -838,14 +841,46 @@ def own_names(experiment: Experiment) -> tuple[str, ...]:
   phases = [phase.objective for phase in experiment.rl.all_phases]
   every = (
     *(objective.function for objective in phases),
-    *(objective.advantage.function for objective in phases),
+    *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
     *experiment.reward.parts,
+    *(part.chosen for part in experiment.reward.settings.values()),
     *experiment.tools.names,
-    experiment.environment.kind,
-    experiment.data.source,
-    experiment.rollout.sampler,
+    *(seat.chosen for seat in experiment.seats.values()),
+    experiment.world.chosen,
+    None if experiment.data.source is None else experiment.data.source.chosen,
+    experiment.rollout.sampler.chosen,
   )
   return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
+
+
+def write_experiment(experiment: Experiment) -> str:
+  """What a run keeps as ``config.json``: the settings that differ from the defaults."""
+  return json.dumps({"format": FORMAT} | experiment.to_short_dict(), indent=2) + "\n"
+
+
+def read_experiment(text: str | bytes, where: str) -> Experiment:
+  """Inverse of ``write_experiment``; not yet validated.
+
+  Args:
+    text: content of a ``config.json``.
+    where: what the message calls it.
+
+  Raises:
+    ConfigError: it is not JSON, of another format, or holds a setting that is not one.
+  """
+  try:
+    values = json.loads(text)
+  except ValueError as error:
+    raise ConfigError(f"{where} is not JSON: {error}.") from error
+  found = values.pop("format", None) if isinstance(values, dict) else None
+  if found != FORMAT:
+    raise ConfigError(
+      f'{where} has "format": {found!r}; allowed: {FORMAT}. It was written by another version of '
+      "agentjax, whose settings had other names. To write it anew, start from the .py file that "
+      "the run began with (--config=FILE.py, the same flags, a new --workdir): a run saves its "
+      "config.json in today's format. docs/runs.md lists what the settings were called before."
+    )
+  return Experiment.from_dict(values)
 
 
 def load_experiment(path: str | os.PathLike[str]) -> Experiment:
@@ -864,11 +899,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
       f"--config={str(path)!r}: no such file (working directory {pathlib.Path.cwd()})."
     )
   if file.suffix == ".json":
-    try:
-      values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-      raise ConfigError(f"--config={str(path)!r} is not JSON: {error}.") from error
-    return Experiment.from_dict(values)
+    return read_experiment(file.read_bytes(), f"--config={str(path)!r}")
   spec = importlib.util.spec_from_file_location(f"agentjax_config_{file.stem}", file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)

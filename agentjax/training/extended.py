@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
 import inspect
 import json
 import pathlib
@@ -23,9 +22,10 @@ from absl import logging
 
 from agentjax.config import ConfigError
 from agentjax.files import write_atomically
+from agentjax.names import load
 from agentjax.objectives.advantage_function import AdvantageFunction
-from agentjax.objectives.function import LossFunction
-from agentjax.training.parts import Extensions
+from agentjax.objectives.custom_loss import LossFunction
+from agentjax.training.build import Extensions
 
 EXTENSIONS_FILE = "extensions.json"
 _SINGLE = ("tasks", "make_environment", "program", "sampler")
@@ -252,11 +252,4 @@ def _attribute(one: Mapping[str, str | None]) -> str:
 def _import(name: str | None) -> Any:
   if name is None:
     raise ConfigError("no module has it under a name: a lambda, or made in a script or notebook")
-  module, _, attribute = name.partition(":")
-  try:
-    value: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-      value = getattr(value, part)
-  except Exception as error:  # a user's module may raise anything
-    raise ConfigError(f"importing {name} raised {type(error).__name__}: {error}") from error
-  return value
+  return load(name, EXTENSIONS_FILE, "what the run was extended with")

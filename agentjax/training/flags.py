@@ -1,26 +1,28 @@
 """The ``--config`` flag: a Python file or a saved JSON, with every field overridable and checked.
 
 ``--config=configs/quickstart.py --config.rl.optimizer.learning_rate=1e-4`` loads the file's
-``get_config()``, sets the field, then validates and freezes the tree. ``--config=RUN/config.json``
-runs a resolved config again.
+``get_config()``, sets the field, then validates and freezes the tree. Fields are set in the order
+of the command line: ``--config.rl.objective=dapo`` chooses, and later flags set fields of what was
+chosen. ``--config=RUN/config.json`` runs a resolved config again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import sys
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from absl import flags
-from ml_collections import config_flags
 
-from agentjax.config import Config, ConfigError
-from agentjax.names import Choice, find_choice
+from agentjax.config import Config, ConfigError, Table
+from agentjax.names import Choice, known_names
 from agentjax.training.experiment import Experiment, load_experiment
+
+C = TypeVar("C", bound=Config)
+_NOTHING = ("none", "null")
 
 
 def define_config_flag(
@@ -36,27 +38,132 @@ def define_config_flag(
     flag_values: where it is defined.
     argv: command line the field flags are found in; None is that of the process.
   """
-  register_types(Experiment)
-  given = sys.argv if argv is None else argv
-
-  def parse(path: Any) -> Experiment:
-    experiment = path if isinstance(path, Experiment) else load_experiment(path)
-    make_parents(experiment, given, name)
-    return experiment
-
-  return config_flags.DEFINE_config_dataclass(
-    name,
-    Experiment(),
-    "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE.",
-    flag_values=flag_values,
-    sys_argv=argv,
-    parse_fn=parse,
+  help_text = (
+    "Python file with get_config() or a run's config.json; fields are set by --config.FIELD=VALUE."
   )
+  flag = _TreeFlag(name, load_experiment, help_text, flag_values, argv)
+  return flags.DEFINE_flag(flag, flag_values)
+
+
+def define_settings_flag(
+  name: str, settings: C, help_text: str, *, flag_values: flags.FlagValues = flags.FLAGS
+) -> flags.FlagHolder[C]:
+  """Defines ``--name.field`` flags over settings that come from no file."""
+  flag = _TreeFlag(name, None, help_text, flag_values, None, settings)
+  return flags.DEFINE_flag(flag, flag_values)
+
+
+class _TreeFlag(flags.Flag, Generic[C]):
+  """A flag whose value is a tree of settings, and that defines the flags of its fields."""
+
+  def __init__(
+    self,
+    name: str,
+    load: Callable[[str], C] | None,
+    help_text: str,
+    flag_values: flags.FlagValues,
+    argv: list[str] | None,
+    default: C | None = None,
+  ):
+    self._load, self._flag_values, self._argv = load, flag_values, argv
+    super().__init__(flags.ArgumentParser(), None, name, default, help_text)
+    if default is not None:
+      self._override(default)
+
+  def _parse(self, argument: Any) -> Any:
+    if isinstance(argument, Config):
+      return argument
+    if self._load is None:
+      raise flags.IllegalFlagValueError(f"--{self.name} is set by its fields, --{self.name}.FIELD")
+    loaded = self._load(argument)
+    self._override(loaded)
+    return loaded
+
+  def _override(self, settings: Config) -> None:
+    argv = sys.argv if self._argv is None else self._argv
+    argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    for argument, parts, text in _field_flags(argv, self.name):
+      switch = set_field(settings, parts, text, self.name, argument)
+      word = ".".join([self.name, *parts])
+      if word not in self._flag_values:
+        parser = flags.BooleanParser() if switch else flags.ArgumentParser()
+        taken = flags.Flag(parser, None, word, None, f"sets {word}", boolean=switch)
+        flags.DEFINE_flag(taken, self._flag_values)
+
+
+def set_field(
+  settings: Config, parts: list[str], text: str, name: str = "config", argument: str = ""
+) -> bool:
+  """Sets one field from text.
+
+  Args:
+    settings: the tree; not frozen.
+    parts: names on the way to the field. A part that is None is made on the way, if all its fields
+      have defaults; a thing that is to be chosen is not, but for one in a table, whose name there
+      is one that chooses.
+    text: the value. A ``Choice`` and an objective are named; "none" is None where that is allowed.
+    name: of the tree, for messages.
+    argument: the flag as written, for messages.
+
+  Returns:
+    whether the field is a bool.
+
+  Raises:
+    ConfigError: no such field, a part that must be chosen first, or a value that the field cannot
+      have.
+  """
+  node: Any = settings
+  where, held = name, None  # held: what the values of a table are
+  for part in parts[:-1]:
+    hint = held or _hint(node, part, where)
+    node, where = _enter(node, part, hint, f"{where}.{part}", argument), f"{where}.{part}"
+    held = table_type(hint)
+  hint, where = held or _hint(node, parts[-1], where), f"{where}.{parts[-1]}"
+  value = _Parser(hint, where).parse(text)
+  if isinstance(node, Table):
+    node[parts[-1]] = value
+  else:
+    setattr(node, parts[-1], value)
+  return hint is bool
+
+
+def _enter(node: Any, part: str, hint: Any, where: str, argument: str) -> Any:
+  """What the field ``part`` of ``node`` holds; made where it is None, or missing in a table."""
+  value = node.get(part) if isinstance(node, Table) else getattr(node, part)
+  if isinstance(value, Config | Table):
+    return value
+  cls = config_type(hint)
+  if value is not None or cls is None:
+    raise ConfigError(f"{where} is a single value and has no fields, which {argument} asks for.")
+  named = isinstance(node, Table) and issubclass(cls, Choice) and part in known_names(cls)
+  if issubclass(cls, Choice) and not named:
+    held = f"; known here: {', '.join(node) or 'nothing'}" if isinstance(node, Table) else ""
+    raise ConfigError(
+      f"{where} is None, and {argument} is a setting of what is chosen there; set "
+      f"--{where}=NAME before it: {cls.allowed()}{held}."
+    )
+  try:
+    made = cls.from_name(part, where) if named else cls()
+  except TypeError as error:
+    raise ConfigError(f"{where} is None, and {argument} alone cannot make it: {error}.") from None
+  if isinstance(node, Table):
+    node[part] = made
+  else:
+    setattr(node, part, made)
+  return made
+
+
+def _hint(node: Config, part: str, where: str) -> Any:
+  hints = typing.get_type_hints(type(node))
+  if part not in hints:
+    shown = f"{where} ({node.chosen})" if isinstance(node, Choice) else where
+    raise _no_field(shown, part, hints)
+  return hints[part]
 
 
 def check_overrides(argv: list[str], name: str = "config") -> None:
   """Raises ConfigError for a ``--config.FIELD`` that does not exist, with the nearest names."""
-  for _, parts in _field_flags(argv, name):
+  for _, parts, _ in _field_flags(argv, name):
     cls: type = Experiment
     where = name
     for i, part in enumerate(parts):
@@ -65,8 +172,8 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
         raise _no_field(where, part, hints)
       where = f"{where}.{part}"
       nested = config_type(hints[part])
-      if nested is not None and issubclass(nested, Choice):
-        break  # make_parents knows which fields the chosen thing has
+      if table_type(hints[part]) is not None or (nested and issubclass(nested, Choice)):
+        break  # set_field knows which fields the chosen thing has
       if nested is None and i + 1 < len(parts):
         raise ConfigError(f"{where} is a single value and has no field {parts[i + 1]!r}.")
       cls = nested or cls
@@ -81,75 +188,62 @@ def _no_field(where: str, part: str, hints: dict[str, Any]) -> ConfigError:
   )
 
 
-def make_parents(experiment: Experiment, argv: list[str], name: str = "config") -> None:
-  """Makes a part that is None, as ``lora``, where a flag sets a field inside it; the rest defaults.
-
-  A part that is a ``Choice`` is made where a flag names its class.
-
-  Raises:
-    ConfigError: the part has fields without a default, so that no single flag can make it; a choice
-      that no flag and no config has made, or that has no such field.
-  """
-  for argument, parts in _field_flags(argv, name):
-    node: Any = experiment
-    where = name
-    for i, part in enumerate(parts):
-      hints = typing.get_type_hints(type(node))
-      if isinstance(node, Choice):
-        register_types(type(node))
-        if part not in hints:
-          raise _no_field(f"{where} ({type(node).__name__})", part, hints)
-      cls = config_type(hints.get(part))
-      if cls is None:
-        break  # a single value, or check_overrides says so
-      where = f"{where}.{part}"
-      if i + 1 == len(parts):
-        _, _, text = argument.partition("=")
-        if issubclass(cls, Choice) and text.lower() not in ("", "none", "null"):
-          setattr(node, part, find_choice(text, where, cls)())
-        break
-      if getattr(node, part) is None:
-        if issubclass(cls, Choice):
-          raise ConfigError(
-            f"{where} is None, and {argument} is a setting of what is chosen there; set "
-            f"--{where}=module:attribute before it."
-          )
-        try:
-          setattr(node, part, cls())
-        except TypeError as error:
-          raise ConfigError(
-            f"{where} is None, and {argument} alone cannot make it: {error}."
-          ) from None
-      node = getattr(node, part)
+def _field_flags(argv: list[str], name: str) -> Iterator[tuple[str, list[str], str]]:
+  """Every ``--config.FIELD`` of a command line: as written, the way to its field, its value."""
+  for i, argument in enumerate(argv[1:], 1):
+    bare = argument.lstrip("-")
+    negated = bare.startswith(f"no{name}.")
+    bare = bare.removeprefix("no") if negated else bare
+    if not argument.startswith("-") or not bare.startswith(f"{name}."):
+      continue
+    word, equals, text = bare.partition("=")
+    if not equals:
+      following = argv[i + 1] if i + 1 < len(argv) else "-"
+      text = "false" if negated else "true" if following.startswith("-") else following
+    yield argument, word.split(".")[1:], text
 
 
-def _field_flags(argv: list[str], name: str) -> Iterator[tuple[str, list[str]]]:
-  """Every ``--config.FIELD`` of a command line, and the names on the way to its field."""
-  for argument in argv[1:]:
-    stripped = argument.lstrip("-")
-    stripped = stripped.removeprefix("no") if stripped.startswith(f"no{name}.") else stripped
-    if argument.startswith("-") and stripped.startswith(f"{name}."):
-      yield argument, stripped.split("=", 1)[0].split(".")[1:]
-
-
-class _HintParser(flags.ArgumentParser):
+class _Parser:
   """Parses a flag's text as any of the alternatives of a type hint."""
 
-  def __init__(self, hint: Any):
-    self.hint = hint
+  def __init__(self, hint: Any, path: str):
+    self._hint, self._path = hint, path
 
-  def parse(self, argument: Any) -> Any:
-    if not isinstance(argument, str):
-      return argument
-    for option in _alternatives(self.hint):
+  def parse(self, text: str) -> Any:
+    for option in _alternatives(self._hint):
       try:
-        return _parse_text(argument, option)
+        return self._as(text, option)
+      except ConfigError:
+        raise
       except ValueError:
         continue
-    raise ValueError(f"got {argument!r}; allowed: {describe_hint(self.hint)}")
+    raise ConfigError(f"{self._path}={text!r}; allowed: {describe_hint(self._hint)}.")
 
-  def flag_type(self) -> str:
-    return describe_hint(self.hint)
+  def _as(self, text: str, option: Any) -> Any:
+    if option is type(None):
+      if text.lower() in _NOTHING:
+        return None
+      raise ValueError(text)
+    if typing.get_origin(option) is typing.Literal:
+      for value in typing.get_args(option):
+        if text == str(value):
+          return value
+      raise ValueError(text)
+    if typing.get_origin(option) is tuple:
+      inner = _Parser(typing.get_args(option)[0], self._path)
+      parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
+      return tuple(inner.parse(p) for p in parts)
+    if isinstance(option, type) and issubclass(option, Config):
+      if text.lower() in _NOTHING:
+        raise ValueError(text)
+      return option.from_name(text, self._path)
+    if option is bool:
+      if text.lower() in ("true", "1"):
+        return True
+      if text.lower() in ("false", "0"):
+        return False
+      raise ValueError(text)
+    return option(text)
 
 
 def describe_hint(hint: Any) -> str:
@@ -160,8 +254,10 @@ def describe_hint(hint: Any) -> str:
       names.append("none")
     elif typing.get_origin(option) is typing.Literal:
       names.append("one of " + ", ".join(map(repr, typing.get_args(option))))
-    elif _is_choice(option):
-      names.append(f"module:attribute of a {option.__name__}")
+    elif isinstance(option, type) and issubclass(option, Choice):
+      names.append(f"one of {option.allowed()}")
+    elif typing.get_origin(option) is Table:
+      names.append(f"by name, {describe_hint(typing.get_args(option)[0])}")
     elif typing.get_origin(option) is tuple:
       names.append(f"comma-separated {describe_hint(typing.get_args(option)[0])}")
     else:
@@ -170,37 +266,10 @@ def describe_hint(hint: Any) -> str:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
+  """Of a union, None first: "none" is None where it can be, and not a word."""
   union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-  return typing.get_args(hint) if union else (hint,)
-
-
-def _parse_text(text: str, option: Any) -> Any:
-  if option is type(None):
-    if text.lower() in ("none", "null"):
-      return None
-    raise ValueError(text)
-  if typing.get_origin(option) is typing.Literal:
-    for value in typing.get_args(option):
-      if text == str(value):
-        return value
-    raise ValueError(text)
-  if typing.get_origin(option) is tuple:
-    inner = typing.get_args(option)[0]
-    parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
-    return tuple(_HintParser(inner).parse(p) for p in parts)
-  if _is_choice(option):
-    return find_choice(text, "the flag", option)()
-  if option is bool:
-    if text.lower() in ("true", "1"):
-      return True
-    if text.lower() in ("false", "0"):
-      return False
-    raise ValueError(text)
-  return option(text)
-
-
-def _is_choice(option: Any) -> bool:
-  return isinstance(option, type) and issubclass(option, Choice)
+  options = typing.get_args(hint) if union else (hint,)
+  return tuple(sorted(options, key=lambda option: option is not type(None)))
 
 
 def config_type(hint: Any) -> type[Config] | None:
@@ -211,22 +280,9 @@ def config_type(hint: Any) -> type[Config] | None:
   return None
 
 
-def register_types(cls: type[Config]) -> None:
-  """Gives config_flags a parser for the type of every field of ``cls``, so that flags may set it.
-
-  config_flags reads ``Field.type``, which is a string under postponed annotations and knows no
-  Literal and no "none"; a marker class per hint, with a registered parser, replaces it.
-  """
-  hints = typing.get_type_hints(cls)
-  for field in dataclasses.fields(cls):
-    hint = hints[field.name]
-    nested = config_type(hint)
-    if nested is not None and not issubclass(nested, Choice):
-      field.type = hint
-      register_types(nested)
-    elif hint is bool:
-      field.type = bool
-    elif not hasattr(field.type, "agentjax_hint"):
-      marker = type(describe_hint(hint), (), {"agentjax_hint": hint})
-      config_flags.register_flag_parser_for_type(marker, _HintParser(hint))
-      field.type = marker
+def table_type(hint: Any) -> type[Config] | None:
+  """The Config that a table of this type hint holds; None where it is no table."""
+  for option in _alternatives(hint):
+    if typing.get_origin(option) is Table:
+      return config_type(typing.get_args(option)[0])
+  return None

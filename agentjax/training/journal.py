@@ -38,7 +38,7 @@ class StepRecord:
     stage: "supervised" or "rl".
     episodes: addresses of the trajectories the update used, in batch order; empty in a supervised
       step.
-    fingerprint: hash of the networks after the step (training.fingerprint).
+    fingerprint: hash of the networks after the step (sharding.fingerprint).
   """
 
   step: int

@@ -80,12 +80,6 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
   return rows
 
 
-def without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Rows without times and memory: what two runs of one seed must agree on exactly."""
-  machine = ("time/", "memory/")
-  return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in rows]
-
-
 def memory_in_use() -> dict[str, float]:
   """GiB: ``memory/host_peak`` of this process, ``memory/device`` and its peak where one tells.
 

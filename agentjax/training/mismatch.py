@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
 from agentjax.objectives.kl import LOG_RATIO_LIMIT
+from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import PackedSequence
+
+Array = jax.Array
 
 _QUANTILES = (50, 95, 99)
 
@@ -68,47 +73,141 @@ class MismatchReport:
 
 
 def mismatch_report(
-  batches: Sequence[Batch], log_probs: Sequence[np.ndarray], alarm: float
+  batches: Sequence[Batch], log_probs: Sequence[Any], alarm: float
 ) -> MismatchReport | None:
   """Compares the batches' log-probs with the trainer's; None where no token has weight.
 
+  Replayed tokens (the column ``replayed``) are left out.
+
+  It is computed where the arrays are: a few numbers come to the host, and no token travels.
+
   Args:
-    batches: host arrays [B, T].
+    batches: arrays [B, T].
     log_probs: float32 [B, T] of each, the trainer's before the update.
     alarm: nats.
   """
-  gaps, cells = [], []
-  for number, (batch, scored) in enumerate(zip(batches, log_probs, strict=True)):
-    rows, columns = np.nonzero(np.asarray(batch.weights) > 0)
-    gaps.append((scored - np.asarray(batch.behaviour_log_probs))[rows, columns].astype(np.float64))
-    cells.append(np.stack([np.full_like(rows, number), rows, columns], axis=1))
-  gap, cell = np.concatenate(gaps), np.concatenate(cells)
-  if not gap.size:
+  grids = tuple(
+    (scored, batch.behaviour_log_probs, _compared(batch))
+    for batch, scored in zip(batches, log_probs, strict=True)
+  )
+  found = jax.device_get(_sums(grids, alarm))
+  count = int(found["count"])
+  if not count:
     return None
-  apart = np.abs(gap)
-  number, row, column = cell[int(np.argmax(apart))].tolist()
-  batch = batches[number]
-
-  def of_worst(array: Any) -> Any:
-    return array[row, column].item()
-
-  limited = np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
   points = (*_QUANTILES, 100)
+  # A percentile lies between two order statistics.
+  places = [divmod((count - 1) * q, 100) for q in points]
+  ranks = np.array([[low, min(low + 1, count - 1)] for low, _ in places], np.int32)
+  between = np.asarray(_order_statistics(grids, ranks), np.float64)
+  number, row, column = (int(x) for x in found["worst"])
+  batch = batches[number]
+  names = ("segment_ids", "positions", "versions", "behaviour_log_probs")
+  of_worst = jax.device_get(
+    _at((*(getattr(batch, name) for name in names), log_probs[number]), row, column)
+  )
   return MismatchReport(
-    quantiles=dict(zip(points, np.percentile(apart, points).tolist(), strict=True)),
-    mean=float(apart.mean()),
-    alarmed=float(np.mean(apart > alarm)),
-    multiplicative_error=float(np.exp(np.abs(limited)).mean()),
-    kl=float(np.mean(np.expm1(limited) - limited)),
+    quantiles={
+      q: float(low + (high - low) * rest / 100)
+      for q, (low, high), (_, rest) in zip(points, between, places, strict=True)
+    },
+    mean=float(found["mean"]),
+    alarmed=float(found["alarmed"]),
+    multiplicative_error=float(found["multiplicative_error"]),
+    kl=float(found["kl"]),
     worst=WorstToken(
       batch=number,
-      sequence=of_worst(batch.segment_ids) - 1,
-      position=of_worst(batch.positions),
-      version=of_worst(batch.versions),
-      sampler=of_worst(batch.behaviour_log_probs),
-      trainer=of_worst(log_probs[number]),
+      sequence=int(of_worst[0]) - 1,
+      position=int(of_worst[1]),
+      version=int(of_worst[2]),
+      sampler=float(of_worst[3]),
+      trainer=float(of_worst[4]),
     ),
   )
+
+
+def _compared(batch: Batch) -> Any:
+  """[B, T] weights, 0 on replayed tokens: the policy has learnt since they were sampled."""
+  if "replayed" not in batch.columns:
+    return batch.weights
+  replayed = broadcast_to_tokens(jnp.asarray(batch.columns["replayed"]), batch.segment_ids)
+  return jnp.where(replayed > 0, 0, batch.weights)
+
+
+_Grids = tuple[tuple[Array, Array, Array], ...]  # of each batch: trainer, sampler, weights
+
+
+def _gap(grid: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+  """Trainer minus sampler, nats, and where tokens have weight."""
+  scored, sampled, weights = grid
+  inside = weights > 0
+  return jnp.where(inside, scored - sampled, 0), inside
+
+
+@jax.jit
+def _sums(grids: _Grids, alarm: float) -> dict[str, Array]:
+  """Means over the weighted tokens, their number, and batch, row and column of the worst."""
+  gaps = [_gap(grid) for grid in grids]
+  count = sum(jnp.sum(inside) for _, inside in gaps)
+
+  def mean(function: Callable[[Array], Array]) -> Array:
+    total = sum(jnp.sum(jnp.where(inside, function(gap), 0)) for gap, inside in gaps)
+    return total / jnp.maximum(count, 1)
+
+  def limited(gap: Array) -> Array:
+    return jnp.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+  largest = jnp.stack([jnp.max(jnp.where(inside, jnp.abs(gap), -1)) for gap, inside in gaps])
+  number = jnp.argmax(largest)
+  each = jnp.stack(
+    [
+      jnp.stack(jnp.unravel_index(jnp.argmax(jnp.where(i, jnp.abs(g), -1)), g.shape))
+      for g, i in gaps
+    ]
+  )
+  return {
+    "count": jnp.asarray(count),
+    "mean": mean(jnp.abs),
+    "alarmed": mean(lambda gap: jnp.abs(gap) > alarm),
+    "multiplicative_error": mean(lambda gap: jnp.exp(jnp.abs(limited(gap)))),
+    "kl": mean(lambda gap: _k3(limited(gap))),
+    "worst": jnp.append(number, each[number]),
+  }
+
+
+def _k3(gap: Array) -> Array:
+  """``exp(gap) - 1 - gap``; by its series where the difference would cancel."""
+  series = gap**2 * (1 / 2 + gap * (1 / 6 + gap * (1 / 24 + gap * (1 / 120 + gap / 720))))
+  return jnp.where(jnp.abs(gap) < 0.3, series, jnp.expm1(gap) - gap)
+
+
+@jax.jit
+def _order_statistics(grids: _Grids, ranks: Array) -> Array:
+  """The |gap| of the weighted tokens that have these ranks from 0, exactly.
+
+  Bits of floats that are not negative have the order of the floats, so each is found by halving:
+  counts cross the devices, and nothing is sorted or gathered.
+  """
+  gaps = [_gap(grid) for grid in grids]
+  bits = [(jax.lax.bitcast_convert_type(jnp.abs(gap), jnp.int32), inside) for gap, inside in gaps]
+
+  def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    low, high = bounds
+    middle = low + (high - low) // 2
+    below = sum(
+      jnp.sum(inside & (b <= middle[..., None, None]), axis=(-2, -1)) for b, inside in bits
+    )
+    enough = below > ranks
+    return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+  low = jnp.zeros(ranks.shape, jnp.int32)
+  high = jnp.full(ranks.shape, jnp.iinfo(jnp.int32).max, jnp.int32)
+  low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
+  return jax.lax.bitcast_convert_type(low, jnp.float32)
+
+
+@jax.jit
+def _at(arrays: tuple[Array, ...], row: int, column: int) -> tuple[Array, ...]:
+  return tuple(x[row, column] for x in arrays)
 
 
 def warn_of_mismatch(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import Any
 
 from agentjax.engine import Engine
+from agentjax.files import CheckpointError
 from agentjax.models import ModelConfig, Params, param_specs
 from agentjax.models.huggingface import load_pretrained
-from agentjax.rewards.endpoint import EndpointConfig
-from agentjax.sharding import make_mesh, shardings
-from agentjax.text.build import build_chat
+from agentjax.sharding import fingerprint, make_mesh, shardings
+from agentjax.text.build import build_chat, read_chat
 from agentjax.text.chat import Chat
-from agentjax.text.template import TemplateChat
 from agentjax.training.checkpoint import (
   compare_identity,
   latest_checkpoint,
@@ -22,10 +20,10 @@ from agentjax.training.checkpoint import (
   read_metadata,
 )
 from agentjax.training.experiment import Experiment, load_experiment
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.placement import place
 from agentjax.training.pretrained import folder_fingerprint, runtime_overrides
 from agentjax.training.workdir import CONFIG_FILE
+from agentjax.trajectory.record import POLICY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +41,27 @@ class Policy:
   identity: str
 
 
-def load_policy_with_chat(path: str | os.PathLike[str], experiment: Experiment) -> Policy:
+def load_policy_with_chat(
+  path: str | os.PathLike[str], experiment: Experiment, policy: str = POLICY
+) -> Policy:
   """A policy of a run, with the vocabulary of that run, or of a Hugging Face folder.
 
   Args:
     path: RUN, RUN/checkpoints/STEP, or the folder.
     experiment: its mesh, and for a folder how the model is run; what the policy is and how its
       conversations are written, is its own.
+    policy: name of it in the run.
 
   Raises:
-    CheckpointError: there is nothing to load.
+    CheckpointError: there is nothing to load, or no policy of that name.
     ConfigError: the run's vocabulary is no longer what its checkpoint was made with.
   """
   mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
   folder = pathlib.Path(path)
   if (folder / "tokenizer.json").is_file():
-    chat: Chat = TemplateChat.from_folder(folder, thinking=experiment.chat.thinking)
+    if policy != POLICY:
+      raise CheckpointError(f"{path} is a folder with one policy; {policy!r} is none of it.")
+    chat: Chat = read_chat(folder, thinking=experiment.chat.thinking)
     params, model = load_pretrained(
       folder, mesh=mesh, overrides=runtime_overrides(experiment.model)
     )
@@ -70,7 +73,7 @@ def load_policy_with_chat(path: str | os.PathLike[str], experiment: Experiment) 
   saved = read_metadata(found)["identity"]
   compare_identity(saved, {**saved, "tokenizer": chat.fingerprint()}, found)
   model = ModelConfig.from_dict(saved["model"], "checkpoint.model").freeze()
-  params = load_whole_policy(found, shardings(param_specs(model), mesh))
+  params = load_whole_policy(found, shardings(param_specs(model), mesh), policy)
   return Policy(params, model, chat, fingerprint(params))
 
 
@@ -83,12 +86,12 @@ class ModelPool:
 
   def __init__(self, experiment: Experiment):
     self._experiment = experiment
-    self._served: dict[str, tuple[Engine, Chat, str]] = {}
+    self._served: dict[tuple[str, str], tuple[Engine, Chat, str]] = {}
 
-  def serve(self, path: str) -> tuple[Engine, Chat, str]:
-    """Engine, markup and identity of ``load_policy_with_chat(path)``, with its errors."""
-    if path not in self._served:
-      policy = load_policy_with_chat(path, self._experiment)
+  def serve(self, path: str, name: str = POLICY) -> tuple[Engine, Chat, str]:
+    """Engine, markup and identity of ``load_policy_with_chat``, with its errors."""
+    if (path, name) not in self._served:
+      policy = load_policy_with_chat(path, self._experiment, name)
       tokenizer = policy.chat.tokenizer
       engine = Engine(
         policy.model,
@@ -97,16 +100,10 @@ class ModelPool:
         vocab_limit=tokenizer.vocab_size,
         devices=place(self._experiment.devices).rollout,
       )
-      self._served[path] = engine, policy.chat, policy.identity
+      self._served[path, name] = engine, policy.chat, policy.identity
       engine.publish(policy.params, 0)
-    return self._served[path]
+    return self._served[path, name]
 
   def close(self) -> None:
     for engine, _, _ in self._served.values():
       engine.close()
-
-
-def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
-  """What of an endpoint's settings has to do with what it writes."""
-  by_the_way = ("api_key_variable", "timeout", "attempts")
-  return {name: value for name, value in config.to_dict().items() if name not in by_the_way}

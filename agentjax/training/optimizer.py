@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from agentjax.config import Config, check
+from agentjax.config import (
+  Config,
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  Share,
+  ShareBelowOne,
+)
 from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, decay_mask, is_spec
 from agentjax.names import Choice
@@ -66,35 +74,21 @@ class OptimizerConfig(Config):
 
   name: Literal["adamw", "muon"] = "adamw"
   direction: DirectionConfig | None = None
-  learning_rate: float = 1e-3
+  learning_rate: PositiveFloat = 1e-3
   schedule: Literal["constant", "linear", "cosine"] = "constant"
-  warmup_steps: int = 0
-  final_fraction: float = 0.1
-  b1: float = 0.9
-  b2: float = 0.999
+  warmup_steps: NonNegativeInt = 0
+  final_fraction: Share = 0.1
+  b1: ShareBelowOne = 0.9
+  b2: ShareBelowOne = 0.999
   eps: float = 1e-8
-  weight_decay: float = 0.0
-  clip_norm: float | None = 1.0
-  max_bad_steps: int = 5
-  momentum: float = 0.95
+  weight_decay: NonNegativeFloat = 0.0
+  clip_norm: PositiveFloat | None = 1.0
+  max_bad_steps: PositiveInt = 5
+  momentum: ShareBelowOne = 0.95
   nesterov: bool = False
-  update_rms: float | None = 0.2
-  newton_schulz_steps: int = 5
+  update_rms: PositiveFloat | None = 0.2
+  newton_schulz_steps: PositiveInt = 5
   master_dtype: Literal["float32"] | None = "float32"
-
-  def validate(self, path: str = "config.optimizer") -> None:
-    super().validate(path)
-    check(self.learning_rate > 0, f"{path}.learning_rate", self.learning_rate, "> 0")
-    check(self.warmup_steps >= 0, f"{path}.warmup_steps", self.warmup_steps, ">= 0")
-    check(0 <= self.final_fraction <= 1, f"{path}.final_fraction", self.final_fraction, "0 to 1")
-    for name in ("b1", "b2", "momentum"):
-      check(0 <= getattr(self, name) < 1, f"{path}.{name}", getattr(self, name), f"0 <= {name} < 1")
-    check(self.weight_decay >= 0, f"{path}.weight_decay", self.weight_decay, ">= 0")
-    for name in ("clip_norm", "update_rms"):
-      value = getattr(self, name)
-      check(value is None or value > 0, f"{path}.{name}", value, "> 0 or none")
-    for name in ("max_bad_steps", "newton_schulz_steps"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
 
 
 class MasterState(NamedTuple):

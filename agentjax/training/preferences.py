@@ -6,9 +6,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from agentjax.training.parts import Parts
+from agentjax.signals.teacher import template_fingerprint
+from agentjax.training.build import Parts
 from agentjax.training.stored import Manifest, write_episodes
-from agentjax.training.teacher import template_fingerprint
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from agentjax.config import ConfigError
 from agentjax.rollout.rescoring import rescore
 from agentjax.training import journal
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment
-from agentjax.training.parts import Extensions, build_scoring
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreError, read_store
 
@@ -20,6 +20,7 @@ def rescore_trajectories(
   experiment: Experiment,
   trajectories: Sequence[Trajectory],
   extensions: Extensions | None = None,
+  directory: pathlib.Path | None = None,
 ) -> list[Trajectory]:
   """Copies of ``trajectories`` with the rewards that ``experiment`` gives them.
 
@@ -27,16 +28,18 @@ def rescore_trajectories(
     experiment: validated.
     trajectories: of its tasks.
     extensions: tasks and scorers that the run was extended with.
+    directory: of the run; None where there is none.
 
   Raises:
     ConfigError: parts that do not fit each other, or an episode of a task that is not in the data.
     DataError: tasks that cannot be read.
   """
-  scoring = build_scoring(experiment, extensions or Extensions())
+  scoring = build_scoring(experiment, extensions or Extensions(), directory)
   tasks = {task.id: task for task in itertools.chain(scoring.tasks.train, scoring.tasks.test)}
 
   async def work() -> list[Trajectory]:
     try:
+      await scoring.start()
       return await rescore(
         trajectories, tasks, scoring.rewards, timeout=experiment.rollout.reward_timeout
       )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import json
@@ -19,10 +20,11 @@ from rich.console import Console
 
 from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
+from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
 from agentjax.models.spec import count
-from agentjax.objectives.advantage_function import AdvantageFunction, advantage_function
-from agentjax.objectives.function import LossFunction
+from agentjax.objectives.advantage_function import AdvantageFunction, check_own
+from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import policy_objective
 from agentjax.rewards.samples import write_samples
 from agentjax.rollout import keys
@@ -40,7 +42,11 @@ from agentjax.rollout.statistics import (
 )
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
+from agentjax.sharding import fingerprint
+from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
+from agentjax.training.bank import PolicyBank
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.diagnostics import (
   CollapseMonitor,
@@ -51,11 +57,9 @@ from agentjax.training.diagnostics import (
 from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.interrupt import Interrupt
 from agentjax.training.journal import Journal, JournalReader, StepRecord
 from agentjax.training.learner import Learner
-from agentjax.training.loop_thread import LoopThread
 from agentjax.training.metrics import (
   MetricsWriter,
   finite_or_null,
@@ -64,11 +68,12 @@ from agentjax.training.metrics import (
   read_metrics,
 )
 from agentjax.training.nonfinite import broken_update, describe_nonfinite
-from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.policies import policy_metrics
 from agentjax.training.progress import ProgressDisplay, print_table
 from agentjax.training.selectors import group_scores, keep_groups, select_groups
 from agentjax.training.state import TrainState, network_specs
 from agentjax.training.stored import (
+  WRITTEN_BY,
   StoredGroups,
   check_manifest,
   read_episodes,
@@ -76,8 +81,9 @@ from agentjax.training.stored import (
   warn_of_other_policy,
 )
 from agentjax.training.workdir import keep_settings, keep_sources, open_workdir
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import POLICY, Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
+from agentjax.trajectory.seats import agent_metrics, learning_views, policy_of
 from agentjax.trajectory.store import from_record, to_record
 
 _COLUMNS = {
@@ -158,16 +164,16 @@ class Run:
   ):
     self.experiment = resolve(experiment)
     check(
-      objective is None or experiment.rl.objective.staged is None,
-      "config.rl.objective.staged",
-      experiment.rl.objective.staged,
-      "none with an objective of your own: its second update would not be narrower",
+      (objective is None and advantage is None) or experiment.rl.passes is None,
+      "config.rl.passes",
+      experiment.rl.passes,
+      "none with an objective or advantages of your own, which are of one update",
     )
     self.directory = pathlib.Path(workdir).absolute()
     policy_objective(experiment.rl.objective, objective)  # a fault shows at once
     if advantage is not None:
       experiment.rl.objective.check_own_advantage("config.rl.objective")
-    advantage_function(experiment.rl.objective.advantage.function, advantage)
+      check_own(advantage)
     self._extended = Extended(extensions or Extensions(), objective, advantage)
     self._console = console or Console()
     self._allow_changes = allow_changes
@@ -254,14 +260,13 @@ class _Session:
       every,
       f"0 with {jax.process_count()} processes, none of which holds the whole policy",
     )
-    settings = experiment.rl.objective
-    self.learner = Learner(
-      self.parts,
-      policy_objective(settings, extended.objective),
-      advantage_function(settings.advantage.function, extended.advantage),
-    )
+    objective = policy_objective(experiment.rl.objective, extended.objective)
+    self.learner = Learner(self.parts, objective, extended.advantage)
     self.checkpoints = CheckpointStore(
-      directory / "checkpoints", experiment.checkpoint.keep, self.parts.identity
+      directory / "checkpoints",
+      experiment.checkpoint.keep,
+      self.parts.identity,
+      tuple(self.learner.trained),
     )
     journal = directory / "journal.log"
     # The first process drops a torn end before the others read.
@@ -279,6 +284,7 @@ class _Session:
     self.journal = self.writer or JournalReader(journal)
     self.runner = LoopThread()
     self.engine = build_engine(self.parts)
+    self.bank = PolicyBank(self.parts, self.first_rl_step, build_engine)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
     self._masking = MaskingWatch()
@@ -290,6 +296,7 @@ class _Session:
     )
     self.stream = self._make_stream()
     self.recovered = False  # whether ``stream`` has the journal's episodes
+    self.runner.run(self.parts.start())
     self.handed_over = time.monotonic()  # when the latest batch was
     self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
@@ -302,6 +309,7 @@ class _Session:
       if self.writer is not None:
         stack.callback(self.writer.close)
       stack.callback(self.engine.close)
+      stack.callback(self.bank.close)
       stack.callback(lambda: self.runner.run(self.parts.close()))
       if self.stream is not None:
         stack.callback(self.runner.run, self.stream.close())
@@ -334,7 +342,7 @@ class _Session:
     if tasks is None:
       return None
     playing = GroupPlayer(
-      self.parts.player(self.engine, self.experiment.rl.sampling, self.experiment.seed),
+      self._player(self.experiment.rl.sampling),
       self.parts.make_environment,
       self.parts.rewards,
       self._keep,
@@ -361,7 +369,10 @@ class _Session:
     if not any(phase.objective.needs_baseline for phase in stage.all_phases):
       return None
     greedy = dataclasses.replace(stage.sampling, temperature=0.0)
-    return self.parts.player(self.engine, greedy, self.experiment.seed)
+    return self._player(greedy)
+
+  def _player(self, sampling: SamplingConfig) -> Player:
+    return self.parts.player(self.engine, sampling, self.experiment.seed, self.bank.seats)
 
   def _accept(self, members: list[Trajectory]) -> bool:
     """Whether a group is to be trained on; called from the event loop's thread."""
@@ -491,22 +502,32 @@ class _Session:
         if self.experiment.rl.rollouts is not None:
           policy = fingerprint(self.learner.policy(state))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
+      state = self.learner.take_snapshots(state, self.bank.due(step))
       everything, used, selected = self._rollout(step, state)
       (sampled, greedy), (trajectories, _) = apart(everything), apart(used)
+      self.runner.run(self.parts.world.learn(sorted(sampled, key=lambda t: t.address)))
       self._write_samples(step, sampled)
       episodes = tuple(t.address for t in used)
+      by_agent = agent_metrics(sampled)
+      sampled, greedy = learning_views(sampled), learning_views(greedy)
       rollout_seconds = time.monotonic() - started
-      found = self._information(step, state, sampled, monitor)
+      trained = self.learner.trained
+      own = [t for t in sampled if policy_of(t) == POLICY] if trained else sampled
+      found = self._information(step, state, own, monitor)
       values = {"bad_steps": 0.0}
       if trajectories:
-        state, values = self.learner.rl_step(state, used, step)
+        state, learnt = self.learner.rl_step(state, used, step)
+        values |= learnt
         self._end_if_left_behind(step, values, progress)
       else:
         logging.warning("step %d: no group was selected (config.rl.selection); skipped", step)
       drawn = sum(num_sampled_tokens(t) for t in everything)
       values |= self._rollout_metrics(step, sampled, drawn, rollout_seconds) | selected | found
-      values |= baseline_metrics(greedy)
-      values |= staleness_statistics(trajectories, step).metrics() | collapse_metrics(sampled)
+      if trained:
+        by_agent |= policy_metrics(sampled, (POLICY, *trained))
+      values |= baseline_metrics(greedy) | by_agent
+      values |= staleness_statistics(learning_views(trajectories), step)
+      values |= collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
@@ -523,6 +544,9 @@ class _Session:
     if step == self.last_step and self.experiment.rl.steps:
       values |= self._evaluate_into("after", state, step, progress)
     values["learning_rate"] = self.learner.learning_rate(stage, state)
+    for name in self.learner.trained if stage == "rl" else ():
+      rate = self.learner.learning_rate(stage, state, name)
+      values[f"policies/{name}/learning_rate"] = rate
     values["time/evaluation"] = time.monotonic() - recorded
     values["time/step"] = time.monotonic() - started
     return state, values
@@ -536,7 +560,7 @@ class _Session:
       self.ended = step
       progress.note(
         f"ended after step {step}: mismatch/kl={moved:.3g} is above config.rl.stop_above_kl="
-        f"{limit:g}. To go on, play again: python -m agentjax.distill "
+        f"{limit:g}. To go on, play again: {WRITTEN_BY} "
         f"--checkpoint={self.directory}"
       )
 
@@ -620,7 +644,8 @@ class _Session:
     return processes.gather_trajectories(self.runner.run(self.interrupt.cancellable(work)))
 
   def _publish(self, step: int, state: TrainState) -> None:
-    """Gives the engine the weights that ``step`` begins with."""
+    """Gives the engines the weights that ``step`` begins with."""
+    self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
     if self.engine.version != step and self.experiment.rl.rollouts is None:
       self.engine.publish(self.learner.policy(state), step)
 
@@ -639,17 +664,21 @@ class _Session:
     episodes: tuple[keys.Address, ...],
   ) -> None:
     """Notes a step as done, unless its updates kept failing."""
-    culprit = describe_nonfinite(values)
-    if culprit:
-      logging.warning("step %d: %s", step, culprit)
-    why = culprit or "inputs and loss were finite, so it is the gradient itself"
     settings = getattr(self.experiment, stage).optimizer
-    optimizers = {f"config.{stage}.optimizer": (values["bad_steps"], settings, why)}
-    process = self.experiment.rl.process
-    if process is not None and process.online is not None:
-      bad, why = values.get("process/bad_steps", 0.0), "those of the reward model"
-      optimizers["config.rl.process.online.optimizer"] = bad, process.online.optimizer, why
-    for path, (bad, optimizer, why) in optimizers.items():
+    optimizers = []
+    for name in (POLICY, *self.learner.trained):
+      prefix = "" if name == POLICY else f"policies/{name}/"
+      own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+      culprit = describe_nonfinite(own)
+      if culprit:
+        logging.warning("step %d: %s%s", step, prefix, culprit)
+      why = prefix + (culprit or "inputs and loss were finite, so it is the gradient itself")
+      optimizers.append((f"config.{stage}.optimizer", own.get("bad_steps", 0.0), settings, why))
+      for where, signal in self.experiment.rl.named_signals:
+        for field, (optimizer, moved, metric) in signal.optimizers().items():
+          path, why = f"config.rl.{where}.{field}", f"{prefix}those of {moved}"
+          optimizers.append((path, own.get(metric, 0.0), optimizer, why))
+    for path, bad, optimizer, why in optimizers:
       if bad >= optimizer.max_bad_steps:
         raise TrainingError(
           f"step {step}: {int(bad)} updates in a row had non-finite gradients and were skipped "
@@ -696,7 +725,8 @@ class _Session:
       "stream": None if stream is None else stream.plain,
       "evaluations": self.evaluations,
       "ended": self.ended,
-      "shaping": None if self.learner.shaper is None else self.learner.shaper.get_state(),
+      "signals": self.learner.get_signals(),
+      "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
     pending = processes.gather_trajectories([] if stream is None else stream.episodes)
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
@@ -734,8 +764,15 @@ class _Session:
       self.demonstrations.set_state(host["demonstrations"])
     if self.stream is not None:
       self.stream.set_state(host["stream"])
-    if self.learner.shaper is not None:
-      self.learner.shaper.set_state(host["shaping"])
+    missing = [name for name in ("signals", "world") if name not in host]
+    if missing:
+      raise ConfigError(
+        f"checkpoint {newest} of {self.directory} has no state of {' and '.join(missing)}: it was "
+        "made by an earlier release; go on with that one, or begin anew in another --workdir, with "
+        "the checkpoint as config.start_from."
+      )
+    self.learner.set_signals(host["signals"])
+    self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
     if pending and self.stream is not None:
@@ -776,8 +813,12 @@ class _Session:
     if self._one_step_off_under_way(step):
       self._settle()
     plan = self.experiment.evaluation.plan(samples)
-    policy = self.learner.policy(state)
-    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan)
+    policy, seats = self.learner.policy(state), self.bank.seats
+    if step < self.first_rl_step:  # the others are still as it is
+      self.bank.publish(step, lambda _: policy)
+    else:
+      self.bank.publish(step, lambda n: self.learner.snapshot(state, n), version=step + 1)
+    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan, seats)
     if None in report.estimates(report.overall).values():
       logging.warning(
         "step %d: the evaluation has no verdict: %d episodes failed in environment, verifier or "
@@ -831,16 +872,15 @@ class _Session:
       values[f"time/{name}" if name.endswith("_seconds") else name] = value
     stage, stream, now = self.experiment.rl, self.stream, time.monotonic()
     assert stream is not None
-    diversity = group_diversity(trajectories)
-    if diversity is not None:
-      values |= diversity.metrics()
-      if diversity.identical_groups == 1.0 and stage.sampling.temperature > 0:
-        logging.warning(
-          "step %d: in each of its %d groups all samples are the same, so that nothing can be "
-          "learnt from comparing them; look at config.rl.sampling and at the keys of the draws",
-          step,
-          diversity.groups,
-        )
+    values |= (diversity := group_diversity(trajectories))
+    identical = diversity.get("diversity/identical_groups") == 1.0
+    if identical and stage.sampling.temperature > 0:
+      logging.warning(
+        "step %d: in each of its %d groups all samples are the same, so that nothing can be "
+        "learnt from comparing them; look at config.rl.sampling and at the keys of the draws",
+        step,
+        diversity["diversity/groups"],
+      )
     values["schedule/dropped_groups"] = float(stream.dropped)
     # With episodes under way during updates, the time of updates counts as well.
     if stage.schedule.bound:

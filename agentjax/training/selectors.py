@@ -16,9 +16,10 @@ from typing import Literal
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Trajectory
+from agentjax.trajectory.seats import learning_views
 
 Score = Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length"]
 GroupKey = tuple[int, int]  # (round, task id)
@@ -59,12 +60,12 @@ class SelectionConfig(Config):
   score: Score = "reward_std"
   above: float | None = None
   below: float | None = None
-  share: float = 0.9
+  share: PositiveShare = 0.9
   prefer: Literal["largest", "smallest"] = "largest"
   keep_zeros: bool = False
-  refill: int = 0
+  refill: NonNegativeInt = 0
   rescale: Literal["none", "linear", "sqrt"] = "none"
-  patience: int = 5
+  patience: PositiveInt = 5
 
   def validate(self, path: str = "config.rl.selection") -> None:
     super().validate(path)
@@ -80,8 +81,6 @@ class SelectionConfig(Config):
     )
     if self.above is not None and self.below is not None:
       check(self.above < self.below, f"{path}.above", self.above, f"less than below={self.below}")
-    check(0 < self.share <= 1, f"{path}.share", self.share, "over 0, up to 1")
-    check(self.refill >= 0, f"{path}.refill", self.refill, ">= 0")
     check(
       band or not self.refill,
       f"{path}.refill",
@@ -89,7 +88,6 @@ class SelectionConfig(Config):
       f"0 with {path}.rule={self.rule!r}, which compares the groups of a step; rule='band' looks "
       "at one group at a time",
     )
-    check(self.patience >= 1, f"{path}.patience", self.patience, ">= 1")
 
   def loss_factor(self, kept: int, size: int) -> float:
     """What the loss of a step with ``kept`` of ``size`` groups is multiplied by."""
@@ -143,7 +141,10 @@ def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
 def group_scores(
   trajectories: Sequence[Trajectory], score: Score
 ) -> tuple[list[GroupKey], np.ndarray]:
-  """(round, task) of every group in the order of addresses, and its score, float64 [G]."""
+  """(round, task) of every group in the order of addresses, and its score, float64 [G].
+
+  Where it has several agents, that is the mean of the scores of those that learn.
+  """
   groups: dict[GroupKey, list[Trajectory]] = collections.defaultdict(list)
   for trajectory in sorted(trajectories, key=lambda t: t.address):
     groups[trajectory.address[:2]].append(trajectory)
@@ -173,6 +174,13 @@ def _variation(scores: np.ndarray) -> float:
 
 
 def _score(group: Sequence[Trajectory], score: Score) -> float:
+  roles: dict[str, list[Trajectory]] = collections.defaultdict(list)
+  for own in learning_views(group):
+    roles[own.group].append(own)
+  return float(np.mean([_score_role(members, score) for members in roles.values()]))
+
+
+def _score_role(group: Sequence[Trajectory], score: Score) -> float:
   members = [t for t in group if t.reward.value is not None and not t.status.masked]
   if not members:
     return 0.0

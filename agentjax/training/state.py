@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -20,11 +21,24 @@ Array = jax.Array
 
 
 @flax.struct.dataclass
-class Networks:
-  """Everything the optimiser moves."""
+class Weights:
+  """Parameters that one optimiser moves, or that are frozen."""
 
   policy: Any  # models.Params, or the adapters of a LoRA run
-  value: Any  # linear value head, or None without a critic
+  value: Any = None  # linear value head on its states, or None
+
+
+@flax.struct.dataclass
+class Network:
+  """One network of a run.
+
+  Attributes:
+    weights: its parameters.
+    opt_state: optax state of ``weights``; None where it is frozen.
+  """
+
+  weights: Weights
+  opt_state: Any = None
 
 
 @flax.struct.dataclass
@@ -33,40 +47,74 @@ class TrainState:
 
   Attributes:
     step: int32, training steps done, over all stages; a step may hold many updates.
-    networks: trained parameters.
-    opt_state: optax state of ``networks``.
-    reference: frozen policy parameters, of the KL term and what adapters are added to, or None
-      where nothing uses them.
-    process: the reward model that learns beside the policy (``rl.process.online``), a state of its
-      own: its parameters are the policy of its ``networks``. None without one.
+    networks: by name: "policy"; "reference", frozen, of the KL term and what adapters are added to,
+      where something uses it; "reward_model", which learns beside the policy
+      (``rl.process.online``); those of signals; snapshots and further policies that are trained,
+      whose own networks are called POLICY.NAME (``training.policies``).
   """
 
   step: Any
-  networks: Networks
-  opt_state: Any
-  reference: Any
-  process: TrainState | None = None
+  networks: dict[str, Network]
+
+  @property
+  def weights(self) -> Weights:
+    """Of the policy."""
+    return self.networks["policy"].weights
+
+  @property
+  def reference(self) -> Any:
+    """Parameters of the reference policy; None without one."""
+    found = self.networks.get("reference")
+    return None if found is None else found.weights.policy
 
   @property
   def trained(self) -> Any:
     """All trained parameters, for a fingerprint."""
-    return self.networks if self.process is None else (self.networks, self.process.networks)
+    others = [
+      network.weights
+      for name, network in sorted(self.networks.items())
+      if name != "policy" and network.opt_state is not None
+    ]
+    return (self.weights, *others)
+
+  def with_network(self, name: str, network: Network) -> TrainState:
+    """With another network of that name."""
+    return dataclasses.replace(self, networks={**self.networks, name: network})
 
 
-def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = None) -> Networks:
-  """ParamSpecs of all trained parameters; of a LoRA policy the adapters alone."""
+@dataclasses.dataclass(frozen=True)
+class NetworkSpec:
+  """What a network beside "policy" is made of.
+
+  Attributes:
+    specs: tree of ParamSpec of ``Network.weights``.
+    optimizer: what moves it; None leaves it as it starts.
+    start: "random"; "policy" for a copy of the present policy with adapters added in (a value head
+      is random); "trained" for a copy of what is trained of it, adapters where there are any; or
+      what gives the weights that it begins the stage with.
+    of: the policy that ``start`` copies; its own spec comes first.
+  """
+
+  specs: Weights
+  optimizer: optax.GradientTransformation | None = None
+  start: Callable[[], Weights] | Literal["random", "policy", "trained"] = "random"
+  of: str = "policy"
+
+
+def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = None) -> Weights:
+  """ParamSpecs of the trained parameters of a policy; of a LoRA policy the adapters alone."""
   policy = param_specs(config)
-  return Networks(
+  return Weights(
     policy=policy if lora is None else lora_specs(policy, lora),
     value=value_specs(config) if critic else None,
   )
 
 
-def full_policy(networks: Networks, reference: Any, lora: LoraConfig | None) -> Any:
+def full_policy(weights: Weights, reference: Any, lora: LoraConfig | None) -> Any:
   """What the model runs with: the trained policy, or ``reference`` with the adapters added in."""
   if lora is None:
-    return networks.policy
-  return merge_lora(reference, networks.policy, lora)
+    return weights.policy
+  return merge_lora(reference, weights.policy, lora)
 
 
 def state_shardings(
@@ -77,20 +125,33 @@ def state_shardings(
   critic: bool,
   reference: bool,
   lora: LoraConfig | None = None,
-  process: optax.GradientTransformation | None = None,
+  further: Mapping[str, NetworkSpec] | None = None,
 ) -> TrainState:
   """NamedShardings of a TrainState: moments are placed as their parameters, scalars replicated.
 
   Args:
     config: model.
-    optimizer: of the networks.
+    optimizer: of the policy.
     mesh: to place on.
-    critic, reference: whether there is a value head, and a reference policy.
+    critic, reference: whether the policy has a value head, and whether there is a reference policy.
     lora: adapters are trained.
-    process: optimiser of a reward model beside the policy; None has none.
+    further: other networks by name.
   """
-  specs = network_specs(config, critic, lora)
+  networks = {"policy": network_shardings(network_specs(config, critic, lora), optimizer, mesh)}
+  if reference or lora is not None:
+    networks["reference"] = Network(Weights(shardings(param_specs(config), mesh)))
+  for name, spec in (further or {}).items():
+    networks[name] = network_shardings(spec.specs, spec.optimizer, mesh)
+  return TrainState(replicated(mesh), networks)
+
+
+def network_shardings(
+  specs: Weights, optimizer: optax.GradientTransformation | None, mesh: jax.sharding.Mesh
+) -> Network:
+  """NamedShardings of one network: see ``state_shardings``."""
   placed = shardings(specs, mesh)
+  if optimizer is None:
+    return Network(placed)
   everywhere = replicated(mesh)
   opt_shapes = jax.eval_shape(optimizer.init, abstract(specs))
   opt_shardings = optax.tree_utils.tree_map_params(
@@ -101,15 +162,7 @@ def state_shardings(
     transform_non_params=lambda _: everywhere,
     is_leaf=_masked,
   )
-  return TrainState(
-    step=everywhere,
-    networks=placed,
-    opt_state=opt_shardings,
-    reference=shardings(param_specs(config), mesh) if reference or lora is not None else None,
-    process=None
-    if process is None
-    else state_shardings(config, process, mesh, critic=False, reference=False),
-  )
+  return Network(placed, opt_shardings)
 
 
 def init_state(
@@ -117,9 +170,9 @@ def init_state(
   optimizer: optax.GradientTransformation,
   key: Array,
   placed: TrainState,
-  networks: Networks | None = None,
+  weights: Weights | None = None,
   lora: LoraConfig | None = None,
-  process: optax.GradientTransformation | None = None,
+  further: Mapping[str, NetworkSpec] | None = None,
 ) -> TrainState:
   """Parameters and a fresh optimiser, created in place on the mesh.
 
@@ -128,13 +181,14 @@ def init_state(
     optimizer: its state is initialised for the parameters.
     key: addresses all initial values; the value head folds in its own number.
     placed: result of ``state_shardings``; says which parts exist.
-    networks: parameters to start from, whose buffers are taken over; a value head that they lack
-      is random, and so is everything where this is None.
+    weights: parameters to start from, whose buffers are taken over; a value head that they lack is
+      random, and so is everything where this is None.
     lora: trains adapters, fresh ones, on the policy that would be trained otherwise.
-    process: optimiser of the reward model, which starts from the policy; as in ``placed``.
+    further: other networks, as in ``placed``. Those whose ``start`` gives weights are random until
+      ``begin_stage``.
   """
-  build = _builder(config, optimizer, placed, lora, process)
-  return jax.jit(build, out_shardings=placed, donate_argnums=1)(key, networks)
+  build = _builder(config, optimizer, placed, lora, further or {})
+  return jax.jit(build, out_shardings=placed, donate_argnums=1)(key, weights)
 
 
 def abstract_state(
@@ -142,10 +196,10 @@ def abstract_state(
   optimizer: optax.GradientTransformation,
   placed: TrainState,
   lora: LoraConfig | None = None,
-  process: optax.GradientTransformation | None = None,
+  further: Mapping[str, NetworkSpec] | None = None,
 ) -> TrainState:
   """Shapes, dtypes and shardings of what ``init_state`` makes, without making it."""
-  build = _builder(config, optimizer, placed, lora, process)
+  build = _builder(config, optimizer, placed, lora, further or {})
   shapes = jax.eval_shape(build, jax.random.key(0), None)
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -159,65 +213,82 @@ def _builder(
   optimizer: optax.GradientTransformation,
   placed: TrainState,
   lora: LoraConfig | None,
-  process: optax.GradientTransformation | None,
-) -> Callable[[Array, Networks | None], TrainState]:
-  critic = placed.networks.value is not None
+  further: Mapping[str, NetworkSpec],
+) -> Callable[[Array, Weights | None], TrainState]:
+  critic = placed.weights.value is not None
 
-  def build(key: Array, given: Networks | None) -> TrainState:
+  def build(key: Array, given: Weights | None) -> TrainState:
     policy, value = (None, None) if given is None else (given.policy, given.value)
     if policy is None:
       policy = init(config, jax.random.fold_in(key, 0))
     if critic and value is None:
       value = init_params(value_specs(config), jax.random.fold_in(key, 1))
-    reference = None
+    networks = {}
     if lora is not None:
-      key = jax.random.fold_in(key, 2)
-      reference, policy = policy, init_lora(param_specs(config), lora, key)
-    elif placed.reference is not None:
+      networks["reference"] = Network(Weights(policy))
+      policy = init_lora(param_specs(config), lora, jax.random.fold_in(key, 2))
+    elif "reference" in placed.networks:
       # A copy: donated buffers must not appear twice in one state.
-      reference = jax.tree.map(jnp.copy, policy)
-    networks = Networks(policy=policy, value=value)
-    return TrainState(
-      step=jnp.zeros((), jnp.int32),
-      networks=networks,
-      opt_state=optimizer.init(networks),
-      reference=reference,
-      process=None if process is None else _fresh(process, policy),
-    )
+      networks["reference"] = Network(Weights(jax.tree.map(jnp.copy, policy)))
+    networks["policy"] = _fresh(Weights(policy, value), optimizer)
+    state = TrainState(jnp.zeros((), jnp.int32), networks)
+    for name, spec in further.items():
+      weights = _begin(name, spec, state, lora, key)
+      state = state.with_network(name, _fresh(weights, spec.optimizer))
+    return state
 
   return build
+
+
+def _begin(
+  name: str, spec: NetworkSpec, state: TrainState, lora: LoraConfig | None, key: Array
+) -> Weights:
+  own = init_params(spec.specs, jax.random.fold_in(key, zlib.crc32(name.encode())))
+  if spec.start not in ("policy", "trained"):
+    return own
+  copied = state.networks[spec.of].weights
+  if spec.start == "trained":
+    return Weights(jax.tree.map(jnp.copy, copied.policy), own.value)
+  policy = full_policy(copied, state.reference, lora)
+  # A critic has no use for parts such as prediction heads, which its specs leave out.
+  fields = [field.name for field in dataclasses.fields(policy)]
+  unused = [name for name in fields if getattr(spec.specs.policy, name) is None]
+  kept = dataclasses.replace(policy, **dict.fromkeys(unused))
+  return Weights(jax.tree.map(jnp.copy, kept), own.value)
 
 
 def begin_stage(
   state: TrainState,
   optimizer: optax.GradientTransformation,
   placed: TrainState,
+  key: Array,
   lora: LoraConfig | None = None,
-  process: optax.GradientTransformation | None = None,
-  model: Any = None,
+  further: Mapping[str, NetworkSpec] | None = None,
 ) -> TrainState:
   """State at the start of a stage: fresh optimiser, reference set to the present policy.
 
-  With ``lora`` the reference stays what the adapters are added to. With ``process`` there is a
-  fresh reward model, which starts from ``model``, or from the present policy where that is None.
+  With ``lora`` the reference stays what the adapters are added to. Networks of ``further`` begin
+  with their ``start``; ``key`` addresses what is random of them.
   """
+  specs = further or {}
+  starts = {name: spec.start() for name, spec in specs.items() if callable(spec.start)}
 
-  def restart(state: TrainState, model: Any) -> TrainState:
-    fresh = dataclasses.replace(state, opt_state=optimizer.init(state.networks))
-    if process is not None:
-      start = state.networks.policy if model is None else model
-      fresh = dataclasses.replace(fresh, process=_fresh(process, start))
-    if state.reference is None or lora is not None:
-      return fresh
-    return dataclasses.replace(fresh, reference=jax.tree.map(jnp.copy, state.networks.policy))
+  def restart(state: TrainState, starts: dict[str, Weights]) -> TrainState:
+    networks = {"policy": _fresh(state.weights, optimizer)}
+    if "reference" in placed.networks:
+      frozen = state.reference if lora is not None else jax.tree.map(jnp.copy, state.weights.policy)
+      networks["reference"] = Network(Weights(frozen))
+    begun = TrainState(state.step, networks)
+    for name, spec in specs.items():
+      weights = starts[name] if name in starts else _begin(name, spec, begun, lora, key)
+      begun = begun.with_network(name, _fresh(weights, spec.optimizer))
+    return begun
 
-  return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state, model)
+  return jax.jit(restart, out_shardings=placed, donate_argnums=0)(state, starts)
 
 
-def _fresh(optimizer: optax.GradientTransformation, policy: Any) -> TrainState:
-  """State of a reward model that starts as a copy of ``policy``."""
-  networks = Networks(policy=jax.tree.map(jnp.copy, policy), value=None)
-  return TrainState(jnp.zeros((), jnp.int32), networks, optimizer.init(networks), None)
+def _fresh(weights: Weights, optimizer: optax.GradientTransformation | None) -> Network:
+  return Network(weights, None if optimizer is None else optimizer.init(weights))
 
 
 def _masked(value: Any) -> bool:

@@ -23,14 +23,15 @@ from agentjax.files import CheckpointError
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.keys import Address
 from agentjax.rollout.stream import StreamState
+from agentjax.signals.teacher import template_fingerprint
 from agentjax.training import processes
+from agentjax.training.build import Parts
 from agentjax.training.experiment import RLStage
-from agentjax.training.parts import Parts
-from agentjax.training.teacher import template_fingerprint
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.store import StoreWriter, read_store
 
 _EPISODES, _MANIFEST, _FORMAT = "episodes.log", "manifest.json", 3
+WRITTEN_BY = "agentjax recipes.lightning_opd.distill"  # the command, for messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
   file = pathlib.Path(folder) / _MANIFEST
   if not file.is_file():
     raise CheckpointError(
-      f"{folder} holds no {_MANIFEST}; allowed: a folder written by python -m agentjax.distill."
+      f"{folder} holds no {_MANIFEST}; allowed: a folder written by {WRITTEN_BY}."
     )
   values = json.loads(file.read_text())
   if values.pop("format", None) != _FORMAT:
@@ -157,7 +158,7 @@ def check_manifest(manifest: Manifest, parts: Parts, path: str = "config.rl.roll
     if stored != here:
       raise ConfigError(
         f"{path}={experiment.rl.rollouts!r} was made with {name} {str(stored)[:12]} and this run "
-        f"has {str(here)[:12]}; allowed: {allowed}. Make it anew with python -m agentjax.distill."
+        f"has {str(here)[:12]}; allowed: {allowed}. Make it anew with {WRITTEN_BY}."
       )
   for phase in experiment.rl.all_phases:
     if phase.objective.distillation is not None:
@@ -179,7 +180,7 @@ def _check_answers(
   raise ConfigError(
     f"{path}={stage.rollouts!r} has {_words(manifest)} and config.rl.objective.distillation "
     f"(form, top_k, candidates) asks for {_words(settings)}; allowed: what is stored, or fewer "
-    "candidates. Change that, or make the folder anew with python -m agentjax.distill."
+    f"candidates. Change that, or make the folder anew with {WRITTEN_BY}."
   )
 
 

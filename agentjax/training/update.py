@@ -18,6 +18,7 @@ import optax
 
 from agentjax.models import (
   ModelConfig,
+  TokenScores,
   TokenSets,
   forward,
   score_tokens,
@@ -28,11 +29,11 @@ from agentjax.models.lora import LoraConfig
 from agentjax.models.param_ops import qk_clip_scales, rescale
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import Objective, Prepared
+from agentjax.signals.teacher import TeacherHead, TeacherTargets, teacher_divergences
 from agentjax.training.auxiliary import WholeBatch, auxiliary_losses, count_batch
 from agentjax.training.nonfinite import count_nonfinite
 from agentjax.training.optimizer import bad_steps, scale_masters
-from agentjax.training.state import Networks, TrainState, full_policy
-from agentjax.training.teacher import TeacherHead, TeacherTargets, teacher_divergences
+from agentjax.training.state import Network, TrainState, Weights, full_policy
 from agentjax.trajectory.experts import unrecorded
 
 Array = jax.Array
@@ -43,7 +44,7 @@ class UpdateBatch:
   """What one update reads: rows of tokens, and what ``prepare`` says of them. Arrays [B, T].
 
   ``experts`` are [B, T, routers, choices] as in ``Batch``; None lets the routers choose. ``depths``
-  are the iterations of a looped core (``models.sample_depths``); None is its fixed depth. ``kept``
+  are the iterations of a looped core (``models.PassKind``); None is its fixed depth. ``kept``
   are the places of the tokens that are scored (``score_tokens``); None scores all. ``teacher`` is
   what a teacher says of those; with ``sets`` the softmax of those runs over these tokens alone.
   """
@@ -87,7 +88,7 @@ class UpdateSettings:
 
 
 Update = Callable[..., tuple[TrainState, dict[str, Array], Array]]
-Score = Callable[[Networks, Array, Array, Array, Array | None, int], tuple[Array, Array]]
+Score = Callable[[Weights, Array, Array, Array, Array | None, Array], tuple[Array, Array]]
 
 
 def micro_rows(needed: int, rows: int) -> int:
@@ -118,6 +119,7 @@ def make_update(
   objective: Objective,
   settings: UpdateSettings,
   placed: TrainState,
+  network: str = "policy",
 ) -> Update:
   """Builds ``update(state, micro_batches, count) -> (state, metrics, log_probs)``, state donated.
 
@@ -129,6 +131,7 @@ def make_update(
     objective: maps LossInputs to (summed loss, summed metrics).
     settings: see UpdateSettings.
     placed: shardings of the state.
+    network: name of the one that is trained.
 
   Returns:
     A function whose ``micro_batches`` are [M, rows, T] arrays; the first ``count`` are used.
@@ -146,21 +149,123 @@ def make_update(
     settings = dataclasses.replace(settings, qk_clip=None, router_bias_rate=0.0)
   if settings.qk_clip is not None:
     config = dataclasses.replace(config, record_max_scores=True)
+  parts = _UpdateParts(config, objective, settings)
 
-  def loss_fn(
-    networks: Networks,
+  def update(
+    state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
+  ):
+    old, reference = state.networks[network], state.reference
+    if old.weights.value is None:  # a critic of its own has learnt from them
+      batches = dataclasses.replace(batches, prepared=batches.prepared.without_targets())
+    grads, gathered = parts.gradients(old.weights, reference, batches, count, head)
+    changes, opt_state = optimizer.update(grads, old.opt_state, old.weights)
+    new = Network(optax.apply_updates(old.weights, changes), opt_state)
+    if settings.only_values:
+      kept = _keep_policy(opt_state, old.opt_state)
+      new = Network(dataclasses.replace(new.weights, policy=old.weights.policy), kept)
+    bad = bad_steps(new.opt_state)
+    new, clipping = parts.clip_attention(new, gathered.largest.scores, bad == 0)
+    new = parts.move_router_bias(new, gathered.sums.load, bad == 0)
+    metrics = {
+      **gathered.sums.metrics,
+      **clipping,
+      "mismatch/max": gathered.largest.gap,
+      "grad_norm": optax.tree.norm(grads),
+      "update_norm": optax.tree.norm(changes),
+      "bad_steps": bad.astype(jnp.float32),
+    }
+    load = gathered.sums.load
+    if load is not None:
+      metrics["router_imbalance"] = jnp.max(load.max(-1) / jnp.maximum(load.mean(-1), 1e-9))
+    return state.with_network(network, new), metrics, gathered.log_probs
+
+  return jax.jit(update, donate_argnums=0, out_shardings=(placed, None, None))
+
+
+class _Sums(NamedTuple):
+  """What adds up over micro-batches."""
+
+  metrics: dict[str, Array]
+  load: Array | None  # [routers, experts]
+
+
+class _Largest(NamedTuple):
+  """What is the largest of all micro-batches."""
+
+  gap: Array
+  scores: Array | None  # [attentions, heads]
+
+
+class _Gathered(NamedTuple):
+  """What the loss of a micro-batch, or of all, gives besides its gradient."""
+
+  sums: _Sums
+  largest: _Largest
+  log_probs: Array  # of the micro-batch [rows, T], or of all [M, rows, T]
+
+
+@dataclasses.dataclass(frozen=True)
+class _UpdateParts:
+  """The parts of an update, traced one after the other; arguments are those of ``make_update``."""
+
+  config: ModelConfig
+  objective: Objective
+  settings: UpdateSettings
+
+  def gradients(
+    self,
+    weights: Weights,
+    reference: Any,
+    batches: UpdateBatch,
+    count: Array,
+    head: TeacherHead | None,
+  ) -> tuple[Any, _Gathered]:
+    """The gradient of the whole batch in float32, summed over ``count`` micro-batches."""
+    tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
+    load = None
+    if self.settings.balance_coefficient:
+      load = self._whole_load(weights, reference, batches, count)
+    whole = WholeBatch(tokens, sequences, load)
+
+    def step(i: Array | int) -> tuple[Any, _Gathered]:
+      gradient = jax.grad(self._loss, has_aux=True)
+      return gradient(weights, reference, _take(batches, i), whole, head)
+
+    def body(i: Array, carry: tuple[Any, _Gathered]) -> tuple[Any, _Gathered]:
+      grads, (sums, largest, log_probs) = carry
+      more_grads, (more_sums, more_largest, scored) = step(i)
+      return (
+        # Gradients of narrow parameters add up in float32.
+        jax.tree.map(jnp.add, grads, more_grads),
+        _Gathered(
+          jax.tree.map(jnp.add, sums, more_sums),
+          jax.tree.map(jnp.maximum, largest, more_largest),
+          jax.lax.dynamic_update_index_in_dim(log_probs, scored, i, 0),
+        ),
+      )
+
+    sum_shapes, largest_shapes, _ = jax.eval_shape(step, 0)[1]
+    unscored = jnp.zeros(batches.token_ids.shape, jnp.float32)
+    empty = _Gathered(_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf), unscored)
+    no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights)
+    return jax.lax.fori_loop(0, count, body, (no_grads, empty))
+
+  def _loss(
+    self,
+    networks: Weights,
     reference: Any,
     batch: UpdateBatch,
     whole: WholeBatch,
     head: TeacherHead | None,
-  ):
-    fixed = batch.prepared
+  ) -> tuple[Array, _Gathered]:
+    """The loss of one micro-batch."""
+    fixed, settings = batch.prepared, self.settings
     if settings.only_values:
       networks = dataclasses.replace(networks, policy=jax.lax.stop_gradient(networks.policy))
     policy = full_policy(networks, reference, settings.lora)
     scores = score_tokens(
       policy,
-      config,
+      self.config,
       batch.token_ids,
       fixed.segment_ids,
       batch.positions,
@@ -170,26 +275,14 @@ def make_update(
       kept=batch.kept,
       sets=batch.sets,
     )
-    divergences = None
-    if batch.teacher is not None:
-      assert batch.kept is not None and settings.distillation is not None
-      divergences = teacher_divergences(
-        policy,
-        config,
-        scores.hidden,
-        batch.kept,
-        batch.teacher,
-        head,
-        settings.distillation,
-        settings.temperature,
-      )
+    divergences = self._divergences(policy, scores, batch, head)
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
     inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
-    loss, metrics = objective(inputs)
+    loss, metrics = self.objective(inputs)
     metrics = metrics | count_nonfinite(inputs, loss)
-    beside = auxiliary_losses(scores, policy, config, batch, whole, settings)
+    beside = auxiliary_losses(scores, policy, self.config, batch, whole, settings)
     loss = loss + beside.total
     gap = jnp.abs(scores.log_probs - fixed.behaviour_log_probs)
     gap = jnp.where(fixed.weights > 0, gap, 0.0)
@@ -203,17 +296,38 @@ def make_update(
     if scores.routing is not None:
       sums["router_dropped"] = scores.dropped
     largest = _Largest(gap.max(), scores.max_scores)
-    return loss, (_Sums(sums, beside.load), largest, scores.log_probs)
+    return loss, _Gathered(_Sums(sums, beside.load), largest, scores.log_probs)
 
-  def whole_load(state: TrainState, batches: UpdateBatch, count: Array) -> Array:
+  def _divergences(
+    self, policy: Any, scores: TokenScores, batch: UpdateBatch, head: TeacherHead | None
+  ) -> Array | None:
+    """[B, T] from the batch's teacher; None without one."""
+    if batch.teacher is None:
+      return None
+    distillation = self.settings.distillation
+    assert batch.kept is not None and distillation is not None
+    return teacher_divergences(
+      policy,
+      self.config,
+      scores.hidden,
+      batch.kept,
+      batch.teacher,
+      head,
+      distillation,
+      self.settings.temperature,
+    )
+
+  def _whole_load(
+    self, weights: Weights, reference: Any, batches: UpdateBatch, count: Array
+  ) -> Array:
     """Tokens that the whole batch sends to each expert, by a forward pass of its own."""
-    policy = full_policy(state.networks, state.reference, settings.lora)
+    policy = full_policy(weights, reference, self.settings.lora)
 
     def load(i: Array | int) -> Array:
       one = _take(batches, i)
       ids = (one.token_ids, one.prepared.segment_ids, one.positions)
       routing = forward(
-        policy, config, *ids, experts=replayed(one.experts), depths=one.depths
+        policy, self.config, *ids, experts=replayed(one.experts), depths=one.depths
       ).routing
       assert routing is not None
       return routing.load
@@ -221,69 +335,30 @@ def make_update(
     zeros = _filled(jax.eval_shape(load, 0), 0)
     return jax.lax.fori_loop(0, count, lambda i, total: total + load(i), zeros)
 
-  def update(
-    state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
-  ):
-    tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
-    load = whole_load(state, batches, count) if settings.balance_coefficient else None
-    whole = WholeBatch(tokens, sequences, load)
+  def clip_attention(
+    self, network: Network, scores: Array | None, healthy: Array
+  ) -> tuple[Network, dict[str, Array]]:
+    """Scales queries and keys of heads whose largest score is above ``qk_clip``; and metrics."""
+    if self.settings.qk_clip is None:
+      return network, {}
+    assert scores is not None  # the forward pass records them
+    weights = network.weights
+    scales, clipped = qk_clip_scales(
+      weights.policy, self.config, jnp.where(healthy, scores, 0), threshold=self.settings.qk_clip
+    )
+    untouched = jax.tree.map(lambda _: None, weights.value)
+    opt_state = scale_masters(network.opt_state, Weights(policy=scales, value=untouched))
+    weights = dataclasses.replace(weights, policy=rescale(weights.policy, scales))
+    metrics = {"qk_clip/max": jnp.max(scores), "qk_clip/heads": clipped}
+    return Network(weights, opt_state), metrics
 
-    def step(i: Array | int):
-      return jax.grad(loss_fn, has_aux=True)(
-        state.networks, state.reference, _take(batches, i), whole, head
-      )
-
-    def body(i: Array, carry):
-      grads, (sums, largest, log_probs) = carry
-      more_grads, (more_sums, more_largest, scored) = step(i)
-      return (
-        # Gradients of narrow parameters add up in float32.
-        jax.tree.map(jnp.add, grads, more_grads),
-        (
-          jax.tree.map(jnp.add, sums, more_sums),
-          jax.tree.map(jnp.maximum, largest, more_largest),
-          jax.lax.dynamic_update_index_in_dim(log_probs, scored, i, 0),
-        ),
-      )
-
-    sum_shapes, largest_shapes, _ = jax.eval_shape(step, 0)[1]
-    unscored = jnp.zeros(batches.token_ids.shape, jnp.float32)
-    empty = (_filled(sum_shapes, 0), _filled(largest_shapes, -jnp.inf), unscored)
-    no_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), state.networks)
-    grads, (sums, largest, log_probs) = jax.lax.fori_loop(0, count, body, (no_grads, empty))
-    changes, opt_state = optimizer.update(grads, state.opt_state, state.networks)
-    networks = optax.apply_updates(state.networks, changes)
-    if settings.only_values:
-      networks = dataclasses.replace(networks, policy=state.networks.policy)
-      opt_state = _keep_policy(opt_state, state.opt_state)
-    healthy = bad_steps(opt_state) == 0  # a skipped update changes nothing at all
-    clipping = {}
-    if settings.qk_clip is not None:
-      scales, clipped = qk_clip_scales(
-        networks.policy, config, jnp.where(healthy, largest.scores, 0), threshold=settings.qk_clip
-      )
-      networks = dataclasses.replace(networks, policy=rescale(networks.policy, scales))
-      untouched = jax.tree.map(lambda _: None, networks.value)
-      opt_state = scale_masters(opt_state, Networks(policy=scales, value=untouched))
-      clipping = {"qk_clip/max": jnp.max(largest.scores), "qk_clip/heads": clipped}
-    if settings.router_bias_rate and sums.load is not None:
-      rate = jnp.where(healthy, settings.router_bias_rate, 0.0)
-      moved = update_router_bias(networks.policy, config, sums.load, rate)
-      networks = dataclasses.replace(networks, policy=moved)
-    metrics = {
-      **sums.metrics,
-      **clipping,
-      "mismatch/max": largest.gap,
-      "grad_norm": optax.tree.norm(grads),
-      "update_norm": optax.tree.norm(changes),
-      "bad_steps": bad_steps(opt_state).astype(jnp.float32),
-    }
-    if sums.load is not None:
-      uneven = sums.load.max(-1) / jnp.maximum(sums.load.mean(-1), 1e-9)
-      metrics["router_imbalance"] = jnp.max(uneven)
-    return dataclasses.replace(state, networks=networks, opt_state=opt_state), metrics, log_probs
-
-  return jax.jit(update, donate_argnums=0, out_shardings=(placed, None, None))
+  def move_router_bias(self, network: Network, load: Array | None, healthy: Array) -> Network:
+    """Moves the bias of the routers against the load; not after a skipped update."""
+    if not self.settings.router_bias_rate or load is None:
+      return network
+    rate = jnp.where(healthy, self.settings.router_bias_rate, 0.0)
+    moved = update_router_bias(network.weights.policy, self.config, load, rate)
+    return Network(dataclasses.replace(network.weights, policy=moved), network.opt_state)
 
 
 def make_score(config: ModelConfig, temperature: float) -> Score:
@@ -295,7 +370,7 @@ def make_score(config: ModelConfig, temperature: float) -> Score:
   """
 
   def score(
-    networks: Networks,
+    networks: Weights,
     token_ids: Array,
     segment_ids: Array,
     positions: Array,
@@ -332,26 +407,12 @@ def replayed(experts: Array | None) -> Array | None:
   return jnp.moveaxis(jnp.where(ids == unrecorded(experts.dtype), -1, ids), -2, 0)
 
 
-def state_values(networks: Networks, hidden: Array) -> Array:
+def state_values(networks: Weights, hidden: Array) -> Array:
   """[B, T] values of the states in which each token was chosen: read off the token before it.
 
   The first token of a row has no state before it and gets 0; its weight is 0 as well.
   """
   return jnp.pad(values(networks.value, hidden)[:, :-1], ((0, 0), (1, 0)))
-
-
-class _Sums(NamedTuple):
-  """What adds up over micro-batches."""
-
-  metrics: dict[str, Array]
-  load: Array | None  # [routers, experts]
-
-
-class _Largest(NamedTuple):
-  """What is the largest of all micro-batches."""
-
-  gap: Array
-  scores: Array | None  # [attentions, heads]
 
 
 def _keep_policy(new: Any, old: Any) -> Any:

@@ -18,7 +18,7 @@ from absl import logging
 from agentjax.config import ConfigError, check, differing_fields
 from agentjax.files import write_atomically
 from agentjax.training.checkpoint import CheckpointStore
-from agentjax.training.experiment import Experiment
+from agentjax.training.experiment import Experiment, read_experiment, write_experiment
 from agentjax.training.extended import (
   EXTENSIONS_FILE,
   Description,
@@ -95,7 +95,7 @@ def keep_settings(
   directory: pathlib.Path, experiment: Experiment, description: Description
 ) -> None:
   """Writes down what the run goes on with; once all of it has been accepted."""
-  write_atomically(directory / CONFIG_FILE, json.dumps(experiment.to_dict(), indent=2) + "\n")
+  write_atomically(directory / CONFIG_FILE, write_experiment(experiment))
   write_description(directory, description)
 
 
@@ -189,17 +189,17 @@ def _fixed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_config(file: pathlib.Path) -> dict[str, Any]:
-  """A saved config; fields that are newer than it have their defaults."""
+  """A saved config; fields that are newer than it have their defaults.
+
+  Raises:
+    ConfigError: it is damaged, or of another version.
+  """
   try:
-    values = json.loads(file.read_text())
-  except ValueError as error:
+    experiment = read_experiment(file.read_bytes(), str(file))
+  except ConfigError as error:
     raise ConfigError(
-      f"{file} is damaged ({error}); put back a copy, or give another --workdir."
+      f"{error} Or put back a copy of {file}, or give another --workdir."
     ) from error
-  try:
-    experiment = Experiment.from_dict(values)
-  except ConfigError:
-    return values  # by another version; what differs is named
   experiment.make_paths_absolute()
   return json.loads(json.dumps(experiment.to_dict()))
 

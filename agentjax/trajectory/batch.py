@@ -65,6 +65,12 @@ class Batch:
     rows = (self.num_sequences,) if of_sequence else self.token_ids.shape
     return column_or_fill(self.columns, name, rows)
 
+  def with_columns(self, values: Mapping[str, Any]) -> Batch:
+    """With these columns beside its own, or in the place of its own."""
+    core = {name: value for name, value in values.items() if get_column(name).core}
+    others = {name: value for name, value in values.items() if name not in core}
+    return dataclasses.replace(self, **core, columns={**self.columns, **others})
+
   def without(self, *names: str) -> Batch:
     """Without these columns, where it has them."""
     return dataclasses.replace(

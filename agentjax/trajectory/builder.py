@@ -25,7 +25,17 @@ from agentjax.trajectory.columns import (
   value_or_fill,
 )
 from agentjax.trajectory.experts import fit
-from agentjax.trajectory.record import Flag, Reward, Segment, Status, ToolRecord, Trajectory
+from agentjax.trajectory.record import (
+  AGENT,
+  POLICY,
+  Flag,
+  Outcome,
+  Reward,
+  Segment,
+  Status,
+  ToolRecord,
+  Trajectory,
+)
 
 LAST = -1  # as a parent: the segment appended last, or none where it would be the first
 
@@ -106,8 +116,9 @@ class TrajectoryBuilder:
     *,
     weight: float = 0.0,
     parent: int | None = LAST,
-    agent: str = "agent",
-    policy: str = "policy",
+    calls: int = 0,
+    agent: str = AGENT,
+    policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
@@ -121,6 +132,7 @@ class TrajectoryBuilder:
       weight: loss weight of each token; 1 for what a demonstration teaches, and then an "assistant"
         segment counts as a model call.
       parent: index of the segment this continues; None starts a root.
+      calls: model calls before a root, where a history was rewritten; turns are counted on.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
       columns: by name what else is known, see ``set_columns``.
 
@@ -135,7 +147,7 @@ class TrajectoryBuilder:
     n = len(ids)
     return self._add(
       owner,
-      calls=int(owner == "assistant" and weight > 0),
+      calls=int(owner == "assistant" and weight > 0) + (calls if parent is None else 0),
       token_ids=ids,
       sampled=np.zeros(n, np.bool_),
       weights=np.full(n, weight, np.float32),
@@ -160,8 +172,8 @@ class TrajectoryBuilder:
     *,
     weights: Sequence[float] | np.ndarray | None = None,
     parent: int | None = LAST,
-    agent: str = "agent",
-    policy: str = "policy",
+    agent: str = AGENT,
+    policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
     flags: Iterable[Flag] = (),
@@ -205,14 +217,6 @@ class TrajectoryBuilder:
       flags=frozenset(flags),
       columns=columns,
     )
-
-  def path_ids(self, index: int | None = None) -> np.ndarray:
-    """int32 ids from the root to segment ``index`` (default the last): the context as it stands."""
-    if not self._trajectory.segments:
-      return np.zeros(0, np.int32)
-    last = len(self._trajectory.segments) - 1
-    chain = path(self._trajectory, last if index is None else index)
-    return np.concatenate([self._trajectory.segments[i].token_ids for i in chain])
 
   def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
     """Notes what the routers chose for the tokens from the root to segment ``index``.
@@ -263,10 +267,11 @@ class TrajectoryBuilder:
     metadata: dict[str, Any] | None = None,
     turn_rewards: dict[str, list[float | None]] | None = None,
     columns: Mapping[str, Any] | None = None,
+    agents: Mapping[str, Outcome] | None = None,
   ) -> Trajectory:
     """The checked trajectory. ``reward`` None means it is invalid until a reward graph ran.
 
-    ``columns`` are those of sequences, one value each.
+    ``columns`` are those of sequences, one value each; ``agents`` as in ``Trajectory``.
 
     Raises:
       ColumnError: an unknown column.
@@ -283,6 +288,7 @@ class TrajectoryBuilder:
       metadata={} if metadata is None else metadata,
       turn_rewards={} if turn_rewards is None else turn_rewards,
       columns=_cast(columns),
+      agents={} if agents is None else agents,
     )
     check_trajectory(trajectory)
     return trajectory
@@ -326,15 +332,6 @@ def leaves(trajectory: Trajectory) -> tuple[int, ...]:
   """Indices of the segments that nothing continues, in order."""
   parents = {segment.parent for segment in trajectory.segments}
   return tuple(i for i in range(len(trajectory.segments)) if i not in parents)
-
-
-def children(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
-  """For every segment the indices of those that continue it."""
-  result: list[list[int]] = [[] for _ in trajectory.segments]
-  for i, segment in enumerate(trajectory.segments):
-    if segment.parent is not None:
-      result[segment.parent].append(i)
-  return tuple(tuple(c) for c in result)
 
 
 def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:

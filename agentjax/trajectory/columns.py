@@ -295,6 +295,13 @@ _RECORDED = (
     in_loss=False,
   ),
   Column(
+    "replayed",
+    "bool",
+    "The episode is one of an earlier step that is trained on again: its tokens are off policy.",
+    fill=False,
+    level="sequence",
+  ),
+  Column(
     "teacher_log_probs",
     "float32",
     "Log-prob under a teacher that was asked beforehand, nats.",

@@ -97,7 +97,7 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
   the infrastructure or the verifier failed.
   """
   groups: dict[tuple[int, str, str], int] = {}
-  segments: dict[tuple[int, int, int, int], int] = {}
+  segments: dict[tuple[int, int, str, int, int], int] = {}
   result = []
   for trajectory in trajectories:
     key = (trajectory.step, trajectory.source, trajectory.group or f"task {trajectory.task_id}")
@@ -171,39 +171,6 @@ def paid_by_turn(
   return repack(placed, batch.segment_ids)
 
 
-def stage_rewards(
-  sequences: Sequence[PackedSequence], part: str, stages: int, batch: Batch
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
-
-  A sequence's last turn is the last stage, whatever its number, and has the sequence's reward; the
-  turns before it count from 0 and have what they were paid, where they were judged. Tokens that the
-  policy did not draw are of stage -1.
-
-  Args:
-    sequences: what was packed.
-    part: of the reward, earned turn by turn.
-    stages: at least as many as any sequence has turns.
-    batch: of all ``sequences``.
-  """
-  rewards = np.zeros((len(sequences), stages), np.float32)
-  known, columns = np.zeros(rewards.shape, bool), []
-  for i, sequence in enumerate(sequences):
-    drawn = sequence.versions >= 0
-    last = int(sequence.turns[drawn].max(initial=0))
-    if last >= stages:
-      raise PackingError(
-        f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
-      )
-    columns.append(np.where(drawn, np.where(sequence.turns < last, sequence.turns, stages - 1), -1))
-    paid = sequence.turn_rewards.get(part, np.full(len(sequence), np.nan, np.float32))
-    judged = ~np.isnan(paid) & (sequence.turns < last)
-    np.add.at(rewards[i], sequence.turns[judged], paid[judged])
-    known[i, sequence.turns[judged]] = True
-    rewards[i, -1], known[i, -1] = sequence.reward, sequence.valid
-  return rewards, known, repack(columns, batch.segment_ids, fill=-1).astype(np.int32)
-
-
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   """The sequence without what stands between its first token and its first weighted one.
 
@@ -249,15 +216,15 @@ def _shared(
   trajectory: Trajectory,
   branches: Sequence[int],
   tokens: TokenPath,
-  segments: dict[tuple[int, int, int, int], int],
+  segments: dict[tuple[int, int, str, int, int], int],
 ) -> np.ndarray:
   """int32 [n], a number for the segment of every token, the same in all that share it.
 
-  ``segments`` numbers them by step, task, branch and index, from 1 on.
+  ``segments`` numbers them by step, task, group, branch and index, from 1 on.
   """
   step, task_id, _ = trajectory.address
   numbers = {
-    i: segments.setdefault((step, task_id, branches[i], i), len(segments) + 1)
+    i: segments.setdefault((step, task_id, trajectory.group, branches[i], i), len(segments) + 1)
     for i in tokens.segments
   }
   lengths = [len(trajectory.segments[i]) for i in tokens.segments]
@@ -424,24 +391,6 @@ def _of_sequences(column: Column, values: Sequence[Any], places: int) -> Any:
   parts = [None if value is None else column.cast(value)[None] for value in values]
   unused = places - len(parts)
   return join_known(column, [*parts, *[None] * unused], [1] * places)
-
-
-def pack_trajectories(
-  trajectories: Sequence[Trajectory],
-  *,
-  row_length: int,
-  pad_id: int,
-  rows: int | None = None,
-  max_sequences: int | None = None,
-) -> Batch:
-  """``pack(to_sequences(trajectories), ...)``."""
-  return pack(
-    to_sequences(trajectories),
-    row_length=row_length,
-    pad_id=pad_id,
-    rows=rows,
-    max_sequences=max_sequences,
-  )
 
 
 def unpack(values: ArrayLike, segment_ids: ArrayLike, num_sequences: int) -> list[np.ndarray]:

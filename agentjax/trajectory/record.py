@@ -17,6 +17,9 @@ import numpy as np
 
 from agentjax.trajectory.columns import find_column, value_or_fill
 
+AGENT = "agent"  # the one agent of an episode that has no others
+POLICY = "policy"  # the parameter set that is trained
+
 
 class Status(enum.StrEnum):
   """How a trajectory ended."""
@@ -87,12 +90,61 @@ class ToolCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
-  """One turn of a conversation before it becomes tokens."""
+class Image:
+  """An image by its content: SHA-256 in hex, media type such as "image/png", size in pixels."""
 
-  role: str  # "system" | "user" | "assistant" | "tool"
+  sha256: str
+  media_type: str
+  width: int
+  height: int
+
+
+Part = str | Image  # of a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """One turn of a conversation before it becomes tokens.
+
+  Attributes:
+    role: "system" | "user" | "assistant" | "tool".
+    content: its text.
+    tool_calls: of an assistant's.
+    parts: texts and images in their order, where it holds images (``Message.of``); () where it is
+      text alone.
+  """
+
+  role: str
   content: str
   tool_calls: tuple[ToolCall, ...] = ()
+  parts: tuple[Part, ...] = ()
+
+  def __post_init__(self) -> None:
+    if self.parts and (self.role == "assistant" or self.content != _text_of(self.parts)):
+      raise ValueError(
+        f"a message of role {self.role!r} with the text {self.content[:80]!r} has other parts: "
+        f"{self.parts!r:.200}; allowed: parts with that text, in messages that no policy writes."
+      )
+
+  @classmethod
+  def of(cls, role: str, *parts: Part) -> Message:
+    """A message of texts and images.
+
+    Raises:
+      ValueError: images in an assistant's message.
+    """
+    if all(isinstance(part, str) for part in parts):
+      return cls(role, _text_of(parts))
+    return cls(role, _text_of(parts), parts=parts)
+
+  @property
+  def images(self) -> tuple[Image, ...]:
+    """Its images, in their order."""
+    return tuple(part for part in self.parts if isinstance(part, Image))
+
+
+def _text_of(parts: tuple[Part, ...]) -> str:
+  return "".join(part for part in parts if isinstance(part, str))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +188,8 @@ class Segment:
   entropies: np.ndarray
   versions: np.ndarray
   turn: int = 0
-  agent: str = "agent"
-  policy: str = "policy"
+  agent: str = AGENT
+  policy: str = POLICY
   parent: int | None = None
   visible_to: tuple[str, ...] = ()
   seconds: float = 0.0
@@ -163,7 +215,7 @@ class ToolRecord:
   """A tool call with its result, for the journal, replay and the trajectory viewer.
 
   ``artifacts`` are the files it made, by name the SHA-256 of the content in hex; the content stands
-  in the run's ``artifacts`` folder for a while (``trajectory.artifacts``).
+  in the run's ``artifacts`` folder for a while (``trajectory.artifacts``). ``agent`` is who called.
   """
 
   turn: int
@@ -173,6 +225,7 @@ class ToolRecord:
   output: str
   seconds: float
   artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  agent: str = AGENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +257,22 @@ MONTE_CARLO = "monte_carlo"  # part of the reward that completions from between 
 
 BRANCHES = "branches"  # in the metadata of an episode that shares its beginning with others
 
+ENDED_BY = "ended_by"  # in the metadata: which of several agents ended an episode by a breach
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What one of several agents got.
+
+  Attributes:
+    learns: its tokens carry loss; else another policy played it, and it has parts alone.
+    reward, parts: as ``Trajectory.reward`` and ``reward_parts``.
+  """
+
+  learns: bool
+  reward: Reward
+  parts: Mapping[str, Reward] = dataclasses.field(default_factory=dict)
+
 
 @dataclasses.dataclass
 class Trajectory:
@@ -218,6 +287,10 @@ class Trajectory:
   that are given for the episode as a whole have none.
 
   ``columns`` holds by name what else is known of the episode as a whole (columns of sequences).
+
+  ``agents`` holds by name what each of several agents got; it is empty where there is one. Each has
+  a tree of its own among the segments. ``reward`` and ``reward_parts`` are then means over those
+  that learn; ``trajectory.seats`` reads the agents one by one.
   """
 
   step: int
@@ -234,6 +307,7 @@ class Trajectory:
   group: str = ""  # group key of the advantage; "" means the task
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
   columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  agents: Mapping[str, Outcome] = dataclasses.field(default_factory=dict)
 
   @property
   def address(self) -> tuple[int, int, int]:

@@ -14,26 +14,16 @@ from typing import Any
 
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import (
+  AGENT,
   Flag,
+  Outcome,
   Reward,
   Segment,
   Status,
   ToolRecord,
   Trajectory,
 )
-from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError, TornTail
-
-__all__ = [
-  "RecordReader",
-  "RecordWriter",
-  "StoreError",
-  "StoreReader",
-  "StoreWriter",
-  "TornTail",
-  "from_record",
-  "read_store",
-  "to_record",
-]
+from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
 
 MAGIC = b"AJXTRAJ\0"
 VERSION = 6  # raise it when a field changes that is no column; columns come and go without
@@ -49,7 +39,7 @@ _TOOL_FIELDS = tuple(f.name for f in dataclasses.fields(ToolRecord))
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
   """All fields of ``trajectory`` as plain values and numpy arrays, for ``RecordWriter.append``."""
-  return {
+  record = {
     "step": trajectory.step,
     "task_id": trajectory.task_id,
     "sample": trajectory.sample,
@@ -65,6 +55,9 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     "metadata": trajectory.metadata,
     "columns": dict(trajectory.columns),
   }
+  if trajectory.agents:  # without them as in files that were written before there were any
+    record["agents"] = {k: _outcome_record(v) for k, v in trajectory.agents.items()}
+  return record
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
@@ -81,6 +74,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     values["reward"] = Reward(*record["reward"])
     values["reward_parts"] = {k: Reward(*v) for k, v in record["reward_parts"].items()}
     values["tools"] = [ToolRecord(**t) for t in record["tools"]]
+    values["agents"] = {k: _outcome(v) for k, v in record.get("agents", {}).items()}
     return Trajectory(**values)
   except (KeyError, TypeError) as error:
     raise ValueError(f"not the record of a trajectory: {error}") from error
@@ -97,28 +91,22 @@ class StoreWriter(RecordWriter):
     return self.append(to_record(trajectory))
 
 
-class StoreReader:
-  """Iterates over the trajectories of a file, in the order written; see ``RecordReader``."""
+def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> Iterator[Trajectory]:
+  """The trajectories in ``path``, in the order written.
 
-  def __init__(self, path: str | os.PathLike[str], *, recover_tail: bool = False) -> None:
-    self._records = RecordReader(path, MAGIC, VERSION, recover_tail=recover_tail)
+  Args:
+    path: the file.
+    recover_tail: see ``RecordReader``.
 
-  @property
-  def torn(self) -> TornTail | None:
-    """After an iteration with ``recover_tail``: what was left out at the end, or None."""
-    return self._records.torn
-
-  def __iter__(self) -> Iterator[Trajectory]:
-    for offset, record in self._records.with_offsets():
-      try:
-        yield from_record(record)
-      except ValueError as error:
-        raise StoreError(self._records.path, offset, str(error)) from error
-
-
-def read_store(path: str | os.PathLike[str], *, recover_tail: bool = False) -> StoreReader:
-  """The trajectories in ``path``. Refuses a damaged file with a StoreError that has the offset."""
-  return StoreReader(path, recover_tail=recover_tail)
+  Raises:
+    StoreError: a damaged file, with the offset.
+  """
+  records = RecordReader(path, MAGIC, VERSION, recover_tail=recover_tail)
+  for offset, record in records.with_offsets():
+    try:
+      yield from_record(record)
+    except ValueError as error:
+      raise StoreError(path, offset, str(error)) from error
 
 
 def _segment_record(segment: Segment) -> dict[str, Any]:
@@ -145,9 +133,25 @@ def _segment(record: Mapping[str, Any]) -> Segment:
 
 def _tool_record(tool: ToolRecord) -> dict[str, Any]:
   record = {name: _plain(getattr(tool, name)) for name in _TOOL_FIELDS}
+  # As in files that were written before there were any.
   if not tool.artifacts:
-    del record["artifacts"]  # as in files that were written before there were any
+    del record["artifacts"]
+  if tool.agent == AGENT:
+    del record["agent"]
   return record
+
+
+def _outcome_record(outcome: Outcome) -> dict[str, Any]:
+  return {
+    "learns": outcome.learns,
+    "reward": _reward_record(outcome.reward),
+    "parts": {k: _reward_record(v) for k, v in outcome.parts.items()},
+  }
+
+
+def _outcome(record: Mapping[str, Any]) -> Outcome:
+  parts = {k: Reward(*v) for k, v in record["parts"].items()}
+  return Outcome(record["learns"], Reward(*record["reward"]), parts)
 
 
 def _reward_record(reward: Reward) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeFloat, check
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
 WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
@@ -32,9 +32,9 @@ class WeightConfig(Config):
   """
 
   rules: tuple[WeightRule, ...] = ("role",)
-  error_factor: float = 0.0
+  error_factor: NonNegativeFloat = 0.0
   special_token_ids: tuple[int, ...] = ()
-  special_token_factor: float = 3.0
+  special_token_factor: NonNegativeFloat = 3.0
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -49,13 +49,6 @@ class WeightConfig(Config):
       f"{path}.rules",
       self.rules,
       'one of "none" and "role"; their product is "role"',
-    )
-    check(self.error_factor >= 0, f"{path}.error_factor", self.error_factor, "a number >= 0")
-    check(
-      self.special_token_factor >= 0,
-      f"{path}.special_token_factor",
-      self.special_token_factor,
-      "a number >= 0",
     )
     check(
       ("special_tokens" in self.rules) == bool(self.special_token_ids),

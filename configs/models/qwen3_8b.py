@@ -31,7 +31,7 @@ def get_config() -> Experiment:
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
     mesh=MeshConfig(fsdp=4, tensor=4),
-    engine=EngineConfig(slots=64, max_length=2048),
+    engine=EngineConfig(slots=64, max_length=2048, mesh=MeshConfig(fsdp=1, tensor=4)),
     rollout=RolloutConfig(group_size=16, max_total_tokens=2048),
     rl=RLStage(
       steps=200,

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from agentjax.envs import Action
+from agentjax.world import Action
 from benchmarks import process_rewards
 
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from agentjax.data import DataError
-from agentjax.data.code_tasks import code_task, load_mbpp, load_quixbugs
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.rewards.unit_tests import UnitTests
+from agentjax.worlds.code.tasks import code_task, load_mbpp, load_quixbugs
 
 ROW = {
   "text": "Write a function to square.",

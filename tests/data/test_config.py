@@ -1,42 +1,47 @@
-import asyncio
 import dataclasses
 import json
 import sys
 
 import pytest
 
+from agentjax.adapters.reasoning_gym.tasks import ReasoningGymConfig
+from agentjax.adapters.tfds import TfdsConfig
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, DataError, TaskSplits, load_tasks
 from agentjax.data.config import JsonlConfig, MixtureConfig
-from agentjax.data.reasoning_gym import ReasoningGymConfig, load_reasoning_gym
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.data.tfds_source import TfdsConfig
-from agentjax.data.word_problems import WordProblemConfig
+from agentjax.worlds.question.gsm8k import Gsm8kConfig
+from agentjax.worlds.question.word_problems import WordProblemConfig
 
 
 @pytest.mark.parametrize(
   ("fields", "named"),
   [
-    ({"source": "gsm8k"}, "config.data.path"),
-    ({"source": "jsonl"}, "--config.data.path=DIR"),
-    ({"source": "gsm9k"}, "config.data.source"),
+    ({"source": Gsm8kConfig()}, "config.data.path"),
+    ({"source": JsonlConfig()}, "--config.data.path=DIR"),
+    ({}, "config.data.source=None"),
+    ({"source": "gsm8k"}, "config.data.source='gsm8k' has type str"),
     ({"train_size": 0}, "config.data.train_size"),
-    ({"train_size": None}, "config.data.train_size=None; allowed: a number"),
+    ({"source": WordProblemConfig(), "train_size": None}, "train_size=None; allowed: a number"),
     ({"test_size": -1}, "config.data.test_size"),
     ({"seed": -1}, "config.data.seed"),
-    ({"source": "tfds", "path": "x"}, "config.data.tfds.name"),
-    ({"word_problems": WordProblemConfig(levels=(7,))}, "config.data.word_problems.levels"),
-    ({"jsonl": JsonlConfig(test_file="train.jsonl")}, "config.data.jsonl.test_file"),
+    ({"source": TfdsConfig(), "path": "x"}, "config.data.source.name"),
+    ({"source": WordProblemConfig(levels=(7,))}, "config.data.source.levels"),
+    ({"source": JsonlConfig(test_file="train.jsonl")}, "config.data.source.test_file"),
     (
-      {"jsonl": JsonlConfig(response_field="a", messages_field="b")},
-      "config.data.jsonl.response_field='a'; allowed: '' with",
+      {"source": JsonlConfig(response_field="a", messages_field="b")},
+      "config.data.source.response_field='a'; allowed: '' with",
     ),
-    ({"tfds": TfdsConfig(test_split="train")}, "config.data.tfds.test_split"),
-    ({"reasoning_gym": ReasoningGymConfig(parameters="{")}, "parameters='{' is not JSON"),
-    ({"reasoning_gym": ReasoningGymConfig(parameters='{"seed": 1}')}, "other than 'seed'"),
-    ({"mixture": MixtureConfig(sources=("gsm8k", "jsonl"))}, "at most one of gsm8k, jsonl, tfds"),
-    ({"mixture": MixtureConfig(weights=(1.0,))}, "config.data.mixture.weights"),
-    ({"mixture": MixtureConfig(sources=("word_problems",), weights=(1.0,))}, "two or more"),
+    ({"source": TfdsConfig(test_split="train")}, "config.data.source.test_split"),
+    ({"source": ReasoningGymConfig(parameters="{")}, "parameters='{' is not JSON"),
+    ({"source": ReasoningGymConfig(parameters='{"seed": 1}')}, "other than 'seed'"),
+    ({"source": MixtureConfig(sources=(Gsm8kConfig(), JsonlConfig()))}, "at most one that reads"),
+    ({"source": MixtureConfig()}, r"sources=\(\); allowed: two or more"),
+    (
+      {"source": MixtureConfig((WordProblemConfig(), JsonlConfig()), (1.0,)), "path": "x"},
+      "config.data.source.weights",
+    ),
+    ({"source": MixtureConfig(sources=(WordProblemConfig(),), weights=(1.0,))}, "two or more"),
   ],
 )
 def test_an_impossible_setting_is_refused_by_field_name(fields, named):
@@ -45,12 +50,12 @@ def test_an_impossible_setting_is_refused_by_field_name(fields, named):
 
 
 def test_settings_survive_json():
-  config = DataConfig(word_problems=WordProblemConfig(levels=(2,), demonstration_levels=(2,)))
+  config = DataConfig(source=WordProblemConfig(levels=(2,), demonstration_levels=(2,)))
   assert DataConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_word_problems_come_in_the_sizes_asked_for():
-  splits = load_tasks(DataConfig(train_size=7, test_size=3, seed=1))
+  splits = load_tasks(DataConfig(source=WordProblemConfig(), train_size=7, test_size=3, seed=1))
   assert (len(splits.train), len(splits.test)) == (7, 3)
 
 
@@ -60,10 +65,10 @@ def test_jsonl_files_are_found_in_the_folder(tmp_path):
   files = JsonlConfig(
     name="mine", train_file="a.jsonl", test_file="b.jsonl", question_field="q", answer_field="a"
   )
-  config = DataConfig(source="jsonl", path=str(tmp_path), train_size=None, jsonl=files)
+  config = DataConfig(path=str(tmp_path), train_size=None, source=files)
   splits = load_tasks(config)
   assert load_tasks(
-    dataclasses.replace(config, jsonl=dataclasses.replace(files, test_file=""))
+    dataclasses.replace(config, source=dataclasses.replace(files, test_file=""))
   ) == (TaskSplits(splits.train, []))
   assert [t.id for t in splits.train] == [0, 1, 2]
   assert [t.id for t in splits.test] == [FIRST_TEST_ID, FIRST_TEST_ID + 1]
@@ -72,76 +77,27 @@ def test_jsonl_files_are_found_in_the_folder(tmp_path):
 
 def test_a_missing_gsm8k_folder_names_the_file(tmp_path):
   with pytest.raises(DataError, match="nowhere/train.jsonl: no such file"):
-    load_tasks(DataConfig(source="gsm8k", path=str(tmp_path / "nowhere")))
+    load_tasks(DataConfig(source=Gsm8kConfig(), path=str(tmp_path / "nowhere")))
 
 
 def test_a_mixture_holds_each_source_with_fresh_ids():
   pytest.importorskip("reasoning_gym")
-  config = DataConfig(
-    source="mixture", train_size=40, test_size=8, mixture=MixtureConfig(weights=(3.0, 1.0))
-  )
+  source = MixtureConfig((WordProblemConfig(), ReasoningGymConfig()), (3.0, 1.0))
+  config = DataConfig(source=source, train_size=40, test_size=8)
   splits = load_tasks(config)
   sources = [t.source for t in splits.train]
   assert (sources.count("word_problems"), sources.count("reasoning_gym/chain_sum")) == (30, 10)
   assert [t.id for t in splits.test] == [FIRST_TEST_ID + i for i in range(8)]
-
-
-def gym(name, size=30, seed=0, **parameters):
-  pytest.importorskip("reasoning_gym")
-  config = ReasoningGymConfig(name, json.dumps(parameters), instruction="Answer after ####.")
-  return load_reasoning_gym(config, train_size=size, test_size=10, seed=seed)
-
-
-@pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "basic_arithmetic", "word_sorting"])
-def test_any_reasoning_gym_data_set_gives_tasks_its_verifier_accepts(name):
-  from agentjax.rewards.reasoning_gym import ReasoningGymScoring, ReasoningGymVerifier
-
-  splits = gym(name)
-  assert (len(splits.train), len(splits.test)) == (30, 10)
-  verifier = ReasoningGymVerifier(ReasoningGymScoring())
-
-  async def paid():
-    try:
-      asked = (verifier.score(t.answer, t.metadata["entry"]) for t in (*splits.train, *splits.test))
-      return {reward.value for reward in await asyncio.gather(*asked)}
-    finally:
-      await verifier.close()
-
-  assert asyncio.run(paid()) == {1.0}
-  for task in (*splits.train, *splits.test):
-    assert task.prompt[0].content.startswith("Answer after ####.\n")
-
-
-def test_reasoning_gym_splits_share_no_question_and_repeat_by_seed():
-  splits = gym("chain_sum", size=100, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  questions = [{t.prompt[0].content for t in part} for part in (splits.train, splits.test)]
-  assert not questions[0] & questions[1]
-  assert len(questions[1]) == 10
-  again = gym("chain_sum", size=100, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  assert again == splits
-  other = gym("chain_sum", size=100, seed=1, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-  assert other.train != splits.train
-
-
-def test_a_generator_without_enough_questions_is_an_error():
-  with pytest.raises(DataError, match="reasoning_gym/chain_sum: only"):
-    gym("chain_sum", size=3000, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-
-
-def test_unknown_names_and_parameters_of_reasoning_gym_are_refused():
-  with pytest.raises(ConfigError, match="config.data.reasoning_gym.name='no_such'.*chain_sum"):
-    gym("no_such")
-  with pytest.raises(ConfigError, match="chain_sum refuses them.*colour"):
-    gym("chain_sum", colour=1)
-  with pytest.raises(ConfigError, match="chain_sum refuses them"):
-    gym("chain_sum", min_terms=5, max_terms=2)
+  equal = dataclasses.replace(config, source=dataclasses.replace(source, weights=()))
+  counts = [t.source for t in load_tasks(equal).train].count("word_problems")
+  assert counts == 20
 
 
 @pytest.mark.parametrize(
   ("module", "extra", "config"),
   [
-    ("reasoning_gym", "envs", DataConfig(source="reasoning_gym")),
-    ("tensorflow_datasets", "tfds", DataConfig(source="tfds", path=".", tfds=TfdsConfig("tiny"))),
+    ("reasoning_gym", "envs", DataConfig(source=ReasoningGymConfig())),
+    ("tensorflow_datasets", "tfds", DataConfig(path=".", source=TfdsConfig("tiny"))),
   ],
 )
 def test_a_missing_extra_is_named(monkeypatch, module, extra, config):

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
+from agentjax.worlds.code.function_tasks import FunctionTaskConfig, function_tasks
 
 
 def make(train=60, test=60, seed=0, **settings):
@@ -45,5 +45,5 @@ def test_no_constant_passes_what_is_kept_back():
   "settings", [{"min_level": 0}, {"max_level": 9}, {"tests": 2}, {"shown_tests": 7}]
 )
 def test_impossible_settings_are_refused(settings):
-  with pytest.raises(ConfigError, match="function_tasks"):
+  with pytest.raises(ConfigError, match=r"config\.world\.tasks"):
     make(**settings)

@@ -125,9 +125,10 @@ def test_an_impossible_mixture_is_refused(sources, weights, reason):
 def test_reading_and_scoring_tasks_never_loads_jax():
   code = """
 import sys
-import agentjax.data.tfds_source, agentjax.envs, agentjax.rewards
+import agentjax.adapters.tfds, agentjax.world, agentjax.worlds.sql, agentjax.rewards
 from agentjax.data import DataConfig, load_tasks
-assert len(load_tasks(DataConfig(train_size=5, test_size=5)).train) == 5
+from agentjax.worlds.question.word_problems import WordProblemConfig
+assert len(load_tasks(DataConfig(WordProblemConfig(), train_size=5, test_size=5)).train) == 5
 loaded = {"jax", "flax", "tensorflow", "torch"} & set(sys.modules)
 assert not loaded, loaded
 """

@@ -13,12 +13,12 @@ import pytest
 
 from agentjax.data.config import DataConfig, load_tasks
 from agentjax.data.errors import DataError
-from agentjax.data.spider import SpiderConfig, load_spider, read_recorded_sql
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.envs.sql import SqlEnvironmentConfig, SqlJudge, read_database, read_query
-from agentjax.envs.sql_results import overlap
 from agentjax.sandbox.process import ProcessSandbox
-from agentjax.sandbox.sqlite import run_sql
+from agentjax.worlds.sql.environment import SqlJudge, SqlWorldConfig, read_database, read_query
+from agentjax.worlds.sql.results import overlap
+from agentjax.worlds.sql.spider import SpiderConfig, load_spider, read_recorded_sql
+from agentjax.worlds.sql.statements import run_sql
 
 FOLDER = pathlib.Path(os.environ.get("AGENTJAX_DATA", "")) / "sql_spider_dev"
 needs_data = pytest.mark.skipif(
@@ -60,9 +60,8 @@ def converted(tmp_path):
 
 def test_the_converted_layout_is_split_by_database(converted):
   config = DataConfig(
-    source="spider",
     path=str(converted),
-    spider=SpiderConfig(test_databases=("zoo",), demonstration="checked"),
+    source=SpiderConfig(test_databases=("zoo",), demonstration="checked"),
   )
   tasks = load_tasks(config)
   assert [t.id for t in tasks.train] == [0, 3]  # the third has no rows
@@ -171,7 +170,7 @@ async def _check(golds, pairs):
 
   Without pairs it counts the questions that no copy can check.
   """
-  config = SqlEnvironmentConfig()
+  config = SqlWorldConfig()
   sandbox = ProcessSandbox()
   try:
     judge = SqlJudge(sandbox, config)

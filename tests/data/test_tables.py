@@ -79,7 +79,7 @@ def test_every_form_gives_the_tasks_of_jsonl(tmp_path, form, fields):
 def test_a_config_names_a_split_of_a_folder(tmp_path):
   _write(tmp_path, "hub")
   files = JsonlConfig(train_file="train", test_file="test")
-  splits = load_tasks(DataConfig(source="jsonl", path=str(tmp_path), jsonl=files))
+  splits = load_tasks(DataConfig(path=str(tmp_path), source=files))
   assert [t.answer for t in splits.train] == ["1", "2", "3", "4", "5"]
   assert [t.answer for t in splits.test] == ["1"]
 

@@ -84,6 +84,6 @@ def make_engine(
 @pytest.fixture
 def slot_engine(model_config: models.ModelConfig, params: models.Params) -> SlotEngine:
   """Four slots with weights of version 0."""
-  engine = SlotEngine(model_config, sizes(), decode=text)
+  engine = SlotEngine(model_config, sizes())
   engine.publish(params, 0)
   return engine

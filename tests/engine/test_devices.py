@@ -38,7 +38,7 @@ def sampled(params, lanes):
     prefix = await engine.prefill([1, 2, 3])
     return await asyncio.gather(*(one(prefix, i) for i in range(6)))
   values = np.stack(asyncio.run(main()))
-  used = {d for lane in engine._lanes for d in lane.slots._state.logits.devices()}
+  used = {d for lane in engine.scheduler.lanes for d in lane.slots._state.logits.devices()}
   engine.close()
   return values, len(used)
 """

@@ -27,10 +27,13 @@ from agentjax.engine import (
   compile_schema,
   compile_tool_calls,
 )
-from agentjax.engine.grammar import GrammarTable
+from agentjax.engine.grammar import GrammarTable, check_fits
+from agentjax.engine.home import Home
+from agentjax.engine.request import Generation
 from agentjax.text.chat import MarkedChat
 from agentjax.text.tokenizer import SpecialTokens
 from tests.engine.conftest import sizes, text
+from tests.engine.generate import generate
 from tests.engine.test_slots import assert_same_bits, trainer_scores
 
 PIECES = [
@@ -83,14 +86,15 @@ class Pick:
 
 @pytest.fixture
 def engine(model_config, params) -> SlotEngine:
-  engine = SlotEngine(model_config, sizes(**ROOM), decode=text)
+  engine = SlotEngine(model_config, sizes(**ROOM))
   engine.publish(params, 0)
   return engine
 
 
 def sample(engine, grammar, *, count=40, seed=0, tokens=60, **sampling):
   settings = SamplingConfig(**{"temperature": 1.5, **sampling})
-  [samples] = engine.generate(
+  [samples] = generate(
+    engine,
     [[1, 2]],
     seed=seed,
     max_tokens=tokens,
@@ -223,7 +227,11 @@ def decode(engine, *requests: SampleRequest):
   slots = range(len(requests))
   engine.place(None, list(slots))
   engine.extend([(slot, np.array([1, 2], np.int32)) for slot in slots])
-  running = {slot: engine._generation(r) for slot, r in zip(slots, requests, strict=True)}
+  most = engine.config.max_stop_ids
+  running = {
+    slot: Generation(r, max_stop_ids=most, decode=text)
+    for slot, r in zip(slots, requests, strict=True)
+  }
   results = {}
   while running:
     plan = engine.idle_plan()
@@ -268,7 +276,7 @@ def test_grammars_that_do_not_fit_together_take_turns(engine, model_config, para
   asked = [request(i, grammar) for i, grammar in enumerate(grammars)]
   asked[3] = request(3, grammars[0])
   states = max(g.shape[0] for g in grammars)
-  tight = SlotEngine(model_config, sizes(**{**ROOM, "grammar_states": states}), decode=text)
+  tight = SlotEngine(model_config, sizes(**{**ROOM, "grammar_states": states}))
   tight.publish(params, 0)
   for a, b in zip(decode(engine, *asked), decode(tight, *asked), strict=True):
     assert_same_bits(a, b)
@@ -277,7 +285,7 @@ def test_grammars_that_do_not_fit_together_take_turns(engine, model_config, para
 
 def test_the_table_gives_way_to_what_is_wanted_and_starves_nobody():
   config = sizes(grammar_states=40, grammar_classes=48, grammars=2)
-  table = GrammarTable(config, 4, 48, jax.devices()[0])
+  table = GrammarTable(config, 4, 48, Home((jax.devices()[0],)))
   small = [compile_regex(f"a{{{n}}}", TOKENIZER, STOP) for n in (10, 11, 12)]
   large = compile_regex("b{35}", TOKENIZER, STOP)
   served = collections.Counter()
@@ -329,9 +337,9 @@ def test_contexts_of_the_event_loop_follow_their_grammars(make_engine):
 def test_what_cannot_work_is_refused_with_the_numbers(engine, slot_engine, model_config):
   grammar = compile_regex("[ab]{9}1", TOKENIZER, STOP)
   with pytest.raises(GrammarError, match="engine.grammar_states=0"):
-    sample(slot_engine, grammar)
+    check_fits(grammar, slot_engine.config, 48)
   with pytest.raises(GrammarError, match=r"702 states.*engine.grammar_states=600"):
-    sample(engine, compile_regex("[ab]{700}", TOKENIZER, STOP))
+    check_fits(compile_regex("[ab]{700}", TOKENIZER, STOP), engine.config, 48)
   with pytest.raises(GrammarError, match="stop_ids"):
     request(0, compile_regex("a", TOKENIZER, (7, 6)))
   with pytest.raises(GrammarError, match=r"forced_ids\[1\]"):

@@ -66,8 +66,8 @@ async def act(engine: Engine, weights, steps, tiny: bool) -> list[Trial]:
   done: list[Trial] = []
   version, calls = 0, 0
   if tiny:
-    engine._store.device_bytes = 3 * engine._lanes[0].slots.programs.state_bytes
-    engine._store.host_bytes = 6 * engine._lanes[0].slots.programs.state_bytes
+    engine.scheduler.store.device_bytes = 3 * engine.scheduler.lanes[0].slots.programs.state_bytes
+    engine.scheduler.store.host_bytes = 6 * engine.scheduler.lanes[0].slots.programs.state_bytes
 
   async def call(trial: Trial, key: int) -> None:
     sample = await trial.context.generate(SampleRequest(address_key(key, 1), 6))
@@ -101,7 +101,7 @@ async def act(engine: Engine, weights, steps, tiny: bool) -> list[Trial]:
       calls += 1
       await asyncio.gather(*(call(t, 100 * calls + i) for i, t in enumerate(ready)))
     elif kind == "fork":
-      if trial.context._pending:  # now run through the model, for all copies
+      if trial.context.state.pending:  # now run through the model, for all copies
         trial.version = version if trial.version in (version, None) else -1
       for context in await trial.context.fork(1 + which % 2):
         live.append(Trial(context, list(trial.history), trial.version))
@@ -181,12 +181,12 @@ def test_any_interleaving_gives_what_a_fresh_run_gives(world, reuse, steps, tiny
         else:
           np.testing.assert_allclose(log_probs, wanted_log_probs, atol=1e-5)
     # Nothing is left behind: every slot is free, and only known prefixes are stored.
-    assert sorted(len(lane.free) for lane in engine._lanes) == [4] * lanes
-    assert all(not lane.jobs and not lane.idle for lane in engine._lanes)
+    assert sorted(len(lane.free) for lane in engine.scheduler.lanes) == [4] * lanes
+    assert all(not lane.jobs and not lane.idle for lane in engine.scheduler.lanes)
   finally:
     engine.close()
   assert engine.waiting == 0
   trials.clear()
   gc.collect()  # the end of the event loop may have cut a cycle short
-  blank = engine._lanes[0].slots.programs.state_bytes * lanes
+  blank = engine.scheduler.lanes[0].slots.programs.state_bytes * lanes
   assert sum(engine.stored_bytes) <= blank

@@ -15,7 +15,8 @@ import pytest
 from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig, SlotEngine, compile_schema
-from tests.engine.conftest import sizes, text
+from tests.engine.conftest import sizes
+from tests.engine.generate import generate
 from tests.engine.test_grammar import ROOM, SCHEMA, STOP, TOKENIZER, decode
 from tests.engine.test_grammar import request as bound
 from tests.engine.test_scheduler import PROMPTS, assert_same_bits, episode, request, run_episodes
@@ -53,7 +54,7 @@ def params(untouched) -> models.Params:
 
 @pytest.fixture
 def drafting(model_config, params) -> SlotEngine:
-  engine = SlotEngine(model_config, sizes(speculate="mtp"), decode=text)
+  engine = SlotEngine(model_config, sizes(speculate="mtp"))
   engine.publish(params, 0)
   return engine
 
@@ -72,7 +73,7 @@ def test_tokens_and_log_probs_are_those_without_drafts(slot_engine, drafting, se
   }
   prompts = [*PROMPTS, [2], [1] * 60, [1] * 64]
   assert_same_tokens(
-    drafting.generate(prompts, **asked), slot_engine.generate(prompts, **asked), atol=1e-5
+    generate(drafting, prompts, **asked), generate(slot_engine, prompts, **asked), atol=1e-5
   )
 
 
@@ -89,10 +90,10 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
     for slot in range(3):
       ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]
       drafting.extend([(slot, np.array([turn], np.int32))])
-  found = jax.device_get(drafting._state.ahead)
+  found = jax.device_get(drafting._state.mtp_cache)
   drafting.place(None, [0, 1, 2, 3])
   drafting.extend([(slot, np.array(held, np.int32)) for slot, held in enumerate(ids)])
-  expected = jax.device_get(drafting._state.ahead)
+  expected = jax.device_get(drafting._state.mtp_cache)
   for slot, held in enumerate(ids):
     np.testing.assert_allclose(found.states[slot], expected.states[slot], atol=2e-5)
     for depth in range(2):
@@ -103,9 +104,9 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
 
 
 def test_order_slots_and_neighbours_change_no_bit(drafting):
-  together = drafting.generate(PROMPTS, seed=3, max_tokens=17)
+  together = generate(drafting, PROMPTS, seed=3, max_tokens=17)
   for i in (1, 4, 5):
-    alone = drafting.generate([[1]] * i + [PROMPTS[i]], seed=3, max_tokens=17)
+    alone = generate(drafting, [[1]] * i + [PROMPTS[i]], seed=3, max_tokens=17)
     assert_same_bits(together[i], alone[i])
 
 
@@ -171,7 +172,7 @@ def test_grammars_forced_ids_and_drafts_go_together(model_config, params):
   grammar = compile_schema(SCHEMA, TOKENIZER, STOP)
   engines = []
   for speculate in ("none", "mtp"):
-    engine = SlotEngine(model_config, sizes(**ROOM, speculate=speculate), decode=text)
+    engine = SlotEngine(model_config, sizes(**ROOM, speculate=speculate))
     engine.publish(params, 0)
     engines.append(engine)
   asked = [bound(0, grammar), bound(1, None), bound(2, grammar)]
@@ -187,7 +188,7 @@ def test_grammars_forced_ids_and_drafts_go_together(model_config, params):
 def test_compilation_stays_bounded(drafting):
   drafting.warmup()
   before = dict(drafting.programs.traces)
-  drafting.generate(PROMPTS, seed=0, max_tokens=9, sampling=SamplingConfig(top_k=3))
+  generate(drafting, PROMPTS, seed=0, max_tokens=9, sampling=SamplingConfig(top_k=3))
   assert dict(drafting.programs.traces) == before
   assert set(before.values()) == {1}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentjax.engine.prefix_cache import Entry, PrefixCache
+from agentjax.engine.prefix_cache import Entry, ImageKeys, PrefixCache, token_ids
 from agentjax.engine.store import Snapshot, Stored
 
 GRID = 4
@@ -98,3 +98,45 @@ def test_a_fresh_context_takes_the_place_of_another_and_not_the_other_way_round(
   cache.insert(array([1, 2]), second)
   assert cache.find(array([1, 2]))[1] is (second if fresh else first)
   assert len(cache) == 1
+
+
+@st.composite
+def requests(draw):
+  """Ids, and images at some of their places."""
+  ids = draw(Ids)
+  places = draw(st.sets(st.integers(0, len(ids) - 1), max_size=3))
+  return ids, tuple((place, draw(st.sampled_from("ab"))) for place in sorted(places))
+
+
+@given(requests(), requests())
+def test_two_requests_share_what_stands_before_another_token_or_image(first, second):
+  keys = ImageKeys()
+  cache = tree(any_history=True, attention_only=True)
+  (ids, images), (others, other_images) = first, second
+  cache.insert(keys.of(array(ids), images), entry(len(ids)))
+  over_ids = next(
+    (i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
+    min(len(ids), len(others)),
+  )
+  differing = set(images) ^ set(other_images)
+  over_images = min((place for place, _ in differing), default=len(others))
+  shared = min(over_ids, over_images)
+  found = cache.find(keys.of(array(others), other_images))
+  # A whole entry serves all it has; of a longer one never the last token that is asked for.
+  usable = shared if shared == len(ids) else min(shared, len(others) - 1)
+  assert (0 if found is None else found[0]) == usable
+
+
+@given(requests())
+def test_keys_hold_the_ids(asked):
+  ids, images = asked
+  keys = ImageKeys().of(array(ids), images)
+  found = token_ids(keys)
+  assert found.dtype == np.int32 and found.tolist() == list(ids)
+  assert (keys is not found) == bool(images)
+
+
+@pytest.mark.parametrize("images", [((3, "a"),), ((-1, "a"),), ((0, "a"), (0, "b"))])
+def test_images_stand_at_places_of_the_request(images):
+  with pytest.raises(ValueError, match="of 3 tokens; allowed: places of 0 to 2, each once"):
+    ImageKeys().of(array([1, 2, 0]), images)

@@ -91,15 +91,15 @@ import jax.monitoring
 import numpy as np
 import pytest
 from agentjax import models
-from agentjax.engine import Engine, EngineConfig, slots
+from agentjax.engine import Engine, EngineConfig, publish
 from agentjax.sharding import MeshConfig, make_mesh, shardings
 from tests.engine.test_publish import MODEL
-compiled, gathered = [], []
+compiled, moved = [], []
 jax.monitoring.register_event_duration_secs_listener(
   lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else 0
 )
-gather = slots._gather
-slots._gather = lambda mesh: gathered.append(mesh) or gather(mesh)
+reshard = publish._reshard
+publish._reshard = lambda leaves, targets: moved.append(len(leaves)) or reshard(leaves, targets)
 mesh = make_mesh(MeshConfig(data=1, fsdp=4))
 specs = models.param_specs(MODEL)
 init = jax.jit(lambda key: models.init(MODEL, key), out_shardings=shardings(specs, mesh))
@@ -112,20 +112,19 @@ for version, params in enumerate(published):
   engine.publish(params, version)
   counts.append(len(compiled) - before)
 expected = jax.jit(lambda key: models.init(MODEL, key))(jax.random.key(2))
-lanes = engine._weights
-assert set(lanes) == set(jax.local_devices()), lanes
-for device, weights in lanes.items():
+lanes = engine.scheduler._weights
+assert [home.devices for home in lanes] == [(device,) for device in jax.local_devices()], lanes
+for (device,), weights in ((home.devices, weights) for home, weights in lanes.items()):
   for leaf in jax.tree.leaves(weights.params):
     assert leaf.devices() == {device}
-  wanted = engine._lanes[0].slots.programs.prepare(jax.device_put(expected, device))
+  wanted = engine.scheduler.lanes[0].slots.programs.prepare(jax.device_put(expected, device))
   jax.tree.map(np.testing.assert_array_equal, weights.params, wanted)
-sharded = sum(not x.is_fully_addressable for x in jax.tree.leaves(published[0]))
-print("RESULT", json.dumps([counts, len(gathered), 3 * sharded]))
+print("RESULT", json.dumps([counts, moved]))
 """
 
 
 @pytest.mark.slow
-def test_processes_gather_each_array_once_and_compile_that_once():
+def test_processes_move_all_arrays_by_one_program_that_is_compiled_once():
   environment = {
     **os.environ,
     "JAX_PLATFORMS": "cpu",
@@ -147,6 +146,6 @@ def test_processes_gather_each_array_once_and_compile_that_once():
   for child, output in zip(children, outputs, strict=True):
     assert child.returncode == 0, output[-3000:]
     (line,) = [line for line in output.splitlines() if line.startswith("RESULT")]
-    (first, *later), gathered, arrays = json.loads(line.removeprefix("RESULT"))
+    (first, *later), moved = json.loads(line.removeprefix("RESULT"))
     assert first > 0 and later == [0, 0]
-    assert gathered == arrays > 0
+    assert len(moved) == 3 and moved[0] > 0, "one program moves all arrays of a publication"

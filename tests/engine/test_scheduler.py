@@ -60,7 +60,7 @@ def run_episodes(engine, order, *, pause=0.0) -> dict[int, list[Sample]]:
 
 
 def free_slots(engine) -> int:
-  return sum(len(lane.free) for lane in engine._lanes)
+  return sum(len(lane.free) for lane in engine.scheduler.lanes)
 
 
 def test_schedule_slots_lanes_and_order_change_no_bit(make_engine):
@@ -329,7 +329,7 @@ def test_an_error_in_device_work_reaches_every_waiter(make_engine, monkeypatch):
   def fail(plan):
     raise RuntimeError("device on fire")
 
-  monkeypatch.setattr(engine._lanes[0].slots, "decode", fail)
+  monkeypatch.setattr(engine.scheduler.lanes[0].slots, "decode", fail)
 
   async def main():
     calls = [episode(engine, i) for i in range(7)] + [engine.prefill([1])]
@@ -367,10 +367,10 @@ def test_no_work_is_done_while_every_program_waits(make_engine):
     context = await engine.open_ids([1])
     await context.generate(request(tokens=3))
     await asyncio.sleep(0.05)
-    dispatches = dict(engine._lanes[0].slots.dispatches)
-    assert engine._lanes[0].task is None
+    dispatches = dict(engine.scheduler.lanes[0].slots.dispatches)
+    assert engine.scheduler.lanes[0].task is None
     await asyncio.sleep(0.1)
-    assert dict(engine._lanes[0].slots.dispatches) == dispatches
+    assert dict(engine.scheduler.lanes[0].slots.dispatches) == dispatches
     return await context.generate(request(tokens=3))
 
   assert len(asyncio.run(main()).token_ids) == 3
@@ -454,7 +454,7 @@ def test_tokens_carry_the_version_that_sampled_them(make_engine, params, other_p
 
 def test_sampling_before_weights_is_an_error(model_config, make_engine):
   engine = make_engine()
-  engine._weights = {}
+  engine.scheduler._weights = {}
 
   async def main():
     with pytest.raises(EngineError, match="publish"):
@@ -481,10 +481,10 @@ def test_all_engines_of_one_shape_share_their_programs(make_engine):
   one, other = make_engine(), make_engine(slots=8, lanes=2)
   run_episodes(one, range(3))
   run_episodes(other, range(3))
-  programs = one._lanes[0].slots.programs
-  assert other._lanes[1].slots.programs is programs
+  programs = one.scheduler.lanes[0].slots.programs
+  assert other.scheduler.lanes[1].slots.programs is programs
   assert set(programs.traces.values()) == {1}
-  assert jax.local_devices()[0] in one._weights
+  assert [home.devices for home in one.scheduler._weights] == [(jax.local_devices()[0],)]
 
 
 def test_a_long_prompt_does_not_stall_those_who_decode(make_engine):
@@ -554,18 +554,18 @@ def test_a_conversation_that_comes_back_whole_costs_its_new_tokens(make_engine):
 
 def test_known_prefixes_make_way_for_parked_contexts(make_engine):
   engine = make_engine(device_store_mb=0, host_store_mb=0)
-  programs = engine._lanes[0].slots.programs
-  engine._store.host_bytes = 4 * (programs.state_bytes + 2 * programs.block_bytes)
+  programs = engine.scheduler.lanes[0].slots.programs
+  engine.scheduler.store.host_bytes = 4 * (programs.state_bytes + 2 * programs.block_bytes)
 
   async def main():
     for i in range(3):
       (await engine.prefill([i + 1] * 9)).release()
-    known = len(engine._known)
+    known = len(engine.scheduler.known)
     found = await asyncio.gather(*(episode(engine, i) for i in range(9)))
     return known, found
 
   known, found = asyncio.run(main())
-  assert known > len(engine._known)
+  assert known > len(engine.scheduler.known)
   for i in (0, 4, 8):
     assert_same_bits(found[i], run_episodes(make_engine(), [i])[i])
   assert free_slots(engine) == 4
@@ -593,7 +593,7 @@ def test_log_probs_that_are_not_finite_end_one_context_alone(make_engine):
   async def main():
     bad = await engine.open_ids(PROMPTS[0])
     await bad.generate(request(0, tokens=2))
-    lane, slot = bad._home
+    lane, slot = bad.state.home
     state = lane.slots._state
     lane.slots._state = state.replace(logits=state.logits.at[slot].set(np.nan))
     found = await asyncio.gather(
@@ -631,7 +631,7 @@ def test_more_waiting_calls_than_allowed_are_refused_at_once(make_engine):
 
 def test_a_compilation_in_the_loop_is_a_fault(make_engine, monkeypatch):
   engine = make_engine(warmup=True, max_length=72)  # programs of its own
-  programs = engine._lanes[0].slots.programs
+  programs = engine.scheduler.lanes[0].slots.programs
   run_episodes(engine, [0])
 
   fresh = programs._jit("read", programs._read)  # a program that nobody warmed up

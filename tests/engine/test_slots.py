@@ -20,6 +20,7 @@ from agentjax.engine import (
   SlotEngine,
 )
 from agentjax.engine.store import Snapshot
+from tests.engine.generate import generate
 
 pytestmark = pytest.mark.optimised
 
@@ -55,7 +56,8 @@ def arrays(snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
 def test_log_probs_and_entropies_are_those_of_the_trainer(
   slot_engine, params, model_config, temperature
 ):
-  results = slot_engine.generate(
+  results = generate(
+    slot_engine,
     PROMPTS,
     seed=0,
     max_tokens=20,
@@ -70,8 +72,8 @@ def test_log_probs_and_entropies_are_those_of_the_trainer(
 
 
 def test_greedy_is_the_trainers_argmax(slot_engine, params, model_config):
-  [[sample]] = slot_engine.generate(
-    [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
+  [[sample]] = generate(
+    slot_engine, [PROMPTS[0]], seed=0, max_tokens=12, sampling=SamplingConfig(temperature=0.0)
   )
   scores = trainer_scores(params, model_config, [*PROMPTS[0], *sample.token_ids])
   logits = models.compute_logits(params, model_config, scores.hidden[0])
@@ -109,10 +111,10 @@ def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, pa
 
 
 def test_order_slots_and_neighbours_change_no_bit(slot_engine):
-  together = slot_engine.generate(PROMPTS, seed=3, max_tokens=17)
+  together = generate(slot_engine, PROMPTS, seed=3, max_tokens=17)
   # The same prompts alone in the engine, with the key of their place in the list.
   for i, prompt in enumerate(PROMPTS):
-    alone = slot_engine.generate([[1]] * i + [prompt], seed=3, max_tokens=17)
+    alone = generate(slot_engine, [[1]] * i + [prompt], seed=3, max_tokens=17)
     assert_same_bits(together[i][0], alone[i][0])
 
 
@@ -180,50 +182,50 @@ def test_only_blocks_that_are_not_stored_yet_leave_a_slot(slot_engine):
 
 
 def test_a_poisoned_slot_is_clean_for_the_next_context(slot_engine, params):
-  expected = slot_engine.generate([PROMPTS[2]], seed=0, max_tokens=6)
+  expected = generate(slot_engine, [PROMPTS[2]], seed=0, max_tokens=6)
   slot_engine.publish(jax.tree.map(lambda v: v * np.nan, params), 1)
-  slot_engine.generate(PROMPTS, seed=0, max_tokens=6)
+  generate(slot_engine, PROMPTS, seed=0, max_tokens=6)
   slot_engine.publish(params, 2)
-  found = slot_engine.generate([PROMPTS[2]], seed=0, max_tokens=6)
+  found = generate(slot_engine, [PROMPTS[2]], seed=0, max_tokens=6)
   assert_same_bits(expected[0][0], found[0][0])
 
 
 def test_samples_of_a_group_differ(slot_engine):
-  [group] = slot_engine.generate([PROMPTS[0]], seed=0, max_tokens=10, samples=9)
+  [group] = generate(slot_engine, [PROMPTS[0]], seed=0, max_tokens=10, samples=9)
   assert len({tuple(s.token_ids) for s in group}) == 9
 
 
 def test_a_stop_id_ends_the_call_and_stays_in_the_context(slot_engine):
-  [[free]] = slot_engine.generate([PROMPTS[0]], seed=1, max_tokens=20)
+  [[free]] = generate(slot_engine, [PROMPTS[0]], seed=1, max_tokens=20)
   stop = int(free.token_ids[9])
   first = int(np.flatnonzero(free.token_ids == stop)[0])
-  [[sample]] = slot_engine.generate([PROMPTS[0]], seed=1, max_tokens=20, stop_ids=(stop,))
+  [[sample]] = generate(slot_engine, [PROMPTS[0]], seed=1, max_tokens=20, stop_ids=(stop,))
   assert sample.finish == Finish.STOP
   np.testing.assert_array_equal(sample.token_ids, free.token_ids[: first + 1])
   assert slot_engine.lengths[0] == len(PROMPTS[0]) + first + 1
 
 
 def test_a_full_context_ends_the_call(slot_engine):
-  [[sample], [none]] = slot_engine.generate([[1] * 60, [1] * 64], seed=0, max_tokens=20)
+  [[sample], [none]] = generate(slot_engine, [[1] * 60, [1] * 64], seed=0, max_tokens=20)
   assert (len(sample.token_ids), sample.finish) == (4, Finish.CONTEXT_FULL)
   assert (len(none.token_ids), none.finish) == (0, Finish.CONTEXT_FULL)
 
 
 def test_a_prompt_longer_than_the_context_names_both_lengths(slot_engine):
   with pytest.raises(ContextLengthError, match=r"65.*engine\.max_length=64"):
-    slot_engine.generate([[1] * 65], seed=0, max_tokens=1)
+    generate(slot_engine, [[1] * 65], seed=0, max_tokens=1)
 
 
 @pytest.mark.parametrize("ids", [[], [48], [-1], [[1, 2]]], ids=str)
 def test_ids_outside_the_vocabulary_are_refused(slot_engine, ids):
   with pytest.raises(ValueError, match="token ids must be"):
-    slot_engine.generate([ids], seed=0, max_tokens=1)
+    generate(slot_engine, [ids], seed=0, max_tokens=1)
 
 
 def test_sampling_before_weights_is_an_error(model_config):
   engine = SlotEngine(model_config, EngineConfig(slots=4))
   with pytest.raises(EngineError, match="publish"):
-    engine.generate([[1]], seed=0, max_tokens=1)
+    generate(engine, [[1]], seed=0, max_tokens=1)
 
 
 def test_the_cache_is_updated_in_place(slot_engine):
@@ -235,9 +237,9 @@ def test_the_cache_is_updated_in_place(slot_engine):
 def test_weights_are_a_copy_that_the_trainer_may_donate(slot_engine, params):
   mine = jax.tree.map(lambda v: v.copy(), params)
   slot_engine.publish(mine, 1)
-  expected = slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)
+  expected = generate(slot_engine, [PROMPTS[1]], seed=0, max_tokens=5)
   jax.tree.map(lambda v: v.delete(), mine)
-  assert_same_bits(expected[0][0], slot_engine.generate([PROMPTS[1]], seed=0, max_tokens=5)[0][0])
+  assert_same_bits(expected[0][0], generate(slot_engine, [PROMPTS[1]], seed=0, max_tokens=5)[0][0])
 
 
 def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
@@ -251,7 +253,8 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
   rng = np.random.default_rng(0)
   for length in (1, 3, 4, 5, 16, 17, 31):
     prompts = [rng.integers(0, 48, length).tolist() for _ in range(rng.integers(1, 7))]
-    engine.generate(
+    generate(
+      engine,
       prompts,
       seed=0,
       max_tokens=int(rng.integers(1, 20)),

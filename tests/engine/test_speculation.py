@@ -21,7 +21,8 @@ from agentjax.engine import (
   compile_schema,
 )
 from agentjax.engine.speculation import NGRAM, lookup
-from tests.engine.conftest import sizes, text
+from tests.engine.conftest import sizes
+from tests.engine.generate import generate
 from tests.engine.test_grammar import ROOM, SCHEMA, STOP, TOKENIZER, decode, request
 from tests.engine.test_scheduler import run_episodes
 from tests.engine.test_slots import PROMPTS, assert_same_bits, trainer_scores
@@ -31,7 +32,7 @@ LOOP = [3, 4, 5, 6] * 4
 
 @pytest.fixture
 def drafting(model_config, params) -> SlotEngine:
-  engine = SlotEngine(model_config, sizes(speculate="ngram"), decode=text)
+  engine = SlotEngine(model_config, sizes(speculate="ngram"))
   engine.publish(params, 0)
   return engine
 
@@ -61,11 +62,11 @@ def test_tokens_and_log_probs_are_those_without_drafts(slot_engine, drafting, se
     "stop_strings": ("ab",),
   }
   prompts = [*PROMPTS, LOOP, [1] * 60, [1] * 64]
-  assert_same_tokens(drafting.generate(prompts, **asked), slot_engine.generate(prompts, **asked))
+  assert_same_tokens(generate(drafting, prompts, **asked), generate(slot_engine, prompts, **asked))
 
 
 def test_log_probs_are_those_of_the_trainer(drafting, params, model_config):
-  results = drafting.generate([LOOP, PROMPTS[2]], seed=0, max_tokens=30)
+  results = generate(drafting, [LOOP, PROMPTS[2]], seed=0, max_tokens=30)
   for prompt, [sample] in zip([LOOP, PROMPTS[2]], results, strict=True):
     scores = trainer_scores(params, model_config, [*prompt, *sample.token_ids])
     np.testing.assert_allclose(
@@ -74,10 +75,10 @@ def test_log_probs_are_those_of_the_trainer(drafting, params, model_config):
 
 
 def test_order_slots_and_neighbours_change_no_bit(drafting):
-  together = drafting.generate([*PROMPTS, LOOP], seed=3, max_tokens=17)
+  together = generate(drafting, [*PROMPTS, LOOP], seed=3, max_tokens=17)
   for i in (1, 4, 5):
     prompt = [*PROMPTS, LOOP][i]
-    alone = drafting.generate([[1]] * i + [prompt], seed=3, max_tokens=17)
+    alone = generate(drafting, [[1]] * i + [prompt], seed=3, max_tokens=17)
     assert_same_bits(together[i][0], alone[i][0])
 
 
@@ -123,7 +124,7 @@ def test_text_that_repeats_itself_is_drafted_right(make_engine):
 def test_the_distribution_is_that_of_the_model(drafting, params, model_config):
   count, temperature = 1200, 0.4
   sampling = SamplingConfig(temperature=temperature)
-  [samples] = drafting.generate([LOOP], seed=0, max_tokens=2, samples=count, sampling=sampling)
+  [samples] = generate(drafting, [LOOP], seed=0, max_tokens=2, samples=count, sampling=sampling)
 
   def probabilities(ids):
     hidden = trainer_scores(params, model_config, ids).hidden[0]
@@ -146,7 +147,7 @@ def test_grammars_forced_ids_and_drafts_go_together(model_config, params):
   grammar = compile_schema(SCHEMA, TOKENIZER, STOP)
   engines = []
   for speculate in ("none", "ngram"):
-    engine = SlotEngine(model_config, sizes(**ROOM, speculate=speculate), decode=text)
+    engine = SlotEngine(model_config, sizes(**ROOM, speculate=speculate))
     engine.publish(params, 0)
     engines.append(engine)
   asked = [request(0, grammar), request(1, None), request(2, grammar), request(3, grammar)]
@@ -163,9 +164,9 @@ def test_experts_are_recorded_for_accepted_tokens(model_config, params):
   found = []
   for speculate in ("none", "ngram"):
     config = sizes(record_experts=True, speculate=speculate)
-    engine = SlotEngine(model_config, config, decode=text)
+    engine = SlotEngine(model_config, config)
     engine.publish(params, 0)
-    [[sample]] = engine.generate([LOOP], seed=0, max_tokens=20)
+    [[sample]] = generate(engine, [LOOP], seed=0, max_tokens=20)
     found.append(sample)
   assert found[0].experts.shape == (20, 1, model_config.experts_per_token)
   np.testing.assert_array_equal(found[0].token_ids, found[1].token_ids)
@@ -195,7 +196,7 @@ def test_drafts_follow_the_longest_latest_match():
 def test_compilation_stays_bounded(drafting):
   drafting.warmup()
   before = dict(drafting.programs.traces)
-  drafting.generate(PROMPTS, seed=0, max_tokens=9, sampling=SamplingConfig(top_k=3))
+  generate(drafting, PROMPTS, seed=0, max_tokens=9, sampling=SamplingConfig(top_k=3))
   assert dict(drafting.programs.traces) == before
   assert set(before.values()) == {1}
 

@@ -12,6 +12,7 @@ import numpy as np
 from agentjax import models
 from tests.models import parity
 from tests.models.rows import by_sequence, draw, pack, score_tokens
+from tests.models.slots import read_slots
 
 LENGTH = 21  # longer than a block of queries and than any window here
 
@@ -72,13 +73,13 @@ def check_slots(config: models.ModelConfig) -> None:
   counts = np.full(4, 6)
   cache = extend(params, cache=cache, rows=np.arange(4), token_ids=pieces, counts=counts).cache
   untouched = np.array([0, 3])
-  before = models.read_slots(cache, untouched)
+  before = read_slots(cache, untouched)
   rows = np.array([2, 4, 1, 4])  # 4 is no slot
   cache = extend(params, cache=cache, rows=rows, token_ids=pieces, counts=counts // 2).cache
   active = np.array([False, True, True, False])
   cache = step(params, cache=cache, token_ids=pieces[0, :4], active=active).cache
   np.testing.assert_array_equal(cache.lengths, [6, 10, 10, 6])
-  jax.tree.map(np.testing.assert_array_equal, models.read_slots(cache, untouched), before)
+  jax.tree.map(np.testing.assert_array_equal, read_slots(cache, untouched), before)
 
 
 def check_remat(config: models.ModelConfig) -> None:

@@ -123,7 +123,7 @@ def test_max_scores_are_the_largest_of_each_head_over_real_pairs(window):
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("length", [8, 24, 29])  # one block, whole blocks, a last one that overlaps
 def test_cache_is_read_as_far_as_it_is_held(monkeypatch, length, window):
-  monkeypatch.setattr(attend_module, "_CACHE_BLOCK", 8)
+  monkeypatch.setattr(attend_module, "CACHE_BLOCK", 8)
   keys = jax.random.split(jax.random.key(1), 3)
   query = jax.random.normal(keys[0], (3, 2, 4, 6))
   cached, values = (jax.random.normal(k, (5, 2, length, 6)) for k in keys[1:])
@@ -141,7 +141,7 @@ def test_cache_is_read_as_far_as_it_is_held(monkeypatch, length, window):
 
 
 def test_bits_of_a_slot_do_not_depend_on_how_far_others_are(monkeypatch):
-  monkeypatch.setattr(attend_module, "_CACHE_BLOCK", 8)
+  monkeypatch.setattr(attend_module, "CACHE_BLOCK", 8)
   keys = jax.random.split(jax.random.key(1), 3)
   query = jax.random.normal(keys[0], (2, 1, 4, 6))
   cached, values = (jax.random.normal(k, (2, 2, 40, 6)) for k in keys[1:])

@@ -8,6 +8,7 @@ import pytest
 
 from agentjax import models
 from tests.models.rows import draw, pack, score_tokens
+from tests.models.slots import copy_slot, read_slots, write_slots
 
 SLOTS, LENGTH, ROWS, CHUNK = 8, 32, 4, 8
 
@@ -140,10 +141,10 @@ def test_a_slots_result_is_the_same_bits_wherever_and_beside_whatever_it_runs(ti
 def test_inactive_slots_are_untouched(tiny, tiny_params):
   decoder = Decoder(tiny_params, tiny)
   decoder.feed({1: [3, 4, 5], 6: [7, 8]})
-  before = jax.tree.map(np.asarray, models.read_slots(decoder.cache, np.array([0, 1, 3])))
+  before = jax.tree.map(np.asarray, read_slots(decoder.cache, np.array([0, 1, 3])))
   decoder.step({6: 2, 7: 1})
   decoder.feed({6: [1, 2], 2: [4]})
-  after = models.read_slots(decoder.cache, np.array([0, 1, 3]))
+  after = read_slots(decoder.cache, np.array([0, 1, 3]))
   jax.tree.map(np.testing.assert_array_equal, after, before)
   np.testing.assert_array_equal(decoder.cache.lengths, [0, 3, 1, 0, 0, 0, 5, 1])
 
@@ -168,7 +169,7 @@ def test_a_forked_slot_decodes_as_its_source(tiny, tiny_params):
   decoder = Decoder(tiny_params, tiny)
   decoder.feed({2: [3, 4, 5, 6, 7]})
   decoder.feed({5: [9, 9]})
-  decoder.cache = models.copy_slot(decoder.cache, 2, np.array([5, 0, SLOTS]))
+  decoder.cache = copy_slot(decoder.cache, 2, np.array([5, 0, SLOTS]))
   logits = decoder.step({0: 8, 2: 8, 5: 8})
   np.testing.assert_array_equal(logits[0], logits[2])
   np.testing.assert_array_equal(logits[5], logits[2])
@@ -179,10 +180,10 @@ def test_a_parked_slot_goes_on_elsewhere(tiny, tiny_params):
   stayed, parked = Decoder(tiny_params, tiny), Decoder(tiny_params, tiny)
   for decoder in (stayed, parked):
     decoder.feed({1: [3, 4, 5, 6, 7]})
-  state = models.read_slots(parked.cache, np.array([1]))
+  state = read_slots(parked.cache, np.array([1]))
   parked.cache = models.init_cache(tiny, SLOTS, LENGTH)
   parked.feed({6: [1, 2, 3, 4, 5, 6, 7]})
-  parked.cache = models.write_slots(parked.cache, np.array([6]), state)
+  parked.cache = write_slots(parked.cache, np.array([6]), state)
   np.testing.assert_array_equal(stayed.step({1: 8})[1], parked.step({6: 8})[6])
   np.testing.assert_array_equal(stayed.feed({1: [1, 2]})[1], parked.feed({6: [1, 2]})[6])
 
@@ -190,7 +191,7 @@ def test_a_parked_slot_goes_on_elsewhere(tiny, tiny_params):
 def test_a_reset_slot_is_as_good_as_new(tiny, tiny_params):
   used, fresh = Decoder(tiny_params, tiny), Decoder(tiny_params, tiny)
   used.feed({3: [1, 2, 3, 4, 5, 6, 7, 8], 4: [1]})
-  used.cache = models.write_slots(used.cache, np.array([3]), models.init_cache(tiny, 1, LENGTH))
+  used.cache = write_slots(used.cache, np.array([3]), models.init_cache(tiny, 1, LENGTH))
   np.testing.assert_array_equal(used.cache.lengths, [0, 0, 0, 0, 1, 0, 0, 0])
   np.testing.assert_array_equal(used.feed({3: [9, 8]})[3], fresh.feed({3: [9, 8]})[3])
   np.testing.assert_array_equal(used.step({3: 7})[3], fresh.step({3: 7})[3])

@@ -17,7 +17,7 @@ from agentjax.models import ModelConfig
     ({"experts_per_token": 9, "num_experts": 8}, "experts_per_token=9.*num_experts=8"),
     ({"dt_min": 0.2, "dt_max": 0.1}, "dt_min=0.2"),
     ({"dt_limit_low": 0.5, "dt_limit_high": 0.1}, "dt_limit_low=0.5"),
-    ({"d_model": 0}, "d_model=0; allowed: at least 1"),
+    ({"d_model": 0}, "d_model=0"),
     ({"conv_kernel": 1}, "conv_kernel=1"),
     ({"compute_dtype": "float16"}, "compute_dtype='float16'"),
     ({"d_shared_expert": -1}, "d_shared_expert=-1"),

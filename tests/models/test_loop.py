@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjax import models
+from agentjax.adapters.model_families.parcae import Injection, decay_and_step, sample_depths
 from agentjax.config import ConfigError
 from agentjax.models.blocks import KINDS, Rows
-from agentjax.models.loop import Injection, decay_and_step
 from agentjax.models.stack import unstack
 from agentjax.sharding import MESH_AXES, partition_spec
 from tests.models.rows import by_sequence, draw, forward, pack, score_tokens
+from tests.models.slots import read_slots
 
 LAST = 2  # iterations with a gradient
 
@@ -161,15 +162,15 @@ def test_the_first_state_is_drawn_by_the_place_in_the_sequence(tiny, sequences):
 def test_depths_follow_the_poisson_law_and_the_sequence_only(tiny):
   config = dataclasses.replace(looped(tiny), loop=models.LoopConfig(1, 1, mean_depth=3))
   ids = jnp.arange(6000).reshape(60, 100)
-  depths = models.sample_depths(config, jax.random.key(1), ids)
+  depths = sample_depths(config, jax.random.key(1), ids)
   share = np.bincount(np.asarray(depths).ravel(), minlength=12)[:12] / ids.size
   law = np.exp(-3) * 3.0 ** np.arange(12) / np.cumprod([1, *range(1, 12)])
   law[1] += law[0]
   law[0] = 0.0
   np.testing.assert_allclose(share, law, atol=0.02)  # about four standard errors
-  again = models.sample_depths(config, jax.random.key(1), ids.T[::-1])
+  again = sample_depths(config, jax.random.key(1), ids.T[::-1])
   np.testing.assert_array_equal(again, depths.T[::-1])
-  assert jnp.any(models.sample_depths(config, jax.random.key(2), ids) != depths)
+  assert jnp.any(sample_depths(config, jax.random.key(2), ids) != depths)
 
 
 def test_depths_need_a_looped_core(tiny, tiny_params):
@@ -325,7 +326,7 @@ def test_decoding_scores_tokens_as_training_does(tiny, make):
   got = log_probs[np.arange(7), tokens[5:]]
   np.testing.assert_allclose(got, wanted[5:], atol=3e-5)
   assert all(v.shape[0] == 4 for v in jax.tree.leaves(cache))
-  for v in jax.tree.leaves(models.read_slots(cache, np.array([1, 3])).blocks):
+  for v in jax.tree.leaves(read_slots(cache, np.array([1, 3])).blocks):
     np.testing.assert_array_equal(v, 0.0)
 
 
@@ -360,7 +361,7 @@ def test_every_parameter_has_its_place_on_a_mesh(tiny, make):
     ({"pattern": "*-", "loop": models.LoopConfig(1, 1)}, r"config\.loop\.prelude=1.*core=''"),
     ({"pattern": "***", "loop": models.LoopConfig(1, 1, mean_depth=0)}, "mean_depth=0"),
     ({"pattern": "M-", "second_pass": models.SecondPassConfig()}, r"config\.second_pass="),
-    ({"pattern": "*-", "second_pass": models.SecondPassConfig(0)}, "window=0; allowed: at least 1"),
+    ({"pattern": "*-", "second_pass": models.SecondPassConfig(0)}, "window=0; allowed: >= 1"),
   ],
 )
 def test_what_cannot_loop_is_refused(tiny, changes, message):

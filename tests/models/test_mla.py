@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.model_families import youtu
 from agentjax.config import ConfigError
 from agentjax.models import mla as module
 from agentjax.models.config import MlaConfig
-from agentjax.models.huggingface.families import youtu
 from agentjax.models.presets import model_preset
 from agentjax.models.spec import count
 from tests.models import invariances

@@ -173,7 +173,7 @@ def test_it_adds_one_layer_or_one_a_depth(tiny, shared, layers):
 
 
 def test_what_cannot_be_is_refused(tiny, tiny_params):
-  with pytest.raises(ConfigError, match=r"config\.mtp\.depths=0; allowed: at least 1"):
+  with pytest.raises(ConfigError, match=r"config\.mtp\.depths=0; allowed: >= 1"):
     with_mtp(tiny, "*", 0).validate()
   with pytest.raises(ConfigError, match=r"config\.mtp\.pattern='g'"):
     with_mtp(tiny, "g").validate()

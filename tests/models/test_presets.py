@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+import jax
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.models import count, count_active, model_preset, model_presets, param_specs
+from agentjax.models import ModelConfig, count, model_preset, model_presets, param_specs
+from agentjax.models.spec import is_spec
 
 # Exact where the checkpoint's size is published, else as the reports round.
 TOTALS = {
@@ -24,6 +27,24 @@ TOTALS = {
   "qwen3_30b_a3b": 30_532_122_624 + 48 * 128,
   "mamba2_2_7b": 2_702_599_680,
 }
+
+
+def count_active(config: ModelConfig, *, embedding: bool = True) -> int:
+  """Number of parameters that one token meets: of the routed experts those that it visits.
+
+  Args:
+    config: of the model; prediction heads (``config.mtp``) are counted where they are set.
+    embedding: count the input embedding. A tied one is always counted, as output projection.
+  """
+  specs = param_specs(config)
+  visited = config.experts_per_token / config.num_experts
+  total = sum(
+    math.prod(spec.shape) * (visited if "experts" in spec.axes else 1)
+    for spec in jax.tree.leaves(specs, is_leaf=is_spec)
+  )
+  if not embedding and not config.tie_embeddings:
+    total -= math.prod(specs.embedding.shape)
+  return round(total)
 
 
 @pytest.mark.parametrize("name", TOTALS)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from agentjax import models
-from agentjax.models import Readout, TokenSets, likely_sets, restricted_scores
+from agentjax.models import Readout, TokenSets, restricted_scores
+from agentjax.recipes.logits_replay.sets import likely_sets
 from tests.models.rows import TINY, draw, pack, score_tokens
 
 _ATTENTION = dataclasses.replace(TINY, pattern="*")

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.advantage_function import (
+  AdvantageChoice,
   AdvantageInputs,
+  OwnAdvantage,
   abstract_advantage_inputs,
-  advantage_function,
   check_advantages,
 )
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
-from agentjax.objectives.objective import ObjectiveConfig, prepare
-from agentjax.objectives.presets import preset
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.testing import check_advantage
 
@@ -162,19 +164,20 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   module = types.ModuleType("my_advantages")
   module.centred, module.number = centred, 3
   monkeypatch.setitem(sys.modules, "my_advantages", module)
-  config = AdvantageConfig(function="my_advantages:centred")
+  path = "objective.advantage.function"
+  config = AdvantageConfig(function=AdvantageChoice.from_name("my_advantages:centred", path))
   config.validate("config.rl.objective.advantage")
   assert not config.needs_group
-  assert advantage_function(config.function) is centred
+  assert config.function.found is centred and config.function.chosen == "my_advantages:centred"
   batch, _ = example(packer(4, 3, per_row=2, gap=1))
   named, _ = prepare(batch, ObjectiveConfig(config))
   passed, _ = prepare(batch, ObjectiveConfig(), advantage=centred)
   np.testing.assert_array_equal(named.advantages, passed.advantages)
   for name, said in (("number", "is int"), ("missing", "has no 'missing'")):
     with pytest.raises(ConfigError, match=f"advantage.function='my_advantages:{name}'.*{said}"):
-      advantage_function(f"my_advantages:{name}")
+      AdvantageChoice.from_name(f"my_advantages:{name}", path)
   with pytest.raises(ConfigError, match="function='centred'; allowed: 'module:attribute'"):
-    AdvantageConfig(function="centred").validate()
+    AdvantageChoice.from_name("centred", path)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   ],
 )
 def test_settings_that_need_more_than_an_advantage_are_refused(objective, named):
-  own = dataclasses.replace(objective.advantage, function="a:b")
+  own = dataclasses.replace(objective.advantage, function=OwnAdvantage("a:b"))
   with pytest.raises(ConfigError, match=rf"\.{named}="):
     dataclasses.replace(objective, advantage=own).validate()
 

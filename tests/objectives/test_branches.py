@@ -7,7 +7,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.trajectory.batch import Batch
 
 # Four episodes of one token that three of them share, and a token each of their own. With rewards

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.distillation import (
   DistillationConfig,
   candidate_divergence,
@@ -19,8 +20,8 @@ from agentjax.objectives.distillation import (
   soft_or,
   teacher_advantages,
 )
-from agentjax.objectives.objective import policy_objective, prepare
-from agentjax.objectives.presets import preset
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 
 STUDENT = jax.nn.log_softmax(jnp.array([2.0, 1.0, 0.0, -1.0]))
 TEACHER = jax.nn.log_softmax(jnp.array([0.5, 2.0, 0.0, -3.0]))
@@ -278,7 +279,7 @@ def test_only_wrong_answers_are_pushed_away_in_the_first_phase_of_dsrl(packer):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"keep": 0.0}, "keep=0.0; allowed: a share"),
+    ({"keep": 0.0}, "keep=0.0; allowed: over 0, up to 1"),
     ({"clip": 1.0, "form": "full"}, "clip=1.0; allowed: none"),
     ({"centre": "batch_mean", "form": "full"}, "centre='batch_mean'; allowed: 'none' with"),
     ({"jsd_beta": 1.0}, "jsd_beta=1.0"),

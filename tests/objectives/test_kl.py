@@ -8,8 +8,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.kl import kl_estimate
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preparation import prepare
 
 LOGITS = jnp.array([0.3, -0.7, 1.1, 0.2])
 REFERENCE = jax.nn.log_softmax(jnp.array([0.9, 0.1, -0.4, 0.5]))

@@ -10,8 +10,9 @@ import pytest
 
 from agentjax.objectives.advantages import AdvantageConfig, AmbiguityConfig
 from agentjax.objectives.mismatch import MismatchConfig
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
+from agentjax.objectives.preparation import prepare
 
 SEQUENCES, LENGTH = 6, 14
 sg = jax.lax.stop_gradient

@@ -14,7 +14,7 @@ from agentjax.objectives.aggregation import token_coefficients
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.objective import LossInputs, ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig, covariance_selection
-from agentjax.objectives.returns import gae, optimal_token_baseline, reward_to_go, whiten
+from agentjax.objectives.returns import gae, reward_to_go, whiten
 from agentjax.objectives.segments import broadcast_to_tokens, sequence_sum
 from agentjax.objectives.value_loss import squared_value_loss
 
@@ -105,27 +105,6 @@ def test_reinforce_pp_baseline_equals_the_peer(golden, segment_ids):
   ours = whiten(broadcast_to_tokens(centred, segment_ids), jnp.asarray(golden["mask"]))
   theirs = golden["adv/reinforce_pp_baseline/advantages"]
   assert_on_mask(ours, theirs, golden["mask"], atol=5e-6)
-
-
-@pytest.mark.parametrize(
-  "case, mask, minimum_members",
-  [
-    ("optimal_token_baseline", "mask", 1),
-    ("tir_optimal_token_baseline", "mask_multi_turn", 2),
-  ],
-)
-def test_optimal_token_baseline_equals_the_peer(golden, segment_ids, case, mask, minimum_members):
-  weights = jnp.asarray(golden[mask])
-  ours = optimal_token_baseline(
-    reward_to_go(jnp.asarray(golden["rewards_outcome"]), weights, segment_ids, gamma=1.0),
-    jnp.asarray(golden["old_log_probs"]),
-    jnp.asarray(golden["sum_pi_squared"]),
-    weights,
-    segment_ids,
-    jnp.asarray(golden["index"]),
-    minimum_members=minimum_members,
-  )
-  assert_on_mask(ours, golden[f"adv/{case}/advantages"], golden[mask], atol=2e-6)
 
 
 # ------------------------------------------------------------------------------- policy losses

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.objectives.objective import abstract_inputs, policy_objective, prepare
-from agentjax.objectives.presets import PRESETS, preset
+from agentjax.objectives import preset
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import abstract_inputs, prepare
+from agentjax.recipes.presets import PRESETS
 from agentjax.testing import check_objective
 from agentjax.trajectory.batch import Batch
 

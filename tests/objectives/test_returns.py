@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from agentjax.objectives import returns
 from agentjax.objectives.segments import runs, turn_units
 
-gae = jax.jit(returns.gae, static_argnames="value_at")
+gae = jax.jit(returns.gae)
 bilevel_gae = jax.jit(returns.bilevel_gae)
 reward_to_go = jax.jit(returns.reward_to_go)
-optimal_token_baseline = jax.jit(returns.optimal_token_baseline, static_argnames="minimum_members")
 
 
 def row(*values):
@@ -115,23 +114,6 @@ def test_more_tokens_in_a_turn_leave_turn_advantages_unchanged():
     np.testing.assert_allclose(first_turn(tokens), [expected, expected, 0.9], atol=1e-6)
 
 
-def test_a_turn_reads_its_value_where_it_is_told():
-  values, weights = row(0.1, 0.7, 0.3), row(1, 1, 1)
-  units = jnp.array([[1, 1, 2]])
-  for at, value in [("first", 0.1), ("last", 0.7)]:
-    ours = gae(
-      row(0, 0, 1),
-      values,
-      weights,
-      one_sequence(3),
-      gamma=1.0,
-      lam=0.0,
-      units=units,
-      value_at=at,
-    )
-    np.testing.assert_allclose(ours[0, :2], [0.3 - value] * 2, atol=1e-6)
-
-
 def test_early_turns_see_the_reward_behind_an_observation():
   """The trap of returns multiplied by the mask at every step: earlier turns would get 0."""
   ours = reward_to_go(row(0, 0, 0, 0, 1), row(1, 1, 0, 1, 1), one_sequence(5), gamma=0.5)
@@ -166,19 +148,3 @@ def test_whitened_values_have_mean_0_and_variance_1_on_the_mask(seed, scale, shi
 def test_whitening_without_spread_gives_zeros(weights):
   white = returns.whiten(row(0.1, 0.1, 0.1), row(*weights))
   np.testing.assert_array_equal(white, row(0, 0, 0))
-
-
-def test_optimal_token_baseline_equals_its_sum_and_ignores_other_groups():
-  log_probs = jnp.log(jnp.array([[0.5, 0.2, 0.9, 0.4], [0.3, 0.6, 0.1, 0.8]]))
-  squares = jnp.array([[0.4, 0.3, 0.8, 0.5], [0.3, 0.5, 0.6, 0.7]])
-  segment_ids = jnp.array([[1, 1, 2, 2], [3, 3, 0, 0]])
-  weights = (segment_ids > 0).astype(jnp.float32)
-  outcome = jnp.array([[1.0, 1, 0, 0], [5, 5, 0, 0]])
-  ours = optimal_token_baseline(
-    outcome, log_probs, squares, weights, segment_ids, jnp.array([0, 0, 1])
-  )
-  energy = 1 - 2 * np.exp(log_probs) + squares
-  first, second = energy[0, [0, 2]], energy[0, [0, 2]] + energy[0, [1, 3]]
-  expected = [1 - first[0] / first.sum(), 1 - second[0] / second.sum()]
-  np.testing.assert_allclose(ours[0, :2], expected, rtol=1e-5)
-  np.testing.assert_allclose(ours[1, :2], [0, 0], atol=1e-6)  # alone: its own return

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.advantages import AdvantageConfig, check_group_size, sequence_advantages
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
-from agentjax.objectives.presets import preset
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.objectives.value_loss import ValueLossConfig
 
 LOGITS = np.array([0.2, -1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -12,9 +13,18 @@ import sys
 import jax
 import pytest
 
-from agentjax.config import ConfigError
+from agentjax import models
+from agentjax.config import ConfigError, Table
+from agentjax.engine import SlotEngine
+from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
-from agentjax.planning.compile import Plan, decoding_note, describe_devices, largest_rows
+from agentjax.planning.chips import parts_of
+from agentjax.planning.compile import Plan, describe_devices, largest_rows
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat
+from agentjax.signals.signal import SignalConfig
+from agentjax.training.state import NetworkSpec, network_specs
+from tests.training.stages import staged_experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -48,16 +58,6 @@ def test_no_batch_fits_where_the_weights_do_not():
   assert largest_rows(plan, plan(8), 8, 500) is None
 
 
-def test_a_decoding_step_that_splits_the_model_is_not_what_the_engine_runs():
-  def note(**axes):
-    mesh = jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes))
-    return decoding_note(mesh)
-
-  assert note(data=2, fsdp=2, expert=1, tensor=1, context=1) is None
-  text = note(data=1, fsdp=1, expert=2, tensor=8, context=1)
-  assert "does not run decoding on a mesh (expert=2, tensor=8)" in text
-
-
 def test_topologies_are_checked():
   assert parse_topology("v5p:8x8x8")[0] == "v5p:8x8x8"
   assert parse_topology("v6e")[0] == "v6e:2x4"
@@ -65,6 +65,11 @@ def test_topologies_are_checked():
     parse_topology("v4:2x2")
   with pytest.raises(ConfigError, match="topology"):
     parse_topology("v5e:many")
+
+
+def test_a_lane_is_planned_on_the_smallest_part_of_the_pod():
+  assert parts_of("v5e:4x4") == ("v5e:2x2", "v5e:2x4", "v5e:4x4")
+  assert parts_of("v5p:2x2x1") == ("v5p:2x2x1",)
 
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed")
@@ -93,3 +98,57 @@ def test_a_hybrid_is_planned_for_a_tpu():
   # 0.5M parameters, 16 rows of 256 tokens, six operations each, over four devices: about 3 G.
   assert 2 < float(re.findall(r"FLOPs\s*│ ([\d.,]+) G", result.stdout)[0]) < 12
   assert "all-gather bytes" in result.stdout
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class FrozenConfig(SignalConfig):
+  """A signal with a frozen copy of the policy."""
+
+  def networks(self, model, updates):
+    return {"frozen": NetworkSpec(network_specs(model, critic=False), start="policy")}
+
+
+def test_networks_of_seats_and_signals_are_counted(monkeypatch):
+  monkeypatch.setattr(compilation, "_compile", lambda function, arguments, parts, **sizes: parts)
+
+  def planned(seats, *signals):
+    experiment = staged_experiment(ScheduleConfig(), seats=Table(seats))
+    experiment.rl.signals = signals
+    devices = jax.devices()[:1]
+    return compilation.plan_training(experiment.freeze(), devices, rows=8, capacity=0)
+
+  def bytes_of(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+  plain = planned({})
+  counted = planned({"white": SnapshotSeat(), "black": SnapshotSeat(every=1)}, FrozenConfig())
+  assert bytes_of(plain["further networks"]) == 0
+  assert bytes_of(counted["further networks"]) == 3 * bytes_of(plain["parameters"])
+  # Its weights, its moments, and the frozen network of a signal for each of the two policies.
+  two = planned({"white": TrainedSeat()}, FrozenConfig())
+  parts = 3 * bytes_of(plain["parameters"]) + bytes_of(plain["optimiser"])
+  assert bytes_of(two["further networks"]) == parts
+
+
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
+  """The very function, for arguments of the very shapes."""
+  seen = []
+  monkeypatch.setattr(
+    compilation, "_compile", lambda function, arguments, **_: seen.append((function, arguments))
+  )
+  experiment = staged_experiment(ScheduleConfig())
+  experiment.engine.speculate = speculate
+  compilation.plan_decoding(experiment.freeze(), jax.devices()[:1], slots=4, capacity=0)
+  ((function, arguments),) = seen
+  engine = SlotEngine(
+    experiment.model, dataclasses.replace(experiment.engine, slots=4, lanes=1), home=None
+  )
+  assert function is engine.programs.decode
+  params = engine.programs.prepare(models.init(experiment.model, jax.random.key(0)))
+  real = engine._state, params, engine.idle_plan()
+  assert jax.tree.map(_kind, arguments) == jax.tree.map(_kind, real)
+
+
+def _kind(x):
+  return x.shape, x.dtype

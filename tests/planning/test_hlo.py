@@ -128,3 +128,32 @@ ENTRY %main (p0: bf16[6,8,16], p1: bf16[6,16,32]) -> bf16[6,8,32] {
 def test_text_without_a_program_is_refused():
   with pytest.raises(ValueError, match="ENTRY"):
     program_cost("HloModule nothing")
+
+
+# A slice of a weight on its way to fast memory, a weight whole, and tokens scattered into a cache
+# in place.
+STREAMED = """
+%fused_computation.3 (param_0.3: bf16[64,2048,128], param_1.3: s32[64,1], param_2.3: bf16[64,128]) -> bf16[64,2048,128] {
+  %param_0.3 = bf16[64,2048,128]{2,1,0} parameter(0)
+  %param_1.3 = s32[64,1]{1,0:S(1)} parameter(1)
+  %param_2.3 = bf16[64,128]{1,0:S(1)} parameter(2)
+  ROOT %scatter.1 = bf16[64,2048,128]{2,1,0} scatter(%param_0.3, %param_1.3, %param_2.3), to_apply=%add
+}
+
+ENTRY %main (p0: bf16[4096,3072], p1: bf16[64,2048,128], p2: s32[64,1], p3: bf16[64,128]) -> bf16[64,2048,128] {
+  %p0 = bf16[4096,3072]{1,0} parameter(0)
+  %p1 = bf16[64,2048,128]{2,1,0} parameter(1)
+  %p2 = s32[64,1]{1,0:S(1)} parameter(2)
+  %p3 = bf16[64,128]{1,0:S(1)} parameter(3)
+  %slice-start = ((bf16[4096,3072]{1,0}), bf16[1024,3072]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%p0), slice={[0:1024], [0:3072]}
+  %slice-done = bf16[1024,3072]{1,0:S(1)} slice-done(%slice-start)
+  %copy-start = (bf16[4096,3072]{1,0:S(1)}, bf16[4096,3072]{1,0}, u32[]{:S(2)}) copy-start(%p0)
+  %copy-done = bf16[4096,3072]{1,0:S(1)} copy-done(%copy-start)
+  ROOT %cache = bf16[64,2048,128]{2,1,0} fusion(%p1, %p2, %p3), kind=kCustom, calls=%fused_computation.3
+}
+"""  # noqa: E501
+
+
+def test_traffic_is_of_what_is_moved_and_not_of_what_it_is_taken_from_or_put_into():
+  cost = program_cost(STREAMED)
+  assert cost.hbm_bytes == 2 * (1024 * 3072 + 4096 * 3072 + 64 * 128)

@@ -20,15 +20,14 @@ from agentjax.rewards.unit_tests import (  # noqa: E402
   UnitTests,
   UnitTestVerifier,
 )
-from agentjax.sandbox import jail  # noqa: E402
-from agentjax.sandbox.build import build_sandbox  # noqa: E402
+from agentjax.sandbox import ProcessSandbox, jail  # noqa: E402
 
 NOBODY = 65534
 
 
 async def judge(cases: dict[str, list[str]]) -> None:
   config = UnitTestConfig(cpu_seconds=1)
-  sandbox = build_sandbox(config.sandbox)
+  sandbox = ProcessSandbox()
   verifier = UnitTestVerifier(sandbox, config)
   passed = {}
   for name, (code, tests) in cases.items():

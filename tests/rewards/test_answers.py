@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from agentjax.rewards.answers import (
   answers_equal,
-  extract_final_answer,
   normalise_number,
   numbers_equal,
 )
@@ -26,19 +25,10 @@ DATA = os.environ.get("AGENTJAX_DATA")
     ("#### 1,234", "1,234"),
     ("#### 5\n#### 6", "6"),  # listing answers gains nothing
     ("#### 5 or 6", "5 or 6"),
-    ("The answer is 8. #### 9", "9"),
-    ("The answer is 1,250 dollars. That is 3 more.", "1,250"),
-    ("Answer: -4", "-4"),
-    ("the answer is Bob.", "Bob"),
-    ("he has 3, then 48-24", "24"),
-    ("it costs .5", ".5"),
-    ("no number at all", None),
-    ("", None),
-    ("####", None),
   ],
 )
-def test_the_final_answer_is_read_from_the_strictest_sign(text, answer):
-  assert extract_final_answer(text) == answer
+def test_a_marked_answer_is_the_line_behind_the_last_mark(text, answer):
+  assert read_marked_answer(text) == answer
 
 
 @pytest.mark.parametrize("text", ["The answer is 7.", "7", "", "####  \n7"])

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.rewards.graph import (
+  Combined,
   Gate,
-  Largest,
   Part,
-  Product,
   RewardGraph,
-  Smallest,
   WeightedSum,
 )
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -63,14 +61,14 @@ def raising(trajectory, task):
     (GOOD, 2.0),
     (WeightedSum(((1.0, GOOD), (-2.0, HALF))), 1.0),
     (WeightedSum(((1.0, GOOD), (0.0, BAD))), 2.0),  # weight 0: only logged
-    (Product((GOOD, HALF, HALF)), 0.5),
-    (Smallest((GOOD, HALF)), 0.5),
-    (Largest((GOOD, HALF)), 2.0),
+    (Combined(math.prod, (GOOD, HALF, HALF)), 0.5),
+    (Combined(min, (GOOD, HALF)), 0.5),
+    (Combined(max, (GOOD, HALF)), 2.0),
     (Gate(GOOD, HALF, threshold=2.0), 0.5),
     (Gate(HALF, GOOD, threshold=1.0), 0.0),
     (Gate(HALF, GOOD, threshold=1.0, closed=-1.0), -1.0),
     (Gate(HALF, BAD, threshold=1.0), 0.0),  # what stands behind a closed gate is not read
-    (Gate(GOOD, WeightedSum(((3.0, Product((HALF, HALF))),)), threshold=1.0), 0.75),
+    (Gate(GOOD, WeightedSum(((3.0, Combined(math.prod, (HALF, HALF))),)), threshold=1.0), 0.75),
   ],
 )
 def test_a_formula_gives_the_value_its_name_says(node, value):
@@ -82,9 +80,9 @@ def test_a_formula_gives_the_value_its_name_says(node, value):
   [
     BAD,
     WeightedSum(((1.0, GOOD), (1e-9, BAD))),
-    Product((Part("zero"), BAD)),
-    Smallest((GOOD, BAD)),
-    Largest((GOOD, BAD)),
+    Combined(math.prod, (Part("zero"), BAD)),
+    Combined(min, (GOOD, BAD)),
+    Combined(max, (GOOD, BAD)),
     Gate(BAD, GOOD, threshold=0.0),
     Gate(GOOD, BAD, threshold=0.0),
   ],
@@ -99,9 +97,9 @@ def test_an_invalid_part_makes_the_total_invalid_and_names_itself(node):
   "node",
   [
     WeightedSum(((1.0, GOOD), (0.0, BAD))),
-    Product((GOOD, BAD)),
-    Smallest((GOOD, BAD)),
-    Largest((BAD, GOOD)),
+    Combined(math.prod, (GOOD, BAD)),
+    Combined(min, (GOOD, BAD)),
+    Combined(max, (BAD, GOOD)),
     Gate(GOOD, BAD, 1.0),
   ],
 )

@@ -1,4 +1,3 @@
-import asyncio
 import logging
 
 import numpy as np
@@ -6,33 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentjax.config import ConfigError
-from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.genrm import GenRMConfig
-from agentjax.rewards.http_judge import (
-  HttpJudge,
-  HttpJudgeConfig,
-  JudgeRefusedError,
-  bounded_log_probs,
-)
-from agentjax.rewards.judged import JudgedConfig
 from agentjax.rewards.judges import (
   JudgeUnavailableError,
   LengthAlarm,
   ask,
-  both_orders,
-  combine_verdicts,
   delimit,
   last_json_object,
   length_correlation,
   nonce,
   number_in,
-  panel,
   question_key,
 )
-from agentjax.rewards.rubric import RubricConfig
-from agentjax.trajectory.record import Message, Reward
-from tests.rewards.judging import Scripted, episode, run, task
+from agentjax.trajectory.record import Message
+from tests.rewards.judging import Scripted, run
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.text(), max_size=4))
@@ -98,53 +83,6 @@ def test_only_numbers_in_range_are_numbers():
     assert number_in(wrong, 1, 5) is None
 
 
-def test_a_judge_that_likes_the_first_place_has_no_preference_left():
-  async def biased(first, second):
-    return 1.0 + 0.5 * (len(first) - len(second))
-
-  assert run(both_orders(biased, "aa", "aa")) == 0.0
-  assert run(both_orders(biased, "aaaa", "aa")) == 1.0
-
-  async def one_way(first, second):
-    return None if first == "b" else 2.0
-
-  assert run(both_orders(one_way, "a", "b")) == 2.0
-  assert run(both_orders(lambda a, b: asyncio.sleep(0, None), "a", "b")) is None
-
-
-INVALID = Reward.invalid("unreadable")
-
-
-@pytest.mark.parametrize(
-  ("how", "verdicts", "value"),
-  [
-    ("median", [Reward(0.0), Reward(1.0), Reward(1.0)], 1.0),
-    ("min", [Reward(0.0), Reward(1.0), Reward(1.0)], 0.0),
-    ("mean", [Reward(0.0), Reward(1.0), Reward(0.5)], 0.5),
-    ("median", [Reward(1.0), Reward(0.5), INVALID], 0.75),
-    ("median", [Reward(1.0), INVALID], None),
-    ("min", [INVALID, INVALID, Reward(1.0)], None),
-  ],
-)
-def test_panels_combine_what_more_than_half_of_them_say(how, verdicts, value):
-  assert combine_verdicts(verdicts, how).value == value
-
-
-def test_a_judge_that_stays_away_does_not_stop_a_panel(monkeypatch):
-  async def question(judge):
-    return await judge()
-
-  async def there():
-    return Reward(1.0)
-
-  async def away():
-    raise JudgeUnavailableError("no route")
-
-  assert run(panel([there, away, there], question, "min")).value == 1.0
-  alone = run(panel([away], question))
-  assert not alone.valid and "no route" in alone.reason
-
-
 def test_correlation_with_length_is_that_within_groups():
   lengths = [10, 20, 30, 110, 120, 130]
   scores = [3, 2, 1, 13, 12, 11]  # longer questions score more; within one, shorter does
@@ -171,118 +109,3 @@ def test_scores_that_go_with_length_raise_an_alarm_once_a_window(caplog):
 
 
 # ------------------------------------------------------------------------------------------- HTTP
-
-
-def test_a_letter_that_was_not_told_gives_a_finite_margin():
-  told = {"A": -0.1, "the": -2.0, "a": -9.0}
-  assert bounded_log_probs(told, ("A", "B")) == [-0.1, -9.0]
-  with pytest.raises(JudgeRefusedError, match="none of"):
-    bounded_log_probs(told, ("X", "B"))
-
-
-async def _with_server(handle, use):
-  from aiohttp import web
-
-  async def receive(request):
-    body, status = handle(await request.json(), request.headers)
-    return web.json_response(body, status=status)
-
-  app = web.Application()
-  app.router.add_post("/v1/chat/completions", receive)
-  runner = web.AppRunner(app)
-  await runner.setup()
-  site = web.TCPSite(runner, "127.0.0.1", 0)
-  await site.start()
-  port = site._server.sockets[0].getsockname()[1]
-  try:
-    return await use(f"http://127.0.0.1:{port}/v1")
-  finally:
-    await runner.cleanup()
-
-
-def test_a_judge_behind_an_endpoint_is_asked_as_configured(monkeypatch):
-  pytest.importorskip("aiohttp", reason="needs the extra [web]")
-  monkeypatch.setenv("JUDGE_KEY", "secret")
-  seen = []
-
-  def handle(body, headers):
-    seen.append((body, headers.get("Authorization")))
-    top = [{"token": " B", "logprob": -0.5}, {"token": "A", "logprob": -1.5}]
-    logprobs = {"content": [{"top_logprobs": top}]}
-    return {"choices": [{"message": {"content": "fine"}, "logprobs": logprobs}]}, 200
-
-  async def use(url):
-    judge = HttpJudge(
-      HttpJudgeConfig(url, "tiny", api_key_variable="JUDGE_KEY", temperature=0.6, top_p=0.95)
-    )
-    messages = (Message("user", "?"),)
-    return await judge.reply(messages, key=9), await judge.log_probs(messages, "It is ", "AB")
-
-  assert run(_with_server(handle, use)) == ("fine", [-1.5, -0.5])
-  (body, key), (begun, _) = seen
-  assert key == "Bearer secret"
-  assert (body["model"], body["temperature"], body["top_p"], body["seed"]) == ("tiny", 0.6, 0.95, 9)
-  assert begun["messages"][-1] == {"role": "assistant", "content": "It is "}
-  assert begun["top_logprobs"] == 20 and begun["continue_final_message"]
-
-
-@pytest.mark.parametrize(
-  ("status", "error"),
-  [(500, JudgeUnavailableError), (429, JudgeUnavailableError), (404, JudgeRefusedError)],
-)
-def test_faults_of_an_endpoint_are_told_from_refusals(status, error):
-  pytest.importorskip("aiohttp", reason="needs the extra [web]")
-
-  async def use(url):
-    with pytest.raises(error, match=str(status)):
-      await HttpJudge(HttpJudgeConfig(url, "tiny")).reply((Message("user", "?"),), key=0)
-
-  run(_with_server(lambda body, headers: ({"error": "no"}, status), use))
-
-
-def test_judged_parts_come_from_settings():
-  """A rubric by a panel of two endpoints, and a cohort by a third, over one HTTP server."""
-  pytest.importorskip("aiohttp", reason="needs the extra [web]")
-
-  def handle(body, headers):
-    said = {
-      "kind": '{"present": true}',
-      "strict": '{"present": false}',
-      "genrm": '{"score_1": 5, "score_2": 1, "ranking": 1}',
-    }
-    return {"choices": [{"message": {"content": said[body["model"]]}}]}, 200
-
-  async def use(url):
-    judged = JudgedConfig(
-      judges=(HttpJudgeConfig(url, "kind"), HttpJudgeConfig(url, "strict")),
-      comparer=HttpJudgeConfig(url, "genrm"),
-      rubric=RubricConfig(combine="mean"),
-      genrm=GenRMConfig(pairing="all", answer_length=1.0),
-    )
-    config = RewardConfig(parts=("rubric", "genrm"), weights=(1.0, 0.1), judged=judged)
-    graph = build_rewards(RewardConfig.from_dict(config.to_dict()))
-    members = [episode("short"), episode("rather long", 1)]
-    await graph.score_group(members, task(rubric=[{"text": "is right"}]))
-    return [t.reward.value for t in members]
-
-  values = run(_with_server(handle, use))
-  assert values == pytest.approx([0.5 + 0.1 * 5.5, 0.5 + 0.1 * 0.5])
-  with pytest.raises(ConfigError, match="comparer"):
-    RewardConfig(parts=("genrm",)).validate()
-  with pytest.raises(ConfigError, match=r"judges\[0\].model"):
-    JudgedConfig(judges=(HttpJudgeConfig("http://x/v1"),)).validate()
-
-
-def test_nobody_there_is_unavailable():
-  pytest.importorskip("aiohttp", reason="needs the extra [web]")
-  judge = HttpJudge(HttpJudgeConfig("http://127.0.0.1:9/v1", "tiny", timeout=5.0))
-  with pytest.raises(JudgeUnavailableError):
-    run(judge.reply((Message("user", "?"),), key=0))
-
-
-def test_settings_of_an_endpoint_are_checked():
-  for changes in ({"base_url": "host:80"}, {"model": ""}, {"timeout": 0.0}, {"top_p": 0.0}):
-    values = {"base_url": "http://x/v1", "model": "m", **changes}
-    with pytest.raises(ValueError, match=next(iter(changes))):
-      HttpJudgeConfig(**values).validate()
-  HttpJudgeConfig("http://x/v1", "m").validate()

@@ -7,20 +7,20 @@ import signal
 import pytest
 
 import agentjax
-from agentjax.envs.countdown import read_expression
-from agentjax.envs.sql import read_query
-from agentjax.envs.text_game import read_actions
+from agentjax.adapters.huggingface_text.calls import parse_text
 from agentjax.recipes.c2.rubrics import read_rubric, read_verdict
+from agentjax.recipes.genrm.cohort import style_density
 from agentjax.recipes.rational_rewards.critiques import read_critique
-from agentjax.rewards.answers import answers_equal, extract_final_answer
-from agentjax.rewards.genrm import style_density
+from agentjax.rewards.answers import answers_equal
 from agentjax.rewards.judges import last_json_object
 from agentjax.rewards.monitor import MONITORS
 from agentjax.text.answers import read_marked_answer, read_tagged_answer
-from agentjax.text.code import read_code
-from agentjax.text.template_calls import parse_text
 from agentjax.text.tool_calls import load_json
 from agentjax.trajectory.record import Trajectory
+from agentjax.world.text_game import read_actions
+from agentjax.worlds.code.code_block import read_code
+from agentjax.worlds.countdown.game import read_expression
+from agentjax.worlds.sql.environment import read_query
 
 ROOT = pathlib.Path(agentjax.__file__).parent
 
@@ -36,16 +36,16 @@ ALLOWED = {
   ("sandbox/programs.py", "eval"): "in a box",
   ("sandbox/programs.py", "exec"): "in a box",
   ("sandbox/programs.py", "compile"): "in a box",
-  ("rewards/boxed/gym.py", "pickle.loads"): "in a box, what the trainer wrote",
-  ("rewards/boxed/gym.py", "ast.parse"): "in a box",
+  ("adapters/reasoning_gym/boxed.py", "pickle.loads"): "in a box, what the trainer wrote",
+  ("adapters/reasoning_gym/boxed.py", "ast.parse"): "in a box",
   ("rewards/boxed/tests.py", "exec"): "in a box",
   ("rewards/boxed/tests.py", "compile"): "in a box",
   ("rewards/boxed/tests.py", "ast.parse"): "in a box",
-  ("envs/countdown.py", "ast.parse"): "at most 200 characters",
-  ("data/code_tasks.py", "ast.parse"): "files of the data set",
-  ("data/function_tasks.py", "exec"): "texts of that file",
-  ("data/mutations.py", "ast.parse"): "files of the project",
-  ("data/repair_tasks.py", "ast.parse"): "files of the project",
+  ("worlds/countdown/game.py", "ast.parse"): "at most 200 characters",
+  ("worlds/code/tasks.py", "ast.parse"): "files of the data set",
+  ("worlds/code/function_tasks.py", "exec"): "texts of that file",
+  ("worlds/repair/mutations.py", "ast.parse"): "files of the project",
+  ("worlds/repair/tasks.py", "ast.parse"): "files of the project",
 }
 
 
@@ -70,7 +70,6 @@ SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "string"}}}}
 READERS = {
   "read_marked_answer": read_marked_answer,
   "read_tagged_answer": read_tagged_answer,
-  "extract_final_answer": extract_final_answer,
   "answers_equal": lambda text: answers_equal(text, "1"),
   "read_code": read_code,
   "read_query": read_query,

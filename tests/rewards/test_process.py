@@ -4,11 +4,8 @@ import pytest
 from agentjax.rewards.process import (
   log_ratio_rewards,
   monte_carlo_labels,
-  sampled_steps,
   step_sums,
 )
-from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.record import Reward
 
 NAN = float("nan")
 
@@ -20,13 +17,7 @@ def test_hard_labels_ask_for_one_success_and_soft_ones_for_the_share():
 
 
 def test_log_ratios_become_rewards_of_the_turns_that_were_drawn():
-  builder = TrajectoryBuilder(step=0, task_id=0, sample=0, source="made")
-  builder.append("user", [1, 2, 3])
-  builder.append_sampled([4, 5], np.full(2, -1.0), np.ones(2), 0)
-  builder.append("tool", [6])
-  builder.append_sampled([7], np.full(1, -1.0), np.ones(1), 0)
-  steps = sampled_steps(builder.build(reward=Reward(1.0)))
-  np.testing.assert_array_equal(steps, [-1, -1, -1, 0, 0, -1, 1])
+  steps = np.array([-1, -1, -1, 0, 0, -1, 1])
   policy = np.array([9.0, 9, 9, -1.0, -0.5, 9, -2.0])
   reference = np.array([0.0, 0, 0, -1.5, -2.0, 0, -1.0])
   tokens = log_ratio_rewards(policy, reference, beta=0.5)

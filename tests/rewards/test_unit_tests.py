@@ -27,8 +27,9 @@ from agentjax.rewards.unit_tests import (
   UnitTestVerifier,
   VerifierFault,
   _read_report,
+  build_verifier,
 )
-from agentjax.sandbox.build import SandboxConfig, build_sandbox
+from agentjax.sandbox import ProcessSandbox, Sandboxes
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -66,7 +67,7 @@ class Spy:
 
 @pytest.fixture(scope="module")
 def spy():
-  return Spy(build_sandbox(UnitTestConfig().sandbox))
+  return Spy(ProcessSandbox())
 
 
 @pytest.fixture(scope="module")
@@ -296,11 +297,9 @@ def test_pytest_runs_the_tests_that_need_it():
     "def test_d(): assert f(1) == 2"
   )
   tests = UnitTests(source, {"solution": ("f",)})
-  config = UnitTestConfig(
-    sandbox=SandboxConfig(embedded=ProcessSandboxConfig(packages=("pytest",), queue_seconds=60.0)),
-    cpu_seconds=10,
-  )
-  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  config = UnitTestConfig(packages=("pytest",), cpu_seconds=10)
+  sandboxes = Sandboxes({"default": ProcessSandboxConfig(queue_seconds=60.0)})
+  verifier = build_verifier(config, sandboxes)
   try:
     assert passed(verifier, SQUARE, tests) == [True, True, True, False]
   finally:
@@ -341,7 +340,7 @@ def test_faults_of_the_sandbox_are_tried_again_then_mask_the_episode(outcomes, c
 
 
 def task(tests=SQUARES, **fields):
-  return Task(7, (), SQUARE, "made", metadata={"unit_tests": tests.to_metadata()}, **fields)
+  return Task(7, (), SQUARE, "made", metadata={"unit_tests": dataclasses.asdict(tests)}, **fields)
 
 
 async def score(scorer, answer, status=Status.OK):
@@ -480,3 +479,9 @@ def test_a_flood_of_values_is_no_report_and_costs_little_more_than_its_text(text
     assert tracemalloc.get_traced_memory()[1] < 5 * len(flood)
   finally:
     tracemalloc.stop()
+
+
+def test_a_sandbox_that_is_not_there_is_named_with_its_setting():
+  own = {"unit_tests": UnitTestConfig(sandbox="none_of_that_name")}
+  with pytest.raises(ConfigError, match="reward.settings.unit_tests.sandbox='none_of_that_name'"):
+    build_rewards(RewardConfig(parts=("unit_tests",), settings=own))

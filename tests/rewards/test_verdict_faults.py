@@ -1,20 +1,21 @@
 """A verdict that cannot be had: what the code does to it is the code's fault, load is nobody's."""
 
 import asyncio
+import math
 import sys
 import time
 
 import pytest
 
-from agentjax.rewards import Part, Product, RewardGraph, WeightedSum
-from agentjax.rewards.endpoint import JudgeRefusedError
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
+from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
 from agentjax.rewards.unit_tests import (
   UnitTestConfig,
   UnitTests,
   UnitTestVerifier,
   VerifierFault,
 )
-from agentjax.sandbox.build import build_sandbox
+from agentjax.sandbox import ProcessSandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.result import infra_error
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
@@ -30,7 +31,7 @@ def verifier():
   config = UnitTestConfig(
     credit="fraction", cpu_seconds=1, wall_seconds=4.0, verdict_seconds=5.0, rounds=4
   )
-  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  verifier = UnitTestVerifier(ProcessSandbox(), config)
   yield verifier
   asyncio.run(verifier.close())
 
@@ -73,7 +74,7 @@ def test_slow_neighbours_take_nothing_from_a_right_answer():
   from agentjax.rollout.scoring import score
 
   config = UnitTestConfig(cpu_seconds=1, wall_seconds=2.0, verdict_seconds=2.5, concurrency=1)
-  verifier = UnitTestVerifier(build_sandbox(config.sandbox), config)
+  verifier = UnitTestVerifier(ProcessSandbox(), config)
   codes = ["import time\ntime.sleep(60)", "import time\ntime.sleep(60)", SQUARE]
 
   async def judge(trajectory, task):
@@ -144,7 +145,7 @@ class Loaded:
 @pytest.mark.parametrize(("late", "right"), [(0, True), (1, True), (2, True), (3, False)])
 def test_a_verdict_that_the_clock_ends_twice_is_tried_alone(late, right):
   config = UnitTestConfig()
-  sandbox = Loaded(build_sandbox(config.sandbox), late)
+  sandbox = Loaded(ProcessSandbox(), late)
   verifier = UnitTestVerifier(sandbox, config)
   sandbox.places = verifier._places
 
@@ -187,7 +188,7 @@ class Broken:
 @pytest.mark.parametrize("healthy", [True, False])
 def test_code_whose_boxes_break_while_others_work_is_to_blame(healthy):
   config = UnitTestConfig()
-  verifier = UnitTestVerifier(Broken(healthy, build_sandbox(config.sandbox)), config)
+  verifier = UnitTestVerifier(Broken(healthy, ProcessSandbox()), config)
 
   async def main():
     try:
@@ -283,7 +284,7 @@ def test_one_member_that_breaks_a_comparison_takes_nothing_from_its_siblings():
     values = [float(m.answer) if m.answer else 0.0 for m in members]
     return [v / max(*values, 1.0) for v in values]
 
-  graph = RewardGraph({}, Product((Part("rank"),)), group_scorers={"rank": rank})
+  graph = RewardGraph({}, Combined(math.prod, (Part("rank"),)), group_scorers={"rank": rank})
   members = [episode(i, a) for i, a in enumerate(("2", "four", "4"))]
   asyncio.run(graph.score_group(members, TASK))
   assert [m.reward for m in members] == [Reward(0.5), Reward(0.0), Reward(1.0)]

@@ -6,16 +6,17 @@ import dataclasses
 import pytest
 
 from agentjax.engine import SamplingConfig
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.evaluation import play, summarise
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.text.chat import MarkedChat
 from agentjax.tools.calculator import CalculatorTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.scripted_engine import RUN_SEED, TOKENIZER
 
 CONFIG = RolloutConfig(
@@ -52,7 +53,7 @@ def make_player(engine, **changes):
 
 def idle(engine):
   """Whether no slot of an engine is taken, and nothing waits for one."""
-  lanes = engine._lanes
+  lanes = engine.scheduler.lanes
   empty = all(len(lane.free) == lane.slots.slots for lane in lanes)
   return empty and not any(lane.jobs or lane.idle for lane in lanes) and not engine.waiting
 
@@ -83,3 +84,11 @@ def run():
     return asyncio.run(main())
 
   return run
+
+
+async def evaluate(tasks, *, player, plan, tool_names, step, **settings):
+  """Plays an evaluation and sums it up."""
+  episodes = await play(tasks, player=player, plan=plan, step=step, **settings)
+  return summarise(
+    tasks, *episodes, plan=plan, tool_names=tool_names, seed=player.run_seed, step=step
+  )

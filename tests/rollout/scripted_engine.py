@@ -64,6 +64,13 @@ class ScriptedEngine:
     self.most_contexts = max(self.most_contexts, self.live_contexts)
     return _Context(self, priority, prefix.ids)
 
+  async def open_ids(self, token_ids, *, priority=()):
+    self.check_length(len(token_ids))
+    self.live_contexts += 1
+    context = _Context(self, priority, list(token_ids))
+    context.turn = 1 + max((t for a, t, _ in self.requests if a == priority), default=-1)
+    return context
+
   def check_length(self, length):
     if length > self.max_length:
       raise ContextLengthError(f"{length} tokens; allowed: engine.max_length={self.max_length}.")

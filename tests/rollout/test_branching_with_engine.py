@@ -9,12 +9,12 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SampleRequest, SamplingConfig
+from agentjax.recipes.arpo import BranchConfig, BranchSampler
+from agentjax.recipes.tree_search import TreeConfig, TreeSearch
 from agentjax.rollout import keys
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import BranchConfig, RolloutConfig
+from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
-from agentjax.rollout.tree import TreeConfig, TreeSearch
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import BRANCHES, Message, Task

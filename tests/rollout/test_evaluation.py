@@ -10,9 +10,9 @@ import pytest
 
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rollout import keys
-from agentjax.rollout.evaluation import EvaluationPlan, bootstrap, evaluate, pass_at_k
+from agentjax.rollout.evaluation import EvaluationPlan, bootstrap, pass_at_k
 from agentjax.trajectory.record import Reward
-from tests.rollout.conftest import REGISTRY, REWARDS, make_player, make_task, question
+from tests.rollout.conftest import REGISTRY, REWARDS, evaluate, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
 
 

@@ -7,14 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from agentjax.envs.environment import Environment, Observation, Step
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rollout.loop import collect
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import Flag, Message, Reward, Status
+from agentjax.world.environment import Environment, Observation, Step
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.conftest import REWARDS, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
 

@@ -9,7 +9,6 @@ import pytest
 from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, GrammarError, SamplingConfig
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
@@ -17,6 +16,7 @@ from agentjax.text.chat import MarkedChat
 from agentjax.tools.function import function_tool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Flag, Status
+from agentjax.world.question import QuestionEnvironment
 from tests.engine.test_grammar import SmallTokenizer
 from tests.rollout.conftest import REWARDS, make_task
 

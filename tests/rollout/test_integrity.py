@@ -6,38 +6,40 @@ import sys
 
 import pytest
 
-from agentjax.data.code_tasks import load_mbpp, load_quixbugs
-from agentjax.data.function_tasks import FunctionTaskConfig, function_tasks
-from agentjax.envs.code import CodeEnvironmentConfig, build_code_environment
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.rewards import RewardConfig, UnitTestConfig, build_rewards
 from agentjax.rewards.canaries import canaries
 from agentjax.rewards.graph import Part, RewardGraph
-from agentjax.rollout.cheats import Setting, cheats
 from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.rollout.scoring import score
 from agentjax.rollout.viewer import render
 from agentjax.sandbox.interface import PythonScript, RunStatus, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
-from agentjax.text.code import mark_code
 from agentjax.tools.python import PythonTool
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.world.cheats import Setting
+from agentjax.worlds.code import cheats as of_code
+from agentjax.worlds.code.code_block import mark_code
+from agentjax.worlds.code.environment import CodeWorldConfig, build_code_environment
+from agentjax.worlds.code.function_tasks import FunctionTaskConfig, function_tasks
+from agentjax.worlds.code.tasks import load_mbpp, load_quixbugs
 from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
-UNIT_TESTED = RewardConfig(parts=("unit_tests",), unit_tests=UnitTestConfig(cpu_seconds=10))
+UNIT_TESTED = RewardConfig(
+  parts=("unit_tests",), settings={"unit_tests": UnitTestConfig(cpu_seconds=10)}
+)
 DATA = os.environ.get("AGENTJAX_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="AGENTJAX_DATA is not set")
 
 
 def code_cheats(task):
-  return cheats(task, Setting(EnvironmentConfig(kind="code")))
+  return of_code.code_cheats(task, Setting())
 
 
 def environment(task):
-  return build_code_environment(CodeEnvironmentConfig(), ToolRegistry([]))
+  return build_code_environment(CodeWorldConfig(), ToolRegistry([]))
 
 
 def check(tasks, rewards=None, cheats=code_cheats, make_environment=environment):
@@ -187,7 +189,7 @@ def test_what_the_policy_ran_in_a_tool_is_gone_before_the_verdict():
 
   async def work():
     def make(task):
-      return build_code_environment(CodeEnvironmentConfig(), registry)
+      return build_code_environment(CodeWorldConfig(), registry)
 
     trajectory = await play_turns(task, turns, make)
     await score(graph, [trajectory], task, timeout=60.0)

@@ -14,13 +14,12 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig
-from agentjax.envs.environment import Environment, Observation, Step
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import BranchConfig
+from agentjax.recipes.arpo import BranchConfig, BranchSampler
 from agentjax.rollout.loop import collect
 from agentjax.rollout.scoring import MOST_THREADS
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.trajectory.record import Message, Status
+from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import REWARDS, idle, make_player, make_task
 from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 from tests.rollout.test_faults import tool_environment

@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rollout.program import SharedPrefixes
 from agentjax.trajectory.record import Message, Reward, Status
 from agentjax.trajectory.store import to_record
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.conftest import REGISTRY, make_task
 from tests.rollout.scripted_engine import ScriptedEngine, say
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from agentjax.envs.config import GAMES, EnvironmentConfig
-from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout import keys
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory
 from agentjax.trajectory.record import Flag, Message, Reward, Status, ToolCall
+from agentjax.world.environment import Environment, Observation, Step
+from agentjax.world.world import WorldConfig
 from tests.rollout.conftest import make_task
 from tests.rollout.scripted_engine import END, TOKENIZER, ScriptedEngine, say
 
@@ -174,16 +174,19 @@ def _losses(kind):
 
 @pytest.mark.parametrize(
   ("kind", "before"),
-  [*((kind, ()) for kind in GAMES), ("sokoban", ("Up",)), ("frozen_lake", ("Up",))],
+  [
+    *((kind, ()) for kind in ("bandit", "frozen_lake", "sokoban", "countdown")),
+    ("sokoban", ("Up",)),
+    ("frozen_lake", ("Up",)),
+  ],
 )
 def test_a_forged_turn_is_never_worth_more_than_losing(run, kind, before):
   if kind == "frozen_lake":
     pytest.importorskip("gymnasium", reason="the lake is gymnasium's")
-  game, make = GAMES[kind]
-  config = getattr(EnvironmentConfig(), kind)
-  task = make(config, 1, split="train", seed=0, first_id=1)[0]
+  config = WorldConfig.from_name(kind, "world")
+  task = config.make_tasks(1, split="train", seed=0, first_id=1)[0]
   rewards = RewardGraph({"environment": SCORERS["environment"]}, Part("environment"))
-  settings = {"make_environment": lambda task: game(config), "rewards": rewards, "max_turns": 20}
+  settings = {"make_environment": lambda task: config.game(), "rewards": rewards, "max_turns": 20}
   settings |= {"max_total_tokens": 20_000, "max_tokens_per_turn": 400}
 
   def played(turns):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from agentjax.data import TaskIterator
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout import stream as stream_module
 from agentjax.rollout.loop import GroupPlayer, collect
 from agentjax.rollout.schedule import ScheduleConfig, bound_staleness
 from agentjax.rollout.stream import GroupStream
-from agentjax.training.loop_thread import LoopThread
+from agentjax.threads import LoopThread
 from agentjax.trajectory.record import Trajectory
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.conftest import REGISTRY, REWARDS, make_player, make_task, question
 from tests.rollout.scripted_engine import ScriptedEngine, say
 from tests.rollout.test_loop import content

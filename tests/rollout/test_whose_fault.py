@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from agentjax.envs.workspace import WorkspaceEnvironment
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.loop import collect
-from agentjax.sandbox.build import SandboxConfig
+from agentjax.sandbox.config import Sandboxes
 from agentjax.sandbox.interface import SandboxLimits
 from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.text.chat import MarkedChat
@@ -21,13 +20,14 @@ from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import WorkspaceConfig
 from agentjax.trajectory.record import Status
 from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.workspace import WorkspaceEnvironment
 from tests.rollout.conftest import make_player, make_task
 from tests.rollout.scripted_engine import CALL, END, TOKENIZER, ScriptedEngine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
 LIMITS = SandboxLimits(wall_seconds=3.0, cpu_seconds=3.0, disk_bytes=2**24, file_bytes=2**23)
-SANDBOX = SandboxConfig(embedded=ProcessSandboxConfig(limits=LIMITS, concurrency=2))
+SANDBOX = ProcessSandboxConfig(limits=LIMITS, concurrency=2)
 
 
 def call(tool, **arguments):
@@ -133,13 +133,14 @@ def play(scripts, sandbox=SANDBOX, **changes):
   tools = ToolsConfig(
     names=("shell", "files", "python"),
     timeout=20.0,
-    workspace=WorkspaceConfig(sandbox=sandbox, max_bytes=2**23, max_files=1000),
-    python=PythonToolConfig(sandbox=SANDBOX, stateful=True),
+    workspace=WorkspaceConfig(max_bytes=2**23, max_files=1000),
+    settings={"python": PythonToolConfig(sandbox="python", stateful=True)},
     **changes,
   )
 
   async def main():
-    registry = build_tools(tools)
+    sandboxes = Sandboxes({"default": sandbox, "python": SANDBOX})
+    registry = build_tools(tools, sandboxes=sandboxes)
     world = World(registry, registry.tools[0].workspaces)
     rewards = RewardGraph({"exact_match": SCORERS["exact_match"]}, Part("exact_match"))
     engine = ScriptedEngine(lambda address, turn: scripts[address[1]][turn], max_length=100_000)
@@ -180,9 +181,7 @@ def test_what_an_action_brings_about_counts(played, name):
 
 
 def test_24_sleeping_calls_of_one_turn_count_and_hold_nobody_up():
-  sandbox = SandboxConfig(
-    embedded=ProcessSandboxConfig(limits=LIMITS, concurrency=2, queue_seconds=3.0)
-  )
+  sandbox = ProcessSandboxConfig(limits=LIMITS, concurrency=2, queue_seconds=3.0)
   flood = [turn(*[shell("sleep 1")] * 24), turn(text="the end")]
   neighbour = [turn(shell("echo done")), turn(text="the end")]
   slow, quick = play([flood, neighbour], sandbox)
@@ -194,9 +193,7 @@ def test_24_sleeping_calls_of_one_turn_count_and_hold_nobody_up():
 
 
 def test_a_queue_that_is_full_of_others_is_no_fault_of_the_one_who_waits():
-  sandbox = SandboxConfig(
-    embedded=ProcessSandboxConfig(limits=LIMITS, concurrency=1, queue_seconds=0.5)
-  )
+  sandbox = ProcessSandboxConfig(limits=LIMITS, concurrency=1, queue_seconds=0.5)
   episodes = play([[turn(shell("sleep 2")), turn(text="the end")]] * 3, sandbox)
   masked = [e for e in episodes if e.status is Status.ENV_ERROR]
   assert masked and all(e.metadata["fault"]["cause"] == "queue" for e in masked)

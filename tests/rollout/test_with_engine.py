@@ -14,16 +14,16 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SamplingConfig
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.config import RolloutConfig
-from agentjax.rollout.evaluation import EvaluationPlan, evaluate
+from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Status, Task, ToolCall
 from agentjax.trajectory.store import to_record
-from tests.rollout.conftest import REGISTRY, REWARDS
+from agentjax.world.question import QuestionEnvironment
+from tests.rollout.conftest import REGISTRY, REWARDS, evaluate
 from tests.rollout.scripted_engine import TOKENIZER
 
 MODEL = models.ModelConfig(
@@ -147,7 +147,7 @@ def test_numbers_that_break_down_in_one_slot_mask_that_episode_alone(
   engine, trajectories, monkeypatch
 ):
   """The third dispatch gives NaN in the slot of one episode."""
-  slots = engine._lanes[0].slots
+  slots = engine.scheduler.lanes[0].slots
   decode, calls = slots.decode, 0
 
   def poisoned(plan):

@@ -132,5 +132,5 @@ async def _run(
 if __name__ == "__main__":
   logging.disable(logging.WARNING)
   give_up(sys.argv[1])
-  settings = ProcessSandboxConfig.from_dict(json.loads(sys.argv[2]))
+  settings = ProcessSandboxConfig(**json.loads(sys.argv[2]))
   asyncio.run(serve(settings))

@@ -8,8 +8,9 @@ import tarfile
 
 import pytest
 
+from agentjax.adapters.sandboxes import archive
 from agentjax.faults import Boundary, Owner, fault_of
-from agentjax.sandbox import archive, files
+from agentjax.sandbox import files
 from agentjax.sandbox.interface import BoxContentError, SandboxError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

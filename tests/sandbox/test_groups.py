@@ -49,7 +49,7 @@ def groups() -> list[str]:
 def test_folder_that_grants_no_groups_is_refused_by_name(
   tmp_path: pathlib.Path, folder: str
 ) -> None:
-  with pytest.raises(SandboxError, match=r"sandbox\.embedded\.cgroup"):
+  with pytest.raises(SandboxError, match=r"sandboxes\.NAME\.cgroup"):
     use(lambda sandbox: sandbox.start(), cgroup=str(tmp_path / folder))
   assert list(tmp_path.iterdir()) == []
 

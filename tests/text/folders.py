@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from agentjax.text import HuggingFaceTokenizer
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 
 _WIDTH, _HEADS, _HEAD_DIM, _LAYERS = 64, 4, 16, 2
 _CERTAIN = 12.0  # logit of a token's successor; the other ids' are below 4

@@ -3,9 +3,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentjax.text.chat import MarkedChat, PrefixError, assert_extends, conversation_texts
-from agentjax.text.tokenizer import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from agentjax.config import ConfigError
+from agentjax.text.build import build_chat
+from agentjax.text.chat import (
+  ChatConfig,
+  MarkedChat,
+  PrefixError,
+  conversation_texts,
+)
+from agentjax.text.tokenizer import (
+  ByteTokenizer,
+  SentencePieceTokenizer,
+  TokenizerConfig,
+  train_sentencepiece,
+)
 from agentjax.trajectory.record import Message, ToolCall
+from tests.text.extends import assert_extends
 
 TEXTS = st.one_of(
   st.text(max_size=12),
@@ -212,3 +225,34 @@ def test_a_system_prompt_stands_before_conversations_without_one():
     "<|bos|><|system|>Be brief.<|end|><|user|>3+4?<|end|><|assistant|>"
   )
   assert _ids(chat.prompt(own)) == _ids(MarkedChat(tokenizer).prompt(own))
+
+
+OWN_FOLDERS = """
+from agentjax.text import ByteTokenizer, FolderKind, MarkedChat
+
+
+def read(folder, *, tool_call_format="auto", system_prompt="", thinking=None):
+  chat = MarkedChat(ByteTokenizer(), system_prompt=system_prompt)
+  chat.folder = folder
+  return chat
+
+
+FOLDERS = FolderKind(formats=("own",), read=read)
+"""
+
+
+def test_an_own_kind_of_folder_is_a_name(tmp_path, monkeypatch):
+  (tmp_path / "own_folders.py").write_text(OWN_FOLDERS)
+  monkeypatch.syspath_prepend(tmp_path)
+  tokenizer = TokenizerConfig(kind="own_folders:FOLDERS", path="somewhere")
+  chat = build_chat(ChatConfig(system_prompt="Be brief."), tokenizer)
+  assert chat.folder == "somewhere"
+  assert len(chat.prompt([Message("user", "Hi")])) == 3  # the system prompt, the user, the request
+  with pytest.raises(ConfigError, match="tool_call_format='xml'; allowed: auto, own"):
+    build_chat(ChatConfig(tool_call_format="xml"), tokenizer)
+  with pytest.raises(ConfigError, match="tokenizer.path=None; allowed: a folder"):
+    build_chat(ChatConfig(), TokenizerConfig(kind="own_folders:FOLDERS"))
+  with pytest.raises(ConfigError, match="kind='own_folders'; allowed: byte, .*huggingface"):
+    build_chat(ChatConfig(), TokenizerConfig(kind="own_folders"))
+  with pytest.raises(ConfigError, match="is function; allowed: a FolderKind"):
+    build_chat(ChatConfig(), TokenizerConfig(kind="own_folders:read", path="somewhere"))

@@ -7,9 +7,9 @@ import jsonschema
 import numpy as np
 import pytest
 
+from agentjax.adapters.huggingface_text.chat import TemplateChat
 from agentjax.text.chat import MarkedChat
 from agentjax.text.language import LanguageError, compile_language, lifted
-from agentjax.text.template import TemplateChat
 from agentjax.text.tokenizer import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from agentjax.trajectory.record import Message, ToolCall
 from tests.text.folders import JSON_TEMPLATE, XML_TEMPLATE, write_vocabulary

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from agentjax.adapters.tools.search import SearchConfig
+from agentjax.adapters.tools.web_page import WebPageConfig
 from agentjax.config import ConfigError
+from agentjax.sandbox import Sandboxes
 from agentjax.tools import ToolContext, ToolsConfig, build_tools
-from agentjax.tools.search import SearchConfig
-from agentjax.tools.sql import SqlConfig
-from agentjax.tools.web_page import WebPageConfig
+from agentjax.tools.shell import ShellConfig
 from agentjax.tools.workspace import WorkspaceConfig
 from agentjax.trajectory.record import ToolCall
+from agentjax.worlds.sql.tool import SqlConfig
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -29,7 +31,7 @@ def test_shell_and_files_share_a_workspace_and_sql_has_its_own(tmp_path: pathlib
   (tmp_path / "start" / "given").write_text("given\n")
   config = ToolsConfig(
     names=("files", "calculator", "shell", "sql"),
-    sql=SqlConfig(str(tmp_path / "a.db"), writable=True),
+    settings={"sql": SqlConfig(databases=str(tmp_path / "a.db"), writable=True)},
     workspace=WorkspaceConfig(files=str(tmp_path / "start")),
   )
   config.validate("tools")
@@ -66,28 +68,38 @@ def test_shell_and_files_share_a_workspace_and_sql_has_its_own(tmp_path: pathlib
   [
     (
       {"names": ("shell",), "timeout": 10.0},
-      r"timeout=10.*> the wall clock.* of workspace\.sandbox",
+      r"timeout=10.*> the wall clock.* of shell",
     ),
-    ({"names": ("sql",), "sql": SqlConfig(statement_seconds=10.0)}, r"sql\.statement_seconds"),
+    (
+      {"names": ("sql",), "settings": {"sql": SqlConfig(statement_seconds=10.0)}},
+      r"settings\.sql\.statement_seconds",
+    ),
     ({"names": ("web_page",), "timeout": 15.0}, r"> the wall clock.* of web_page"),
     ({"names": ("search",)}, r"search\.corpus"),
-    ({"web_page": WebPageConfig(width=0)}, r"web_page\.width"),
+    (
+      {"names": ("web_page",), "settings": {"web_page": WebPageConfig(width=0)}},
+      r"settings\.web_page\.width",
+    ),
+    ({"settings": {"shell": ShellConfig()}}, r"settings='shell'; allowed: one of"),
+    ({"workspace": WorkspaceConfig(sandbox="lost")}, r"workspace\.sandbox='lost'"),
     ({"calls_per_turn": 0}, r"calls_per_turn"),
     ({"workspace": WorkspaceConfig(max_open=0)}, r"workspace\.max_open"),
   ],
 )
 def test_settings_that_cannot_work_together_are_refused(change: dict[str, Any], field: str) -> None:
   with pytest.raises(ConfigError, match=field):
-    dataclasses.replace(ToolsConfig(), **change).validate("tools")
+    config = dataclasses.replace(ToolsConfig(), **change)
+    config.validate("tools")
+    config.check_sandboxes(Sandboxes(), "tools")
 
 
 def test_bad_data_stops_the_build(tmp_path: pathlib.Path) -> None:
   (tmp_path / "corpus.jsonl").write_text("{}")
   search = SearchConfig(corpus=(str(tmp_path / "corpus.jsonl"),))
   with pytest.raises(ConfigError, match=r"corpus\.jsonl:1"):
-    build_tools(ToolsConfig(names=("search",), search=search))
+    build_tools(ToolsConfig(names=("search",), settings={"search": search}))
   with pytest.raises(ConfigError, match="folder of them"):
-    build_tools(ToolsConfig(names=("sql",), sql=SqlConfig(databases=str(tmp_path))))
+    build_tools(ToolsConfig(names=("sql",), settings={"sql": SqlConfig(databases=str(tmp_path))}))
 
 
 def test_missing_extra_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +107,13 @@ def test_missing_extra_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
   monkeypatch.setitem(sys.modules, "bm25s", None)
   search = SearchConfig(corpus=(str(tmp_path / "corpus.jsonl"),))
   with pytest.raises(ImportError, match=r"agentjax\[search\]"):
-    build_tools(ToolsConfig(names=("search",), search=search))
+    build_tools(ToolsConfig(names=("search",), settings={"search": search}))
 
 
 def test_settings_of_all_tools_survive_json() -> None:
-  config = ToolsConfig(names=("search",), search=SearchConfig(corpus=("a", "b")))
+  config = ToolsConfig(names=("search",), settings={"search": SearchConfig(corpus=("a", "b"))})
   assert ToolsConfig.from_dict(config.to_dict()) == config
+  assert config.to_short_dict() == {
+    "names": ["search"],
+    "settings": {"search": {"use": "search", "corpus": ["a", "b"]}},
+  }

@@ -182,7 +182,7 @@ def visit():
   pytest.importorskip("aiohttp", reason="needs the extra [web]")
   from aiohttp import web
 
-  from agentjax.tools.egress_http import guarded_session
+  from agentjax.adapters.tools.egress_http import guarded_session
 
   def visit(*visited, names=None, allow=("*:*",), allow_addresses=("127.0.0.1/32",), **options):
     reached = []

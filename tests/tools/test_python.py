@@ -10,31 +10,34 @@ from typing import Any
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.sandbox import (
   Capabilities,
   ProcessSandbox,
   ProcessSandboxConfig,
-  SandboxConfig,
   SandboxError,
+  Sandboxes,
   SandboxLimits,
 )
 from agentjax.tools import ToolContext, ToolResult, ToolsConfig, ToolStatus, build_tools
 from agentjax.tools.python import PythonSessionTool, PythonToolConfig
+from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 Python = Callable[..., ToolResult]
 
 
+def build(sandbox: ProcessSandboxConfig, **settings: Any) -> ToolRegistry:
+  config = python_with(sandbox="small", **settings)
+  return build_tools(config, sandboxes=Sandboxes({"default": sandbox, "small": sandbox}))
+
+
 @pytest.fixture(scope="module")
 def python() -> Iterator[Python]:
   limits = SandboxLimits(memory_bytes=2**27, output_kill_bytes=2**20)
-  settings = PythonToolConfig(
-    SandboxConfig(embedded=ProcessSandboxConfig(limits=limits)), max_characters=100
-  )
-  registry = build_tools(ToolsConfig(names=("python",), python=settings))
+  registry = build(ProcessSandboxConfig(limits=limits), max_characters=100)
 
   def run(code: str, timeout: float = 10.0, seed: int = 0) -> ToolResult:
     request = ToolCall("python", {"code": code})
@@ -98,8 +101,7 @@ def test_calls_start_afresh_and_draw_by_their_seed(python: Python) -> None:
 
 def test_cancelled_call_ends_the_program() -> None:
   async def body() -> ToolResult:
-    settings = SandboxConfig(embedded=ProcessSandboxConfig(concurrency=1))
-    registry = build_tools(ToolsConfig(names=("python",), python=PythonToolConfig(settings)))
+    registry = build(ProcessSandboxConfig(concurrency=1))
 
     def ask(code: str) -> Any:
       return registry.call(ToolCall("python", {"code": code}), ToolContext("e", 0, 30.0))
@@ -123,10 +125,7 @@ def notebook() -> Iterator[Callable[..., Any]]:
 
   def make(**settings: Any) -> Any:
     limits = SandboxLimits(wall_seconds=2.0, memory_bytes=2**27)
-    python = PythonToolConfig(
-      SandboxConfig(embedded=ProcessSandboxConfig(limits=limits)), stateful=True, **settings
-    )
-    registries.append(build_tools(ToolsConfig(names=("python",), python=python)))
+    registries.append(build(ProcessSandboxConfig(limits=limits), stateful=True, **settings))
     return registries[-1]
 
   yield make
@@ -257,22 +256,37 @@ def test_tools_are_built_by_name_in_order(tmp_path: Any, monkeypatch: Any) -> No
       build_tools(ToolsConfig(names=(bad,)))
 
 
+def python_with(**settings: Any) -> ToolsConfig:
+  python: Any = PythonToolConfig(**settings)
+  return ToolsConfig(names=("python",), settings={"python": python})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
   ("config", "field"),
   [
     (ToolsConfig(names=("calculater",)), r"tools\.names"),
     (ToolsConfig(names=("calculator", "calculator")), "distinct"),
     (ToolsConfig(timeout=0.0), r"tools\.timeout"),
-    (ToolsConfig(names=("python",), timeout=5.0), r"overhead of python\.sandbox"),
+    (ToolsConfig(names=("python",), timeout=5.0), r"overhead of python"),
     (ToolsConfig(retries=-1), "retries"),
-    (ToolsConfig(python=PythonToolConfig(max_characters=0)), r"python\.max_characters"),
-    (ToolsConfig(python=PythonToolConfig(max_sessions=0)), r"python\.max_sessions"),
-    (ToolsConfig(python=PythonToolConfig(idle_seconds=0.0)), r"python\.idle_seconds"),
+    (
+      python_with(max_characters=0),
+      r"python\.max_characters",
+    ),
+    (
+      python_with(max_sessions=0),
+      r"python\.max_sessions",
+    ),
+    (
+      python_with(idle_seconds=0.0),
+      r"python\.idle_seconds",
+    ),
   ],
 )
 def test_impossible_settings_are_refused_by_name(config: ToolsConfig, field: str) -> None:
   with pytest.raises(ConfigError, match=field):
     config.validate("tools")
+    config.check_sandboxes(Sandboxes(), "tools")
 
 
 def test_settings_survive_json() -> None:

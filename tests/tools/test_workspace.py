@@ -16,11 +16,10 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.sandbox import (
+  ProcessSandbox,
   ProcessSandboxConfig,
-  SandboxConfig,
   SandboxError,
   SandboxLimits,
-  build_sandbox,
 )
 from agentjax.sandbox.interface import BoxContentError, Command
 from agentjax.tools import ToolContext
@@ -30,11 +29,17 @@ needs_sandbox = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox 
 T = TypeVar("T")
 
 
-def run(body: Callable[[Workspaces], Awaitable[T]], config: WorkspaceConfig | None = None) -> T:
+def run(
+  body: Callable[[Workspaces], Awaitable[T]],
+  config: WorkspaceConfig | None = None,
+  sandbox: ProcessSandboxConfig | None = None,
+) -> T:
   config = config or WorkspaceConfig()
 
   async def whole() -> T:
-    workspaces = Workspaces(build_sandbox(config.sandbox), config.sandbox.limits, config)
+    workspaces = Workspaces(
+      ProcessSandbox(sandbox), (sandbox or ProcessSandboxConfig()).limits, config
+    )
     try:
       return await body(workspaces)
     finally:
@@ -257,10 +262,7 @@ def test_end_stops_what_runs_and_leaves_no_folder() -> None:
     return _boxes(workspaces)
 
   limits = SandboxLimits(wall_seconds=60.0)
-  assert (
-    run(body, WorkspaceConfig(sandbox=SandboxConfig(embedded=ProcessSandboxConfig(limits=limits))))
-    == []
-  )
+  assert run(body, sandbox=ProcessSandboxConfig(limits=limits)) == []
 
 
 def test_impossible_settings_are_refused_by_name(tmp_path: pathlib.Path) -> None:

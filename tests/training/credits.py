@@ -13,12 +13,13 @@ import numpy as np
 
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
+from agentjax.recipes.agentic_grpo import StagedConfig
+from agentjax.recipes.monte_carlo import MonteCarloConfig
+from agentjax.recipes.prime import ProcessConfig
 from agentjax.rewards import RewardConfig, TurnScores
-from agentjax.rollout.config import MonteCarloConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.training.checkpoint import CheckpointConfig
-from agentjax.training.process_rewards import ProcessConfig
-from agentjax.training.teacher import TeacherConfig
 from tests.training.stages import PaidDigits, run, staged_experiment
 from tests.training.teachers import save_policy
 
@@ -66,7 +67,7 @@ def credit_run(directory, feature, folder, *, lora=False, schedule=("sync",), me
     rl.objective = preset("ragen")
     rl.objective.advantage.turn_rewards = ("environment",)
   elif feature == "staged":
-    rl.objective = preset("agentic_grpo")
+    rl.objective, rl.passes = ObjectiveConfig(), StagedConfig()
   elif feature == "greedy":
     rl.objective = preset("remax")
   elif feature == "scored_turns":
@@ -88,8 +89,7 @@ def credit_run(directory, feature, folder, *, lora=False, schedule=("sync",), me
     changes["reward"] = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
     changes["rollout"] = dataclasses.replace(
       staged_experiment(schedule).rollout,
-      sampler="monte_carlo",
-      monte_carlo=MonteCarloConfig(completions=2),
+      sampler=MonteCarloConfig(completions=2),
     )
   if lora:
     changes["lora"] = LoraConfig(rank=2, alpha=4.0)

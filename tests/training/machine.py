@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from agentjax.models import ModelConfig
-from agentjax.objectives.objective import ObjectiveConfig, policy_objective, prepare
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.state import TrainState, init_state, network_specs, state_shardings
@@ -92,3 +93,8 @@ def step(
   count = whole.token_ids.shape[0] // rows
   state, metrics, _ = made.update(state, split_rows(whole, rows), count)
   return state, {name: float(value) for name, value in metrics.items()}
+
+
+def abstract_like(tree):
+  """ShapeDtypeStructs of a pytree of arrays, with their shardings: a restore target."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

@@ -12,7 +12,6 @@ import pytest
 
 from agentjax.data import TaskSplits
 from agentjax.engine import EngineConfig
-from agentjax.envs.environment import Environment, Observation, Step
 from agentjax.models import ModelConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
@@ -28,6 +27,7 @@ from agentjax.training import (
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.journal import JournalReader
 from agentjax.trajectory.record import Message, Reward, Task
+from agentjax.world.environment import Environment, Observation, Step
 from tests.training.smoke import quiet
 
 STEPS, SIZE, GROUP = 6, 2, 4

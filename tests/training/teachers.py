@@ -10,7 +10,7 @@ from agentjax import models
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.text import ByteTokenizer
 from agentjax.training.checkpoint import CheckpointStore
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward
 from tests.training.stages import staged_experiment
@@ -37,7 +37,7 @@ def save_policy(directory, model, seed, tokenizer=None):
   described = model.to_dict()
   del described["exact_chunk"]
   identity = {"model": described, "tokenizer": tokenizer or ByteTokenizer().fingerprint()}
-  state = TrainState(jnp.zeros((), jnp.int32), Networks(params, None), None, None)
+  state = TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(params))})
   CheckpointStore(directory / "checkpoints", 1, identity).save(0, state, {})
   return params
 

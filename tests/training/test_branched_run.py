@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agentjax.rollout import BranchConfig
+from agentjax.recipes.arpo import BranchConfig
 from agentjax.training import Run
 from agentjax.training.journal import JournalReader
 from agentjax.trajectory.record import BRANCHES
@@ -18,8 +18,7 @@ def test_a_run_of_branched_groups_replays_to_the_same_hash(tmp_path):
     experiment.rollout,
     group_size=4,
     max_turns=3,
-    sampler="branch",
-    branch=BranchConfig(roots=2, base=1.0),
+    sampler=BranchConfig(roots=2, base=1.0),
   )
   experiment.rl.objective.advantage.branches = "hard"
   run = Run(experiment, tmp_path / "run", console=quiet())

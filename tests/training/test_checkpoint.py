@@ -1,6 +1,5 @@
 """Checkpoints: exact, atomic, and refused where they do not fit."""
 
-import dataclasses
 import subprocess
 import sys
 
@@ -12,14 +11,15 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import ConfigError
+from agentjax.sharding import fingerprint
+from agentjax.training import checkpoint
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
-  abstract_like,
   load_networks,
 )
-from agentjax.training.fingerprint import fingerprint
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 
 
 def _state(seed: int):
@@ -27,15 +27,15 @@ def _state(seed: int):
   optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
   return TrainState(
     step=jnp.full((), seed),
-    networks=Networks(policy=params, value=None),
-    opt_state=(optimizer.init(params), jax.random.key(seed)),
-    reference=None,
+    networks={
+      "policy": Network(Weights(params), (optimizer.init(params), jax.random.key(seed))),
+    },
   )
 
 
 def _small(values) -> TrainState:
-  networks = Networks(policy={"x": jnp.asarray(values)}, value=None)
-  return TrainState(step=jnp.zeros(()), networks=networks, opt_state=(), reference=None)
+  network = Network(Weights({"x": jnp.asarray(values)}), ())
+  return TrainState(step=jnp.zeros(()), networks={"policy": network})
 
 
 def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
@@ -50,7 +50,7 @@ def test_restore_returns_the_same_bits_host_state_and_pending(tmp_path):
 
 def test_a_reward_model_is_kept_and_a_run_without_has_the_tree_that_it_always_had(tmp_path):
   store = CheckpointStore(tmp_path, keep=1, identity={})
-  both = dataclasses.replace(_state(1), process=_state(2))
+  both = _state(1).with_network("reward_model", _state(2).networks["policy"])
   for step, state in enumerate((_state(1), both)):
     store.save(step, state, {})
     restored, *_ = store.restore(step, abstract_like(state))
@@ -58,7 +58,19 @@ def test_a_reward_model_is_kept_and_a_run_without_has_the_tree_that_it_always_ha
     assert fingerprint(restored) == fingerprint(state)
     saved = ocp.checkpointables_metadata(tmp_path / str(step)).metadata
     assert set(saved["rest"]) == {"step", "networks", "opt_state", "reference"}
-    assert ("process" in saved) == (state is both)
+    assert ("network_reward_model" in saved) == (state is both)
+
+
+def test_a_reward_model_of_an_earlier_release_is_refused_by_name(tmp_path, monkeypatch):
+  store = CheckpointStore(tmp_path, keep=1, identity={})
+  both = _state(1).with_network("reward_model", _state(2).networks["policy"])
+  monkeypatch.setattr(
+    checkpoint, "_further", lambda state, _: {"process": state.networks["reward_model"]}
+  )
+  store.save(3, both, {})
+  monkeypatch.undo()
+  with pytest.raises(CheckpointError, match=r"'process'.*'network_reward_model'.*start_from"):
+    store.restore(3, abstract_like(both))
 
 
 def test_keeps_the_first_and_the_newest(tmp_path):
@@ -77,7 +89,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
     other.restore(1, abstract_like(_small([1.0, 1.0])))
   with pytest.raises(ConfigError, match="d_model"):
     load_networks(
-      tmp_path / "1", abstract_like(_small([1.0, 1.0]).networks), {"model": {"d_model": 16}}
+      tmp_path / "1", abstract_like(_small([1.0, 1.0]).weights), {"model": {"d_model": 16}}
     )
 
 
@@ -87,17 +99,17 @@ def test_missing_step_lists_what_there_is(tmp_path):
   with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .*available: \[4\]"):
     store.restore(5, abstract_like(_small([1.0, 1.0])))
   with pytest.raises(CheckpointError, match="is not a checkpoint"):
-    load_networks(tmp_path / "nowhere", abstract_like(_small([1.0, 1.0]).networks), {})
+    load_networks(tmp_path / "nowhere", abstract_like(_small([1.0, 1.0]).weights), {})
 
 
 _FULL_DISK = """
 import resource, signal, sys
 import jax.numpy as jnp
-from agentjax.training.checkpoint import CheckpointError, CheckpointStore, abstract_like
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.checkpoint import CheckpointError, CheckpointStore
+from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 def state(values):
-  return TrainState(step=jnp.zeros(()), networks=Networks(policy=values, value=None), opt_state=(),
-                    reference=None)
+  return TrainState(step=jnp.zeros(()), networks={"policy": Network(Weights(values), ())})
 store = CheckpointStore(sys.argv[1], keep=3, identity={})
 store.save(1, state(jnp.arange(1000.0)), {"n": 1})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing past the limit fails like a full disk
@@ -112,7 +124,7 @@ else:
   raise SystemExit("the save should have failed")
 assert store.steps() == [1]
 read, host, _ = store.restore(1, abstract_like(state(jnp.arange(1000.0))))
-assert float(read.networks.policy[999]) == 999.0 and host == {"n": 1}
+assert float(read.weights.policy[999]) == 999.0 and host == {"n": 1}
 print("survived")
 """
 

@@ -7,23 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.objectives.objective import (
-  ObjectiveConfig,
-  abstract_inputs,
-  policy_objective,
-  prepare,
-)
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective
+from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.testing import check_advantage, check_objective
 from agentjax.training import OptimizerConfig
+from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.journal import Journal, read_journal
 from agentjax.training.learner import Learner
 from agentjax.training.nonfinite import count_nonfinite, describe_nonfinite
-from agentjax.training.parts import build_parts
 from agentjax.trajectory import columns as table
 from agentjax.trajectory.columns import Column, register_column
-from agentjax.trajectory.packing import pack_trajectories
+from agentjax.trajectory.packing import pack, to_sequences
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, episodes
 
@@ -111,7 +107,7 @@ def test_an_advantage_function_is_given_columns_too():
   check_advantage(
     lambda inputs: inputs.column("effort") + inputs.column("surprise")[..., 0], seed=0
   )
-  batch = pack_trajectories([told(episodes()[0], 3)], row_length=32, pad_id=0)
+  batch = pack(to_sequences([told(episodes()[0], 3)]), row_length=32, pad_id=0)
   prepared, _ = prepare(batch, ObjectiveConfig(), advantage=lambda inputs: inputs.column("effort"))
   inside = np.asarray(prepared.weights) > 0
   np.testing.assert_array_equal(
@@ -120,7 +116,7 @@ def test_an_advantage_function_is_given_columns_too():
 
 
 def test_a_column_that_is_not_finite_is_named():
-  batch = pack_trajectories([told(episodes()[0], 3)], row_length=32, pad_id=0)
+  batch = pack(to_sequences([told(episodes()[0], 3)]), row_length=32, pad_id=0)
   batch.columns["surprise"][0, 12, 1] = np.nan
   prepared, _ = prepare(batch, ObjectiveConfig())
   inputs = prepared.with_scores(batch.behaviour_log_probs, batch.entropies)

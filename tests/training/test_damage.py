@@ -10,17 +10,17 @@ import optax
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from agentjax.sharding import fingerprint
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
   DamagedCheckpointError,
-  abstract_like,
   latest_checkpoint,
   load_networks,
   read_metadata,
 )
-from agentjax.training.fingerprint import fingerprint
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
+from tests.training.machine import abstract_like
 
 HOST = {"stream": {"round": 3, "consumed": [[1, 2]]}, "note": "ä"}
 PENDING = b"\x00half an episode\x00" * 20
@@ -33,11 +33,15 @@ def make_state(seed: int) -> TrainState:
   def weights(*shape: int) -> jax.Array:
     return jnp.asarray(random.normal(size=shape), jnp.float32)
 
-  networks = Networks(policy={"w": weights(64, 64), "b": weights(5)}, value=weights(7))
+  policy = Weights(policy={"w": weights(64, 64), "b": weights(5)}, value=weights(7))
   optimizer = optax.apply_if_finite(optax.adamw(1e-3), 10)
-  moments = jax.tree.map(lambda x: x + 0.5, optimizer.init(networks))
-  process = TrainState(jnp.int32(seed), Networks(networks.policy, None), weights(3), None)
-  return TrainState(jnp.int32(seed), networks, moments, weights(4, 4), process)
+  moments = jax.tree.map(lambda x: x + 0.5, optimizer.init(policy))
+  networks = {
+    "policy": Network(policy, moments),
+    "reference": Network(Weights(weights(4, 4))),
+    "reward_model": Network(Weights(policy.policy), weights(3)),
+  }
+  return TrainState(jnp.int32(seed), networks)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -139,10 +143,10 @@ def test_the_newest_whole_one_is_taken_and_the_damaged_one_is_kept(saved, tmp_pa
   weights_file(store, 7).write_bytes(b"")
   for file in (store.directory / "9").rglob("_CHECKPOINT_METADATA"):
     file.unlink()
-  networks, first = abstract_like(make_state(0).networks), make_state(0)
+  networks, first = abstract_like(make_state(0).weights), make_state(0)
   assert latest_checkpoint(tmp_path).name == "7"  # only its metadata are looked at
   loaded = load_networks(tmp_path, networks, store.identity)
-  assert fingerprint(loaded) == fingerprint(first.networks)
+  assert fingerprint(loaded) == fingerprint(first.weights)
   with pytest.raises(CheckpointError, match="7 is damaged"):
     load_networks(store.directory / "7", networks, store.identity)
   step, restored = store.restore_newest(target, {}, set_aside=False)

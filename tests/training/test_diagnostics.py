@@ -184,7 +184,7 @@ def test_lasting_failure_and_empty_selections_are_signs():
 
 def test_settings_are_checked():
   with pytest.raises(ConfigError, match=r"rl\.diagnostics\.prompts=1"):
-    DiagnosticsConfig(prompts=1).validate()
+    DiagnosticsConfig(prompts=1).validate("config.rl.diagnostics")
 
 
 def test_a_run_reports_information_and_stops_at_a_sign(tmp_path):

@@ -3,9 +3,9 @@
 import dataclasses
 
 from agentjax.rollout.evaluation import Episodes
+from agentjax.threads import LoopThread
 from agentjax.training import evaluation, processes
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.build import Extensions, build_parts
 from agentjax.trajectory.record import Reward, Trajectory
 from tests.training.smoke import smoke_experiment
 

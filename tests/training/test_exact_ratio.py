@@ -14,11 +14,11 @@ from agentjax.models import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.loop import collect
 from agentjax.training import Run
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.evaluation import build_engine
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.packing import to_sequences
 from tests.training.smoke import quiet, smoke_experiment
 
@@ -85,19 +85,19 @@ def test_the_first_update_has_ratio_one(tmp_path, pattern):
     dataclasses.replace(t, reward=dataclasses.replace(t.reward, value=float(t.address[2])))
     for t in trajectories
   ]
-  batch = learner._pack(to_sequences(trajectories), 256, 1, 8)
+  batch = learner._pack(to_sequences(trajectories))
   assert batch.token_ids.shape[0] >= 4 and (np.asarray(batch.weights) > 0).sum() > 20
   # The log-probs that the update computes are the sampler's, on every weighted token.
-  scores, _ = learner._scores(state.networks, batch, 1)
+  scores = np.asarray(learner.score(state.weights, batch)[0])
   weighted = np.asarray(batch.weights) > 0
   np.testing.assert_array_equal(scores[weighted], np.asarray(batch.behaviour_log_probs)[weighted])
-  before = jax.tree.map(np.asarray, state.networks)
+  before = jax.tree.map(np.asarray, state.weights)
   state, metrics = learner.rl_step(state, trajectories, 1)
   assert metrics["mismatch/max"] == 0.0
   assert metrics["policy/kl_old"] == 0.0 and metrics["policy/clip_fraction"] == 0.0
   # A mean of ones, whose weights are rounded.
   assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
-  moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, state.networks)
+  moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, state.weights)
   assert max(jax.tree.leaves(moved)) > 1e-3
   # The same episodes again are no longer the policy's own.
   _, metrics = learner.rl_step(state, trajectories, 1)

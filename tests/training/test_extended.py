@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import json
 import linecache
 
 import pytest
@@ -12,6 +11,7 @@ from agentjax.data import TaskSplits
 from agentjax.tools import function_tool
 from agentjax.training import Extensions, Run
 from agentjax.training.evaluation import evaluate_checkpoint
+from agentjax.training.experiment import write_experiment
 from agentjax.training.extended import (
   ALL_PARTS,
   Extended,
@@ -25,7 +25,7 @@ from tests.training.smoke import quiet, smoke_experiment
 
 WORLD = '''
 from agentjax.data import TaskSplits
-from agentjax.envs.environment import Environment
+from agentjax.world.environment import Environment
 from agentjax.tools import function_tool
 from agentjax.trajectory.record import Task
 
@@ -133,7 +133,7 @@ def test_evaluation_resume_and_replay_refuse_without_the_world(tmp_path):
   description = describe(Extended(Extensions(make_environment=lambda task: None)))  # type: ignore
   write_description(tmp_path, description)
   experiment = smoke_experiment()
-  (tmp_path / "config.json").write_text(json.dumps(experiment.to_dict()))
+  (tmp_path / "config.json").write_text(write_experiment(experiment))
   words = "extended with make_environment="
   with pytest.raises(ConfigError, match=words + r".*evaluate_checkpoint\(experiment, "):
     evaluate_checkpoint(experiment, tmp_path)

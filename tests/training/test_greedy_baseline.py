@@ -10,8 +10,9 @@ from agentjax.objectives import ObjectiveConfig, preset
 from agentjax.rollout.keys import BASELINE
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.statistics import apart
+from agentjax.signals.baseline import GreedyBaseline, _with_baseline
+from agentjax.signals.signal import StepContext
 from agentjax.training.journal import JournalReader
-from agentjax.training.learner import _with_baseline
 from agentjax.training.metrics import read_metrics
 from agentjax.training.selectors import SelectionConfig
 from agentjax.trajectory.builder import TrajectoryBuilder
@@ -39,18 +40,20 @@ def finished(tmp_path_factory):
   """Directory of a run, and (rewards, baselines, advantages) of every update."""
   directory, seen = tmp_path_factory.mktemp("remax") / "run", []
   with _make(directory)._session() as session:
-    phase = session.learner._phases[0]
+    phase = session.learner._phases["policy"][0]
 
-    def looking(batch, extra):
-      prepared, metrics = phase.prepare(batch, extra)
+    def looking(batch):
+      prepared, metrics = phase.passes[0].prepare(batch)
       drawn = np.asarray(prepared.weights) > 0
       numbers = np.asarray(batch.segment_ids)
       one = [np.asarray(prepared.advantages)[drawn & (numbers == i + 1)] for i in range(8)]
       assert all((a == a[0]).all() for a in one)
-      seen.append((np.array(batch.rewards), extra["baselines"], np.array([a[0] for a in one])))
+      baselines = np.asarray(batch.columns["baselines"])
+      seen.append((np.array(batch.rewards), baselines, np.array([a[0] for a in one])))
       return prepared, metrics
 
-    session.learner._phases[0] = phase._replace(prepare=looking)
+    passes = (phase.passes[0]._replace(prepare=looking),)
+    session.learner._phases["policy"][0] = phase._replace(passes=passes)
     assert session.train().finished
   return directory, seen
 
@@ -105,7 +108,7 @@ def test_a_replay_has_the_baselines_of_the_journal(finished):
 def test_without_its_baselines_a_replay_has_other_bits(finished, monkeypatch):
   directory, _ = finished
   monkeypatch.setattr(
-    "agentjax.training.learner._with_baseline", lambda t, greedy: _with_baseline(t, Reward(0.0))
+    "agentjax.signals.baseline._with_baseline", lambda t, greedy: _with_baseline(t, 0.0)
   )
   assert not _make(directory).replay(1).identical
 
@@ -149,8 +152,11 @@ def test_a_group_whose_greedy_episode_failed_teaches_nothing():
   builder = TrajectoryBuilder(step=1, task_id=0, sample=0, source="x")
   builder.append_sampled([1, 2], [-1.0, -1.0], [0.5, 0.5], 0)
   member = builder.build(reward=Reward(1.0))
-  for greedy in (None, Reward.invalid("no verdict")):
-    assert not _with_baseline(member, greedy).reward.valid
+  failed = dataclasses.replace(member, sample=BASELINE, reward=Reward.invalid("no verdict"))
+  for beside in ((), (failed,)):
+    context = StepContext(1, lambda: None, beside)
+    (learnt,), _ = GreedyBaseline().observe(context, [member])
+    assert not learnt.reward.valid
   assert member.reward.value == 1.0
 
 

@@ -31,14 +31,15 @@ def test_only_adapters_move_and_only_they_have_moments():
   state, metrics = step(made, made.fresh(), whole, 2)
   jax.tree.map(np.testing.assert_array_equal, state.reference, before.reference)
   # A is multiplied by a B of zero, so at first B alone has a gradient.
-  query = state.networks.policy.groups[0][0].mixer.query
+  query = state.weights.policy.groups[0][0].mixer.query
   assert np.abs(query.b).max() > 0.01 and metrics["update_norm"] > 0
   state, _ = step(made, state, whole, 2)
-  old = before.networks.policy.groups[0][0].mixer.query
-  assert np.abs(state.networks.policy.groups[0][0].mixer.query.a - old.a).max() > 1e-3
+  old = before.weights.policy.groups[0][0].mixer.query
+  assert np.abs(state.weights.policy.groups[0][0].mixer.query.a - old.a).max() > 1e-3
   adapters = count(network_specs(MIXTURE, critic=False, lora=_LORA))
   assert adapters < count(param_specs(MIXTURE))
-  moments = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim)
+  opt_state = state.networks["policy"].opt_state
+  moments = sum(leaf.size for leaf in jax.tree.leaves(opt_state) if leaf.ndim)
   assert moments == 2 * adapters
 
 
@@ -48,8 +49,8 @@ def test_the_first_forward_is_that_of_the_policy_without_adapters():
   with_lora = machine(MIXTURE, UpdateSettings(lora=_LORA))
   plain = machine(MIXTURE)
   state = with_lora.fresh()
-  jax.tree.map(np.testing.assert_array_equal, state.reference, plain.fresh().networks.policy)
-  merged = full_policy(state.networks, state.reference, _LORA)
+  jax.tree.map(np.testing.assert_array_equal, state.reference, plain.fresh().weights.policy)
+  merged = full_policy(state.weights, state.reference, _LORA)
   jax.tree.map(np.testing.assert_array_equal, merged, state.reference)
   _, ours = step(with_lora, state, whole, 2)
   _, theirs = step(plain, plain.fresh(), whole, 2)
@@ -122,7 +123,7 @@ def test_adapters_start_from_a_run_without_and_refuse_what_needs_the_base(tmp_pa
   with run._session() as session, Run(whole, tmp_path / "base", console=quiet())._session() as base:
     started, _ = session._restore()
     trained, _ = base._restore()
-    jax.tree.map(np.testing.assert_array_equal, started.reference, trained.networks.policy)
+    jax.tree.map(np.testing.assert_array_equal, started.reference, trained.weights.policy)
   broken = _experiment()
   broken.rl.router_bias_rate = 1e-3
   with pytest.raises(ConfigError, match=r"config\.rl\.router_bias_rate=0.001.*config\.lora"):

@@ -13,9 +13,9 @@ from agentjax.training.metrics import (
   memory_in_use,
   plot_rewards,
   read_metrics,
-  without_times,
 )
 from agentjax.training.progress import ProgressDisplay
+from tests.training.figures import without_times
 
 
 def test_resumed_file_reads_as_if_never_stopped(tmp_path):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agentjax.objectives import MismatchConfig
-from agentjax.objectives.objective import ObjectiveConfig, prepare
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
@@ -52,6 +53,17 @@ def test_figures_are_over_the_weighted_tokens_alone(packed):
   assert report.multiplicative_error == pytest.approx(np.exp(apart).mean(), abs=1e-6)
   assert report.kl == pytest.approx((np.expm1(gaps) - gaps).mean(), abs=1e-6)
   assert report.metrics()["mismatch/max"] == pytest.approx(0.4, abs=1e-6)
+
+
+def test_replayed_episodes_are_not_compared(packed):
+  """The policy has learnt since they were sampled: that is no fault of the sampler."""
+  _, batch = packed
+  scored = trainer_of(batch, [0.1, -0.2, 0.0, 7.0, -8.0])
+  marked = batch.with_columns({"replayed": np.array([False, True])})
+  report = mismatch_report([marked], [scored], 0.25)
+  assert report.quantiles[100] == pytest.approx(0.2, abs=1e-6) and report.alarmed == 0
+  every = batch.with_columns({"replayed": np.array([True, True])})
+  assert mismatch_report([every], [scored], 0.25) is None
 
 
 def test_the_worst_token_is_named_once_it_passes_the_alarm(packed, caplog):

@@ -9,14 +9,20 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
-from agentjax.envs.world import World
+from agentjax.data.source import TaskSource
+from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.segments import broadcast_to_tokens
-from agentjax.rollout.cheats import Setting, cheats
+from agentjax.rewards import RewardConfig, build_rewards
+from agentjax.rewards.scorer_config import ScorerConfig
+from agentjax.rewards.shaping import OverlongConfig
+from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.training import Experiment, Extensions, Run
-from agentjax.training.experiment import own_names
-from agentjax.training.parts import build_parts
+from agentjax.training import Extensions, Run
+from agentjax.training.build import build_parts
+from agentjax.training.experiment import load_experiment, own_names
 from agentjax.trajectory.record import Message, Task
+from agentjax.world.cheats import Setting
+from agentjax.world.world import World, WorldConfig
 from tests.training.smoke import quiet
 from tests.training.stages import PaidDigits, fingerprints, staged_experiment
 
@@ -40,6 +46,16 @@ def even(trajectory, task):
   return float(np.mean(drawn % 2 == 0))
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class Constant(ScorerConfig):
+  """A part with a setting of its own."""
+
+  value: float = 1.0
+
+  def build(self, sandboxes):
+    return lambda trajectory, task: self.value
+
+
 class Plain:
   """The members one after the other."""
 
@@ -51,7 +67,14 @@ def raw(inputs):
   return broadcast_to_tokens(inputs.rewards - 0.5, inputs.segment_ids)
 
 
-A_WORLD = World(make=world_of, tools=(), scorers={"even": even})
+class Digits(World):
+  scorers = {"even": staticmethod(even)}
+
+  def environment(self, task):
+    return world_of(task)
+
+
+A_WORLD = Digits()
 NOT_ONE = 7
 TASKS = tasks_of(dataclasses.make_dataclass("C", [("train_size", int)])(4))
 
@@ -59,12 +82,16 @@ TASKS = tasks_of(dataclasses.make_dataclass("C", [("train_size", int)])(4))
 def experiment(**names):
   made = staged_experiment(ScheduleConfig())
   made.rl.steps, made.data.train_size, made.data.test_size = 2, 4, 0
-  made.environment.kind = names.get("world", f"{HERE}:world_of")
-  made.data.source = names.get("tasks", f"{HERE}:tasks_of")
-  made.rollout.sampler = names.get("sampler", f"{HERE}:Plain")
+  made.world = WorldConfig.from_name(names.get("world", f"{HERE}:world_of"), "config.world")
+  tasks = names.get("tasks", f"{HERE}:tasks_of")
+  made.data.source = TaskSource.from_name(tasks, "config.data.source")
+  sampler = names.get("sampler", f"{HERE}:Plain")
+  made.rollout.sampler = SamplerConfig.from_name(sampler, "config.rollout.sampler")
   made.reward.parts = ("environment", names.get("scorer", f"{HERE}:even"))
   made.reward.weights = (1.0, 1.0)
-  made.rl.objective.advantage.function = f"{HERE}:raw"
+  made.rl.objective.advantage.function = AdvantageChoice.from_name(
+    f"{HERE}:raw", "advantage.function"
+  )
   return made
 
 
@@ -82,20 +109,31 @@ def test_names_build_what_extensions_build():
   }
 
 
+def test_a_part_with_settings_of_its_own_is_built_and_told_apart_from_built_in_ones():
+  made = experiment()
+  made.reward.parts, made.reward.weights = ("five", "overlong", f"{HERE}:Constant"), (1.0,) * 3
+  made.reward.settings = {"five": Constant(5.0), "overlong": OverlongConfig(limit=9, buffer=2)}
+  again = RewardConfig.from_dict(json.loads(json.dumps(made.reward.to_short_dict())))
+  assert again == made.reward
+  assert build_rewards(made.reward).part_names == ("five", "overlong", f"{HERE}:Constant")
+  made.reward.parts = made.reward.parts[:2]
+  assert f"{HERE}:Constant" in own_names(made) and "overlong" not in own_names(made)
+
+
 def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
   made = experiment(world=f"{HERE}:A_WORLD", tasks=f"{HERE}:TASKS")
   made.reward.parts = ("environment", "even")
   parts = build_parts(made.freeze(), None, Extensions())
   assert parts.world is A_WORLD and parts.tasks is TASKS
-  assert cheats(parts.tasks.train[0], Setting(environment=made.environment)) == {}
+  assert parts.world.cheats(parts.tasks.train[0], Setting()) == {}
 
 
 @pytest.mark.parametrize(
   ("change", "field"),
   [
-    ({"world": f"{HERE}:NOT_ONE"}, "config.environment.kind"),
-    ({"world": f"{HERE}:PaidDigits"}, "config.environment.kind"),  # takes no task
-    ({"world": "chess"}, "config.environment.kind"),
+    ({"world": f"{HERE}:NOT_ONE"}, "config.world"),
+    ({"world": f"{HERE}:PaidDigits"}, "config.world"),  # takes no task
+    ({"world": "chess"}, "config.world"),
     ({"tasks": f"{HERE}:NOT_ONE"}, "config.data.source"),
     ({"tasks": f"{HERE}:world_of"}, "config.data.source"),
     ({"tasks": "gsm9k"}, "config.data.source"),
@@ -108,8 +146,8 @@ def test_a_whole_world_brings_its_scorers_and_tasks_may_stand_there():
   ],
 )
 def test_a_name_that_is_not_one_is_refused_with_its_field(change, field):
-  made = experiment(**change)
   with pytest.raises(ConfigError, match="allowed") as error:
+    made = experiment(**change)
     made.validate()
     build_parts(made, None, Extensions())
   assert str(error.value).startswith(field)
@@ -129,8 +167,8 @@ def test_a_saved_config_is_the_whole_run(tmp_path):
   """By names from the saved file alone, and by objects: the same updates to the bit."""
   first = Run(experiment(), tmp_path / "named", console=quiet())
   first.train()
-  saved = json.loads((tmp_path / "named" / "config.json").read_text())
-  again = Run(Experiment.from_dict(saved), tmp_path / "again", console=quiet())
+  saved = load_experiment(tmp_path / "named" / "config.json")
+  again = Run(saved, tmp_path / "again", console=quiet())
   again.train()
 
   plain = experiment(world="question", tasks="word_problems", sampler="independent")

@@ -1,16 +1,15 @@
 """Value pre-training: the value head learns, and nothing of the policy moves."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.objectives.objective import policy_objective, prepare
-from agentjax.objectives.presets import preset
+from agentjax.objectives import preset
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
-from agentjax.training.state import init_state, network_specs, state_shardings
+from agentjax.training.state import Network, init_state, network_specs, state_shardings
 from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
 from agentjax.trajectory.packing import pack
 from tests.training.machine import ATTENTION, sequences
@@ -46,12 +45,12 @@ def with_moments(state):
     moment = ".policy" in jax.tree_util.keystr(path) and jnp.issubdtype(leaf.dtype, jnp.floating)
     return leaf + 0.1 if moment else leaf
 
-  moved = jax.tree_util.tree_map_with_path(filled, state.opt_state)
-  return dataclasses.replace(state, opt_state=moved)
+  moved = jax.tree_util.tree_map_with_path(filled, state.networks["policy"].opt_state)
+  return state.with_network("policy", Network(state.weights, moved))
 
 
 def moments_of_policy(state):
-  every = jax.tree_util.tree_leaves_with_path(state.opt_state)
+  every = jax.tree_util.tree_leaves_with_path(state.networks["policy"].opt_state)
   return [np.array(leaf) for path, leaf in every if ".policy" in jax.tree_util.keystr(path)]
 
 
@@ -66,12 +65,12 @@ def same(before, after):
 def test_the_value_head_learns_and_nothing_of_the_policy_moves():
   step = stepper()
   state = with_moments(init_state(ATTENTION, OPTIMIZER, jax.random.key(0), PLACED))
-  policy, moments = leaves(state.networks.policy), moments_of_policy(state)
-  value, losses = leaves(state.networks.value), []
+  policy, moments = leaves(state.weights.policy), moments_of_policy(state)
+  value, losses = leaves(state.weights.value), []
   assert moments and all(m.any() for m in moments)
   for _ in range(3):
     state, metrics, _ = step(state)
     losses.append(float(metrics["value_loss"]))
   assert losses[-1] < losses[0]
-  assert same(policy, leaves(state.networks.policy)) and same(moments, moments_of_policy(state))
-  assert not same(value, leaves(state.networks.value))
+  assert same(policy, leaves(state.weights.policy)) and same(moments, moments_of_policy(state))
+  assert not same(value, leaves(state.weights.value))

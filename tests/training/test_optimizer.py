@@ -78,7 +78,7 @@ def test_a_nan_gradient_moves_nothing_and_is_counted():
 )
 def test_impossible_settings_name_the_field(field, value):
   with pytest.raises(ConfigError, match=rf"config\.optimizer\.{field}={value}"):
-    OptimizerConfig(**{field: value}).validate()
+    OptimizerConfig(**{field: value}).validate("config.optimizer")
 
 
 def _named(tree):
@@ -183,14 +183,14 @@ def test_momentum_is_placed_as_its_matrix_and_adam_keeps_nothing_for_it():
   optimizer = build_optimizer(OptimizerConfig(name="muon"), 10, specs)
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   placed = state_shardings(TINY, optimizer, mesh, critic=True, reference=False)
-  parts = placed.opt_state.inner_state[1].inner_states
+  parts = placed.networks["policy"].opt_state.inner_state[1].inner_states
   momentum = parts["muon"].inner_state[0].mu
   moments = parts["adam"].inner_state.mu
-  query = placed.networks.policy.groups[0][2].mixer.query
+  query = placed.weights.policy.groups[0][2].mixer.query
   assert momentum.policy.groups[0][2].mixer.query == query
   assert isinstance(moments.policy.groups[0][2].mixer.query, optax.MaskedNode)
-  assert moments.policy.embedding == placed.networks.policy.embedding
-  assert moments.value.weight == placed.networks.value.weight
+  assert moments.policy.embedding == placed.weights.policy.embedding
+  assert moments.value.weight == placed.weights.value.weight
 
 
 @dataclasses.dataclass(unsafe_hash=True)

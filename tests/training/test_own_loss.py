@@ -10,9 +10,10 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
+from agentjax.objectives import preset
 from agentjax.objectives.advantages import check_outcomes
-from agentjax.objectives.objective import ObjectiveConfig, abstract_inputs
-from agentjax.objectives.presets import preset
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import abstract_inputs
 from agentjax.training import Run
 from agentjax.training.flags import define_config_flag
 from agentjax.training.nonfinite import count_nonfinite, describe_nonfinite

@@ -13,10 +13,10 @@ from agentjax.files import CheckpointError
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.training import Run
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
 from agentjax.training.learner import Learner
 from agentjax.training.optimizer import OptimizerConfig
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.preferences import (
   PreferenceRow,
   preference_tasks,

@@ -14,18 +14,19 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.engine import EngineConfig
-from agentjax.objectives import PRESETS, policy_objective, prepare, preset
+from agentjax.objectives import policy_objective, prepare, preset
 from agentjax.objectives.advantages import ambiguity_terms
+from agentjax.recipes.presets import PRESETS
+from agentjax.recipes.prime import ProcessConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.keys import BASELINE
+from agentjax.signals.consistency import Consistency
+from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.training import Experiment, Extensions, HeldOutConfig, RLStage
-from agentjax.training.consistency import CONSISTENCY_PART, with_consistency
+from agentjax.training.build import build_parts
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
-from agentjax.training.process_rewards import ProcessConfig
-from agentjax.training.state import Networks, TrainState
-from agentjax.training.teacher import TeacherConfig
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import to_sequences
 from agentjax.trajectory.record import Message, Reward, Status, Task
@@ -34,7 +35,6 @@ from tests.training.teachers import MODEL, save_policy
 
 # What a run that has nothing of its own is refused for.
 MISSING = {
-  "agentic_grpo": "config.rl.objective.staged.part",
   "gdpo": "config.reward.parts",
   "kl_cov": "config.rl.minibatches",
   "prime": "config.rl.process",
@@ -154,8 +154,7 @@ def in_a_run(name, folder, monkeypatch):
   learner = Learner(parts, policy_objective(experiment.rl.objective))
   seen = []
 
-  def scores(networks, batch, rows):
-    del rows
+  def scores(networks, batch):
     seed = 2 if networks.policy == "reference" else 1
     return batch.behaviour_log_probs + drift(batch, seed), drift(batch, 3)
 
@@ -167,19 +166,22 @@ def in_a_run(name, folder, monkeypatch):
     answers |= {"hidden": np.zeros((*batch.token_ids.shape, 2), np.float32)}
     return answers | {"entropies": 1 + drift(batch, 5), "divergences": np.abs(drift(batch, 6))}
 
-  def keep(update, state, batch, ready, rows, depths=None):
-    del update, rows, depths
-    seen.append((batch, ready))
+  def keep(update, state, one, number):
+    del update
+    seen.append((one.packed, one.ready[number]))
     figures = dict.fromkeys(("bad_steps", "grad_norm", "update_norm"), 0.0)
-    return state, figures, np.asarray(batch.behaviour_log_probs)[None]
+    return state, figures, np.asarray(one.packed.behaviour_log_probs)[None]
 
-  monkeypatch.setattr(learner, "_scores", scores)
-  monkeypatch.setattr(learner.teachers, "ask", ask)
+  monkeypatch.setattr(learner, "score", scores)
+  monkeypatch.setattr(Teachers, "ask", staticmethod(ask))
   monkeypatch.setattr(learner, "_apply", keep)
-  state = TrainState(jnp.zeros((), jnp.int32), Networks("policy", None), None, "reference")
+  state = TrainState(
+    jnp.zeros((), jnp.int32),
+    {name: Network(Weights(name)) for name in ("policy", "reference")},
+  )
   learner.rl_step(state, [*episodes(), *greedy()], 1)
   batch, ready = seen[0]
-  if name in ("agentic_grpo", "kl_cov", "prime"):  # stages, minibatches, rewards of steps
+  if name in ("kl_cov", "prime"):  # minibatches, rewards of steps
     return batch, ready.prepared, None
   paid = to_sequences(episodes())
   return (
@@ -259,5 +261,5 @@ def test_consistency_is_the_share_of_the_most_frequent_answer():
   for trajectory, answer in zip(made, answers, strict=True):
     trajectory.answer = answer
   made[4].status = Status.ENV_ERROR
-  shares = [t.reward_parts[CONSISTENCY_PART].value for t in with_consistency(made)]
+  shares = [t.columns["consistency"] for t in Consistency().observe(None, made)[0]]
   assert shares == pytest.approx([0.5] * 4 + [1 / 3] * 4)

@@ -10,25 +10,28 @@ import jax
 import numpy as np
 import pytest
 
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.convert import to_folder
 from agentjax.models.huggingface import load_pretrained, save_pretrained
 from agentjax.models.lora import LoraConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.rollout.program import EpisodeEnd, tool_episode
-from agentjax.text import HuggingFaceTokenizer, assert_extends, build_chat
+from agentjax.sharding import fingerprint
+from agentjax.text import build_chat
 from agentjax.tools.python import PythonTool
 from agentjax.training import Extensions, Run, load_experiment
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import load_networks
 from agentjax.training.evaluation import evaluate_checkpoint
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.journal import read_journal
 from agentjax.training.learner import Learner
-from agentjax.training.metrics import read_metrics, without_times
-from agentjax.training.parts import build_parts
+from agentjax.training.metrics import read_metrics
 from agentjax.training.pretrained import folder_fingerprint
 from agentjax.trajectory.record import Message
+from tests.text.extends import assert_extends
 from tests.text.folders import write_model, write_vocabulary
+from tests.training.figures import without_times
 from tests.training.smoke import quiet
 
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "qwen3_gsm8k_python.py"
@@ -241,7 +244,7 @@ def test_a_trained_policy_goes_back_to_a_folder_and_on_from_there(finished, fold
   parts = build_parts(experiment, None, Extensions())
   learner = Learner(parts, policy_objective(experiment.rl.objective))
   asyncio.run(parts.registry.close())
-  target = learner.abstract_state("rl").networks
+  target = learner.abstract_state("rl").weights
   policy = load_networks(directory, target, parts.identity).policy
   exported = tmp_path / "exported"
   save_pretrained(exported, policy, parts.model, tokenizer_from=folder)

@@ -9,17 +9,19 @@ import pytest
 from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
+from agentjax.recipes.monte_carlo import MonteCarloConfig
+from agentjax.recipes.prime import ProcessConfig, ProcessRewards
 from agentjax.rewards import RewardConfig, TurnScores
-from agentjax.rollout.config import MonteCarloConfig
+from agentjax.rollout.config import IndependentConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.journal import JournalReader
 from agentjax.training.learner import _means
 from agentjax.training.metrics import read_metrics
-from agentjax.training.process_rewards import ProcessConfig, ProcessRewards
-from agentjax.training.teacher import TeacherConfig
 from agentjax.trajectory.packing import pack, to_sequences, unpack
 from tests.training.stages import (
   Crash,
@@ -213,8 +215,7 @@ def test_settings_without_a_place_for_single_steps_are_refused():
 def _monte_carlo(completions=2):
   settings = _experiment(by_turn=("monte_carlo",))
   experiment = staged_experiment(_SYNC)
-  experiment.rollout.sampler = "monte_carlo"
-  experiment.rollout.monte_carlo = MonteCarloConfig(completions=completions)
+  experiment.rollout.sampler = MonteCarloConfig(completions=completions)
   reward = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
   return dict(rl=settings["rl"], reward=reward, rollout=experiment.rollout)
 
@@ -247,10 +248,10 @@ def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
 
 def test_the_part_and_the_sampler_of_completions_belong_together():
   experiment = staged_experiment(_SYNC)
-  experiment.rollout.sampler = "monte_carlo"
+  experiment.rollout.sampler = MonteCarloConfig()
   with pytest.raises(ConfigError, match=r"reward\.parts=.*'monte_carlo' among them"):
     experiment.validate()
-  experiment.rollout.sampler = "independent"
+  experiment.rollout.sampler = IndependentConfig()
   experiment.reward = RewardConfig(parts=("environment", "monte_carlo"), weights=(1.0, 1.0))
-  with pytest.raises(ConfigError, match=r"rollout\.sampler='independent'; allowed: 'monte_carlo'"):
-    experiment.validate()
+  with pytest.raises(ConfigError, match=r"reward\.parts='monte_carlo'"):
+    build_parts(experiment, None, Extensions())

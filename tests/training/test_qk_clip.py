@@ -92,14 +92,15 @@ def test_an_update_clips_after_its_step_whatever_the_micro_batches(dtype):
   results = [step(made, made.fresh(), whole, size) for size in (4, 1)]
   for state, metrics in results:
     assert metrics["qk_clip/max"] > 0.05 and metrics["qk_clip/heads"] >= 1
-    ratio = np.asarray(state.networks.policy.groups[0][0].mixer.query, np.float32) / np.asarray(
-      unclipped.networks.policy.groups[0][0].mixer.query, np.float32
+    ratio = np.asarray(state.weights.policy.groups[0][0].mixer.query, np.float32) / np.asarray(
+      unclipped.weights.policy.groups[0][0].mixer.query, np.float32
     )
     largest = 0.05 / metrics["qk_clip/max"]
     np.testing.assert_allclose(ratio.min(), largest, rtol=2e-5 if dtype == "float32" else 1e-2)
     if dtype == "bfloat16":  # what the next step starts from is clipped as well
-      master = state.opt_state.inner_state.masters.policy.groups[0][0].mixer.query
-      narrow = state.networks.policy.groups[0][0].mixer.query.astype(jnp.float32)
+      masters = state.networks["policy"].opt_state.inner_state.masters
+      master = masters.policy.groups[0][0].mixer.query
+      narrow = state.weights.policy.groups[0][0].mixer.query.astype(jnp.float32)
       np.testing.assert_allclose(master, narrow, rtol=2**-7)
   assert results[0][1]["qk_clip/max"] == pytest.approx(results[1][1]["qk_clip/max"], rel=1e-5)
 
@@ -111,10 +112,10 @@ def test_a_skipped_update_clips_nothing():
   broken = dataclasses.replace(
     whole, prepared=whole.prepared.replace(advantages=whole.prepared.advantages * np.nan)
   )
-  before = made.fresh().networks
+  before = made.fresh().weights
   state, metrics = step(made, made.fresh(), broken, 4)
   assert metrics["bad_steps"] == 1
-  jax.tree.map(np.testing.assert_array_equal, state.networks, before)
+  jax.tree.map(np.testing.assert_array_equal, state.weights, before)
 
 
 def test_models_whose_scores_cannot_be_clipped_are_refused():

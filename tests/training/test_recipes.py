@@ -6,13 +6,13 @@ import pathlib
 import pytest
 
 from agentjax.models import ModelConfig
+from agentjax.signals.teacher import TeacherConfig
 from agentjax.text import TokenizerConfig
 from agentjax.training import Experiment, Run, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.diagnostics import DiagnosticsConfig
 from agentjax.training.metrics import read_metrics
 from agentjax.training.selectors import SelectionConfig
-from agentjax.training.teacher import TeacherConfig
 from tests.training.smoke import quiet
 
 _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

@@ -92,10 +92,10 @@ def test_a_narrow_run_moves_as_a_wide_one_does():
   for dtype in ("float32", "bfloat16"):
     model = dataclasses.replace(MIXTURE, param_dtype=dtype, compute_dtype=dtype)
     made = machine(model, UpdateSettings(), OptimizerConfig(learning_rate=1e-2, eps=1e-2))
-    before = made.fresh().networks
+    before = made.fresh().weights
     state, metrics = step(made, made.fresh(), whole, 2)
     moved[dtype] = metrics
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.networks), strict=True):
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.weights), strict=True):
       assert old.dtype == new.dtype
   for name, tolerance in (("loss", 0.02), ("grad_norm", 0.02), ("update_norm", 0.1)):
     wide, narrow = (moved[d][name] for d in ("float32", "bfloat16"))

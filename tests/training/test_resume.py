@@ -10,9 +10,10 @@ from agentjax.training import Extensions, Run, TrainingError
 from agentjax.training.extended import Extended, describe
 from agentjax.training.journal import Journal, StepRecord, read_journal
 from agentjax.training.learner import Learner
-from agentjax.training.metrics import read_metrics, without_times
+from agentjax.training.metrics import read_metrics
 from agentjax.training.nonfinite import broken_update
 from agentjax.training.workdir import keep_settings, open_workdir
+from tests.training.figures import without_times
 from tests.training.smoke import quiet, smoke_experiment
 
 

@@ -12,6 +12,7 @@ from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, SampleRequest
 from agentjax.training import Run
+from agentjax.training.state import Weights
 from agentjax.training.update import replayed
 from agentjax.trajectory.builder import (
   TrajectoryBuilder,
@@ -20,7 +21,7 @@ from agentjax.trajectory.builder import (
   token_paths,
 )
 from agentjax.trajectory.experts import compact_dtype, unrecorded
-from agentjax.trajectory.packing import pack_trajectories
+from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
 from tests.models import rows
@@ -109,7 +110,7 @@ def test_choices_travel_through_a_trajectory_into_the_rows_of_a_batch():
   found = path.columns["experts"]
   np.testing.assert_array_equal(found[:5], experts)
   assert (found[5:] == none).all() and found.dtype == np.uint8
-  batch = pack_trajectories([trajectory], row_length=10, pad_id=0)
+  batch = pack(to_sequences([trajectory]), row_length=10, pad_id=0)
   packed = batch.columns["experts"]
   assert packed.shape == (1, 10, 2, 2) and (packed[0, 5:] == none).all()
   asked = np.asarray(replayed(jnp.asarray(packed)))
@@ -132,7 +133,7 @@ def test_ids_take_one_byte_as_long_as_one_value_is_left_over():
 def _sampled():
   """Sequences whose log-probs and experts are those of the fresh policy, and that policy."""
   made = machine(MIXTURE)
-  policy = made.fresh().networks.policy
+  policy = made.fresh().weights.policy
   members = sequences()
   ids = np.stack([s.token_ids for s in members])
   scores = models.score_tokens(
@@ -153,12 +154,13 @@ def _sampled():
 
 def _with_other_router(state):
   """The same state but for a router that a change of weights has moved."""
-  attention, mixture = state.networks.policy.groups[0]
+  attention, mixture = state.weights.policy.groups[0]
   noise = 0.5 * jax.random.normal(jax.random.key(5), mixture.mixer.router.shape)
   mixer = dataclasses.replace(mixture.mixer, router=mixture.mixer.router + noise)
   groups = ((attention, dataclasses.replace(mixture, mixer=mixer)),)
-  policy = dataclasses.replace(state.networks.policy, groups=groups)
-  return dataclasses.replace(state, networks=dataclasses.replace(state.networks, policy=policy))
+  policy = dataclasses.replace(state.weights.policy, groups=groups)
+  own = state.networks["policy"]
+  return state.with_network("policy", dataclasses.replace(own, weights=Weights(policy)))
 
 
 @pytest.mark.slow
@@ -167,7 +169,7 @@ def test_an_update_goes_the_sampler_s_way_and_still_trains_the_router():
   batch, whole = update_batch(members, 4)
   perturbed = _with_other_router(made.fresh())
   load = models.forward(
-    perturbed.networks.policy,
+    perturbed.weights.policy,
     MIXTURE,
     *(jnp.asarray(v) for v in (batch.token_ids, batch.segment_ids, batch.positions)),
     experts=replayed(jnp.asarray(batch.columns["experts"])),
@@ -177,13 +179,13 @@ def test_an_update_goes_the_sampler_s_way_and_still_trains_the_router():
   )
   np.testing.assert_array_equal(load[0], recorded)
 
-  before = np.asarray(perturbed.networks.policy.groups[0][1].mixer.router)
+  before = np.asarray(perturbed.weights.policy.groups[0][1].mixer.router)
   free = dataclasses.replace(whole, experts=None)
   _, without = step(made, _with_other_router(made.fresh()), free, 2)
   state, with_replay = step(made, perturbed, whole, 2)
   assert with_replay["router_imbalance"] == pytest.approx(recorded.max() / recorded.mean())
   assert 0 < with_replay["mismatch/mean"] < 0.7 * without["mismatch/mean"]
-  assert np.abs(np.asarray(state.networks.policy.groups[0][1].mixer.router) - before).max() > 1e-3
+  assert np.abs(np.asarray(state.weights.policy.groups[0][1].mixer.router) - before).max() > 1e-3
   # Against the weights that sampled there is nothing to correct, replayed or not.
   _, same = step(made, made.fresh(), whole, 2)
   assert same["mismatch/max"] < 1e-5

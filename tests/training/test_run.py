@@ -16,7 +16,8 @@ from agentjax.objectives import AdvantageConfig
 from agentjax.training import Extensions, Run, TrainingError
 from agentjax.training.evaluation import evaluate_checkpoint
 from agentjax.training.journal import read_journal
-from agentjax.training.metrics import read_metrics, without_times
+from agentjax.training.metrics import read_metrics
+from tests.training.figures import without_times
 from tests.training.smoke import quiet, smoke_experiment
 
 _ROOT = pathlib.Path(__file__).parents[2]

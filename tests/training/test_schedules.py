@@ -16,9 +16,10 @@ import pytest
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import HeldOutConfig
 from agentjax.training.journal import read_journal
-from agentjax.training.metrics import read_metrics, without_times
+from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.store import to_record
 from tests.training import stages
+from tests.training.figures import without_times
 from tests.training.stages import GROUP, SIZE, STEPS, run, train_until_killed
 
 _ROOT = pathlib.Path(__file__).parents[2]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
-from agentjax.objectives.objective import policy_objective, prepare
+from agentjax.objectives.objective import policy_objective
+from agentjax.objectives.preparation import prepare
 from agentjax.training.selectors import SelectionConfig, keep_groups
 from agentjax.trajectory.batch import Batch
 

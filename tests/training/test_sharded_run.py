@@ -20,7 +20,7 @@ if settings["processes"] > 1:
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.objectives import preset
 from agentjax.training import Run
-from agentjax.training.process_rewards import OnlineConfig, ProcessConfig
+from agentjax.recipes.prime import OnlineConfig, ProcessConfig
 from tests.training.smoke import quiet, smoke_experiment
 experiment = smoke_experiment()
 if settings["reward_model"]:
@@ -30,6 +30,10 @@ for axis, size in settings["mesh"].items():
   setattr(experiment.mesh, axis, size)
 experiment.devices.rollout = tuple(settings["rollout"])
 experiment.engine.lanes = max(len(settings["rollout"]), 1)
+for axis, size in settings["lane"].items():
+  setattr(experiment.engine.mesh, axis, size)
+if settings["lane"]:
+  experiment.engine.lanes = 2 // settings["processes"]
 experiment.rl.schedule = ScheduleConfig(*settings["schedule"])
 report = Run(experiment, settings["directory"], console=quiet()).train()
 assert report.finished and report.after
@@ -47,6 +51,7 @@ def _start(
   rollout=(),
   schedule=("sync",),
   reward_model=False,
+  lane=(),
 ):
   settings = {
     "directory": str(directory),
@@ -57,6 +62,7 @@ def _start(
     "rollout": rollout,
     "schedule": schedule,
     "reward_model": reward_model,
+    "lane": dict(lane),
   }
   environment = {
     **os.environ,
@@ -78,6 +84,38 @@ def test_eight_devices_give_the_figures_of_one(finished_run, tmp_path):
   child = _start(tmp_path / "run", {"data": 2, "fsdp": 2, "tensor": 2}, devices=8)
   output, _ = child.communicate(timeout=900)
   assert child.returncode == 0, output[-3000:]
+  assert_same_figures(tmp_path / "run", finished_run[0], 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("lane", "rollout", "schedule"),
+  [
+    ({"tensor": 4}, (), ("sync",)),
+    ({"tensor": 2}, (4, 5, 6, 7), ("async", 0)),
+    ({"tensor": 2, "data": 2}, (), ("sync",)),
+  ],
+)
+def test_lanes_of_several_devices_give_the_figures_of_one(
+  finished_run, tmp_path, lane, rollout, schedule
+):
+  where = {"devices": 8, "rollout": rollout, "schedule": schedule, "lane": lane}
+  mesh = {"data": 2, "fsdp": 2, "tensor": 1 if rollout else 2}
+  child = _start(tmp_path / "run", mesh, **where)
+  output, _ = child.communicate(timeout=900)
+  assert child.returncode == 0, output[-3000:]
+  assert_same_figures(tmp_path / "run", finished_run[0], 5)
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_lane_of_two_devices_each_give_the_figures_of_one(
+  finished_run, tmp_path
+):
+  where = {"devices": 2, "processes": 2, "address": free_address(), "lane": {"tensor": 2}}
+  mesh = {"data": 2, "fsdp": 2}
+  children = [_start(tmp_path / "run", mesh, index=i, **where) for i in range(2)]
+  outputs = [child.communicate(timeout=900)[0] for child in children]
+  assert [child.returncode for child in children] == [0, 0], "\n".join(o[-3000:] for o in outputs)
   assert_same_figures(tmp_path / "run", finished_run[0], 5)
 
 

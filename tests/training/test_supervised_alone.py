@@ -3,9 +3,9 @@
 import json
 import pathlib
 
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.convert import to_folder
 from agentjax.models import load_pretrained
-from agentjax.text import HuggingFaceTokenizer
 from agentjax.training import Run, load_experiment
 from agentjax.training.metrics import read_metrics
 from tests.text.folders import write_model, write_vocabulary

@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.huggingface_text.chat import TemplateChat
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.models.huggingface import save_pretrained
+from agentjax.objectives import preset
 from agentjax.objectives.distillation import DistillationConfig, candidate_divergence, divergence
 from agentjax.objectives.objective import policy_objective
-from agentjax.objectives.presets import preset
+from agentjax.recipes.lightning_opd.precompute import with_answers
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
-from agentjax.text import HuggingFaceTokenizer
-from agentjax.text.template import TemplateChat
-from agentjax.training import OptimizerConfig
-from agentjax.training.experiment import PhaseConfig, resolve
-from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
-from agentjax.training.precompute import with_answers
-from agentjax.training.teacher import (
+from agentjax.signals.teacher import (
   TeacherConfig,
   TeacherHead,
   TeacherTargets,
@@ -33,8 +29,12 @@ from agentjax.training.teacher import (
   route,
   teacher_divergences,
 )
+from agentjax.training import OptimizerConfig
+from agentjax.training.build import build_parts
+from agentjax.training.experiment import PhaseConfig, resolve
+from agentjax.training.learner import Learner
 from agentjax.trajectory.builder import token_paths
-from agentjax.trajectory.packing import pack_trajectories, to_sequences, without_prompt
+from agentjax.trajectory.packing import pack, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store
 from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
@@ -78,14 +78,14 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
     DistillationConfig(),
   )
   trajectories = episodes(sources=("digits", "sums"))
-  found = learner.score_by_teachers(trajectories, DistillationConfig())
+  found = learner.signals["teacher"].teachers.score(trajectories, DistillationConfig())
   pairs = prefixes_and_responses(trajectories)
   by_wide = models.score_responses(wide, WIDER, *pairs, row_length=128)
   by_plain = models.score_responses(plain, MODEL, *pairs, row_length=128)
   for trajectory, ours, first, second in zip(trajectories, found, by_wide, by_plain, strict=True):
     theirs = first if trajectory.source == "sums" else second
     np.testing.assert_allclose(ours["log_probs"][1:], theirs.log_probs, atol=2e-5)
-  assert len({learner.teachers[i].identity for i in range(2)}) == 2
+  assert len({learner.signals["teacher"].teachers[i].identity for i in range(2)}) == 2
 
 
 def test_a_source_without_a_teacher_is_named():
@@ -138,7 +138,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_it_is_loaded(tmp_path
   save_policy(tmp_path / "teacher", MODEL, seed=1, tokenizer="f" * 64)
   learner, _ = build(tmp_path, [TeacherConfig(str(tmp_path / "teacher"))], DistillationConfig())
   with pytest.raises(ConfigError, match="another tokenizer than the student.*ffffffffffff"):
-    learner.score_by_teachers(episodes(), DistillationConfig())
+    learner.signals["teacher"].teachers.score(episodes(), DistillationConfig())
 
 
 def test_a_folder_is_refused_for_its_tokenizer_and_warned_of_for_its_template(tmp_path, caplog):
@@ -307,28 +307,28 @@ def test_stored_candidates_train_as_the_live_teacher_does(tmp_path, candidates, 
   # More are stored than are asked for: the likeliest come first.
   asked = dataclasses.replace(settings, top_k=6).stored
   with StoreWriter(tmp_path / "stored") as writer:
-    answers = live.score_by_teachers(episodes(), asked, live.policy(state))
+    answers = live.signals["teacher"].teachers.score(episodes(), asked, live.policy(state))
     for trajectory, said in zip(episodes(), answers, strict=True):
       scored = with_answers(trajectory, said)
       assert ["teacher_top_ids" in s.columns for s in scored.segments] == [False, True, False, True]
       writer.append_trajectory(scored)
   shutil.rmtree(tmp_path / "teacher")
   without, other = build(tmp_path, (), settings, rollouts="stored")
-  before = jax.tree.map(np.asarray, state.networks.policy)
+  before = jax.tree.map(np.asarray, state.weights.policy)
   for step in range(1, steps + 1):
     again = [dataclasses.replace(t, step=step) for t in read_store(tmp_path / "stored")]
     other, found = without.rl_step(other, again, step)
     state, wanted = live.rl_step(state, episodes(step), step)
     for name in ("policy/divergence", "loss", "grad_norm"):
       assert found[name] == pytest.approx(wanted[name], rel=1e-5)
-  ours, theirs = other.networks.policy, state.networks.policy
+  ours, theirs = other.weights.policy, state.weights.policy
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
   moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, theirs)
   assert max(jax.tree.leaves(moved)) > 1e-3
   more = dataclasses.replace(settings, top_k=7)
   with pytest.raises(ConfigError, match="top_k=7 and 6 candidates a token were stored"):
-    batch = pack_trajectories(again, row_length=64, pad_id=0)
-    without.teachers.ask(more, None, batch, to_sequences(again))
+    batch = pack(to_sequences(again), row_length=64, pad_id=0)
+    without.signals["teacher"].teachers.ask(more, None, batch, to_sequences(again))
 
 
 def test_without_the_prompt_only_its_first_token_and_what_was_said_after_it_stay():
@@ -350,7 +350,7 @@ def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tm
   for trajectories in (episodes(), episodes(prompt_seed=5)):
     fresh = learner.begin_rl(learner.initial_state("rl"))
     after, metrics = learner.rl_step(fresh, trajectories, 1)
-    states.append(jax.device_get(after.networks.policy))
+    states.append(jax.device_get(after.weights.policy))
     every.append(metrics)
   jax.tree.map(np.testing.assert_array_equal, *states)
   assert every[0]["tokens/weighted"] == 40 and not any("mismatch" in k for k in every[0])
@@ -365,7 +365,7 @@ def test_dsrl_pushes_wrong_answers_away_whatever_was_asked_then_turns_to_grpo(tm
 
   assert marginal(states[0]) < marginal(learner.policy(state)) - 0.01
   # The second phase: other prompts matter, and the reference is what the first phase left.
-  before = jax.device_get(after.networks.policy)
+  before = jax.device_get(after.weights.policy)
   started = jax.device_get(after.reference)
   last, metrics = learner.rl_step(after, episodes(2), 2)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(last.reference), before)

@@ -8,8 +8,8 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.models import ModelConfig, TokenSets
 from agentjax.training import Experiment, Extensions, RLStage
+from agentjax.training.build import build_parts
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
 from agentjax.training.token_sets import TokenSetConfig
 from tests.training.smoke import smoke_experiment
 

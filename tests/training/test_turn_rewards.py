@@ -9,7 +9,7 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
-from agentjax.objectives.objective import prepare
+from agentjax.objectives.preparation import prepare
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training.journal import JournalReader
@@ -131,12 +131,12 @@ def _advantages_of(directory, credit):
   with made._session() as session:
     apply = session.learner._apply
 
-    def looking(update, state, batch, ready, rows, depths=None):
-      for number, address in enumerate(session.parts.order):
-        places = np.argwhere((batch.segment_ids == number + 1) & (batch.versions >= 0))
-        values = np.asarray(ready.prepared.advantages)
+    def looking(update, state, one, number):
+      packed, values = one.packed, np.asarray(one.ready[number].prepared.advantages)
+      for i, address in enumerate(session.parts.order):
+        places = np.argwhere((packed.segment_ids == i + 1) & (packed.versions >= 0))
         found[address] = values[tuple(places[0])], values[tuple(places[-1])]
-      return apply(update, state, batch, ready, rows, depths)
+      return apply(update, state, one, number)
 
     step = session.learner.rl_step
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.models.config import LoopConfig, MtpConfig
+from agentjax.sharding import fingerprint
 from agentjax.training.experiment import RLStage, SupervisedStage
-from agentjax.training.fingerprint import fingerprint
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.update import (
   UpdateSettings,
@@ -42,10 +42,10 @@ def test_the_number_of_micro_batches_changes_no_gradient(machinery, rows, padded
   assert used_micro_batches(batch.segment_ids, rows) == 4 // rows
   assert float(others["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-5)
   assert float(others["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-6)
-  for a, b in zip(jax.tree.leaves(one.networks), jax.tree.leaves(many.networks), strict=True):
+  for a, b in zip(jax.tree.leaves(one.weights), jax.tree.leaves(many.weights), strict=True):
     # Adam divides by the gradient's size, so that its rounding shows in full.
     np.testing.assert_allclose(a, b, atol=1e-4)
-  assert fingerprint(one.networks) != fingerprint(fresh().networks)
+  assert fingerprint(one.weights) != fingerprint(fresh().weights)
 
 
 def test_rows_are_bucketed_by_powers_of_four():
@@ -85,10 +85,10 @@ def test_a_frozen_router_keeps_its_weights_while_its_bias_moves():
     UpdateSettings(router_bias_rate=1e-3, router_z_coefficient=1.0),
     OptimizerConfig(learning_rate=0.1, weight_decay=0.1),
   )
-  before = made.fresh().networks.policy.groups[0][1].mixer
+  before = made.fresh().weights.policy.groups[0][1].mixer
   _, whole = update_batch(sequences(), 4)
   state, metrics = step(made, made.fresh(), whole, 2)
-  after = state.networks.policy.groups[0][1].mixer
+  after = state.weights.policy.groups[0][1].mixer
   np.testing.assert_array_equal(after.router, before.router)
   np.testing.assert_allclose(np.abs(after.router_bias - before.router_bias), 1e-3, rtol=1e-4)
   assert np.abs(after.expert_up - before.expert_up).max() > 1e-3
@@ -111,7 +111,8 @@ def test_coefficients_that_cannot_be_used_name_the_field(stage, change, message)
 
 def _moments(state):
   """Adam's first moments."""
-  return jax.tree.leaves(state.opt_state.inner_state[0].inner_states["adam"].inner_state.mu)
+  moments = state.networks["policy"].opt_state.inner_state[0].inner_states["adam"]
+  return jax.tree.leaves(moments.inner_state.mu)
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@
 import asyncio
 import hashlib
 
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.viewer import render
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.artifacts import ArtifactStore
 from agentjax.trajectory.record import Message, Task, ToolCall, ToolRecord, Trajectory
 from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 from tests.rollout.scripted_engine import TOKENIZER
 
 

@@ -9,7 +9,6 @@ from agentjax.trajectory.builder import (
   TrajectoryBuilder,
   TrajectoryError,
   check_trajectory,
-  children,
   leaves,
   path,
   token_path,
@@ -56,9 +55,6 @@ def test_every_path_runs_from_a_root_to_its_leaf(tree):
     assert [tokens.segment_of.tolist().count(s) for s in chain] == [
       len(tree.segments[s]) for s in chain
     ]
-  below = children(tree)
-  assert [i for i, c in enumerate(below) if not c] == list(leaves(tree))
-  assert all(tree.segments[c].parent == i for i, inner in enumerate(below) for c in inner)
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,17 +115,6 @@ def test_turns_of_a_demonstration_count_too():
   assert tokens.weights.tolist() == [0, 0, 1, 1, 0, 1]
   assert tokens.turns.tolist() == [0, 0, 0, 0, 0, 1]
   assert not tokens.sampled.any() and (tokens.versions == -1).all()
-
-
-def test_the_context_is_the_path_so_far():
-  builder = _builder()
-  assert builder.path_ids().tolist() == []
-  root = builder.append("user", [1, 2])
-  _sampled(builder, [3])
-  assert builder.path_ids().tolist() == [1, 2, 3]
-  assert builder.path_ids(root).tolist() == [1, 2]
-  _sampled(builder, [9], parent=root)
-  assert builder.path_ids().tolist() == [1, 2, 9]
 
 
 def test_a_builder_records_all_it_is_told():

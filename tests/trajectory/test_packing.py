@@ -12,7 +12,6 @@ from agentjax.trajectory.packing import (
   PackedSequence,
   PackingError,
   pack,
-  pack_trajectories,
   plan_rows,
   repack,
   to_sequences,
@@ -199,15 +198,17 @@ def test_groups_are_the_tasks_of_a_step_unless_named():
 
 
 def test_rewards_are_valid_only_where_nothing_failed():
-  batch = pack_trajectories(
-    [
-      _trajectory(0, 0, reward=Reward(2.0)),
-      _trajectory(0, 1, reward=Reward.invalid("judge down")),
-      _trajectory(0, 2, status=Status.ENV_ERROR),
-      _trajectory(0, 3, status=Status.VERIFIER_ERROR),
-      _trajectory(0, 4, status=Status.POLICY_ERROR, reward=Reward(0.0)),
-      _trajectory(0, 5, status=Status.TRUNCATED, reward=Reward(-1.0)),
-    ],
+  batch = pack(
+    to_sequences(
+      [
+        _trajectory(0, 0, reward=Reward(2.0)),
+        _trajectory(0, 1, reward=Reward.invalid("judge down")),
+        _trajectory(0, 2, status=Status.ENV_ERROR),
+        _trajectory(0, 3, status=Status.VERIFIER_ERROR),
+        _trajectory(0, 4, status=Status.POLICY_ERROR, reward=Reward(0.0)),
+        _trajectory(0, 5, status=Status.TRUNCATED, reward=Reward(-1.0)),
+      ]
+    ),
     row_length=32,
     pad_id=PAD,
     max_sequences=8,
@@ -223,7 +224,7 @@ def test_a_tree_becomes_a_sequence_a_leaf_and_its_weights_count_once():
   shared = builder.append_sampled([1, 2], [-1, -1], [0, 0], 0)
   builder.append_sampled([3], [-1], [0], 0)
   builder.append_sampled([4, 5], [-1, -1], [0, 0], 0, parent=shared)
-  batch = pack_trajectories([builder.build(reward=Reward(1.0))], row_length=6, pad_id=PAD)
+  batch = pack(to_sequences([builder.build(reward=Reward(1.0))]), row_length=6, pad_id=PAD)
   ids = unpack(batch.token_ids, batch.segment_ids, 2)
   assert [i.tolist() for i in ids] == [[9, 1, 2, 3], [9, 1, 2, 4, 5]]
   assert batch.weights.sum() == 5  # tokens sampled in the tree
@@ -286,7 +287,7 @@ def test_what_does_not_fit_is_named(make, message):
 
 def test_a_long_trajectory_is_named_by_its_address():
   with pytest.raises(PackingError, match="step=2, task=11, sample=3, leaf=1"):
-    pack_trajectories([_trajectory(11, 3, step=2, tokens=9)], row_length=8, pad_id=PAD)
+    pack(to_sequences([_trajectory(11, 3, step=2, tokens=9)]), row_length=8, pad_id=PAD)
 
 
 def test_a_thousand_trajectories_pack_in_a_moment():

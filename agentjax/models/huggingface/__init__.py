@@ -12,12 +12,11 @@ from agentjax.models.huggingface.checkpoint import (
   save_pretrained,
   tensor_entries,
 )
-from agentjax.models.huggingface.families import FAMILIES
+from agentjax.models.huggingface.families import find_family, model_types, register_family
 from agentjax.models.huggingface.mapping import Absent, Family, OneOf, Tensor
 
 __all__ = [
   "COMPANIONS",
-  "FAMILIES",
   "RUNTIME_FIELDS",
   "Absent",
   "CheckpointError",
@@ -26,9 +25,12 @@ __all__ = [
   "Tensor",
   "copy_companions",
   "family_of",
+  "find_family",
   "is_folder",
   "load_pretrained",
+  "model_types",
   "read_config",
+  "register_family",
   "save_pretrained",
   "tensor_entries",
 ]

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from agentjax.config import ConfigError, check
 from agentjax.files import CheckpointError
 from agentjax.models.config import BUILT_IN, GEMMA_KINDS, ModelConfig
-from agentjax.models.huggingface.families import FAMILIES
+from agentjax.models.huggingface.families import find_family, model_types
 from agentjax.models.huggingface.files import (
   BLOCK_BYTES,
   DTYPES,
@@ -219,23 +219,22 @@ def read_config(
 
 
 def _read_family(folder: pathlib.Path, overrides: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
-  values = _read_json(folder / CONFIG_FILE)
-  kind = values.get("model_type")
-  if kind not in FAMILIES:
-    raise ConfigError(
-      f"{folder / CONFIG_FILE}: model_type={kind!r} is not supported; supported: "
-      f"{', '.join(sorted(FAMILIES))}."
-    )
-  family = FAMILIES[kind]
-  try:
-    found = family.config_from_hf(values)
-    found.validate()
-  except ConfigError as error:
-    raise ConfigError(f"{folder / CONFIG_FILE}: {error}") from error
+  family, found = config_of(_read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
   if found.tie_embeddings and _holds_another_head(folder, family, found):
     found = dataclasses.replace(found, tie_embeddings=False)
   config = ModelConfig.from_dict({**found.to_dict(), **overrides}, "overrides")
   config.validate()
+  return family, config
+
+
+def config_of(values: Mapping[str, Any], file: pathlib.Path) -> tuple[Family, ModelConfig]:
+  """Family and validated config of the keys of a ``config.json``; errors name ``file``."""
+  try:
+    family = find_family(values.get("model_type", ""))
+    config = family.config_from_hf(values)
+    config.validate()
+  except ConfigError as error:
+    raise ConfigError(f"{file}: {error}") from error
   return family, config
 
 
@@ -279,7 +278,7 @@ def family_of(config: ModelConfig) -> Family:
   if own := sorted(set(config.pattern) - BUILT_IN):
     raise ConfigError(f"no family of Hugging Face models has the blocks {', '.join(own)}.")
   lost = {}
-  for family in FAMILIES.values():
+  for family in map(find_family, model_types()):
     try:
       values = json.loads(json.dumps(family.config_to_hf(config)))
       differing = _differing(config, family.config_from_hf(values))

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from agentjax.config import ConfigError, FilePath, check
+from agentjax.config import ConfigError, FilePath, NonNegativeInt, PositiveFloat, check
 from agentjax.recipes.agentspec.binding import RuleSet, bind_rules
 from agentjax.recipes.agentspec.episode import AgentSpecRules
 from agentjax.recipes.agentspec.syntax import parse_rules
@@ -38,9 +38,9 @@ class AgentSpecConfig(RulesConfig):
   file: FilePath | None = None
   predicates: tuple[str, ...] = ()
   triggers: tuple[str, ...] = ()
-  max_reflections: int = 3
+  max_reflections: NonNegativeInt = 3
   reflection: str = "not done: rule {rule} objects. Think again, and choose another way."
-  tool_timeout: float = 30.0
+  tool_timeout: PositiveFloat = 30.0
 
   def validate(self, path: str = "config.guards.rules") -> None:
     super().validate(path)
@@ -51,8 +51,6 @@ class AgentSpecConfig(RulesConfig):
         name,
         "a letter or '_', then letters, digits, '_', '.', '-'",
       )
-    check(self.max_reflections >= 0, f"{path}.max_reflections", self.max_reflections, ">= 0")
-    check(self.tool_timeout > 0, f"{path}.tool_timeout", self.tool_timeout, "seconds > 0")
     for source, text in self._sources(path):
       parse_rules(text, source)
 

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from agentjax.config import Config, check
+from agentjax.config import AtLeastTwo, Config, PositiveInt
 from agentjax.rewards.judges import (
   Judge,
   LetterJudge,
@@ -220,15 +220,10 @@ class C2Config(Config):
     order_seed: decides which answer of a pair stands first (``arrange``).
   """
 
-  rubrics: int = 16
-  rounds: int = 5
+  rubrics: AtLeastTwo = 16
+  rounds: PositiveInt = 5
   seed: int = 0
   order_seed: int = 13
-
-  def validate(self, path: str = "c2") -> None:
-    super().validate(path)
-    check(self.rubrics >= 2, f"{path}.rubrics", self.rubrics, ">= 2")
-    check(self.rounds >= 1, f"{path}.rounds", self.rounds, ">= 1")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,8 @@ from agentjax.recipes.c2.rubrics import (
 )
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.judges import question_key
+from agentjax.training.build import Parts
 from agentjax.training.experiment import Experiment
-from agentjax.training.parts import Parts
 from agentjax.training.preferences import (
   PreferenceRow,
   TooLongError,

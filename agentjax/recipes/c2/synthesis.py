@@ -18,8 +18,14 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from agentjax.adapters.chat_endpoint.endpoint import (
+  EndpointConfig,
+  JudgeRefusedError,
+  endpoint_identity,
+)
+from agentjax.adapters.chat_endpoint.judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
 from agentjax.config import Config, check
-from agentjax.data.agent_trajectories import openai_messages
+from agentjax.data.conversations import openai_messages
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.data.splits import TaskSplits
@@ -34,6 +40,7 @@ from agentjax.data.synthesis_folder import (
   unreported,
 )
 from agentjax.engine import ContextLengthError, SamplingConfig
+from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.recipes.c2.rubrics import (
   C2Config,
   NotFiniteError,
@@ -46,14 +53,11 @@ from agentjax.recipes.c2.rubrics import (
   write_rubrics,
 )
 from agentjax.recipes.c2.runs import C2Data, write_c2
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
-from agentjax.rewards.http_judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import LetterJudge, question_key
-from agentjax.rollout.judge import EngineJudge
+from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.model_pool import ModelPool, endpoint_identity
-from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.model_pool import ModelPool
 from agentjax.training.preferences import SOURCE
 from agentjax.trajectory.record import Message, Task
 

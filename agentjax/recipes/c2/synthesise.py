@@ -14,32 +14,24 @@ stopped.
 from __future__ import annotations
 
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.c2.rubrics import C2Config
 from agentjax.recipes.c2.synthesis import (
-  JudgeModelConfig,
   generator_config,
   judge_config,
   read_pairs,
   synthesise_rubrics,
 )
-from agentjax.training.flags import define_config_flag, register_types
+from agentjax.training.flags import define_config_flag, define_settings_flag
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
-for _type in (JudgeModelConfig, C2Config):
-  register_types(_type)
-_GENERATOR = config_flags.DEFINE_config_dataclass(
-  "generator", generator_config(), "Writes rubrics."
-)
-_JUDGE = config_flags.DEFINE_config_dataclass(
-  "judge", judge_config(), "Is helped or misled by them."
-)
-_C2 = config_flags.DEFINE_config_dataclass("c2", C2Config(), "How many, and seeds.")
+_GENERATOR = define_settings_flag("generator", generator_config(), "Writes rubrics.")
+_JUDGE = define_settings_flag("judge", judge_config(), "Is helped or misled by them.")
+_C2 = define_settings_flag("c2", C2Config(), "How many, and seeds.")
 _PAIRS = flags.DEFINE_string("pairs", None, "Preferences (.jsonl).", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
 _TASKS = flags.DEFINE_integer(

@@ -22,9 +22,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
-from agentjax.config import check
-from agentjax.models import ModelConfig, Params, TokenSets, forward, likely_sets, readout
+from agentjax.config import PositiveInt, PositiveShare
+from agentjax.models import (
+  ModelConfig,
+  Params,
+  Readout,
+  TokenSets,
+  forward,
+  over_vocabulary,
+  readout,
+)
 from agentjax.training.token_sets import TokenSetConfig, TokenSetTools
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import repack
@@ -45,13 +54,8 @@ class LogitsReplayConfig(TokenSetConfig):
     most: tokens of a set besides the demonstration's own; at most the vocabulary.
   """
 
-  mass: float = 0.99
-  most: int = 64
-
-  def validate(self, path: str = "config.supervised.token_sets") -> None:
-    super().validate(path)
-    check(0 < self.mass <= 1, f"{path}.mass", self.mass, "0 < mass <= 1")
-    check(self.most >= 1, f"{path}.most", self.most, ">= 1")
+  mass: PositiveShare = 0.99
+  most: PositiveInt = 64
 
   def build(self, tools: TokenSetTools) -> StoredSets:
     """Stage 0: what the run's first policy finds likely in all demonstrations.
@@ -72,6 +76,46 @@ class LogitsReplayConfig(TokenSetConfig):
     return stored
 
 
+def likely_sets(
+  read: Readout,
+  targets: Int[Array, "batch time"],
+  *,
+  mass: float,
+  most: int,
+  size: int,
+) -> tuple[TokenSets, Float[Array, "batch time"]]:
+  """The fewest most likely tokens that hold ``mass`` of a distribution, and the target.
+
+  ``S_t = {y_t} + the smallest top set with sum_v p(v) >= mass``, of at most ``most`` tokens.
+
+  Args:
+    read: of the states before the targets.
+    targets: y.
+    mass: 0 to 1; at 1 the set has all ``most`` tokens.
+    most: up to the vocabulary.
+    size: time steps whose logits are held at once.
+
+  Returns:
+    The sets, and float32 [B, T], the mass outside them: the bias of the gradient of a restricted
+    softmax is of its order.
+  """
+
+  def choose(log_p: Array, gold: Array) -> tuple[Array, Array, Array]:
+    top, ids = jax.lax.top_k(log_p, most)
+    probs = jnp.exp(top)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    taken = (before < mass) | (mass >= 1)
+    taken &= ids != gold[..., None]  # it stands first
+    own = jnp.exp(jnp.take_along_axis(log_p, gold[..., None], axis=-1))
+    outside = 1 - own[..., 0] - jnp.sum(jnp.where(taken, probs, 0), axis=-1)
+    every = jnp.concatenate([gold[..., None], ids.astype(gold.dtype)], axis=-1)
+    inside = jnp.concatenate([jnp.ones_like(taken[..., :1]), taken], axis=-1)
+    return every, inside, jnp.maximum(outside, 0)
+
+  ids, inside, outside = over_vocabulary(choose, [read], targets, size=size)
+  return TokenSets(ids, inside), outside
+
+
 Record = Callable[[Params, Array, Array, Array], tuple[Array, Array, Array]]
 
 
@@ -79,7 +123,7 @@ def make_record(model: ModelConfig, config: LogitsReplayConfig) -> Record:
   """Builds ``record(params, token_ids, segment_ids, positions) -> (ids, inside, outside)``.
 
   Arguments are [B, T]; results [B, T, 1 + most], twice, and [B, T], aligned with the token that
-  they are about (see ``models.likely_sets``). On the first token of a sequence they mean nothing.
+  they are about (see ``likely_sets``). On the first token of a sequence they mean nothing.
   """
   most = min(config.most, model.vocab_size)
 

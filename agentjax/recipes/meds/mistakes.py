@@ -1,6 +1,6 @@
 r"""Memory of mistakes: a wrong answer that repeats an earlier way of being wrong costs more (MEDS).
 
-Every wrong episode has a feature vector (``models.layer_logits`` of its answer token). With C the
+Every wrong episode has a feature vector (``layer_logits`` of its answer token). With C the
 cluster of *earlier* wrong episodes of the same task that it falls into,
 
     penalty = min(alpha log(|C| + 1), beta),      reward <- reward - penalty.
@@ -20,17 +20,18 @@ import base64
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from agentjax.config import check
-from agentjax.models import ModelConfig, Params, layer_ends, layer_logits
+from agentjax.config import NonNegativeFloat, PositiveInt, Range, check
+from agentjax.models import ModelConfig, Params
+from agentjax.recipes.meds.logit_lens import layer_ends, layer_logits
 from agentjax.sharding import time_multiple
+from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training import processes
-from agentjax.training.shaping import ShapingConfig, ShapingTools
 from agentjax.training.update import split_rows, used_micro_batches
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import PackedSequence, to_sequences
@@ -41,7 +42,7 @@ PART = "repeated_mistake"  # name of the penalty among the parts of a reward
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class MedsConfig(ShapingConfig):
+class MedsConfig(SignalConfig):
   """Penalty on repeated mistakes.
 
   Attributes:
@@ -56,26 +57,21 @@ class MedsConfig(ShapingConfig):
     most: mistakes remembered a task; the oldest go first. Ours.
   """
 
-  alpha: float = 0.1
-  beta: float = 0.2
+  alpha: NonNegativeFloat = 0.1
+  beta: NonNegativeFloat = 0.2
   right_from: float = 1.0
   marker: str = "\\boxed{"
   last_layers: int = 14
   differences: bool = False
-  neighbours: int = 3
-  radius: float = 0.1
-  most: int = 512
+  neighbours: PositiveInt = 3
+  radius: Annotated[float, Range(0, 2, above=True)] = 0.1
+  most: PositiveInt = 512
 
-  def validate(self, path: str = "config.rl.shaping") -> None:
+  def validate(self, path: str = "config.rl.signals") -> None:
     super().validate(path)
-    for name in ("alpha", "beta"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
     check(bool(self.marker), f"{path}.marker", self.marker, "a text of one character or more")
-    check(0 < self.radius <= 2, f"{path}.radius", self.radius, "0 < radius <= 2")
     least = 2 if self.differences else 1
     check(self.last_layers >= least, f"{path}.last_layers", self.last_layers, f">= {least}")
-    for name in ("neighbours", "most"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
 
   def check_model(self, model: ModelConfig, path: str) -> None:
     """Features are of single blocks, so that no block may run more than once."""
@@ -86,8 +82,8 @@ class MedsConfig(ShapingConfig):
       "none for a model whose blocks run more than once: its features are of single blocks",
     )
 
-  def build(self, tools: ShapingTools) -> RepeatedMistakes:
-    """See ``ShapingConfig.build``."""
+  def build(self, tools: SignalTools) -> RepeatedMistakes:
+    """See ``SignalConfig.build``."""
     return RepeatedMistakes(self, tools)
 
 
@@ -213,15 +209,16 @@ def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   return np.linalg.norm(a[:, None].astype(np.float64) - b[None].astype(np.float64), axis=-1)
 
 
-class RepeatedMistakes:
-  """Shapes the rewards of each step by the memory of the steps before; a ``shaping.Shaper``."""
+class RepeatedMistakes(Signal):
+  """Shapes the rewards of each step by the memory of the steps before."""
 
-  def __init__(self, config: MedsConfig, tools: ShapingTools):
+  name = "repeated_mistakes"
+
+  def __init__(self, config: MedsConfig, tools: SignalTools):
     model = tools.model
     self._config, self._bytes, self._mesh = config, tools.token_bytes, tools.mesh
     self._pack, self._rows = tools.pack, tools.rows
     self._memory = MistakeMemory(config)
-    self.get_state, self.set_state = self._memory.get_state, self._memory.set_state
     blocks = layer_ends(model.pattern)[-config.last_layers :]
     plain = dataclasses.replace(model, exact_chunk=0)
     self._logits = jax.jit(
@@ -230,24 +227,30 @@ class RepeatedMistakes:
       )
     )
 
-  def shape(
-    self, policy: Params, trajectories: Sequence[Trajectory]
-  ) -> tuple[list[Trajectory], dict[str, float]]:
+  def get_state(self) -> dict[str, Any]:
+    return self._memory.get_state()
+
+  def set_state(self, state: Any) -> None:
+    self._memory.set_state(state)
+
+  def observe(
+    self, context: StepContext, episodes: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], Metrics]:
     """The step's episodes with penalties on repeated mistakes, which it then remembers.
 
     A penalty is taken off ``reward`` and noted in ``reward_parts`` as "repeated_mistake". Whatever
     filters groups by how many of them were right must look at the parts, not at the shaped reward.
 
     Args:
-      policy: as the step begins.
-      trajectories: scored, in the order of addresses.
+      context: of the step.
+      episodes: scored, in the order of addresses.
 
     Returns:
       Copies, and metrics: ``meds/wrong`` (share of the episodes that were wrong and had an answer),
       ``meds/repeated`` (share of those that were punished), ``meds/penalty`` (their mean penalty).
     """
     wrong, sequences, places = [], [], []
-    for i, trajectory in enumerate(trajectories):
+    for i, trajectory in enumerate(episodes):
       value = trajectory.reward.value
       masked = value is None or trajectory.status.masked or not trajectory.segments
       if masked or value >= self._config.right_from:  # type: ignore[operator]
@@ -262,11 +265,11 @@ class RepeatedMistakes:
         wrong.append(i)
         sequences.append(sequence)
         places.append(place)
-    result = list(trajectories)
+    result = list(episodes)
     metrics = {"meds/wrong": len(wrong) / max(len(result), 1)}
     if not wrong:
       return result, metrics | {"meds/repeated": 0.0, "meds/penalty": 0.0}
-    features = self._features(policy, sequences, places)
+    features = self._features(context.policy(), sequences, places)
     tasks = [f"{result[i].source}/{result[i].task_id}" for i in wrong]
     penalties = self._memory.penalties(tasks, list(features))
     for i, penalty in zip(wrong, penalties, strict=True):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float
 
-from agentjax.config import check
+from agentjax.config import PositiveFloat, check
 from agentjax.models.matrices import stack_axes
 from agentjax.models.spec import is_spec
 from agentjax.training.optimizer import DirectionConfig, OptimizerConfig
@@ -46,13 +46,12 @@ class MoClipConfig(DirectionConfig):
   """
 
   max_angle: float | None = 45.0
-  atan2_scale: float = 4 / math.pi
+  atan2_scale: PositiveFloat = 4 / math.pi
 
   def validate(self, path: str = "config.optimizer.direction") -> None:
     super().validate(path)
     angle = self.max_angle
     check(angle is None or 0 < angle < 180, f"{path}.max_angle", angle, "0 < degrees < 180 or none")
-    check(self.atan2_scale > 0, f"{path}.atan2_scale", self.atan2_scale, "> 0")
 
   def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     """See ``DirectionConfig.build``."""

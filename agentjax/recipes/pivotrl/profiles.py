@@ -6,29 +6,28 @@ import collections
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
-from agentjax.data.pivots import PivotRow, Profile
-from agentjax.envs.pivot import PivotEnvironment
 from agentjax.models.huggingface import load_pretrained
 from agentjax.rewards import RewardGraph
-from agentjax.rewards.pivot import PivotScorer
 from agentjax.rollout import keys
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.sharding import make_mesh
+from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import latest_checkpoint
 from agentjax.training.evaluation import build_engine, load_policy
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.extended import Extended, use_recorded
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.placement import place
 from agentjax.training.pretrained import runtime_overrides
-from agentjax.trajectory.record import Task, Trajectory
+from agentjax.trajectory.record import Trajectory
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow, Profile
 
 _AT_ONCE = 64  # rows whose episodes are held at one time: each holds its whole history
 
@@ -55,7 +54,6 @@ async def profile_pivots(
   samples: int,
   player: Player,
   rewards: RewardGraph,
-  refusal: Callable[[Task], str | None] = lambda task: None,
 ) -> Profiles:
   """Samples every turn ``samples`` times and keeps mean and variance of the rewards.
 
@@ -66,8 +64,7 @@ async def profile_pivots(
     rows: with distinct ids; an old profile is replaced.
     samples: K, at least 2: one sample has no variance.
     player: its engine has the policy published; its sampling should be that of training.
-    rewards: those of training.
-    refusal: why a turn cannot be scored (``rewards.pivot.PivotScorer.refusal``), or None.
+    rewards: those of training; a turn that they cannot judge is refused.
   """
   if samples < 2:
     raise ValueError(f"samples={samples}; allowed: >= 2, since one reward has no variance")
@@ -81,7 +78,7 @@ async def profile_pivots(
       refused[row.id] = f"the history cannot be encoded: {error}"
       continue
     limit = player.config.max_total_tokens
-    reason = refusal(row.task())
+    reason = rewards.refusal(row.task())
     if length >= limit:
       reason = f"the prompt alone fills rollout.max_total_tokens={limit}"
     if reason is not None:
@@ -163,6 +160,7 @@ def profile_checkpoint(
   engine = build_engine(parts)
   runner = LoopThread()
   try:
+    runner.run(parts.start())
     engine.publish(policy, 0 if path is None else int(path.name))
     return runner.run(
       profile_pivots(
@@ -170,9 +168,6 @@ def profile_checkpoint(
         samples=samples,
         player=parts.player(engine, experiment.rl.sampling, experiment.seed),
         rewards=parts.rewards,
-        refusal=PivotScorer(experiment.reward.pivot).refusal
-        if "pivot" in experiment.reward.parts
-        else lambda task: None,
       )
     )
   finally:

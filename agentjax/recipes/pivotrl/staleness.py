@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveInt, Share
 from agentjax.training.journal import read_journal
 from agentjax.trajectory.record import Trajectory
 
@@ -27,13 +27,8 @@ class StalenessConfig(Config):
     window: latest training steps that are looked at.
   """
 
-  least_mixed: float = 0.5
-  window: int = 10
-
-  def validate(self, path: str = "staleness") -> None:
-    super().validate(path)
-    check(0 <= self.least_mixed <= 1, f"{path}.least_mixed", self.least_mixed, "0 to 1")
-    check(self.window >= 1, f"{path}.window", self.window, ">= 1")
+  least_mixed: Share = 0.5
+  window: PositiveInt = 10
 
 
 @dataclasses.dataclass(frozen=True)

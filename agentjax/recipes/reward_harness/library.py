@@ -25,7 +25,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, Share
 from agentjax.rewards.judges import last_json_object, number_in, question_key
 
 EntryKind = Literal["skill", "tool"]
@@ -148,23 +148,14 @@ class HarnessConfig(Config):
     concurrency: questions under way at a time. Ours.
   """
 
-  iterations: int = 5
-  tolerance: float = 0.075
-  tools: int = 3
-  probes: int = 20
-  valid_share: float = 0.8
-  repairs: int = 3
-  ablate_every: int = 50
-  concurrency: int = 16
-
-  def validate(self, path: str = "harness") -> None:
-    super().validate(path)
-    for name in ("iterations", "probes", "ablate_every", "concurrency"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("tools", "repairs"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
-    for name in ("tolerance", "valid_share"):
-      check(0 <= getattr(self, name) <= 1, f"{path}.{name}", getattr(self, name), "0 to 1")
+  iterations: PositiveInt = 5
+  tolerance: Share = 0.075
+  tools: NonNegativeInt = 3
+  probes: PositiveInt = 20
+  valid_share: Share = 0.8
+  repairs: NonNegativeInt = 3
+  ablate_every: PositiveInt = 50
+  concurrency: PositiveInt = 16
 
 
 @dataclasses.dataclass(frozen=True)

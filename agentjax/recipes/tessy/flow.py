@@ -28,7 +28,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from agentjax.config import Config, check
+from agentjax.config import Config, NonNegativeInt, PositiveInt, check
 from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl, require_text
 from agentjax.files import write_atomically
@@ -97,32 +97,21 @@ class TessyConfig(Config):
   retries: fresh starts after traces that were given up.
   """
 
-  student_tokens: int = 5
-  teacher_tokens: int = 10
-  context_words: int = 200
-  max_tokens: int = 38_000
-  answer_tokens: int = 4096
+  student_tokens: PositiveInt = 5
+  teacher_tokens: PositiveInt = 10
+  context_words: PositiveInt = 200
+  max_tokens: PositiveInt = 38_000
+  answer_tokens: PositiveInt = 4096
   end_of_thoughts: str = "</think>"
-  check_every: int = 100
-  repetition_words: int = 20
+  check_every: PositiveInt = 100
+  repetition_words: PositiveInt = 20
   repetition_times: int = 4
-  retries: int = 5
+  retries: NonNegativeInt = 5
 
   def validate(self, path: str = "tessy") -> None:
     super().validate(path)
-    for name in (
-      "student_tokens",
-      "teacher_tokens",
-      "context_words",
-      "max_tokens",
-      "answer_tokens",
-      "check_every",
-      "repetition_words",
-    ):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
     times = self.repetition_times
     check(times >= 2, f"{path}.repetition_times", times, ">= 2")
-    check(self.retries >= 0, f"{path}.retries", self.retries, ">= 0")
     check(bool(self.end_of_thoughts), f"{path}.end_of_thoughts", "", "a text")
 
 

@@ -1,7 +1,7 @@
 """Traces of many tasks in a folder (``agentjax.data.synthesis_folder``).
 
 train.jsonl     a conversation a row, as ``config.data.source=jsonl`` reads with
-                ``config.data.jsonl.messages_field=messages``
+                ``config.data.source.messages_field=messages``
 given_up.jsonl  tasks without a trace, and why
 settings.json   what the traces were made with; a folder holds those of one setting
 """

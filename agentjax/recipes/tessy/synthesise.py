@@ -13,7 +13,7 @@ writes a trace for each of the first ``--tasks`` training tasks of the config's 
 the folder:
 
   python -m agentjax.train --config=CONFIG --config.data.source=jsonl --config.data.path=traces \
-      --config.data.jsonl.messages_field=messages --config.data.jsonl.test_file= ...
+      --config.data.source.messages_field=messages --config.data.source.test_file= ...
 
 A model is a run, a checkpoint or a Hugging Face folder, or stands behind an endpoint
 (``--teacher.http.base_url=URL --teacher.http.model=NAME``). The same command goes on where it was
@@ -23,22 +23,19 @@ stopped.
 from __future__ import annotations
 
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.tessy.flow import TessyConfig, WordClassifier, read_spans
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
-from agentjax.training.flags import define_config_flag, register_types
+from agentjax.training.flags import define_config_flag, define_settings_flag
 from agentjax.training.progress import ProgressDisplay, report_to
 
 _CONFIG = define_config_flag()
-for _type in (WriterConfig, TessyConfig):
-  register_types(_type)
-_STUDENT = config_flags.DEFINE_config_dataclass("student", WriterConfig(), "Writes style.")
-_TEACHER = config_flags.DEFINE_config_dataclass("teacher", WriterConfig(), "Writes what is hard.")
-_TESSY = config_flags.DEFINE_config_dataclass("tessy", TessyConfig(), "Chunks and limits.")
+_STUDENT = define_settings_flag("student", WriterConfig(), "Writes style.")
+_TEACHER = define_settings_flag("teacher", WriterConfig(), "Writes what is hard.")
+_TESSY = define_settings_flag("tessy", TessyConfig(), "Chunks and limits.")
 _PREDICTOR = flags.DEFINE_string("predictor", None, "Boundary predictor (.npy).")
 _TEACHER_PREDICTOR = flags.DEFINE_string(
   "teacher_predictor", None, "That of the teacher's texts; --predictor if not given."

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.config import Config, ConfigError, check
 from agentjax.data.synthesis_folder import Report, unreported
 from agentjax.engine import SamplingConfig
 from agentjax.recipes.tessy.flow import Author, TessyConfig, WordClassifier, Writer
 from agentjax.recipes.tessy.folder import Written, write_traces
 from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
+from agentjax.threads import LoopThread
+from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment, resolve
-from agentjax.training.loop_thread import LoopThread
-from agentjax.training.model_pool import ModelPool, endpoint_identity
-from agentjax.training.parts import Extensions, load_task_splits
+from agentjax.training.model_pool import ModelPool
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -91,7 +93,9 @@ def synthesise_traces(
   for name, writer in writers.items():
     writer.validate(name)
   tessy.validate("tessy")
-  wanted = load_task_splits(experiment, extensions or Extensions()).train[:tasks]
+  scoring = build_scoring(experiment, extensions or Extensions())
+  wanted = scoring.tasks.train[:tasks]
+  asyncio.run(scoring.close())
   if not wanted:
     raise ConfigError("config.data has no training tasks; allowed: at least one to write for.")
   pool, runner = ModelPool(experiment), LoopThread()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from agentjax.config import check
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError, post
+from agentjax.config import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
+from agentjax.http_client import load_aiohttp
 from agentjax.recipes.tessy.flow import Continuation, GivenUpError
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError, post, require_aiohttp
 from agentjax.rewards.judges import question_key, question_text, retry
 from agentjax.rollout import keys
 from agentjax.text.chat import Chat
@@ -81,19 +82,15 @@ class HttpWriterConfig(EndpointConfig):
 
   protocol: Literal["completions", "chat"] = "completions"
   template: str = "{prompt}\n\n"
-  temperature: float = 0.7
-  top_p: float = 0.8
-  top_k: int = 20
-  attempts: int = 3
+  temperature: NonNegativeFloat = 0.7
+  top_p: PositiveShare = 0.8
+  top_k: NonNegativeInt = 20
+  attempts: PositiveInt = 3
 
   def validate(self, path: str = "writer") -> None:
     super().validate(path)
     count = self.template.count(PROMPT)
     check(count == 1, f"{path}.template", self.template, f"a text with one {PROMPT}")
-    check(self.temperature >= 0, f"{path}.temperature", self.temperature, ">= 0")
-    check(0 < self.top_p <= 1, f"{path}.top_p", self.top_p, "over 0, up to 1")
-    check(self.top_k >= 0, f"{path}.top_k", self.top_k, ">= 0")
-    check(self.attempts >= 1, f"{path}.attempts", self.attempts, ">= 1")
 
 
 class HttpWriter:
@@ -105,7 +102,7 @@ class HttpWriter:
 
   def __init__(self, config: HttpWriterConfig):
     config.validate()
-    require_aiohttp("writers")
+    load_aiohttp("a writer")
     self._config = config
 
   async def extend(

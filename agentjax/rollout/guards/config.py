@@ -53,8 +53,6 @@ class GuardsConfig(Config):
 
   def validate(self, path: str = "config.guards") -> None:
     super().validate(path)
-    for i, hook in enumerate(self.hooks):
-      hook.validate(f"{path}.hooks[{i}]")
     check(
       not self.egress_tools or self.egress is not None,
       f"{path}.egress_tools",

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentjax.envs.environment import Action, Environment, Observation, Step, take_snapshot
+from agentjax.config import ConfigError
 from agentjax.rollout.guards.config import Guards, GuardsConfig, build_guards
 from agentjax.rollout.guards.episode import EpisodeGuard, GuardError
 from agentjax.rollout.guards.interface import Decision
@@ -16,7 +16,8 @@ from agentjax.rollout.guards.permissions import Channel
 from agentjax.tools.hooks import intercepted_by
 from agentjax.tools.protocol import Tool, ToolStatus
 from agentjax.tools.registry import ToolRegistry
-from agentjax.trajectory.record import Message, Status, Task
+from agentjax.trajectory.record import AGENT, Message, Status, Task
+from agentjax.world.environment import Action, Environment, Observation, Step, take_snapshot
 
 _SNAPSHOT_FORMAT = 3
 
@@ -62,6 +63,11 @@ class GuardedEnvironment(Environment):
   """
 
   def __init__(self, inner: Environment, guards: Guards):
+    if tuple(inner.agents) != (AGENT,):
+      raise ConfigError(
+        f"config.guards is set and {type(inner).__name__} has the agents "
+        f"{', '.join(inner.agents)}; allowed: no guards there, which watch one agent."
+      )
     self.tools = inner.tools
     self._inner = inner
     self._guards = guards

@@ -224,7 +224,7 @@ class EpisodeGuard:
         result, output="\n".join([result.output, verdict.text, *verdict.notes])
       )
     if verdict.decision is not Decision.CONTINUE:
-      result = dataclasses.replace(result, status=ToolStatus.DENIED)
+      result = dataclasses.replace(result, status=ToolStatus.DENIED, shown=())
     return dataclasses.replace(result, output=verdict.told(result.output))
 
   def _check_egress(self, call: ToolCall, number: int) -> Verdict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import dataclasses
 import fnmatch
 import functools
@@ -16,14 +15,14 @@ import shlex
 import shutil
 import signal
 import tempfile
-import threading
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any, Literal
 
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, PositiveFloat, check
 from agentjax.names import load
 from agentjax.rollout.guards.interface import as_json
+from agentjax.threads import call_in_thread
 
 HookKind = Literal["python", "command"]
 HookMoment = Literal["episode_start", "before_tool", "after_tool", "stop"]
@@ -52,7 +51,7 @@ class HookConfig(Config):
   kind: HookKind = "python"
   tools: str = "*"
   arguments: str = ""
-  timeout: float = 10.0
+  timeout: PositiveFloat = 10.0
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -60,7 +59,6 @@ class HookConfig(Config):
       check(":" in self.run, f"{path}.run", self.run, "package.module:function with kind='python'")
     else:
       check(bool(_split(self.run)), f"{path}.run", self.run, "a command with kind='command'")
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
     try:
       re.compile(self.arguments)
     except re.error as error:
@@ -179,7 +177,8 @@ class Hook:
   async def _call(self, event: HookEvent) -> HookAnswer | None:
     if self._is_async:
       return await typing.cast(Awaitable[HookAnswer | None], self.function(event))
-    return await _in_thread(self.function, event)
+    answer = functools.partial(_answer_of, self.function, event)
+    return await call_in_thread(answer, name="hook")
 
 
 def build_hook(config: HookConfig, path: str) -> Hook:
@@ -286,30 +285,8 @@ def _split(line: str) -> list[str]:
     return []
 
 
-async def _in_thread(function: Callable[[HookEvent], Any], event: HookEvent) -> Any:
-  """``function(event)`` in a daemon, so that one that never returns holds up no exit."""
-  loop = asyncio.get_running_loop()
-  future: asyncio.Future[Any] = loop.create_future()
-  variables = contextvars.copy_context()
-
-  def deliver(result: Any, error: Exception | None) -> None:
-    if future.done():
-      return
-    if error is None:
-      future.set_result(result)
-    else:
-      future.set_exception(error)
-
-  def work() -> None:
-    result, error = None, None
-    try:
-      result = variables.run(function, event)
-    except BaseException as raised:
-      error = HookFailure(f"{type(raised).__name__}: {raised}")
-    try:
-      loop.call_soon_threadsafe(deliver, result, error)
-    except RuntimeError:  # the loop closed meanwhile: nobody waits
-      pass
-
-  threading.Thread(target=work, name="hook", daemon=True).start()
-  return await future
+def _answer_of(function: Callable[[HookEvent], Any], event: HookEvent) -> Any:
+  try:
+    return function(event)
+  except BaseException as raised:  # SystemExit too: a hook must not end the run
+    raise HookFailure(f"{type(raised).__name__}: {raised}") from raised

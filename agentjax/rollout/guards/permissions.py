@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TextIO
 
-from agentjax.config import Config, check
+from agentjax.config import Config, PositiveFloat, check
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class PermissionConfig(Config):
   """
 
   channels: tuple[str, ...] = ()
-  timeout: float = 60.0
+  timeout: PositiveFloat = 60.0
   skip: tuple[str, ...] = ()
   when_nobody: Literal["refuse", "grant"] = "refuse"
 
@@ -46,7 +46,6 @@ class PermissionConfig(Config):
         self.channels,
         "terminal, package.module:attribute",
       )
-    check(self.timeout > 0, f"{path}.timeout", self.timeout, "seconds > 0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import os
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action
-from agentjax.envs.number_game import GuessNumber, guess_number_tasks
 from agentjax.recipes.agentspec import AgentSpecConfig
 from agentjax.rollout.guards import GuardsConfig
 from agentjax.trajectory.record import Message, Status, ToolCall
+from agentjax.world.environment import Action
+from agentjax.worlds.number_game.game import GuessNumber, guess_number_tasks
 from tests.rollout.guards.conftest import TASK, shell
 from tests.rollout.guards.test_permissions import Person
 

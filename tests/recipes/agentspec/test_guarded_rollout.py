@@ -4,12 +4,11 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.recipes.agentspec import AgentSpecConfig
+from agentjax.recipes.arpo import BranchConfig, BranchSampler
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rollout.branching import BranchSampler
-from agentjax.rollout.config import BranchConfig
 from agentjax.rollout.guards import GuardsConfig, guard_environments
 from agentjax.rollout.viewer import render
-from agentjax.training.parts import Extensions, build_parts
+from agentjax.training.build import Extensions, build_parts
 from agentjax.trajectory.record import GUARDS, Flag, Status
 from agentjax.trajectory.store import from_record, to_record
 from agentjax.trajectory.weights import WeightConfig, token_weights

@@ -8,7 +8,6 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.config import JsonlConfig
-from agentjax.envs.environment import Action
 from agentjax.recipes.c2.rubrics import (
   Selection,
   Synthesis,
@@ -16,11 +15,12 @@ from agentjax.recipes.c2.rubrics import (
   verifier_tasks,
 )
 from agentjax.recipes.c2.runs import C2Data, c2_generator, c2_verifier, generator_rows, write_c2
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.training.preferences import SOURCE, TooLongError
 from agentjax.training.stored import StoredGroups, read_episodes
 from agentjax.trajectory.record import Message, Task, Trajectory
+from agentjax.world.environment import Action
 from tests.training.stages import extensions as staged_extensions
 from tests.training.teachers import base
 
@@ -77,9 +77,7 @@ def test_both_runs_of_c2_read_what_synthesis_wrote(tmp_path):
 
   def read(experiment, name, source):
     files = JsonlConfig(name=source, messages_field="messages", test_file="")
-    experiment.data = DataConfig(
-      source="jsonl", path=str(folder / name), train_size=None, jsonl=files
-    )
+    experiment.data = DataConfig(path=str(folder / name), train_size=None, source=files)
     return build_parts(resolve(room(experiment)), tmp_path, Extensions())
 
   experiment = c2_generator(base(steps=40), str(folder / "episodes"))

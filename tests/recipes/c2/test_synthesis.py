@@ -14,6 +14,9 @@ import time
 
 import pytest
 
+from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError
+from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
+from agentjax.adapters.huggingface_text.tokenizer import HuggingFaceTokenizer
 from agentjax.config import ConfigError
 from agentjax.data import DataError, TaskSplits
 from agentjax.engine import SamplingConfig
@@ -28,15 +31,12 @@ from agentjax.recipes.c2.synthesis import (
   read_pairs,
   synthesise_rubrics,
 )
-from agentjax.rewards.endpoint import EndpointConfig, JudgeRefusedError
-from agentjax.rewards.http_judge import HttpJudge, HttpJudgeConfig
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.text import HuggingFaceTokenizer
 from agentjax.training import Extensions, Run, load_experiment, preferences
-from agentjax.training.experiment import resolve
+from agentjax.training.build import build_parts
+from agentjax.training.experiment import resolve, write_experiment
 from agentjax.training.metrics import read_metrics
-from agentjax.training.parts import build_parts
 from agentjax.training.preferences import TooLongError, preference_tasks
 from tests.text.folders import write_model, write_vocabulary
 from tests.training.smoke import quiet
@@ -314,7 +314,7 @@ def test_pairs_too_long_for_the_generators_rows_are_left_to_the_verifier(endpoin
 def test_models_on_disk_write_and_judge(endpoint, pairs, tmp_path):
   """One policy in both parts, as the source has it, is loaded once."""
   save_policy(tmp_path / "run", MODEL, 0)
-  write_atomically(tmp_path / "run/config.json", json.dumps(_experiment().to_dict()))
+  write_atomically(tmp_path / "run/config.json", write_experiment(_experiment()))
   on_disk = JudgeModelConfig(str(tmp_path / "run"), SamplingConfig(temperature=1.0), 8)
   small = C2Config(rubrics=2, rounds=1)
   with pytest.raises(DataError, match="0 of 4 rubrics could be read"):
@@ -443,7 +443,7 @@ def _command(folder, *flags, **options):
 
 @pytest.mark.slow
 def test_the_command_is_killed_and_goes_on(endpoint, pairs, tmp_path):
-  (tmp_path / "config.json").write_text(json.dumps(_experiment().to_dict()))
+  (tmp_path / "config.json").write_text(write_experiment(_experiment()))
   flags = ["--config=config.json", "--pairs=pairs.jsonl", "--output=c2"]
   flags += ["--c2.rubrics=4", "--c2.rounds=2", "--concurrency=2"]
   for name in ("generator", "judge"):

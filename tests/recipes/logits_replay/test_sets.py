@@ -9,9 +9,10 @@ from agentjax.config import ConfigError
 from agentjax.models import ModelConfig
 from agentjax.recipes.logits_replay import LogitsReplayConfig
 from agentjax.training import Extensions, RLStage
+from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.learner import Learner
-from agentjax.training.parts import build_parts
+from agentjax.training.state import Network
 from tests.training.smoke import smoke_experiment
 
 
@@ -62,9 +63,11 @@ def test_the_sets_are_those_of_the_run_that_is_started_from(directory, tmp_path)
   replay = LogitsReplayConfig(mass=0.5, most=8)
   earlier, _ = _learner(directory, None)
   state = earlier.initial_state("supervised")
-  doubled = jax.tree.map(lambda x: 2 * x, state.networks)
+  doubled = jax.tree.map(lambda x: 2 * x, state.weights)
   store = CheckpointStore(tmp_path, 1, parts.base_identity)
-  store.save(7, state.replace(networks=doubled), {})
+  store.save(
+    7, state.with_network("policy", Network(doubled, state.networks["policy"].opt_state)), {}
+  )
   learner, parts = _learner(directory, replay, str(tmp_path / "7"))
   tasks = [task for task in parts.tasks.train if task.demonstration][:4]
   _, found = learner.supervised_step(learner.first_state("supervised"), tasks)

@@ -113,5 +113,5 @@ def test_the_answer_is_the_token_after_the_last_marker(pieces, place):
 
 @pytest.mark.parametrize("field,value", [("radius", 0.0), ("marker", ""), ("neighbours", 0)])
 def test_impossible_settings_name_the_field(field, value):
-  with pytest.raises(ConfigError, match=f"config.rl.shaping.{field}"):
+  with pytest.raises(ConfigError, match=f"config.rl.signals.{field}"):
     MedsConfig(**{field: value}).validate()

@@ -12,10 +12,10 @@ from agentjax.recipes.meds import mistakes
 from agentjax.recipes.meds.mistakes import PART, MedsConfig, RepeatedMistakes
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.signals.signal import SignalTools, StepContext
 from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.metrics import read_metrics
-from agentjax.training.shaping import ShapingTools
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack
 from agentjax.trajectory.record import Reward, Status
@@ -43,7 +43,7 @@ def _shaper(**settings):
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   config = MedsConfig(radius=1e-3, **settings)
   return RepeatedMistakes(
-    config, ShapingTools(_MODEL, _TOKENIZER.token_bytes(), mesh, packed, rows=2)
+    config, SignalTools(_MODEL, _TOKENIZER.token_bytes(), mesh, packed, rows=2)
   )
 
 
@@ -54,7 +54,7 @@ def test_only_a_mistake_that_was_made_before_is_punished_and_more_each_time():
   shaper, policy = _shaper(last_layers=2), draw(_MODEL, seed=0)
 
   def visit(*episodes):
-    shaped, metrics = shaper.shape(policy, episodes)
+    shaped, metrics = shaper.observe(StepContext(1, lambda: policy), episodes)
     return [t.reward.value for t in shaped], metrics, shaped
 
   first = [_episode(_WRONG, Reward(0.0), i) for i in range(3)]
@@ -79,7 +79,8 @@ def test_only_a_mistake_that_was_made_before_is_punished_and_more_each_time():
 
 def test_a_group_that_is_all_wrong_learns_from_it_as_plain_grpo_does_not():
   shaper, policy = _shaper(), draw(_MODEL, seed=0)
-  shaper.shape(policy, [_episode(_WRONG, Reward(0.0), i) for i in range(3)])
+  context = StepContext(1, lambda: policy)
+  shaper.observe(context, [_episode(_WRONG, Reward(0.0), i) for i in range(3)])
   group = [_episode(_WRONG, Reward(0.0), 0), _episode(_OTHER, Reward(0.0), 1)]
 
   def advantages(trajectories):
@@ -87,7 +88,7 @@ def test_a_group_that_is_all_wrong_learns_from_it_as_plain_grpo_does_not():
     return sequence_advantages(rewards, np.ones(2, bool), np.zeros(2, int), AdvantageConfig())
 
   np.testing.assert_array_equal(advantages(group), [0.0, 0.0])
-  shaped, _ = shaper.shape(policy, group)
+  shaped, _ = shaper.observe(context, group)
   repeated, new = advantages(shaped)
   assert repeated < -0.5 and new > 0.5
 
@@ -100,7 +101,7 @@ def test_the_memory_is_saved_with_the_run_and_replayed_from(tmp_path, monkeypatc
   def make():
     schedule = ScheduleConfig()
     punished = MedsConfig(right_from=2.0, radius=2.0, alpha=0.3, beta=1.0)
-    rl = dataclasses.replace(staged_experiment(schedule).rl, steps=5, shaping=punished)
+    rl = dataclasses.replace(staged_experiment(schedule).rl, steps=5, signals=(punished,))
     return run(tmp_path / "run", schedule, rl=rl, checkpoint=CheckpointConfig(every=2))
 
   make().train()

@@ -166,7 +166,7 @@ def _compare_on_two_devices():
 
 def test_an_impossible_cap_names_its_field():
   with pytest.raises(ConfigError, match=r"config\.optimizer\.direction\.max_angle=180"):
-    OptimizerConfig(direction=MoClipConfig(max_angle=180.0)).validate()
+    OptimizerConfig(direction=MoClipConfig(max_angle=180.0)).validate("config.optimizer")
 
 
 if __name__ == "__main__":

@@ -11,22 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentjax.data.agent_trajectories import AgentTrajectory, read_trajectories
 from agentjax.data.errors import DataError
-from agentjax.data.pivots import PivotRow, Profile, pivot_tasks, read_pivots, write_pivots
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.envs.pivot import PivotEnvironment
-from agentjax.objectives.objective import ObjectiveConfig, prepare
+from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.objectives.preparation import prepare
 from agentjax.recipes.pivotrl.profiles import profile_pivots
 from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_share, staleness
+from agentjax.recipes.pivotrl.trajectories import AgentTrajectory, read_trajectories
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
-from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.pivot import PivotScorer, PivotVerifierConfig
+from agentjax.rewards import RewardConfig, RewardGraph, build_rewards
 from agentjax.rollout.loop import collect
 from agentjax.tools.declared import read_tool
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Reward, ToolCall, Trajectory
-from tests.data.test_agent_trajectories import TOOL, write
+from agentjax.worlds.pivot.environment import PivotEnvironment
+from agentjax.worlds.pivot.tasks import PivotRow, Profile, pivot_tasks, read_pivots, write_pivots
+from agentjax.worlds.pivot.verifier import PivotScorer, PivotVerifierConfig
+from tests.recipes.pivotrl.test_trajectories import TOOL, write
 from tests.rollout.conftest import make_player
 from tests.rollout.scripted_engine import ScriptedEngine, say
 
@@ -51,6 +52,12 @@ def test_every_turn_of_the_airline_agent_can_be_judged():
   assert len(rows) == 2454 and not refused
   for row in rows[:200]:  # an expert does what it does
     assert scorer.matcher.match(row.expected, row.expected, tools).score == 1.0
+
+
+def pivot_rewards() -> RewardGraph:
+  """What the world pivot pays for a turn."""
+  scorer = PivotScorer(PivotVerifierConfig())
+  return build_rewards(RewardConfig(parts=("pivot",)), {"pivot": scorer})
 
 
 # --- candidates and rows -------------------------------------------------------------------------
@@ -78,7 +85,7 @@ def test_neither_the_expected_turn_nor_its_reasoning_is_ever_in_a_prompt():
       rows_of_talk(),
       samples=2,
       player=player,
-      rewards=build_rewards(RewardConfig(parts=("pivot",))),
+      rewards=pivot_rewards(),
     )
   )
   prompts = {player.chat.tokenizer.decode(ids) for ids in engine.prefills}
@@ -180,7 +187,7 @@ def world():
 def test_profiles_are_what_the_samples_earn_from_one_prefill_a_turn():
   rows, rate, script = world()
   engine = ScriptedEngine(script, version=5)
-  rewards = build_rewards(RewardConfig(parts=("pivot",)))
+  rewards = pivot_rewards()
   found = asyncio.run(profile_pivots(rows, samples=8, player=make_player(engine), rewards=rewards))
   assert [r.profile.mean for r in found.rows] == [n / 8 for n in rate]
   assert {(r.profile.samples, r.profile.version) for r in found.rows} == {(8, 5)}
@@ -198,8 +205,7 @@ def test_what_cannot_be_profiled_is_named_with_its_reason():
       [long, strange, rows[2]],
       samples=2,
       player=make_player(ScriptedEngine(script)),
-      rewards=build_rewards(RewardConfig(parts=("pivot",))),
-      refusal=PivotScorer(PivotVerifierConfig()).refusal,
+      rewards=pivot_rewards(),
     )
   )
   assert [r.id for r in found.rows] == [2]
@@ -212,7 +218,7 @@ def test_what_cannot_be_profiled_is_named_with_its_reason():
 def test_pivots_have_a_gradient_and_most_other_turns_have_none():
   """What sets PivotRL apart from GRPO on the same trajectories."""
   rows, _, script = world()
-  rewards = build_rewards(RewardConfig(parts=("pivot",)))
+  rewards = pivot_rewards()
   player = make_player(ScriptedEngine(script))
   found = asyncio.run(profile_pivots(rows, samples=8, player=player, rewards=rewards))
   pivots = {row.id for row in select_pivots(found.rows)}

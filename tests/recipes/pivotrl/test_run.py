@@ -10,14 +10,12 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
-from agentjax.data.agent_trajectories import AgentTrajectory
-from agentjax.data.pivots import read_pivots, write_pivots
 from agentjax.engine import EngineConfig
-from agentjax.envs.config import EnvironmentConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
+from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
@@ -33,11 +31,13 @@ from agentjax.training import (
   Run,
   SupervisedStage,
 )
+from agentjax.training.build import Extensions, build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.demonstrations import demonstration_trajectory
 from agentjax.training.experiment import resolve
-from agentjax.training.parts import Extensions, build_parts
 from agentjax.trajectory.record import Message, ToolCall
+from agentjax.worlds.pivot import PivotWorldConfig
+from agentjax.worlds.pivot.tasks import read_pivots, write_pivots
 from tests.training.smoke import quiet
 
 _ROOT = pathlib.Path(__file__).parents[3]
@@ -53,8 +53,8 @@ def experiment(folder: pathlib.Path = pathlib.Path("pivots")) -> Experiment:
   """A warm start and two steps on turns where any message is right."""
   return Experiment(
     name="pivots",
-    data=DataConfig(source="pivots", path=str(folder), train_size=None, test_size=None),
-    environment=EnvironmentConfig(kind="pivot"),
+    data=DataConfig(path=str(folder), train_size=None, test_size=None),
+    world=PivotWorldConfig(),
     model=ModelConfig(
       vocab_size=264, d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=16
     ),
@@ -138,7 +138,7 @@ def test_a_row_that_cannot_be_judged_stops_a_run_before_it_begins(tmp_path):
   settings = resolve(experiment(tmp_path))
   assert len(build_parts(settings, None, Extensions()).tasks.train) == 2
   other = experiment(tmp_path)
-  other.reward.pivot.kind = "terminal"
+  other.world.verifier.kind = "terminal"
   with pytest.raises(ConfigError, match="task 0 .*the expected action fits none of the harn"):
     build_parts(resolve(other), None, Extensions())
 

@@ -96,7 +96,7 @@ def test_what_was_written_is_not_written_again(tmp_path):
 def test_the_jsonl_source_reads_the_demonstrations(tmp_path):
   _write(tmp_path)
   files = JsonlConfig(messages_field="messages", test_file="")
-  tasks = load_tasks(DataConfig(source="jsonl", path=str(tmp_path), jsonl=files)).train
+  tasks = load_tasks(DataConfig(path=str(tmp_path), source=files)).train
   assert [task.answer for task in tasks] == ["1", "2", "3", "4", "6"]
   first = tasks[0]
   assert first.prompt == _TASKS[0].prompt and first.metadata["level"] == 1

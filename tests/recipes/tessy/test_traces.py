@@ -21,8 +21,9 @@ from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
 from agentjax.text import ByteTokenizer
 from agentjax.training import Experiment, Extensions, OptimizerConfig, Run, SupervisedStage
 from agentjax.training.checkpoint import CheckpointStore
+from agentjax.training.experiment import write_experiment
 from agentjax.training.metrics import read_metrics
-from agentjax.training.state import Networks, TrainState
+from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.record import Message, Task
 from tests.training.smoke import quiet
 
@@ -62,9 +63,9 @@ def _save(directory, successors, seed):
   described = MODEL.to_dict()
   del described["exact_chunk"]
   identity = {"model": described, "tokenizer": TOKENIZER.fingerprint()}
-  state = TrainState(jnp.zeros((), jnp.int32), Networks(params, None), None, None)
+  state = TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(params))})
   CheckpointStore(directory / "checkpoints", 1, identity).save(0, state, {})
-  write_atomically(directory / "config.json", json.dumps(_experiment().to_dict()))
+  write_atomically(directory / "config.json", write_experiment(_experiment()))
 
 
 def _experiment(**changes):
@@ -133,9 +134,8 @@ def test_two_policies_write_traces_that_the_supervised_stage_trains_on(models_on
   assert words["student"].count("hm") > 2 * words["student"].count("AB")
 
   data = DataConfig(
-    source="jsonl",
     path=str(folder),
-    jsonl=JsonlConfig(messages_field="messages", test_file=""),
+    source=JsonlConfig(messages_field="messages", test_file=""),
   )
   run = Run(_experiment(data=data), tmp_path / "run", console=quiet())
   assert run.train().finished
@@ -177,7 +177,7 @@ def test_the_command_trains_the_predictor_and_writes(models_on_disk, tmp_path):
   (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
   tasks = [{"question": task.prompt[0].content, "answer": task.answer} for task in _TASKS]
   (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
-  (tmp_path / "config.json").write_text(json.dumps(_experiment().to_dict()))
+  (tmp_path / "config.json").write_text(write_experiment(_experiment()))
 
   def command(*flags):
     return subprocess.run(
@@ -195,7 +195,7 @@ def test_the_command_trains_the_predictor_and_writes(models_on_disk, tmp_path):
     "--config=config.json",
     "--config.data.source=jsonl",
     f"--config.data.path={tmp_path}",
-    "--config.data.jsonl.test_file=",
+    "--config.data.source.test_file=",
     "--predictor=words.npy",
     f"--student.path={models_on_disk}/student",
     f"--teacher.path={models_on_disk}/teacher",

@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from agentjax import models
+from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
 from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, Finish, SamplingConfig
 from agentjax.recipes.tessy.flow import GivenUpError
 from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterConfig
-from agentjax.rewards.endpoint import JudgeRefusedError
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat

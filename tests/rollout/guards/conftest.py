@@ -5,18 +5,21 @@ import dataclasses
 
 import pytest
 
-from agentjax.envs.environment import Action
-from agentjax.envs.question import QuestionEnvironment
 from agentjax.rollout.guards import GuardsConfig, guard_environments
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.record import Message, Task, ToolCall
+from agentjax.world.environment import Action
+from agentjax.world.question import QuestionEnvironment
 
 TASK = Task(7, (Message("system", "Be good."), Message("user", "list the files")), "3", "made")
 
 
 class Shell:
-  """Echoes its command; "fail" and "break" do as they say, "slow" takes its time."""
+  """Echoes its command; "fail" and "break" do as they say, "slow" takes its time.
+
+  "rm photo" shows an image as well.
+  """
 
   name = "shell"
   description = "runs a command"
@@ -38,6 +41,9 @@ class Shell:
         return ToolResult(ToolStatus.ERROR, "it failed")
       case "break":
         return ToolResult(ToolStatus.INFRA_ERROR, "disk gone")
+      case "rm photo":
+        header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1"
+        return ToolResult(ToolStatus.OK, "rm it", artifacts={"a": header}, shown=("a",))
       case "slow":
         await asyncio.sleep(5)
     return ToolResult(ToolStatus.OK, f"ran {command}")

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action
 from agentjax.rollout.guards import GuardError, GuardsConfig, HookAnswer, HookConfig
 from agentjax.trajectory.record import Status
+from agentjax.world.environment import Action
 from tests.rollout.guards.conftest import TASK, shell
 from tests.rollout.guards.test_rules import WordConfig
 

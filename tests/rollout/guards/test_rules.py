@@ -9,7 +9,6 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
-from agentjax.envs.environment import Action, Environment, Observation, Step
 from agentjax.fields import find_fields
 from agentjax.rollout.guards import (
   Decision,
@@ -25,6 +24,7 @@ from agentjax.rollout.guards import (
 from agentjax.tools.egress import EgressConfig
 from agentjax.training.flags import check_overrides, define_config_flag
 from agentjax.trajectory.record import Message, Status, ToolRecord
+from agentjax.world.environment import Action, Environment, Observation, Step
 from tests.rollout.guards.conftest import shell
 from tests.training.smoke import smoke_experiment
 
@@ -117,6 +117,13 @@ def test_rules_judge_the_output_of_a_call(play):
   assert played.steps[0].tools[0].status == "denied"
 
 
+def test_an_image_of_a_call_that_is_denied_is_not_shown(play):
+  for rules, images in ((words(event="after_action"), 0), (None, 1)):
+    settings = {} if rules is None else {"rules": rules}
+    (step,) = play(shell("rm photo"), **settings).steps
+    assert len(step.observation.messages[0].images) == images
+
+
 def test_rules_judge_what_is_shown_and_how_the_work_ends(play):
   shown = play(shell("rm x"), rules=words(event="state_change"))
   assert (shown.ran, shown.outputs) == (["rm x"], [["hush\nnote"]])
@@ -193,9 +200,9 @@ def test_settings_of_rules_name_their_class_and_come_back_equal():
 @pytest.mark.parametrize(
   ("rules", "said"),
   [
-    ({"word": "rm"}, "config.rules.use=None; allowed: 'module:attribute' of a class below"),
+    ({"word": "rm"}, "config.rules.use=None; allowed: 'module:attribute' of a RulesConfig"),
     ({"use": "words"}, "config.rules.use='words'; allowed: 'module:attribute'"),
-    ({"use": f"{__name__}:WordRules"}, "is WordRules; allowed: a class below"),
+    ({"use": f"{__name__}:WordRules"}, "is WordRules; allowed:"),
     ({"use": NAME, "wrod": "rm"}, "config.rules has no field wrod"),
   ],
 )
@@ -226,14 +233,14 @@ def test_flags_choose_rules_and_set_their_fields():
 @pytest.mark.parametrize(
   ("arguments", "said"),
   [
-    (("--config.guards.rules.word=rm",), "set --config.guards.rules=module:attribute before it"),
+    (("--config.guards.rules.word=rm",), "set --config.guards.rules=NAME before it"),
     ((f"--config.guards.rules={NAME}", "--config.guards.rules.wrod=rm"), "did you mean word?"),
     (("--config.guards.rules=no.such:Rules",), "there is no module 'no'"),
-    (("--config.guards.rules=json:JSONDecoder",), "a class below"),
+    (("--config.guards.rules=json:JSONDecoder",), "'module:attribute' of a RulesConfig"),
   ],
 )
 def test_flags_that_choose_nothing_say_what_to_do(arguments, said):
-  with pytest.raises(flags.IllegalFlagValueError) as caught:
+  with pytest.raises((ConfigError, flags.IllegalFlagValueError)) as caught:
     resolved(*arguments)
   assert said in str(caught.value)
 
@@ -243,7 +250,7 @@ def test_the_fields_of_a_choice_are_listed_by_its_name():
   assert fields["most"].default == "0"
   assert "may be met" in fields["most"].meaning
   (field,) = [f for f in find_fields("guards.rules") if f.name == "guards.rules"]
-  assert field.allowed == "module:attribute of a RulesConfig or none"
+  assert field.allowed == "none or one of 'module:attribute' of a RulesConfig"
 
 
 def test_addresses_among_the_arguments_must_be_allowed(play):

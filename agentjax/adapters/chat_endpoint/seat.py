@@ -1,0 +1,26 @@
+"""A seat of an episode played by a model behind an endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
+from agentjax.rollout.seat_config import Bank, SeatConfig
+from agentjax.rollout.seats import SeatPlayer
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ServiceSeat(SeatConfig):
+  """A model behind an endpoint.
+
+  What it wrote is in the journal: a step is replayed without it. Where it fails, the episode is
+  masked.
+
+  Attributes:
+    endpoint: where it is, and how it samples.
+  """
+
+  endpoint: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
+
+  def play(self, bank: Bank, name: str) -> SeatPlayer:
+    return SeatPlayer(name, bank.chat, service=HttpJudge(self.endpoint))

@@ -1,0 +1,1 @@
+"""Vocabulary and chat template of a Hugging Face folder: ``tokenizer.kind="huggingface"``."""

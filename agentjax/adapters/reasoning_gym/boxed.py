@@ -1,0 +1,296 @@
+"""Scores one answer by reasoning-gym's verifier, in a box: see ``scoring``.
+
+Some of the library's verifiers hand the answer to ``eval`` or to ``sympy.parse_expr``, which runs
+it. Then the answer would stand in the same process as the score, and could write it. So these two
+are taken away before an answer is read: ``evaluate`` and ``parse_expression`` take their place and
+know numbers, texts, lists and arithmetic, nothing that runs.
+
+Some verifiers also pay wrong answers. ``_MENDED`` judges in their place.
+
+Imports the standard library and, once it runs, reasoning-gym, which the box has.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import operator
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+Entry = Mapping[str, Any]
+Score = Callable[[str, Entry], float]
+
+READY = "ready"  # printed before the answer is looked at: whatever fails from here on is its doing
+_MOST_BITS = 4096  # of an integer that arithmetic makes
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+  ast.Add: operator.add,
+  ast.Sub: operator.sub,
+  ast.Mult: operator.mul,
+  ast.Div: operator.truediv,
+  ast.FloorDiv: operator.floordiv,
+  ast.Mod: operator.mod,
+  ast.Pow: operator.pow,
+  ast.LShift: operator.lshift,
+  ast.RShift: operator.rshift,
+  ast.BitAnd: operator.and_,
+  ast.BitOr: operator.or_,
+  ast.BitXor: operator.xor,
+}
+_SIGNS: Mapping[type, Callable[[Any], Any]] = {
+  ast.UAdd: operator.pos,
+  ast.USub: operator.neg,
+  ast.Invert: operator.invert,
+}
+_FUNCTIONS = frozenset(
+  "sin cos tan cot sec csc asin acos atan sinh cosh tanh asinh acosh atanh exp log ln sqrt Abs "
+  "Rational Integer".split()
+)
+_CONSTANTS = frozenset(("pi", "E", "I"))
+
+
+def evaluate(text: str, *scope: object) -> Any:
+  """What ``eval`` gives for numbers, texts, lists, tuples and arithmetic on numbers.
+
+  Raises:
+    ValueError: anything else, or a number that is too large.
+  """
+  del scope
+  return _value(ast.parse(text.strip(), mode="eval").body)
+
+
+def _value(node: ast.AST) -> Any:
+  if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
+    return node.value
+  if isinstance(node, (ast.List, ast.Tuple)):
+    values = [_value(item) for item in node.elts]
+    return values if isinstance(node, ast.List) else tuple(values)
+  if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+    return _SIGNS[type(node.op)](_number(node.operand))
+  if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+    left, right = _number(node.left), _number(node.right)
+    if isinstance(node.op, (ast.Pow, ast.LShift)) and abs(right) > _MOST_BITS:
+      raise ValueError(f"an exponent of more than {_MOST_BITS}")
+    if isinstance(node.op, ast.Pow) and _bits(left) * abs(right) > _MOST_BITS:
+      raise ValueError(f"a power of more than {_MOST_BITS} bits")
+    return _OPERATORS[type(node.op)](left, right)
+  raise ValueError(f"{type(node).__name__} is neither a plain value nor arithmetic")
+
+
+def _number(node: ast.AST) -> Any:
+  value = _value(node)
+  if not isinstance(value, (int, float)):
+    raise ValueError("arithmetic is for numbers")
+  return value
+
+
+def _bits(value: Any) -> int:
+  return value.bit_length() if isinstance(value, int) else 1
+
+
+def exact_value(text: str) -> tuple[Fraction, list[int]]:
+  """The value of a text of whole numbers, ``+ - * /`` and brackets, and the numbers in their order.
+
+  Raises:
+    ValueError, ZeroDivisionError, SyntaxError: no such text, or one without a value.
+  """
+  used: list[int] = []
+
+  def value(node: ast.AST) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+      used.append(node.value)
+      return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
+      return Fraction(_SIGNS[type(node.op)](value(node.operand)))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
+      return Fraction(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
+    raise ValueError(f"{type(node).__name__} is not allowed; allowed: whole numbers, + - * / ( )")
+
+  return value(ast.parse(text.strip(), mode="eval").body), used
+
+
+def parse_expression(original: Callable[..., Any]) -> Callable[..., Any]:
+  """``sympy.parse_expr`` for arithmetic over single letters and known functions, and only that."""
+
+  def parse(text: str, local_dict: dict[str, Any] | None = None, **settings: Any) -> Any:
+    tree = ast.parse(text.strip(), mode="eval")
+    for node in ast.walk(tree):
+      if isinstance(node, ast.Name):
+        known = (node.id.isalpha() and len(node.id) == 1) or node.id in _CONSTANTS | _FUNCTIONS
+        allowed = known or node.id in (local_dict or {})
+      elif isinstance(node, ast.Call):
+        called = node.func.id if isinstance(node.func, ast.Name) else None
+        allowed = called in _FUNCTIONS and not node.keywords
+      elif isinstance(node, ast.Constant):
+        allowed = type(node.value) in (int, float)
+      else:
+        allowed = isinstance(node, _ALGEBRA)
+      if not allowed:
+        raise ValueError(f"{ast.unparse(node)[:80]!r} is no part of an algebraic expression")
+    # What was looked at is what is parsed: comments and odd spellings do not come along.
+    return original(ast.unparse(tree), local_dict=local_dict, **settings)
+
+  return parse
+
+
+_ALGEBRA = (
+  ast.Expression,
+  ast.BinOp,
+  ast.UnaryOp,
+  ast.Load,
+  ast.Add,
+  ast.Sub,
+  ast.Mult,
+  ast.Div,
+  ast.Pow,
+  ast.UAdd,
+  ast.USub,
+)
+
+
+def disarm() -> None:
+  """Takes ``eval``, ``exec`` and ``sympy.parse_expr`` from every module of reasoning-gym."""
+  import sympy
+  from sympy.parsing import sympy_parser
+
+  original = sympy_parser.parse_expr
+  parse = parse_expression(original)
+  setattr(sympy, "parse_expr", parse)  # noqa: B010 (the modules ask the package for it)
+  for name, module in list(sys.modules.items()):
+    if name.partition(".")[0] != "reasoning_gym":
+      continue
+    setattr(module, "eval", evaluate)  # noqa: B010 (found before the builtin of that name)
+    setattr(module, "exec", _refuse)  # noqa: B010
+    for key, value in list(vars(module).items()):
+      if value is original:
+        setattr(module, key, parse)
+
+
+def _refuse(*arguments: object) -> None:
+  raise ValueError("nothing is executed where answers are scored")
+
+
+def verifier(name: str) -> Score:
+  """What scores the answers of one data set: 1 for a right one, else at most a half.
+
+  A right answer is one that the library's verifier pays in full and that says nothing else: its
+  words and numbers are those of the reference. Data sets with many right answers, or forms of one,
+  are left to the verifier (``_MANY_ANSWERS``), or must state as many numbers as the reference
+  (``_MANY_FORMS``). What earns less in full gets half of the library's figure.
+  """
+  from reasoning_gym import get_score_answer_fn
+
+  disarm()
+  library = get_score_answer_fn(name)
+
+  def score(answer: str, entry: Entry) -> float:
+    if name in _MENDED:
+      return float(_MENDED[name](answer, entry))
+    paid = float(library(answer, entry))
+    if math.isnan(paid):
+      return 0.0
+    if paid >= 1 and (name in _MANY_ANSWERS or _states(answer, str(entry["answer"]), name)):
+      return 1.0
+    return min(max(paid, 0.0), 1.0) / 2
+
+  return score
+
+
+def _states(answer: str, reference: str, name: str) -> bool:
+  """Whether the answer says what the reference says, and no more."""
+  if name in _MANY_FORMS:
+    return len(_NUMBER.findall(answer)) == len(_NUMBER.findall(reference))
+  return _words(answer) == _words(reference)
+
+
+def _words(text: str) -> list[str | Decimal]:
+  """Words, without case, and numbers, without their form; punctuation and blanks are left out."""
+  with contextlib.suppress(InvalidOperation):
+    return [Decimal(text.strip().replace(",", ""))]
+  found = _WORD.findall(text)
+  return [Decimal(word) if _NUMBER.fullmatch(word) else word.casefold() for word in found]
+
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_WORD = re.compile(rf"{_NUMBER.pattern}|\w+|±")
+
+
+def _uses_each_number(target: int | None) -> Score:
+  """Whether an expression reaches the target with every number of the puzzle, each once."""
+
+  def score(answer: str, entry: Entry) -> float:
+    puzzle = entry["metadata"]
+    try:
+      value, used = exact_value(answer)
+    except (ValueError, ZeroDivisionError, SyntaxError):
+      return 0.0
+    right = value == (puzzle["target"] if target is None else target)
+    return float(right and sorted(used) == sorted(puzzle["numbers"]))
+
+  return score
+
+
+def _same_text(answer: str, entry: Entry) -> float:
+  return float(answer.strip().casefold() == str(entry["answer"]).casefold())
+
+
+def _probability(answer: str, entry: Entry) -> float:
+  """Right to four digits after the point, and to a hundredth of the probability itself."""
+  try:
+    stated, right = Fraction(answer.strip()), Fraction(str(entry["answer"]))
+  except (ValueError, ZeroDivisionError):
+    return 0.0
+  return float(abs(stated - right) <= min(Fraction(1, 10**4), right / 100))
+
+
+def _complex(answer: str, entry: Entry) -> float:
+  from reasoning_gym.algebra.complex_arithmetic import ComplexArithmeticDataset
+
+  stated = ComplexArithmeticDataset.parse_string_to_complex(answer)
+  if stated is None:
+    return 0.0
+  return float(abs(stated - complex(*entry["metadata"]["result"])) <= 1e-6)  # false for nan
+
+
+# In place of the library's verifiers that pay wrong answers. countdown, puzzle24: any numbers, and
+# numbers in a comment. game_of_life_halting: any text. coin_flip: "0". complex_arithmetic: "nan".
+_MENDED: Mapping[str, Score] = {
+  "complex_arithmetic": _complex,
+  "coin_flip": _probability,
+  "countdown": _uses_each_number(None),
+  "game_of_life_halting": _same_text,
+  "puzzle24": _uses_each_number(24),
+}
+_MANY_ANSWERS = frozenset(
+  "boxnet codeio cryptarithm graph_color group_anagrams "
+  "intermediate_integration jugs kakurasu knight_swap knights_knaves n_queens "
+  "palindrome_generation palindrome_partitioning polynomial_equations polynomial_multiplication "
+  "quantum_lock rubiks_cube rush_hour shortest_path simple_integration sokoban tower_of_hanoi "
+  "word_ladder".split()
+)
+_MANY_FORMS = frozenset(
+  "advanced_geometry fraction_simplification number_format pool_matrix power_function "
+  "time_intervals".split()
+)
+
+
+def main() -> None:
+  """Reads (name, entry, answer) from stdin; prints ``READY``, then the score as JSON."""
+  out = sys.stdout
+  name, entry, answer = pickle.loads(sys.stdin.buffer.read())  # written by the trainer
+  score = verifier(name)
+  print(READY, file=out, flush=True)
+  try:
+    value = score(answer, entry)
+  except Exception:
+    value = 0.0  # the library's verifiers raise at some answers that they cannot read
+  print(json.dumps(value), file=out, flush=True)
+  os._exit(0)  # what the library's packages would do at the end is of no use here

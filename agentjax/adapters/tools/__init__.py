@@ -1,0 +1,1 @@
+"""Tools that need a package or a program of others; ``tools.config`` names them."""

@@ -1,0 +1,218 @@
+"""What a context holds, where it is, and every way in which that changes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from agentjax.engine.request import EngineError
+from agentjax.engine.store import Snapshot, Stored
+
+if TYPE_CHECKING:
+  from agentjax.engine.lane import Job, Lane
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Ids a context still has to take in: by extension, or through the decode step.
+
+  Where there are images, ids are ``ImageKeys``, here and in all that a context notes of its ids.
+  """
+
+  kind: Literal["extend", "force"]
+  ids: np.ndarray
+
+
+class Ledger:
+  """One entry for every token a context holds, in the parts they came in."""
+
+  def __init__(self, parts: Sequence[np.ndarray] = ()) -> None:
+    self.parts = list(parts)
+    self._length = sum(map(len, self.parts))
+
+  def array(self) -> np.ndarray | None:
+    """All of it; None where there is nothing."""
+    return np.concatenate(self.parts) if self.parts else None
+
+  def record(self, start: int, part: np.ndarray) -> None:
+    """Notes the entries from ``start`` on; what stood there was taken back."""
+    while self._length > start:
+      last = self.parts.pop()
+      self._length -= len(last)
+      if self._length < start:
+        self.parts.append(last[: start - self._length])
+        self._length = start
+    assert self._length == start, (self._length, start)
+    if len(part):
+      self.parts.append(part)
+      self._length += len(part)
+
+
+class ContextState:
+  """One context as lanes and scheduler see it; changed in the event loop alone.
+
+  It is in a slot (``home``), on its way out of one (``parking``), or a snapshot (``base``); lost
+  for good once ``lost`` says why.
+
+  Attributes:
+    priority: the first among those that wait gets a slot first.
+    held: tokens in the slot, or in ``base``.
+    pending: what it has still to take in.
+    base: what it is without a slot; None is empty.
+    origin: the ids that ``base`` was made of, where it is a bare prefix.
+    home: its slot.
+    parking: on its way out of it; ``base`` is not there yet.
+    job: its call under way.
+    lost: why it cannot be used.
+    version: of the weights that made what is held; -1 where there were several.
+    newest: of the weights that made what the next token is drawn from.
+    blocks: its first whole blocks, as far as they are stored.
+    first_run: while what is held began as part of this one run of ids.
+    last_boundary: where in it the context was last kept.
+    ids: of the tokens held, where closed contexts are reused.
+    experts: of the tokens held, where they are recorded.
+  """
+
+  def __init__(self, priority: tuple[int, ...], block_tokens: int) -> None:
+    self.priority = priority
+    self.held = 0
+    self.pending: collections.deque[Run] = collections.deque()
+    self.base: Snapshot | None = None
+    self.origin: np.ndarray | None = None
+    self.home: tuple[Lane, int] | None = None
+    self.parking = False
+    self.job: Job | None = None
+    self.lost: str | None = None
+    self.version = self.newest = -1
+    self.blocks: tuple[Stored, ...] = ()
+    self.first_run: np.ndarray | None = None
+    self.last_boundary = 0
+    self.ids, self.experts = Ledger(), Ledger()
+    self._block_tokens = block_tokens
+
+  def __len__(self) -> int:
+    """Tokens of the context, those not yet run through the model included."""
+    return self.held + sum(len(run.ids) for run in self.pending)
+
+  @property
+  def extends_next(self) -> bool:
+    """Whether what it takes in next runs by extension."""
+    return bool(self.pending) and self.pending[0].kind == "extend"
+
+  def check_usable(self) -> None:
+    """Raises EngineError where it is lost, or another call is under way."""
+    if self.lost is not None:
+      raise EngineError(f"the context cannot be used: {self.lost}.")
+    if self.job is not None:
+      raise EngineError("the context is busy: await its call before the next.")
+
+  # Beginnings.
+
+  def begin_at(self, base: Snapshot | None) -> None:
+    """Takes over what a snapshot says."""
+    self.held = 0 if base is None else base.length
+    self.version = self.newest = -1 if base is None else base.version
+    self.keep_blocks(() if base is None else base.blocks)
+
+  def begin_with(self, prefix: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
+    """Is a bare prefix of ``ids``."""
+    self.base, self.origin = prefix, ids
+    self.begin_at(prefix)
+    self._note_known(ids, experts)
+
+  def begin_again(self) -> None:
+    """Runs the ids of its bare prefix, which is of older weights, once more."""
+    assert self.origin is not None
+    self.pending.appendleft(Run("extend", self.origin))
+    self.begin_at(None)
+
+  def begin_known(self, base: Snapshot, experts: np.ndarray | None, *, shares_more: bool) -> None:
+    """Takes the beginning of its first run over from ``base``.
+
+    ``shares_more``: what it takes in from here on may be kept for others as well.
+    """
+    run, tokens = self.pending.popleft(), base.length
+    if tokens < len(run.ids):
+      self.pending.appendleft(Run("extend", run.ids[tokens:]))
+    if not shares_more:
+      self.first_run = None
+    self.begin_at(base)
+    self.last_boundary = tokens
+    self._note_known(run.ids[:tokens], experts)
+
+  def _note_known(self, ids: np.ndarray, experts: np.ndarray | None) -> None:
+    self.ids = Ledger([ids])
+    self.experts = Ledger([] if experts is None else [experts])
+
+  def fork(self, base: Snapshot | None, origin: np.ndarray | None) -> ContextState:
+    """Another that goes on from here, without a slot."""
+    twin = ContextState(self.priority, self._block_tokens)
+    twin.base, twin.origin, twin.held = base, origin, self.held
+    twin.version, twin.newest, twin.blocks = self.version, self.newest, self.blocks
+    twin.ids, twin.experts = Ledger(self.ids.parts), Ledger(self.experts.parts)
+    return twin
+
+  # What the model takes in.
+
+  def add(self, ids: np.ndarray) -> None:
+    """Appends ids, not yet run through the model."""
+    self.pending.append(Run("extend", ids))
+
+  def next_piece(self, largest: int) -> np.ndarray:
+    """The next ids in one extension: a run is cut into pieces of ``largest``."""
+    run = self.pending.popleft()
+    if len(run.ids) > largest:
+      self.pending.appendleft(Run("extend", run.ids[largest:]))
+    return run.ids[:largest]
+
+  def take(self, ids: np.ndarray, version: int) -> None:
+    """Counts ids that the model takes in by weights of ``version``."""
+    self.ids.record(self.held, ids)
+    self.version = version if self.held == 0 or self.version == version else -1
+    self.newest = version
+    self.held += len(ids)
+
+  def take_decoded(self, ids: np.ndarray, experts: np.ndarray | None, version: int) -> None:
+    """Counts ids that were decoded, and what routers chose for them."""
+    if experts is not None:
+      self.experts.record(self.held, experts)
+    self.first_run = None
+    self.take(ids, version)
+
+  def keep_blocks(self, blocks: Sequence[Stored]) -> None:
+    """Notes stored blocks; one that is not full will change. What is lost holds none."""
+    if self.lost is None:
+      self.blocks = tuple(blocks[: self.held // self._block_tokens])
+
+  # Moves.
+
+  def placed(self) -> None:
+    """Its slot holds what it is."""
+    self.base = self.origin = None
+
+  def leave(self) -> None:
+    """Its slot goes to others, once it is read."""
+    self.home, self.parking = None, True
+
+  def parked(self, snapshot: Snapshot) -> None:
+    """It was read out of its slot."""
+    self.parking = False
+    if self.lost is None:
+      self.base = dataclasses.replace(snapshot, version=self.version)
+      self.keep_blocks(snapshot.blocks)
+
+  def rewind(self, base: Snapshot, kept: np.ndarray) -> None:
+    """Goes back to the start of its call, without a slot; what was kept is to be fed again."""
+    self.base, self.home = base, None
+    self.begin_at(base)
+    self.pending.append(Run("force", kept))
+
+  def lose(self, why: str) -> None:
+    """It cannot be used from here on, and holds nothing outside its slot."""
+    self.lost = why
+    self.base, self.blocks = None, ()
+    self.pending.clear()

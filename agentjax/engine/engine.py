@@ -1,0 +1,270 @@
+"""The engine: contexts that sample, wait for the world, grow and fork, for asyncio.
+
+Host programs hold a ``Context`` each; ``engine.scheduler`` gives them slots on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from agentjax.engine.config import EngineConfig
+from agentjax.engine.context_state import ContextState
+from agentjax.engine.grammar import check_fits
+from agentjax.engine.prefix_cache import Images
+from agentjax.engine.request import (
+  ContextLengthError,
+  Decode,
+  EngineError,
+  Generation,
+  ImageError,
+  Sample,
+  SampleRequest,
+)
+from agentjax.engine.scheduler import EngineStats, Scheduler
+from agentjax.engine.slots import token_array
+from agentjax.engine.store import Snapshot
+from agentjax.models import ModelConfig, Params
+from agentjax.models.stack import stream_kind
+
+
+class Prefix:
+  """A prompt that was run once and starts any number of contexts. ``release`` frees its memory.
+
+  Attributes:
+    snapshot: what a slot that holds it is; None once it was released.
+    ids: tokens of the prompt, and its images (see ``prefix_cache.ImageKeys``).
+    experts: see ``Context.experts``.
+  """
+
+  def __init__(self, snapshot: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
+    self.snapshot: Snapshot | None = snapshot
+    self.ids, self.experts = ids, experts
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  def release(self) -> None:
+    """Lets go of the device memory; contexts opened before live on."""
+    self.snapshot = None
+
+
+class Context:
+  """One conversation with the policy. It needs a slot only while ``generate`` or ``fork`` runs.
+
+  One call at a time. A call that is cancelled loses the context: only ``close`` is left.
+
+  Attributes:
+    state: what the scheduler knows of it.
+  """
+
+  def __init__(self, engine: Engine, state: ContextState) -> None:
+    self._engine, self.state = engine, state
+
+  def __len__(self) -> int:
+    """Tokens of the context, those not yet run through the model included."""
+    return len(self.state)
+
+  @property
+  def room(self) -> int:
+    """Tokens it can still take."""
+    return self._engine.config.max_length - len(self)
+
+  @property
+  def experts(self) -> np.ndarray | None:
+    """What the routers chose for the tokens run through the model so far, from the first on.
+
+    Uint8 or uint16 [tokens, routers, choices] (see ``trajectory.experts``); None unless
+    ``EngineConfig.record_experts``.
+    """
+    return self.state.experts.array()
+
+  async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
+    """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
+
+    Args:
+      token_ids: what follows.
+      images: of these tokens, each the place of its first one among them and the hash of its
+        content (``trajectory.record.Image.sha256``).
+
+    Raises:
+      ContextLengthError: they do not fit; the context stays as it was.
+      ImageError: the model has no vision tower.
+    """
+    self.state.check_usable()
+    ids = self._engine.keys(token_ids, images)
+    if len(ids) > self.room:
+      raise ContextLengthError(
+        f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
+        f"engine.max_length={self._engine.config.max_length} tokens in all."
+      )
+    self.state.add(ids)
+
+  async def generate(self, request: SampleRequest) -> Sample:
+    """Samples until a stop, ``max_tokens`` or a full context. The sample joins the context."""
+    self.state.check_usable()
+    if not len(self):
+      raise ValueError("an empty context cannot sample: extend it by a prompt first.")
+    request.sampling.validate()
+    if request.grammar is not None:
+      check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
+    generation = Generation(
+      request,
+      max_stop_ids=self._engine.config.max_stop_ids,
+      decode=self._engine.decode,
+    )
+    await self._engine.scheduler.run(self.state, generation)
+    return generation.result()
+
+  async def fork(self, count: int) -> list[Context]:
+    """``count`` new contexts that go on from here, each on its own; this one stays usable."""
+    self.state.check_usable()
+    state, engine = self.state, self._engine
+    base, origin = state.base, state.origin
+    if state.pending or state.home is not None or state.parking:
+      base, origin = await engine.scheduler.run(state, None), None
+    return [Context(engine, state.fork(base, origin)) for _ in range(count)]
+
+  def close(self) -> None:
+    """Frees the slot; may be called twice. A call under way ends in EngineError."""
+    state, scheduler = self.state, self._engine.scheduler
+    if self._engine.config.prefix_reuse == "turns" and state.job is None and state.lost is None:
+      scheduler.remember(state)
+    scheduler.drop(state, "it was closed")
+
+
+class Engine:
+  """Samples for many asyncio programs at once over a fixed number of slots.
+
+  Tokens depend on the weights, the context's ids and ``SampleRequest.key_data`` alone: which slot,
+  which neighbours, which order and how long a program waited change no bit. Slots are given by
+  priority, then by arrival; a context without a call under way may be parked to make room.
+
+  One event loop at a time may use it; ``asyncio.run`` may be called again and again. An error in
+  device work ends every call under way and all later ones in EngineError.
+
+  Args:
+    model_config: of the parameters to be published.
+    config: sizes.
+    decode: ids to text, for stop strings.
+    vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
+    devices: lane i lives on device i modulo their number; None is all local devices.
+  """
+
+  def __init__(
+    self,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    *,
+    decode: Decode | None = None,
+    vocab_limit: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+  ) -> None:
+    self.decode = decode
+    self.scheduler = Scheduler(model_config, config, vocab_limit, devices)
+    self.model_config, self.config = self.scheduler.model_config, self.scheduler.config
+
+  @property
+  def stats(self) -> EngineStats:
+    """Totals since the engine was made."""
+    return self.scheduler.stats
+
+  @property
+  def stored_bytes(self) -> tuple[int, int]:
+    """Bytes stored outside the slots, on the device and on the host."""
+    store = self.scheduler.store
+    return store.on_device, store.on_host
+
+  @property
+  def waiting(self) -> int:
+    """Calls that wait for a slot: the pressure on the engine."""
+    return self.scheduler.waiting
+
+  @property
+  def version(self) -> int:
+    """Version of the weights in use; -1 before the first ``publish``."""
+    return self.scheduler.version
+
+  def publish(self, params: Params, version: int) -> None:
+    """Takes a copy of new training parameters, from the next dispatch on.
+
+    They may be sharded; where they span processes, all processes must call this together.
+    Every token carries the version it was sampled with. A prefix of other weights is run again
+    where it is opened; a context that has sampled keeps what it has in its cache.
+
+    Any thread may call this while programs sample, one call at a time: a cycle takes the weights
+    once, when it is planned, and its tokens carry their version.
+    """
+    self.scheduler.publish(params, version)
+
+  def keys(self, token_ids: Sequence[int] | np.ndarray, images: Images) -> np.ndarray:
+    """What tells tokens and their images apart, see ``Context.extend``.
+
+    Raises:
+      ImageError: the model has no vision tower.
+    """
+    ids = token_array(token_ids, self.model_config.vocab_size)
+    stream = stream_kind(self.model_config)
+    if images and not (stream is not None and stream.sees_images):
+      raise ImageError(
+        f"{len(images)} images were given, the first at token {images[0][0]}, and the model "
+        f"(model.pattern={self.model_config.pattern!r}) has no vision tower; allowed: images=(), "
+        "or a model whose blocks see images (models.StreamKind.sees_images)."
+      )
+    return self.scheduler.image_keys.of(ids, images)
+
+  async def prefill(
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
+  ) -> Prefix:
+    """Runs a prompt once, for any number of contexts; ``images`` as in ``Context.extend``.
+
+    Raises:
+      ContextLengthError: it is longer than ``max_length``.
+      ImageError: the model has no vision tower.
+    """
+    context = await self.open_ids(token_ids, priority=priority, images=images)
+    state = context.state
+    ids = state.pending[0].ids
+    try:
+      snapshot = await self.scheduler.run(state, None)
+    finally:
+      self.scheduler.drop(state, "it was a prefill")
+    assert snapshot is not None
+    return Prefix(snapshot, ids, state.experts.array())
+
+  async def open(self, prefix: Prefix, *, priority: tuple[int, ...] = ()) -> Context:
+    """A context that begins with ``prefix``. Lower priority tuples get slots first."""
+    if prefix.snapshot is None:
+      raise EngineError("the prefix was released.")
+    state = self.scheduler.new_context(priority)
+    state.begin_with(prefix.snapshot, prefix.ids, prefix.experts)
+    return Context(self, state)
+
+  async def open_ids(
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
+  ) -> Context:
+    """A context that begins with ``token_ids``; they run with its first ``generate``.
+
+    ``images`` as in ``Context.extend``.
+    """
+    context = Context(self, self.scheduler.new_context(priority))
+    await context.extend(token_ids, images=images)
+    return context
+
+  def executables(self) -> tuple[str, ...]:
+    """Names of all compiled programs."""
+    return self.scheduler.lanes[0].slots.executables()
+
+  def close(self) -> None:
+    """Ends the threads. Calls under way fail."""
+    self.scheduler.close()

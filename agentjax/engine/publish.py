@@ -1,0 +1,184 @@
+"""From the layout that weights are trained in to that of the lanes that sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from agentjax.engine.home import Home, lanes_mesh
+from agentjax.engine.programs import Programs
+from agentjax.models import DecodeParams, Params
+from agentjax.sharding import dispatching, fingerprint, in_order
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+  """Published parameters where a lane lives."""
+
+  params: DecodeParams
+  version: int
+
+
+class PublishError(RuntimeError):
+  """Weights did not arrive as they were sent."""
+
+
+class Publisher:
+  """Lays training parameters out for lanes: cast first, then moved, shard to shard.
+
+  Where the lanes of all processes live on the devices that train, each on its own, one compiled
+  program moves everything. Lanes on other devices are sent their shards by ``jax.device_put``. No
+  device ever holds more of the model than its part in either layout.
+
+  Args:
+    programs: of each home; all meshes have one shape.
+
+  Attributes:
+    nbytes: laid out by the last call, over all homes; copies count.
+    seconds: wall seconds that it took.
+  """
+
+  def __init__(self, programs: dict[Home, Programs]) -> None:
+    self._homes = list(programs)
+    first = next(iter(programs.values()))
+    self._prepare, self._spec = first.prepare, first.params_spec
+    self._split = first.mesh is not None
+    self.nbytes, self.seconds = 0, 0.0
+
+  def __call__(self, params: Params, version: int) -> dict[Home, Weights]:
+    """Copies of training parameters, however they are sharded, for every home.
+
+    Where arrays span processes, all processes must call this together.
+
+    Raises:
+      PublishError: a copy on a mesh is not what was sent, to the bit.
+    """
+    start = time.perf_counter()
+    with dispatching():
+      prepared = in_order(self._prepare(params))
+      leaves, tree = jax.tree.flatten(prepared)
+      specs: Sequence[jax.P] = [jax.P()] * len(leaves)
+      if self._spec is not None:
+        specs = jax.tree.leaves(self._spec, is_leaf=lambda v: isinstance(v, jax.P))
+      copies = self._move(leaves, specs)
+      if self._split:
+        self._verify(leaves, copies)
+    jax.block_until_ready(list(copies.values()))
+    self.nbytes = sum(
+      shard.data.nbytes
+      for copy in copies.values()
+      for leaf in copy
+      for shard in leaf.addressable_shards
+    )
+    self.seconds = time.perf_counter() - start
+    return {h: Weights(jax.tree.unflatten(tree, copy), version) for h, copy in copies.items()}
+
+  def _move(
+    self, leaves: Sequence[jax.Array], specs: Sequence[jax.P]
+  ) -> dict[Home, list[jax.Array]]:
+    everywhere = self._everywhere(leaves[0])
+    if everywhere is not None:
+      targets = [jax.sharding.NamedSharding(everywhere, spec) for spec in specs]
+      moved = in_order(_reshard(leaves, targets))
+      return {home: _part(moved, home, specs) for home in self._homes}
+    copies: dict[Home, list[jax.Array]] = {home: [] for home in self._homes}
+    for leaf, spec in zip(leaves, specs, strict=True):
+      if not leaf.is_fully_addressable:
+        # One array after the other: training devices have no room for all of them whole.
+        assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
+        leaf = in_order(_gather(leaf.sharding.mesh)(leaf)).addressable_shards[0].data
+      for home, copy in copies.items():
+        copy.append(jax.device_put(leaf, home.sharding(spec)))
+    return copies
+
+  def _everywhere(self, leaf: jax.Array) -> jax.sharding.Mesh | None:
+    """All lanes of all processes as one mesh; None where they are not the devices that train."""
+    own = [device for home in self._homes for device in home.devices]
+    training = leaf.sharding.device_set
+    if len(training) == 1 or len(set(own)) < len(own):
+      return None
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+      if device in training:
+        by_process.setdefault(device.process_index, []).append(device)
+    here = by_process.get(jax.process_index(), [])
+    if set(here) != set(own) or len({len(v) for v in by_process.values()}) > 1:
+      return None
+    places = {device: i for i, device in enumerate(here)}
+    order = [places[device] for device in own]
+    devices = [part[i] for _, part in sorted(by_process.items()) for i in order]
+    return lanes_mesh(self._homes[0], devices)
+
+  def _verify(self, sent: Sequence[jax.Array], copies: dict[Home, list[jax.Array]]) -> None:
+    wanted = fingerprint(list(sent))
+    for home, copy in copies.items():
+      found = fingerprint(copy)
+      if found != wanted:
+        raise PublishError(
+          f"the weights on {', '.join(map(str, home.devices))} have the fingerprint {found} and "
+          f"those that were sent {wanted}: devices or their links are at fault; restart the run, "
+          "which goes on from its last checkpoint."
+        )
+
+
+def _reshard(leaves: Sequence[jax.Array], targets: Sequence[jax.sharding.NamedSharding]) -> Any:
+  """Arrays in other layouts on the same devices."""
+  order = tuple(targets[0].mesh.devices.flat)
+  source = leaves[0].sharding
+  if isinstance(source, jax.sharding.NamedSharding) and tuple(source.mesh.devices.flat) == order:
+    return _identity(tuple(targets))(tuple(leaves))
+  return jax.device_put(tuple(leaves), tuple(targets))
+
+
+@functools.lru_cache(maxsize=8)
+def _identity(targets: tuple[jax.sharding.NamedSharding, ...]) -> Callable[[Any], Any]:
+  def move(values: Sequence[jax.Array]) -> list[jax.Array]:
+    # Split over all devices first: the compiler would else make most arrays whole on the way.
+    return [
+      jax.lax.with_sharding_constraint(value, _split_most(target, value.shape))
+      for value, target in zip(values, targets, strict=True)
+    ]
+
+  return jax.jit(move, out_shardings=list(targets))
+
+
+def _split_most(
+  target: jax.sharding.NamedSharding, shape: tuple[int, ...]
+) -> jax.sharding.NamedSharding:
+  """A layout with the axes that ``target`` copies along added to a dimension that they divide."""
+  mesh, spec = target.mesh, list(target.spec) + [None] * (len(shape) - len(target.spec))
+  used = {axis for entry in spec for axis in _axes(entry)}
+  spare = tuple(a for a, size in mesh.shape.items() if size > 1 and a not in used)
+  for i, size in enumerate(shape):
+    axes = (*_axes(spec[i]), *spare)
+    if spare and size % math.prod(mesh.shape[a] for a in axes) == 0:
+      return jax.sharding.NamedSharding(mesh, jax.P(*spec[:i], axes, *spec[i + 1 :]))
+  return target
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+  """Mesh axes of an entry of a spec."""
+  return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+@functools.cache
+def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
+  """Makes an array whole on every device; compiled once for each shape and sharding."""
+  everywhere = jax.sharding.NamedSharding(mesh, jax.P())
+  return jax.jit(lambda value: value, out_shardings=everywhere)
+
+
+def _part(moved: Sequence[jax.Array], home: Home, specs: Sequence[jax.P]) -> list[jax.Array]:
+  """What lies on the devices of one home, as arrays of its own."""
+  part: list[jax.Array] = []
+  for value, spec in zip(moved, specs, strict=True):
+    found = {shard.device: shard.data for shard in value.addressable_shards}
+    shards = [found[device] for device in home.devices]
+    part.append(jax.make_array_from_single_device_arrays(value.shape, home.sharding(spec), shards))
+  return part

@@ -1,0 +1,5 @@
+"""Agentic GRPO (2604.02721): a turn learns from its own reward, then from what it led to."""
+
+from agentjax.recipes.agentic_grpo.stages import StagedConfig
+
+__all__ = ["StagedConfig"]

@@ -1,0 +1,1 @@
+"""The reward part "genrm": the answers of a group, compared in pairs (Nemotron 3)."""

@@ -1,0 +1,448 @@
+r"""Process rewards by a model, in a run: what two policies think of the steps of an episode.
+
+    r_k = beta sum_{t in step k} (log pi_model(y_t) - log pi_reference(y_t))
+
+With pi_model a reward model that is trained on outcomes (preset "implicit_prm"), beforehand or on
+line, and pi_reference what it is trained from: implicit process rewards (PRIME, 2502.01456). With
+pi_model the policy after and pi_reference the one before reinforcement learning: progress
+advantages (2606.26080).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.config import Config, ConfigError, PositiveFloat, check, differing_fields
+from agentjax.models import ModelConfig, Params
+from agentjax.models.huggingface import RUNTIME_FIELDS
+from agentjax.objectives.advantages import check_outcomes
+from agentjax.objectives.columns import TOKEN_REWARDS
+from agentjax.objectives.distillation import DistillationConfig
+from agentjax.objectives.objective import ObjectiveConfig, policy_objective, preset
+from agentjax.objectives.preparation import prepare
+from agentjax.rewards.process import log_ratio_rewards, step_sums
+from agentjax.sharding import replicated
+from agentjax.signals.reward_parts import with_selected_weights
+from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
+from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
+from agentjax.text.chat import Chat
+from agentjax.training import processes
+from agentjax.training.optimizer import OptimizerConfig, build_optimizer
+from agentjax.training.passes import make_ready, run_update
+from agentjax.training.state import (
+  Network,
+  NetworkSpec,
+  TrainState,
+  Weights,
+  network_shardings,
+  network_specs,
+)
+from agentjax.training.update import UpdateSettings, make_update
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import TEACHER_COLUMNS
+from agentjax.trajectory.packing import PackedSequence, part_rewards, repack, unpack
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
+
+REWARD_MODEL = "reward_model"  # name of the network that learns in the run
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OnlineConfig(Config):
+  """The reward model goes on learning beside the policy, from the policy's own episodes.
+
+  One optimiser step a minibatch, on the loss of the preset "implicit_prm" with the beta of the
+  rewards: the cross-entropy of ``sigmoid(sum_t r_t)`` and the outcome, over the weighted tokens of
+  every valid sequence (PRIME, 2502.01456).
+
+  Attributes:
+    optimizer: of the reward model. PRIME's settings are not in our sources; all are ours.
+    forward: "double" learns from a minibatch and then rewards it, "single" rewards it first and
+      saves a forward pass. The default is ours.
+    outcome: part of the reward that is predicted, in 0..1; "" is the reward itself.
+  """
+
+  optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+  forward: Literal["double", "single"] = "double"
+  outcome: str = ""
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProcessConfig(SignalConfig):
+  """Rewards of steps beside the reward of the episode, for credit "reward_to_go" and "gae".
+
+  Attributes:
+    model: pi_model, loaded once; None is the run's own policy as a step begins or, with ``online``,
+      as the stage begins.
+    reference: pi_reference; None is the run's reference policy, the one that reinforcement
+      learning, or its present phase, started from.
+    beta: of the formula. PRIME's value is not in our sources; .05 is ours.
+    per: what a step is: a "token", or a "turn", which is paid at its last token.
+    centre: what is taken off every step: "none", or the mean step of the other members of its
+      group ("leave_one_out", as in PRIME); a sequence without such has nothing taken off.
+    online: pi_model is trained in the run; None leaves it as it is.
+  """
+
+  model: TeacherConfig | None = None
+  reference: TeacherConfig | None = None
+  beta: PositiveFloat = 0.05
+  per: Literal["token", "turn"] = "token"
+  centre: Literal["none", "leave_one_out"] = "none"
+  online: OnlineConfig | None = None
+
+  def validate(self, path: str = "config.rl.process") -> None:
+    super().validate(path)
+    for name in ("model", "reference"):
+      policy = getattr(self, name)
+      sources = () if policy is None else policy.sources
+      check(not sources, f"{path}.{name}.sources", sources, "(): it is asked about all episodes")
+
+  @property
+  def objective(self) -> ObjectiveConfig:
+    """What the model learns by, with ``online``."""
+    objective = preset("implicit_prm")
+    assert objective.preference is not None
+    objective.preference.beta = self.beta
+    return objective.freeze()
+
+  @property
+  def needs_reference(self) -> bool:
+    """See ``SignalConfig.needs_reference``."""
+    return self.reference is None
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """Steps are paid before the end, and both policies read whole episodes."""
+    stage = experiment.rl
+    names = [f"config.rl.phases[{i}]" for i in range(len(stage.phases))]
+    for phase, where in zip(stage.all_phases, (*names, "config.rl"), strict=True):
+      credit = phase.objective.advantage
+      check(
+        credit.credit != "broadcast" or credit.function is not None,
+        f"{where}.objective.advantage.credit",
+        credit.credit,
+        f"'reward_to_go' or 'gae' with {path}, which rewards single steps",
+      )
+      check(
+        phase.context == "episode",
+        f"{where}.context",
+        phase.context,
+        f"'episode' with {path}, whose policies read whole episodes",
+      )
+    if self.online is None:
+      return
+    check(
+      not stage.phases or self.reference is not None,
+      f"{path}.reference",
+      None,
+      f"a policy with {path}.online and config.rl.phases: the model learns against one reference, "
+      "and the run's own is another after a phase",
+    )
+    check(
+      experiment.lora is None,
+      f"{path}.online",
+      self.online,
+      "none with config.lora: the reward model is a second whole model with an optimiser",
+    )
+    check(
+      self.online.outcome in ("", *experiment.reward.parts),
+      f"{path}.online.outcome",
+      self.online.outcome,
+      f"'' or one of config.reward.parts = {experiment.reward.parts}",
+    )
+
+  def networks(
+    self, model: ModelConfig, updates: int, start: Any = "policy"
+  ) -> Mapping[str, NetworkSpec]:
+    """The network that learns beside the policy; ``start`` is that of its ``NetworkSpec``."""
+    if self.online is None or not updates:
+      return {}
+    specs = network_specs(model, critic=False)
+    optimizer = build_optimizer(self.online.optimizer, updates, specs)
+    return {REWARD_MODEL: NetworkSpec(specs, optimizer, start)}
+
+  def optimizers(self) -> Mapping[str, tuple[OptimizerConfig, str, str]]:
+    """See ``SignalConfig.optimizers``."""
+    if self.online is None:
+      return {}
+    own = self.online.optimizer
+    return {"online.optimizer": (own, "the reward model", "process/bad_steps")}
+
+  def build(self, tools: SignalTools) -> StepRewards:
+    """See ``SignalConfig.build``."""
+    assert tools.chat is not None
+    chat, start, model = tools.chat, self.model, None
+    loaded = start and (lambda: Weights(load_start(start, chat, tools.model, tools.mesh)))
+    specs = self.networks(tools.model, tools.updates, loaded or "policy")
+    if REWARD_MODEL in specs:
+      spec = specs[REWARD_MODEL]
+      model = RewardModel(self, tools.model, spec, tools.mesh, tools.temperature)
+    rewards = ProcessRewards(
+      self, chat, tools.model, tools.mesh, tools.temperature, tools.pack, tools.rows
+    )
+    return StepRewards(rewards, model)
+
+
+class ProcessRewards:
+  """Scores batches; the policies are loaded when first asked.
+
+  Args:
+    config: see ProcessConfig.
+    chat, student, mesh, temperature, pack, rows: as ``teacher.Teachers`` has them.
+  """
+
+  def __init__(
+    self,
+    config: ProcessConfig,
+    chat: Chat,
+    student: ModelConfig,
+    mesh: jax.sharding.Mesh,
+    temperature: float,
+    pack: Callable[[Sequence[PackedSequence]], Batch],
+    rows: int,
+  ):
+    self.config = config
+
+    def loaded(policy: TeacherConfig | None) -> Teachers | None:
+      if policy is None:
+        return None
+      return Teachers((policy,), chat, student, mesh, temperature, pack, rows)
+
+    # A model that is trained belongs to the state of the run.
+    self._policies = {
+      "model": loaded(config.model) if config.online is None else None,
+      "reference": loaded(config.reference),
+    }
+
+  def log_probs(
+    self,
+    name: Literal["model", "reference"],
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    own: Any,
+  ) -> Any:
+    """[B, T] of the policy that the config names, or ``own``, the run's, where it names none.
+
+    Args:
+      name: which of the two.
+      batch: rows of the sequences, on the host.
+      sequences: what was packed.
+      own: [B, T]; may be None where the config names another.
+    """
+    policy = self._policies[name]
+    if policy is not None:
+      bare = batch.without(*TEACHER_COLUMNS)  # what another teacher said is not its answer
+      return policy.ask(DistillationConfig(), None, bare, sequences)["log_probs"]
+    assert own is not None
+    return own
+
+  def score(
+    self,
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+    model_log_probs: np.ndarray,
+    reference_log_probs: np.ndarray,
+  ) -> tuple[np.ndarray, dict[str, float]]:
+    """float32 [B, T], the reward of each step on its last token, and metrics.
+
+    Args:
+      batch: rows of the sequences, on the host.
+      sequences: what was packed.
+      model_log_probs, reference_log_probs: [B, T], of ``log_probs``.
+    """
+    gains = log_ratio_rewards(model_log_probs, reference_log_probs, beta=self.config.beta)
+    cut = (gains, batch.weights, batch.turns)
+    parts = zip(*(unpack(x, batch.segment_ids, len(sequences)) for x in cut), strict=True)
+    steps = [_steps(*part, per=self.config.per) for part in parts]
+    if self.config.centre == "leave_one_out":
+      off = _means_of_others(
+        [paid for _, paid in steps],
+        np.asarray(batch.groups)[: len(steps)],
+        np.asarray(batch.valid)[: len(steps)],
+      )
+      steps = [(places, paid - o) for (places, paid), o in zip(steps, off, strict=True)]
+    rewards = []
+    for sequence, (places, paid) in zip(sequences, steps, strict=True):
+      one = np.zeros(len(sequence), np.float32)
+      one[places] = paid
+      rewards.append(one)
+    every = np.concatenate([paid for _, paid in steps])
+    metrics = {}
+    if every.size:
+      metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
+    return repack(rewards, batch.segment_ids), metrics
+
+
+class RewardModel:
+  """pi_model where it learns in the run: one optimiser step a batch, on the episodes' outcomes.
+
+  Args:
+    config: see ProcessConfig; ``online`` is set.
+    model: of the policy and of the reward model.
+    spec: of ``ProcessConfig.networks``.
+    mesh: that of the updates.
+    temperature: divides logits.
+  """
+
+  def __init__(
+    self,
+    config: ProcessConfig,
+    model: ModelConfig,
+    spec: NetworkSpec,
+    mesh: jax.sharding.Mesh,
+    temperature: float,
+  ):
+    assert spec.optimizer is not None
+    own = network_shardings(spec.specs, spec.optimizer, mesh)
+    placed = TrainState(replicated(mesh), {REWARD_MODEL: own})
+    self.networks = {REWARD_MODEL: spec}
+    self.prepare = jax.jit(functools.partial(prepare, config=config.objective))
+    settings = UpdateSettings(temperature=temperature)
+    loss = policy_objective(config.objective)
+    self._update = make_update(model, spec.optimizer, loss, settings, placed, REWARD_MODEL)
+
+  def learn(
+    self,
+    online: OnlineConfig,
+    network: Network,
+    batch: Batch,
+    context: BatchContext,
+    reference_log_probs: Any,
+  ) -> tuple[Network, jax.Array, dict[str, float]]:
+    """The network after a step, its log-probs [B, T] for the rewards, and ``process/...``.
+
+    Metrics are of the model before it has learnt from these episodes.
+
+    Args:
+      online: settings.
+      network: the reward model.
+      batch: on the mesh.
+      context: of the batch.
+      reference_log_probs: [B, T], of pi_reference.
+    """
+    own = batch.for_loss()  # it chooses its own experts
+    rewards, valid = context.packed.rewards, context.packed.valid
+    if online.outcome:
+      values, known = part_rewards(context.sequences, (online.outcome,), batch.num_sequences)
+      rewards, valid = values[:, 0], np.asarray(valid) & known  # type: ignore[assignment]
+      outcomes = {"rewards": rewards, "valid": valid}
+      own = own.with_columns({k: context.rows.place_column(k, v) for k, v in outcomes.items()})
+    check_outcomes(
+      np.asarray(rewards),
+      np.asarray(valid),
+      f"config.rl.process.online.outcome={online.outcome!r}",
+      "set --config.rl.process.online.outcome to a part of the reward that has such",
+    )
+    before, _ = context.score(network.weights, own)
+    reference = context.rows.place_column("reference_log_probs", reference_log_probs)
+    prepared, found = self.prepare(own, old_log_probs=before, reference_log_probs=reference)
+    ready = make_ready(context.rows, own, prepared)
+    state = TrainState(jnp.zeros((), jnp.int32), {REWARD_MODEL: network})
+    state, changed, _ = run_update(self._update, state, ready, context.rows.mesh)
+    network = state.networks[REWARD_MODEL]
+    metrics = {
+      f"process/{name}": float(found[f"preference/{name}"])
+      for name in ("loss", "accuracy", "margin")
+    }
+    metrics |= {
+      f"process/{name}": changed[name] for name in ("grad_norm", "update_norm", "bad_steps")
+    }
+    if online.forward == "single":
+      return network, before, metrics
+    return network, context.score(network.weights, own)[0], metrics
+
+
+class StepRewards(Signal):
+  """Rewards of steps by two policies' log-probs, for credit "reward_to_go" and "gae".
+
+  Args:
+    rewards: pi_model and pi_reference, and how they are compared.
+    model: pi_model where it learns in the run; its state is the network "reward_model".
+  """
+
+  name = "process"
+  needs = ("old_log_probs", "reference_log_probs", "selected")
+  adds = (TOKEN_REWARDS,)
+
+  def __init__(self, rewards: ProcessRewards, model: RewardModel | None = None):
+    self.rewards, self.model = rewards, model
+    self.networks = {} if model is None else model.networks
+
+  def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
+    packed, sequences = context.packed, context.sequences
+    own = batch.columns.get("reference_log_probs")
+    reference = self.rewards.log_probs("reference", packed, sequences, own)
+    changed: dict[str, Any] = {}
+    learnt: dict[str, float] = {}
+    online = self.rewards.config.online
+    if online is None or self.model is None:
+      policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
+      model = self.rewards.log_probs("model", packed, sequences, policy)
+    else:
+      trained = networks[REWARD_MODEL]
+      trained, model, learnt = self.model.learn(online, trained, batch, context, reference)
+      changed[REWARD_MODEL] = trained
+    # In float64, which the mesh does not have.
+    scored = (np.asarray(processes.local_copy(x)) for x in (model, reference))
+    credited = with_selected_weights(packed, batch)
+    token_rewards, metrics = self.rewards.score(credited, sequences, *scored)
+    return Result({"token_rewards": token_rewards}, changed, metrics | learnt)
+
+
+def load_start(
+  config: TeacherConfig, chat: Chat, student: ModelConfig, mesh: jax.sharding.Mesh
+) -> Params:
+  """The parameters from which a reward model goes on learning; arguments as ``load_teacher`` has.
+
+  Raises:
+    ConfigError: its model is not that of the policy.
+    CheckpointError: there is nothing to load.
+  """
+  loaded = load_teacher(config, chat, student, mesh)
+  # Its parameters are run as the policy's are.
+  here, there = (
+    {k: v for k, v in m.to_dict().items() if k == "param_dtype" or k not in RUNTIME_FIELDS}
+    for m in (student, loaded.model)
+  )
+  differences = list(differing_fields(there, here, "config.model"))
+  if differences:
+    raise ConfigError(
+      f"config.rl.process.model={config.path!r} is another model than the policy: "
+      f"{'; '.join(differences)}. Allowed with config.rl.process.online: the policy's, or None, "
+      "which starts from the policy."
+    )
+  return loaded.params
+
+
+def _steps(
+  gains: np.ndarray, weights: np.ndarray, turns: np.ndarray, *, per: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Of one sequence the last token of every step, and what the step is paid."""
+  places = np.flatnonzero(weights > 0)
+  if per == "token":
+    return places, gains[places]
+  paid = step_sums(gains, np.where(weights > 0, turns, -1))
+  last = np.flatnonzero(np.append(turns[places][1:] != turns[places][:-1], True)[: len(places)])
+  ends = places[last]
+  return ends, paid[turns[ends]]
+
+
+def _means_of_others(
+  steps: Sequence[np.ndarray], groups: np.ndarray, valid: np.ndarray
+) -> list[float]:
+  """For every sequence the mean over the others of its group of their mean step."""
+  means = np.array([paid.mean() if paid.size else np.nan for paid in steps])
+  known = valid & ~np.isnan(means)
+  result = []
+  for i, group in enumerate(groups):
+    others = known & (groups == group)
+    others[i] = False
+    result.append(float(means[others].mean()) if others.any() else 0.0)
+  return result

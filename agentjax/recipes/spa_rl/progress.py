@@ -1,0 +1,343 @@
+r"""Stepwise progress attribution: what each turn of an episode contributed to its outcome (SPA-RL).
+
+A language model with a linear head, the progress estimator, reads the episode and says at the last
+token of turn k what the turn contributed, c_k. It learns that the contributions of an episode add
+up to its outcome R; the policy is then paid by turn instead of at the end:
+
+    loss = mean over episodes of (sum_k c_k - R)^2,      r_k = c_k + weight g_k,
+
+with g_k 1 where the environment could carry out the action of turn k, and 0 where not. Advantages
+are GAE's over these rewards.
+
+Reference: 2505.20732 and its code (WangHanLinHenry/SPA-RL-Agent). Ours: the estimator is fitted on
+the first ``fit_steps`` training steps, in which the policy is paid at the end as without it;
+``residual``; and what counts as refused beyond the texts of ``refusals``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from agentjax.config import check
+from agentjax.models import ModelConfig, forward
+from agentjax.models.heads import values
+from agentjax.objectives.columns import TOKEN_REWARDS
+from agentjax.objectives.segments import last_of_unit, sequence_sum, turn_units
+from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
+from agentjax.signals.signal import (
+  BatchContext,
+  Metrics,
+  Result,
+  Signal,
+  SignalConfig,
+  SignalTools,
+  StepContext,
+)
+from agentjax.training.optimizer import OptimizerConfig
+from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import Column, get_column
+from agentjax.trajectory.record import Status, Trajectory
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
+
+PROGRESS = "progress"  # name of the network
+GROUNDED = Column(
+  "grounded",
+  "float32",
+  "1 where the environment carried out the action of the turn, 0 where it did not.",
+  level="turn",
+  in_loss=False,
+)
+
+
+def _optimizer() -> OptimizerConfig:
+  return OptimizerConfig(learning_rate=3e-6)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProgressConfig(SignalConfig):
+  """The estimator, when it learns, and what turns are paid.
+
+  Attributes:
+    fit_steps: training steps at the beginning in which the estimator learns from the policy's
+      episodes; the policy is paid the outcome at the end as long. None: it learns all the time, and
+      turns are paid by it from the first step on. The paper fits it before reinforcement learning.
+    grounding: weight of g_k: 1 in the paper, .5 in the released WebShop script.
+    refusals: texts in the answer of the environment that say that an action could not be carried
+      out. A tool call without status "ok", and the last turn of an episode that broke the protocol,
+      count as refused, too.
+    residual: what stands at the end of an episode whose contributions do not add up to R:
+      "dropped", as in the paper, or the rest, "paid", so that all in all R is paid.
+    model: size of the estimator; None is the policy's. Its vocabulary is the policy's.
+    start: "policy", a copy of its parameters as the stage begins, or "random". The head starts at
+      0.
+    epochs: optimiser steps a batch. Ours.
+    optimizer: the learning rate 3e-6 is the paper's.
+  """
+
+  fit_steps: int | None = None
+  grounding: float = 1.0
+  refusals: tuple[str, ...] = ("Nothing happens",)
+  residual: Literal["dropped", "paid"] = "dropped"
+  model: ModelConfig | None = None
+  start: Literal["policy", "random"] = "policy"
+  epochs: int = 1
+  optimizer: OptimizerConfig = dataclasses.field(default_factory=_optimizer)
+
+  def validate(self, path: str = "config.rl.signals") -> None:
+    super().validate(path)
+    fit = self.fit_steps
+    check(fit is None or fit >= 1, f"{path}.fit_steps", fit, ">= 1, or None")
+    check(self.grounding >= 0, f"{path}.grounding", self.grounding, ">= 0")
+    check(all(self.refusals), f"{path}.refusals", self.refusals, "texts of one character or more")
+    check(self.epochs >= 1, f"{path}.epochs", self.epochs, ">= 1")
+    check(
+      self.model is None or self.start == "random",
+      f"{path}.start",
+      self.start,
+      f"'random' with {path}.model: a network of another size is no copy of the policy",
+    )
+
+  def check_run(self, experiment: Experiment, path: str) -> None:
+    """Turns are paid before the end of an episode, which "broadcast" has no place for."""
+    for phase in experiment.rl.all_phases:
+      credit = phase.objective.advantage
+      check(
+        credit.credit != "broadcast" or credit.function is not None,
+        "config.rl.objective.advantage.credit",
+        credit.credit,
+        f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
+      )
+
+  def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
+    """See ``SignalConfig.networks``."""
+    own, steps = reader_model(self.model, model), updates * self.epochs
+    return {PROGRESS: reader_spec(own, self.optimizer, steps, self.start)}
+
+  def build(self, tools: SignalTools) -> ProgressEstimator:
+    """See ``SignalConfig.build``."""
+    return ProgressEstimator(self, tools)
+
+
+class ProgressEstimator(Signal):
+  """Pays turns by what the estimator says they contributed, and teaches it outcomes.
+
+  Metrics: ``spa_rl/loss`` before the first optimiser step on the batch, ``spa_rl/grad_norm``,
+  ``spa_rl/update_norm`` and ``spa_rl/bad_steps`` while it learns; ``spa_rl/error``, the mean of
+  |sum_k c_k - R|; ``spa_rl/grounded``, the share of turns that were carried out;
+  ``spa_rl/learns`` 0 or 1.
+
+  Args:
+    config: see ProgressConfig.
+    tools: what signals are built with.
+  """
+
+  name = "spa_rl"
+  needs = ("selected",)
+
+  def __init__(self, config: ProgressConfig, tools: SignalTools):
+    self._config, self._tools = config, tools
+    self._steps = 0  # training steps seen, with the present one
+    model = reader_model(config.model, tools.model)
+    self.networks = config.networks(tools.model, tools.updates)
+    own = self.networks[PROGRESS]
+    assert own.optimizer is not None
+    self.adds = (TOKEN_REWARDS, GROUNDED, get_column("rewards"))
+    self._attribute = jax.jit(functools.partial(_attribute, model=model, rows=tools.rows))
+    self._pay = jax.jit(
+      functools.partial(_pay, grounding=config.grounding, residual=config.residual == "paid")
+    )
+    self._learn = jax.jit(
+      functools.partial(_update, model=model, optimizer=own.optimizer, rows=tools.rows),
+      donate_argnums=0,
+      out_shardings=(network_shardings(own.specs, own.optimizer, tools.mesh), None),
+    )
+
+  @property
+  def _fitting(self) -> bool:
+    return self._config.fit_steps is not None and self._steps <= self._config.fit_steps
+
+  @property
+  def _learns(self) -> bool:
+    return self._config.fit_steps is None or self._fitting
+
+  def get_state(self) -> int:
+    return self._steps
+
+  def set_state(self, state: Any) -> None:
+    self._steps = int(state)
+
+  def observe(
+    self, context: StepContext, episodes: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], Metrics]:
+    """Episodes whose drawn segments say whether their turn was carried out."""
+    del context
+    self._steps += 1
+    marked, shares = [], []
+    for one in episodes:
+      grounded = grounded_turns(one, self._tools.token_bytes, self._config.refusals)
+      segments = [
+        s.with_columns({GROUNDED.name: np.array(grounded[i], np.float32)}) if i in grounded else s
+        for i, s in enumerate(one.segments)
+      ]
+      marked.append(dataclasses.replace(one, segments=segments))
+      shares += list(grounded.values())
+    metrics = {"spa_rl/learns": float(self._learns)}
+    return marked, metrics | ({"spa_rl/grounded": float(np.mean(shares))} if shares else {})
+
+  def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
+    read = _read(batch)
+    with jax.set_mesh(self._tools.mesh):
+      found = self._attribute(networks[PROGRESS].weights, read)
+      paid, left, error = self._pay(found, batch, batch.column(GROUNDED.name))
+    metrics = {"spa_rl/error": error}
+    if self._fitting:
+      paid, left = jnp.zeros_like(paid), batch.rewards
+    # What is learnt from are outcomes, also where turns are paid in their place.
+    context.notes[self.name] = (read, batch.rewards)
+    return Result({"token_rewards": paid, "rewards": left}, metrics=metrics)
+
+  def learn(
+    self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
+  ) -> Result:
+    del prepared
+    if not self._learns:
+      return Result()
+    read, outcomes = context.notes[self.name]
+    network = networks[PROGRESS]
+    first: dict[str, Any] = {}
+    for _ in range(self._config.epochs):
+      with jax.set_mesh(self._tools.mesh):
+        network, metrics = self._learn(network, read, outcomes, batch.valid)
+      first = first or metrics
+    return Result(
+      networks={PROGRESS: network}, metrics={f"spa_rl/{k}": v for k, v in first.items()}
+    )
+
+
+def grounded_turns(
+  episode: Trajectory, token_bytes: Sequence[bytes | None], refusals: Sequence[str]
+) -> dict[int, float]:
+  """Of each segment that holds drawn tokens, by its index: 1.0, or 0.0 where it was refused.
+
+  Args:
+    episode: its segments hold the ids of what the environment answered.
+    token_bytes: of the vocabulary.
+    refusals: see ``ProgressConfig``.
+  """
+  drawn = [i for i, s in enumerate(episode.segments) if s.sampled.any()]
+  said: dict[int, bytes] = {}
+  for segment in episode.segments:
+    parent = segment.parent
+    if parent in drawn and not segment.sampled.any():
+      text = b"".join(token_bytes[i] or b"" for i in segment.token_ids.tolist())
+      said[parent] = said.get(parent, b"") + text
+  wanted = [text.encode() for text in refusals]
+  failed = {record.turn for record in episode.tools if record.status != "ok"}
+  result = {
+    i: float(
+      episode.segments[i].turn not in failed and not any(w in said.get(i, b"") for w in wanted)
+    )
+    for i in drawn
+  }
+  if drawn and episode.status is Status.POLICY_ERROR:
+    result[drawn[-1]] = 0.0
+  return result
+
+
+_Read = tuple[Array, Array, Array, Array]
+
+
+def _read(batch: Batch) -> _Read:
+  """What the estimator reads: ids, sequences, positions, and the last drawn token of each turn."""
+  return batch.token_ids, batch.segment_ids, batch.positions, turn_ends(batch)
+
+
+@jax.jit
+def turn_ends(batch: Batch) -> Bool[Array, "batch time"]:
+  """The last token that the policy drew in each turn."""
+  drawn = (batch.versions >= 0).astype(jnp.float32)
+  return last_of_unit(drawn, turn_units(batch.segment_ids, batch.turns))
+
+
+def _predict(weights: Weights, read: _Read, model: ModelConfig) -> Array:
+  """[B, T] contributions: the head's output where a turn ends, 0 elsewhere."""
+  ids, segments, positions, ends = read
+  hidden = forward(weights.policy, model, ids, segments, positions).hidden
+  return jnp.where(ends, values(weights.value, hidden), 0)
+
+
+def _attribute(weights: Weights, read: _Read, model: ModelConfig, rows: int) -> Array:
+  return map_rows(lambda one: _predict(weights, one, model), read, rows)
+
+
+def pay_where_weighted(
+  paid: Float[Array, "batch time"],
+  weights: Float[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
+) -> Float[Array, "batch time"]:
+  """Rewards moved to the last token with weight, of the same sequence, at or before their own.
+
+  What is earned before a sequence's first token with weight stays where it is: nobody is paid it.
+  """
+  places = jnp.broadcast_to(jnp.arange(paid.shape[1]), paid.shape)
+  last = jax.lax.cummax(jnp.where(weights > 0, places, -1), axis=1)
+  before = jnp.take_along_axis(segment_ids, jnp.maximum(last, 0), axis=1)
+  target = jnp.where((last >= 0) & (before == segment_ids), last, places)
+  rows = jnp.arange(paid.shape[0])[:, None]
+  return jnp.zeros_like(paid).at[rows, target].add(paid)
+
+
+def _pay(
+  found: Array, batch: Batch, grounded: Array, grounding: float, residual: bool
+) -> tuple[Array, Array, Array]:
+  """Rewards of tokens [B, T], what is left for the end [N], and the mean |sum_k c_k - R|."""
+  ends = turn_ends(batch)
+  weights = batch.weights
+  if "selected" in batch.columns:
+    weights = jnp.where(batch.columns["selected"], weights, 0)
+  earned = found + grounding * jnp.where(ends, grounded, 0)
+  paid = pay_where_weighted(earned, weights, batch.segment_ids)
+  known = _learnt_from(ends, batch.segment_ids, batch.valid)
+  rest = batch.rewards - sequence_sum(found, batch.segment_ids, batch.num_sequences)
+  error = jnp.sum(jnp.where(known, jnp.abs(rest), 0)) / jnp.maximum(jnp.sum(known), 1)
+  left = jnp.where(batch.valid, rest, 0) if residual else jnp.zeros_like(batch.rewards)
+  return paid, left, error
+
+
+def _learnt_from(ends: Array, segment_ids: Array, valid: Array) -> Array:
+  """bool [N]: sequences with a valid reward and a turn."""
+  turns = sequence_sum(ends.astype(jnp.float32), segment_ids, valid.shape[0])
+  return valid & (turns > 0)
+
+
+def _update(
+  network: Network,
+  read: _Read,
+  outcomes: Array,
+  valid: Array,
+  model: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  rows: int,
+) -> tuple[Network, dict[str, Array]]:
+  """One optimiser step on the squared error of the sums, and metrics before it."""
+  number = jnp.maximum(jnp.sum(_learnt_from(read[3], read[1], valid)), 1)
+
+  def total(weights: Weights, one: _Read) -> Array:
+    # Sequences are never split over rows, so each has its whole sum in one micro-batch.
+    sums = sequence_sum(_predict(weights, one, model), one[1], valid.shape[0])
+    here = _learnt_from(one[3], one[1], valid)
+    return jnp.sum(jnp.where(here, jnp.square(sums - outcomes), 0)) / number
+
+  return descend(network, optimizer, total, read, rows)

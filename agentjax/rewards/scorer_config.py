@@ -1,0 +1,65 @@
+"""A part of the reward as a choice: settings that build its scorer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from agentjax.names import Adopted, Choice, check_callable
+from agentjax.rewards.graph import GroupScorer, Scorer
+from agentjax.sandbox.config import Sandboxes
+
+_FUNCTION = "a function of an episode and its task"
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ScorerConfig(Choice):
+  """Settings of a part of the reward, whose scorer judges one episode."""
+
+  group = "agentjax.scorers"
+  adopts = _FUNCTION
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    gym = "agentjax.adapters.reasoning_gym.scoring"
+    return {
+      "genrm": "agentjax.recipes.genrm.cohort:GenRMConfig",
+      "overlong": "agentjax.rewards.shaping:OverlongConfig",
+      "reasoning_gym": f"{gym}:ReasoningGymScoring",
+      "reasoning_gym_graded": f"{gym}:GradedReasoningGymScoring",
+      "rubric": "agentjax.recipes.rubrics.rubric:RubricConfig",
+      "unit_tests": "agentjax.rewards.unit_tests:UnitTestConfig",
+    }
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", _FUNCTION, arguments=2)
+    return OwnScorer(name, found)  # type: ignore[return-value]
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    """The scorer of a run; one that has a ``close`` is closed at the end.
+
+    Args:
+      sandboxes: those of the run.
+    """
+    raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class GroupScorerConfig(ScorerConfig):
+  """Settings of a part of the reward, whose scorer compares the episodes of one task."""
+
+  def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
+    """As ``build``."""
+    raise NotImplementedError(f"{type(self).__name__} must define build_group()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OwnScorer(Adopted, ScorerConfig):
+  """A scorer without settings, named by ``module:attribute``."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self, sandboxes: Sandboxes) -> Scorer:
+    return self.found

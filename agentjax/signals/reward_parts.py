@@ -1,0 +1,124 @@
+"""Parts of the reward by themselves: of episodes, and of turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentjax.config import ConfigError
+from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
+from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
+from agentjax.training import processes
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.packing import paid_by_turn
+from agentjax.trajectory.record import Reward, Trajectory
+
+
+class PartRewards(Signal):
+  """The values of named parts, for ``advantage.parts``.
+
+  An episode that lacks one has no valid reward.
+
+  Args:
+    parts: names, in the order of the column's values.
+  """
+
+  name = "part_rewards"
+  adds = (PART_REWARDS,)
+
+  def __init__(self, parts: Sequence[str]):
+    self._parts = tuple(parts)
+
+  def observe(
+    self, context: StepContext, episodes: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], Metrics]:
+    del context
+    result = []
+    for one in need_parts(episodes, self._parts):
+      values = [_value(one, name) for name in self._parts]
+      known = None not in values
+      array = np.array(values if known else [0.0] * len(values), np.float32)
+      result.append(dataclasses.replace(one, columns={**one.columns, PART_REWARDS.name: array}))
+    return result, {}
+
+
+class TurnRewards(Signal):
+  """What tokens are paid of the outcome for their turns, for ``advantage.turn_rewards``.
+
+  It stands on the turn's last token that is trained on (``packing.paid_by_turn``).
+
+  Args:
+    shares: weight in the reward of each part that turns earn.
+  """
+
+  name = "turn_rewards"
+  needs = ("selected",)
+  adds = (TURN_REWARDS,)
+
+  def __init__(self, shares: Mapping[str, float]):
+    self._shares = dict(shares)
+
+  def observe(
+    self, context: StepContext, episodes: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], Metrics]:
+    del context
+    check_turn_rewards(episodes, tuple(self._shares))
+    return need_parts(episodes, tuple(self._shares)), {}
+
+  def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
+    del networks
+    credited = with_selected_weights(context.packed, batch)
+    return Result({"turn_rewards": paid_by_turn(context.sequences, self._shares, credited)})
+
+
+def with_selected_weights(packed: Batch, batch: Batch) -> Batch:
+  """``packed`` with weights on those tokens alone that a signal has selected, on the host.
+
+  Rewards of steps stand on tokens that keep their weight.
+  """
+  if "selected" not in batch.columns:
+    return packed
+  selected = np.asarray(processes.local_copy(batch.columns["selected"]))
+  weights: Any = (np.asarray(packed.weights) * selected).astype(np.float32)
+  return dataclasses.replace(packed, weights=weights)
+
+
+def need_parts(episodes: Sequence[Trajectory], names: Sequence[str]) -> list[Trajectory]:
+  """Copies in which an episode without a value of one of the parts has no valid reward."""
+  result = []
+  for one in episodes:
+    absent = [name for name in names if _value(one, name) is None]
+    if absent and one.reward.valid:
+      invalid = Reward.invalid(f"no value of the parts {', '.join(absent)}")
+      one = dataclasses.replace(one, reward=invalid)
+    result.append(one)
+  return result
+
+
+def check_turn_rewards(episodes: Sequence[Trajectory], names: Sequence[str]) -> None:
+  """Refuses parts of the reward that no turn has earned.
+
+  Raises:
+    ConfigError: what the turns were paid is not what the part says.
+  """
+  for trajectory in episodes:
+    for name in names:
+      whole = _value(trajectory, name)
+      if whole is None:
+        continue
+      paid = sum(p for p in trajectory.turn_rewards.get(name, ()) if p is not None)
+      if abs(paid - whole) > 1e-6 * max(1.0, abs(whole)):
+        raise ConfigError(
+          f"config.rl.objective takes {name!r} as a part of the reward that turns earn, and it is "
+          f"{whole:g} for the episode {trajectory.address} and {paid:g} for its turns "
+          "together; allowed in advantage.turn_rewards, and as the part that stages earn: parts "
+          "that are earned turn by turn, such as 'environment'."
+        )
+
+
+def _value(trajectory: Trajectory, name: str) -> float | None:
+  part = trajectory.reward_parts.get(name)
+  return None if part is None else part.value

@@ -1,0 +1,533 @@
+"""Teachers: other policies that are asked what they think of the student's tokens.
+
+A teacher reads the ids that the student wrote, so it must share the student's vocabulary. Before an
+update it is asked once about the whole batch; the update itself needs no more than the answers and,
+for the exact divergence, the teacher's output projection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from agentjax.config import Config, ConfigError, FilePath, check
+from agentjax.models import (
+  ModelConfig,
+  Params,
+  Readout,
+  forward,
+  over_vocabulary,
+  param_specs,
+  put_tokens,
+  readout,
+  score_tokens,
+  take_tokens,
+)
+from agentjax.models.huggingface import load_pretrained
+from agentjax.objectives.distillation import (
+  DistillationConfig,
+  at,
+  candidate_divergence,
+  compare,
+  divergence,
+  entropy,
+)
+from agentjax.sharding import batch_sharding, fingerprint, shardings
+from agentjax.text.build import read_chat
+from agentjax.text.chat import Chat
+from agentjax.training import processes
+from agentjax.training.checkpoint import latest_checkpoint, load_whole_policy, read_metadata
+from agentjax.training.pretrained import folder_fingerprint, runtime_overrides
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.columns import TEACHER_COLUMNS
+from agentjax.trajectory.packing import PackedSequence, repack, to_sequences, unpack
+from agentjax.trajectory.record import Trajectory
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class TeacherConfig(Config):
+  """A policy to learn from.
+
+  Attributes:
+    path: RUN, RUN/checkpoints/STEP, or a Hugging Face folder.
+    sources: data sets (``Task.source``) whose episodes it is asked about; empty is all that no
+      other teacher names.
+  """
+
+  path: FilePath = ""
+  sources: tuple[str, ...] = ()
+
+  def validate(self, path: str = "teacher") -> None:
+    super().validate(path)
+    check(bool(self.path), f"{path}.path", self.path, "a run, a checkpoint or a folder")
+
+
+def check_teachers(teachers: Sequence[TeacherConfig], path: str) -> None:
+  """Raises ConfigError where it is not clear which teacher a data set has."""
+  named: set[str] = set()
+  for i, teacher in enumerate(teachers):
+    where = f"{path}[{i}]"
+    again = sorted(named & set(teacher.sources))
+    check(
+      not again, f"{where}.sources", teacher.sources, f"without {', '.join(again)}, taken above"
+    )
+    named |= set(teacher.sources)
+  rest = [i for i, teacher in enumerate(teachers) if not teacher.sources]
+  check(len(rest) <= 1, f"{path}[{rest[-1] if rest else 0}].sources", (), "empty for one teacher")
+
+
+def route(teachers: Sequence[TeacherConfig], sources: Sequence[str]) -> list[int]:
+  """Index of the teacher of every source.
+
+  Raises:
+    ConfigError: a source that no teacher takes.
+  """
+  owner = {source: i for i, teacher in enumerate(teachers) for source in teacher.sources}
+  rest = next((i for i, teacher in enumerate(teachers) if not teacher.sources), None)
+  result = []
+  for source in sources:
+    found = owner.get(source, rest)
+    if found is None:
+      raise ConfigError(
+        f"no teacher takes episodes of {source!r}; config.rl.teachers name {', '.join(owner)}. Add "
+        "the source to one, or leave the sources of one empty."
+      )
+    result.append(found)
+  return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+  """A loaded teacher.
+
+  Attributes:
+    params, model: the policy, on the mesh.
+    identity: tells it from other policies: of the weights' bits, or of a folder's files.
+  """
+
+  params: Params
+  model: ModelConfig
+  identity: str
+
+
+def load_teacher(
+  config: TeacherConfig, chat: Chat, student: ModelConfig, mesh: jax.sharding.Mesh
+) -> Teacher:
+  """Loads a teacher onto the mesh.
+
+  Args:
+    config: where it is.
+    chat: how the student's conversations are written.
+    student: its dtypes and chunks are the teacher's as well, in a Hugging Face folder.
+    mesh: that of the updates.
+
+  Raises:
+    ConfigError: it has another vocabulary.
+    CheckpointError: there is nothing to load.
+  """
+  path = pathlib.Path(config.path)
+  if (path / "config.json").is_file() and "model_type" in json.loads(
+    (path / "config.json").read_text()
+  ):
+    theirs = read_chat(path)
+    _check_vocabulary(config, theirs.tokenizer.fingerprint(), chat.tokenizer.fingerprint())
+    if theirs.fingerprint() != chat.fingerprint():
+      logging.warning(
+        "the teacher %s has another chat template than the student, whose conversations it will "
+        "read: it may say less of them than it knows",
+        config.path,
+      )
+    params, model = load_pretrained(path, mesh=mesh, overrides=runtime_overrides(student))
+    return Teacher(params, _plain(model), folder_fingerprint(path))
+  found = latest_checkpoint(path)
+  identity = read_metadata(found)["identity"]
+  _check_vocabulary(config, identity["tokenizer"], chat.fingerprint())
+  model = ModelConfig.from_dict(identity["model"], "teacher.model").freeze()
+  params = load_whole_policy(found, shardings(param_specs(model), mesh))
+  return Teacher(params, _plain(model), fingerprint(params))
+
+
+def _plain(model: ModelConfig) -> ModelConfig:
+  """Nothing is sampled from a teacher that its log-probs would have to equal."""
+  return dataclasses.replace(model, exact_chunk=0).freeze()
+
+
+def _check_vocabulary(config: TeacherConfig, theirs: str, ours: str) -> None:
+  if theirs != ours:
+    raise ConfigError(
+      f"the teacher {config.path} has another tokenizer than the student (fingerprints "
+      f"{theirs[:12]} and {ours[:12]}): its log-probs would be of other words. Allowed: a teacher "
+      "of the same vocabulary and markup, or a student made for that of the teacher."
+    )
+
+
+def template_fingerprint(chat: Chat, settings: Config) -> str:
+  """SHA-256 hex: equal where the same messages become the same ids.
+
+  Args:
+    chat: vocabulary and markup.
+    settings: ``ChatConfig``, whose system prompt and switches the markup is used with.
+  """
+  text = json.dumps({"markup": chat.fingerprint(), "settings": settings.to_dict()}, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+@flax.struct.dataclass
+class TeacherTargets:
+  """What an update is given of the teacher at K tokens a row (``UpdateBatch.kept``).
+
+  Attributes:
+    hidden: [B, K, teacher embed], the states that predict the tokens; None but for form "full".
+    ids, log_probs: int32 and float32 [B, K, k], candidates and what the teacher gives them; None
+      but for form "top_k".
+  """
+
+  hidden: Array | None = None
+  ids: Array | None = None
+  log_probs: Array | None = None
+
+
+@flax.struct.dataclass
+class TeacherHead:
+  """Output projection [embed, vocab] of the teacher, and its ``logit_softcap``."""
+
+  weight: Array
+  softcap: Any
+
+
+Ask = Callable[[Params | None, Params, Array, Array, Array], dict[str, Array]]
+
+
+def make_ask(
+  settings: DistillationConfig, student: ModelConfig, teacher: ModelConfig, temperature: float
+) -> Ask:
+  """Builds ``ask(student_params, teacher_params, token_ids, segment_ids, positions)``.
+
+  Arguments and results are rows [B, T, ...]. Results are aligned with the token that they are
+  about, ``hidden`` is the state before it. By what the settings need: ``log_probs`` of the tokens;
+  ``hidden``; ``ids`` and ``candidates`` [B, T, k]; ``entropies`` and ``divergences``; the
+  diagnostics of ``distillation.compare``. Without a comparison the student's parameters are not
+  used.
+  """
+  student = _plain(student)
+
+  def top_k(whose: Array, log_q: Array) -> dict[str, Array]:
+    ids = jax.lax.top_k(whose, settings.top_k)[1]
+    return {"ids": ids, "candidates": at(log_q, ids)}
+
+  def each(log_p: Array, log_q: Array) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    if settings.keep < 1:
+      found["entropies"] = entropy(log_p)
+      found["divergences"] = divergence(log_p, log_q, settings.divergence, settings.beta)
+    if settings.overlap_top_k:
+      found |= compare(log_p, log_q, settings.overlap_top_k)
+    if settings.form == "top_k":
+      found |= top_k(log_p if settings.candidates == "student" else log_q, log_q)
+    return found
+
+  def ask(
+    student_params: Params | None,
+    teacher_params: Params,
+    token_ids: Array,
+    segment_ids: Array,
+    positions: Array,
+  ) -> dict[str, Array]:
+    rows = (token_ids, segment_ids, positions)
+    answers: dict[str, Array] = {}
+    if settings.form == "sampled":
+      scores = score_tokens(teacher_params, teacher, *rows, temperature=temperature)
+      hidden, answers["log_probs"] = scores.hidden, scores.log_probs
+    else:
+      hidden = forward(teacher_params, teacher, *rows).hidden
+    states: dict[str, Array] = {"hidden": hidden} if settings.form == "full" else {}
+    if settings.needs_comparison:
+      assert student_params is not None
+      own = forward(student_params, student, *rows).hidden
+      states |= over_vocabulary(
+        each,
+        [
+          readout(student_params, student, own, temperature),
+          readout(teacher_params, teacher, hidden, temperature),
+        ],
+        size=student.logits_chunk,
+      )
+    elif settings.form == "top_k":
+      states |= over_vocabulary(
+        lambda log_q: top_k(log_q, log_q),
+        [readout(teacher_params, teacher, hidden, temperature)],
+        size=student.logits_chunk,
+      )
+    # What is read off a state is about the token after it.
+    return answers | {name: jnp.roll(value, 1, axis=1) for name, value in states.items()}
+
+  return jax.jit(ask)
+
+
+class Teachers:
+  """Asks each teacher about the episodes of its data sets.
+
+  Args:
+    configs: where they are; they are loaded when first asked.
+    chat, student: how the student writes, and its model.
+    mesh: that of the updates.
+    temperature: divides the logits of student and teachers alike.
+    pack: rows of sequences.
+    rows: rows a forward pass, of which a pack is a multiple.
+  """
+
+  def __init__(
+    self,
+    configs: Sequence[TeacherConfig],
+    chat: Chat,
+    student: ModelConfig,
+    mesh: jax.sharding.Mesh,
+    temperature: float,
+    pack: Callable[[Sequence[PackedSequence]], Batch],
+    rows: int,
+  ):
+    self._configs, self._chat, self._student = configs, chat, student
+    self._mesh, self._temperature, self._pack, self._rows = mesh, temperature, pack, rows
+    self._loaded: dict[int, Teacher] = {}
+    self._asks: dict[tuple[int, DistillationConfig], Ask] = {}
+    self._join = jax.jit(
+      lambda parts: jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts),
+      out_shardings=batch_sharding(mesh),
+    )
+
+  def __len__(self) -> int:
+    return len(self._configs)
+
+  def __getitem__(self, number: int) -> Teacher:
+    if number not in self._loaded:
+      config = self._configs[number]
+      self._loaded[number] = load_teacher(config, self._chat, self._student, self._mesh)
+    return self._loaded[number]
+
+  def head(self) -> TeacherHead:
+    """Output projection of the only teacher."""
+    (number,) = range(len(self))
+    teacher = self[number]
+    read = readout(teacher.params, teacher.model, jnp.zeros((1, 1, teacher.model.d_model)))
+    return TeacherHead(read.weight, read.softcap)
+
+  def ask(
+    self,
+    settings: DistillationConfig,
+    policy: Params | None,
+    batch: Batch,
+    sequences: Sequence[PackedSequence],
+  ) -> dict[str, Any]:
+    """What the teachers say of a batch, on its grid [B, T, ...]; see ``make_ask``.
+
+    What was stored stands for a teacher that would be asked for nothing else. One teacher's answers
+    stay on the mesh; those of several are joined on the host.
+
+    Args:
+      settings: what to ask.
+      policy: the student, where it is compared with.
+      batch: rows of the sequences, on the host.
+      sequences: what was packed, in the order of the batch.
+
+    Raises:
+      ConfigError: no teacher takes a sequence; nothing was stored for a weighted token, or fewer
+        candidates than are asked for.
+    """
+    stored = _stored_answers(settings, batch)
+    if stored is not None:
+      return stored
+    owners = route(self._configs, [s.source for s in sequences])
+    found: dict[str, list[np.ndarray]] = {}
+    for number in sorted(set(owners)):
+      own = [i for i, owner in enumerate(owners) if owner == number]
+      if len(own) == len(sequences):
+        return self._answers(number, settings, policy, batch)
+      part = self._pack([sequences[i] for i in own])
+      answers = processes.local_copy(self._answers(number, settings, policy, part))
+      for name, grid in answers.items():
+        grid = np.asarray(grid)
+        places = found.setdefault(name, [grid[0, :0]] * len(sequences))
+        values = unpack(grid, part.segment_ids, len(own))
+        for i, value in zip(own, values, strict=True):
+          places[i] = value
+    return {name: repack(values, batch.segment_ids) for name, values in found.items()}
+
+  def score(
+    self,
+    trajectories: Sequence[Trajectory],
+    settings: DistillationConfig,
+    policy: Params | None = None,
+  ) -> list[dict[str, np.ndarray]]:
+    """What the teachers say of all tokens of episodes: arrays [n, ...] each, see ``make_ask``.
+
+    Args:
+      trajectories: what they are asked about; what is stored with them is not looked at.
+      settings: what they are asked.
+      policy: the student, where it is compared with.
+
+    Raises:
+      ValueError: an episode has several leaves, or no token.
+    """
+    sequences = to_sequences(trajectories)
+    if len(sequences) != len(trajectories):
+      raise ValueError("an episode has several branches, or no token; give episodes of one path.")
+    batch = self._pack(sequences).without(*TEACHER_COLUMNS)
+    answers = processes.local_copy(self.ask(settings, policy, batch, sequences))
+    each = {k: unpack(v, batch.segment_ids, len(sequences)) for k, v in answers.items()}
+    return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
+
+  def _answers(
+    self, number: int, settings: DistillationConfig, policy: Params | None, batch: Batch
+  ) -> dict[str, Array]:
+    """What one teacher says of all rows, one micro-batch at a time, on the mesh."""
+    teacher, student = self[number], self._student
+    logits = settings.form != "sampled" or settings.needs_comparison
+    if logits and teacher.model.vocab_size != student.vocab_size:
+      raise ConfigError(
+        f"the teacher {self._configs[number].path} has {teacher.model.vocab_size} logits and the "
+        f"student {student.vocab_size}; allowed: equally many, or distillation.form='sampled' with "
+        "keep=1 and overlap_top_k=0."
+      )
+    key = number, settings
+    if key not in self._asks:
+      self._asks[key] = make_ask(settings, student, teacher.model, self._temperature)
+    parts: list[dict[str, Array]] = []
+    with jax.set_mesh(self._mesh):
+      for at in range(0, batch.token_ids.shape[0], self._rows):
+        rows = [
+          x[at : at + self._rows] for x in (batch.token_ids, batch.segment_ids, batch.positions)
+        ]
+        if parts and not np.any(rows[1]):
+          parts.append(jax.tree.map(jnp.zeros_like, parts[0]))
+          continue
+        placed = jax.device_put(rows, batch_sharding(self._mesh))
+        parts.append(self._asks[key](policy, teacher.params, *placed))
+    return self._join(parts)
+
+
+def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
+  """What ``make_ask`` would answer, as it was stored; None where that is not there."""
+  names = {"log_probs": "teacher_log_probs"}
+  if settings.form == "top_k":
+    names = {"candidates": "teacher_top_log_probs", "ids": "teacher_top_ids"}
+  if settings.needs_live_teacher or not batch.columns.keys() >= set(names.values()):
+    return None
+  found = {name: np.asarray(batch.columns[column]) for name, column in names.items()}
+  if settings.form == "top_k":
+    stored = found["ids"].shape[-1]
+    if settings.top_k > stored:
+      raise ConfigError(
+        f"config.rl.objective.distillation.top_k={settings.top_k} and {stored} candidates a token "
+        f"were stored; allowed: up to {stored}, or store config.rl.rollouts anew with more."
+      )
+    # The likeliest come first.
+    found = {name: known[..., : settings.top_k] for name, known in found.items()}
+  log_probs = next(iter(found.values())).reshape(*batch.token_ids.shape, -1)
+  missing = np.isnan(log_probs).any(axis=-1) & (np.asarray(batch.weights) > 0)
+  if missing.any():
+    raise ConfigError(
+      f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; store "
+      "config.rl.rollouts anew with its teachers."
+    )
+  # Tokens without weight: any id and number that a gradient of 0 can pass.
+  return {
+    name: np.maximum(np.nan_to_num(known), 0) if name == "ids" else np.nan_to_num(known)
+    for name, known in found.items()
+  }
+
+
+def kept_count(most: int, time: int, multiple: int) -> int:
+  """Places a row for ``most`` tokens: one of about eight sizes, so that few shapes are compiled."""
+  size = max(multiple, -(-time // 8 // multiple) * multiple)
+  return min(max(-(-most // size), 1) * size, time)
+
+
+def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:
+  """int32 [B, K], places of the weighted tokens of every row, 0 where a row has fewer.
+
+  K is ``kept_count`` of the most of any row.
+
+  Args:
+    weights: [B, T].
+    multiple: K and T are multiples of it.
+  """
+  rows, time = weights.shape
+  count = kept_count(int((weights > 0).sum(axis=1).max()), time, multiple)
+  places = np.zeros((rows, count), np.int32)
+  for row, weighted in enumerate(weights > 0):
+    found = np.flatnonzero(weighted)
+    places[row, : len(found)] = found
+  return places
+
+
+def targets_at(answers: Mapping[str, Array], places: Array, form: str) -> TeacherTargets:
+  """The answers that the update needs, of the tokens at ``places`` alone."""
+  index = places[:, :, None]
+  if form == "full":
+    return TeacherTargets(hidden=jnp.take_along_axis(answers["hidden"], index, axis=1))
+  ids, log_probs = (
+    jnp.take_along_axis(answers[name], index, axis=1) for name in ("ids", "candidates")
+  )
+  return TeacherTargets(ids=ids, log_probs=log_probs)
+
+
+def teacher_divergences(
+  params: Params,
+  config: ModelConfig,
+  hidden: Array,
+  kept: Array,
+  targets: TeacherTargets,
+  head: TeacherHead | None,
+  settings: DistillationConfig,
+  temperature: float,
+) -> Array:
+  """Float32 [B, T]: divergence from the teacher at the kept tokens, 0 at the others.
+
+  The student's hidden states of the kept tokens are gathered first, so that logits are made for
+  these alone, ``config.logits_chunk`` time steps at once.
+
+  Args:
+    params, config: the student.
+    hidden: [B, T, embed], its states.
+    kept: int32 [B, K], see ``kept_places``.
+    targets: of the teacher at the kept tokens.
+    head: of the teacher, for form "full".
+    settings: which divergence.
+    temperature: divides the logits of both.
+  """
+  states = take_tokens(hidden, jnp.maximum(kept - 1, 0))
+  own = readout(params, config, states, temperature)
+  kind, beta = settings.divergence, settings.beta
+  if settings.form == "full":
+    assert head is not None and targets.hidden is not None
+    other = Readout(targets.hidden, head.weight, temperature, head.softcap)
+    values = over_vocabulary(
+      lambda log_p, log_q: divergence(log_p, log_q, kind, beta),
+      [own, other],
+      size=config.logits_chunk,
+    )
+  else:
+    assert targets.ids is not None and targets.log_probs is not None
+    rest = settings.rest
+    values = over_vocabulary(
+      lambda log_p, ids, log_q: candidate_divergence(
+        at(log_p, ids), log_q, kind, rest, beta, entropy(log_p) if rest == "floor" else None
+      ),
+      [own],
+      targets.ids,
+      targets.log_probs,
+      size=config.logits_chunk,
+    )
+  return put_tokens(values, kept, hidden.shape[1])

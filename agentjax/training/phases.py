@@ -1,0 +1,199 @@
+"""Phases of reinforcement learning, compiled: signals, and passes of prepare and update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from agentjax.models.lora import LoraConfig
+from agentjax.objectives.advantage_function import (
+  AdvantageFunction,
+  abstract_advantage_inputs,
+  check_advantages,
+)
+from agentjax.objectives.advantages import check_outcomes, check_rewards
+from agentjax.objectives.columns import TOKEN_REWARDS, credit_inputs
+from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
+from agentjax.objectives.preparation import abstract_inputs, prepare
+from agentjax.rollout.seat_config import trained_seats
+from agentjax.signals.signal import Signal
+from agentjax.training.alternation import learners
+from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
+from agentjax.training.pass_config import PlannedPass, Prepare
+from agentjax.training.rows import MeshRows
+from agentjax.training.update import Update, UpdateSettings
+from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.record import POLICY
+
+
+class Pass(NamedTuple):
+  """One update of every batch in every epoch.
+
+  Attributes:
+    prefix: of its metrics; "" for the first pass of a phase.
+    prepare: on the mesh, given a batch with the columns of all signals.
+    update: see ``update.make_update``.
+  """
+
+  prefix: str
+  prepare: Prepare
+  update: Update
+
+
+class Phase(NamedTuple):
+  """A phase of reinforcement learning.
+
+  Attributes:
+    config: see PhaseConfig; parts of the reward are named.
+    path: of the objective in the config, for messages.
+    signals: in the order in which they run.
+    passes: one after the other; each runs all epochs.
+  """
+
+  config: PhaseConfig
+  path: str
+  signals: tuple[Signal, ...]
+  passes: tuple[Pass, ...]
+
+  @property
+  def compared(self) -> bool:
+    """Whether its tokens were sampled as they are trained on, by a policy to compare with."""
+    return self.config.context == "episode" and self.config.objective.preference is None
+
+  def check(self, batch: Batch) -> None:
+    """Refuses rewards that the objective cannot learn from; ``batch`` is on the host.
+
+    Raises:
+      ConfigError: a reward outside 0..1 where outcomes are needed.
+      ValueError: a valid reward that is not finite.
+    """
+    outcomes = np.asarray(batch.rewards), np.asarray(batch.valid)
+    check_rewards(*outcomes, np.asarray(batch.groups))
+    objective = self.config.objective
+    if objective.value_loss.kind == "bernoulli":
+      field = f"{self.path}.value_loss.kind"
+      check_outcomes(*outcomes, f"{field}='bernoulli'", f"set --{field}=squared")
+    if objective.preference is not None and objective.preference.form == "outcome":
+      field = f"{self.path}.preference.form"
+      check_outcomes(*outcomes, f"{field}='outcome'", f"set --{field}=dpo")
+
+
+def named_phases(experiment: Experiment) -> list[PhaseConfig]:
+  """The phases of the stage, with the parts of the reward named; none where it has no steps."""
+  shares = experiment.reward.shares
+  return [
+    dataclasses.replace(phase, objective=phase.objective.with_parts_of(shares))
+    for phase in (experiment.rl.all_phases if experiment.rl.steps else ())
+  ]
+
+
+def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
+  """Updates of a policy in the reinforcement-learning stage."""
+  stage, trained = experiment.rl, trained_seats(experiment.seats)
+  first = passes = 0
+  for phase in stage.all_phases if stage.steps else ():
+    steps = range(first, first + phase.steps)
+    turns = sum(policy in learners(stage.alternate, trained, step) for step in steps)
+    passes += turns * (1 if phase.passes is None else phase.passes.number)
+    first += phase.steps
+  return passes * stage.minibatches * stage.epochs
+
+
+def update_settings(
+  stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
+) -> UpdateSettings:
+  """What ``make_update`` takes of a stage."""
+  own: dict[str, Any] = {"temperature": temperature, "lora": lora}
+  names = [field.name for field in dataclasses.fields(UpdateSettings)]
+  own |= {"distillation": None, "only_values": False}  # those of a phase
+  return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
+
+
+def compile_phases(
+  experiment: Experiment,
+  phases: Sequence[PhaseConfig],
+  objective: Objective,
+  advantage: AdvantageFunction | None,
+  signals: Callable[[PhaseConfig], tuple[Signal, ...]],
+  update: Callable[[PhaseConfig, Objective], Update],
+  rows: MeshRows,
+) -> list[Phase]:
+  """All phases of a run. Nothing is computed yet; loss functions are traced.
+
+  Args:
+    experiment: validated.
+    phases: of ``named_phases``.
+    objective: loss of the last phase.
+    advantage: in the place of the advantages that the last phase's config names.
+    signals: of a phase.
+    update: the update of a phase with a loss.
+    rows: how batches lie on the mesh.
+
+  Raises:
+    ConfigError: a function that cannot be traced; signals that do not fit each other.
+  """
+  result = []
+  for number, phase in enumerate(phases):
+    last = number == len(phases) - 1
+    path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
+    own = objective if last else policy_objective(phase.objective)
+    function: AdvantageFunction | None = phase.objective.advantage.function
+    function = advantage if last and advantage is not None else function
+    found = signals(phase)  # which registers the columns that a function may read
+    paid = any(TOKEN_REWARDS in signal.adds for signal in found)
+    _trace(experiment, phase, own, function, token_rewards=paid)
+    if phase.passes is not None:
+      passes: tuple[Pass, ...] = tuple(
+        _compile(one, update(phase, policy_objective(one.objective)), rows)
+        for one in phase.passes.plan(phase.objective)
+      )
+    else:
+      one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
+      passes = (_compile(one, update(phase, own), rows),)
+    result.append(Phase(phase, path, found, passes))
+  return result
+
+
+def _trace(
+  experiment: Experiment,
+  phase: PhaseConfig,
+  objective: Objective,
+  function: AdvantageFunction | None,
+  *,
+  token_rewards: bool,
+) -> None:
+  """Shows faults of functions of one's own before anything is sampled or compiled."""
+  stage = experiment.rl
+  shape = (stage.microbatch_rows, stage.row_length)
+  jax.eval_shape(objective, abstract_inputs(phase.objective, *shape))
+  if function is None:
+    return
+  inputs = abstract_advantage_inputs(
+    *shape,
+    sequences=stage.tasks_per_step * experiment.rollout.group_size,
+    turn_rewards=bool(phase.objective.advantage.turn_rewards),
+    token_rewards=token_rewards,
+    reference=phase.objective.needs_reference,
+  )
+  check_advantages(function, inputs)
+
+
+def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
+  return Pass(one.prefix, _on_mesh(one.prepare, rows), update)
+
+
+def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:
+  """Compiled: tokens stay where the batch's are, metrics are everywhere."""
+  return jax.jit(function, out_shardings=(rows.whole, rows.everywhere))
+
+
+def _prepare(config: ObjectiveConfig, advantage: AdvantageFunction | None) -> Callable[..., Any]:
+  def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
+    given: dict[str, Any] = credit_inputs(batch, config)
+    return prepare(batch.for_loss(), config, advantage=advantage, **given)
+
+  return ready

@@ -1,0 +1,134 @@
+"""The environment protocol: reset, step, close; snapshot and restore where it can be branched."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+from collections.abc import Awaitable, Mapping, Sequence
+
+from agentjax.faults import Fault
+from agentjax.tools.protocol import Tool
+from agentjax.trajectory.record import (
+  AGENT,
+  GuardRecord,
+  Message,
+  Reward,
+  Status,
+  Task,
+  ToolCall,
+  ToolRecord,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+  """Messages shown to the policy before it acts.
+
+  Attributes:
+    messages: shown to the agent who acts next.
+    next: that agent; it matters where there are several.
+    others: by agent what others are shown, who take it in when they act again.
+  """
+
+  messages: tuple[Message, ...]
+  next: str = AGENT
+  others: Mapping[str, tuple[Message, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+  """What the policy wrote in one turn: the text without markup, and the calls parsed from it."""
+
+  text: str
+  tool_calls: tuple[ToolCall, ...] = ()
+  truncated: bool = False  # the turn ran out of tokens before its end marker
+  agent: str = AGENT  # whose turn it was
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """Result of an action. ``reward`` None means "the reward graph decides at the end"; ``reason``
+  says why a status other than ok was set, and ``fault`` what failed where the status masks.
+
+  ``reward`` is paid to the agent who acted, ``rewards`` by name to further ones."""
+
+  observation: Observation
+  reward: Reward | None = None
+  terminated: bool = False
+  truncated: bool = False
+  status: Status = Status.OK
+  answer: str | None = None
+  tools: tuple[ToolRecord, ...] = ()
+  guards: tuple[GuardRecord, ...] = ()
+  reason: str = ""
+  fault: Fault | None = None
+  rewards: Mapping[str, Reward] = dataclasses.field(default_factory=dict)
+
+
+class Environment(abc.ABC):
+  """One episode's world. Lives on the host, never imports jax. One instance serves one episode.
+
+  An environment of several agents names them in ``agents``. ``Observation.next`` then says who acts
+  next and ``Observation.others`` what others see; ``Action.agent`` is who acted.
+  """
+
+  tools: Sequence[Tool] = ()
+  agents: Sequence[str] = (AGENT,)
+
+  def tools_of(self, agent: str) -> Sequence[Tool]:
+    """What ``agent`` may call; asked after ``reset``."""
+    del agent
+    return self.tools
+
+  @property
+  def least_return(self) -> float:
+    """The least that an episode's rewards can add up to, 0 or below.
+
+    An episode that the policy ends by a breach (``Status.POLICY_ERROR``), such as made-up markup,
+    gets this in the end, whatever it had earned: a breach must not be worth more than losing.
+    """
+    return 0.0
+
+  @abc.abstractmethod
+  async def reset(self, task: Task, key: int) -> Observation:
+    """Starts the episode. ``key`` seeds every random choice the environment makes."""
+
+  @abc.abstractmethod
+  async def step(self, action: Action) -> Step:
+    """Advances by one turn of the policy."""
+
+  def snapshot(self) -> bytes | None | Awaitable[bytes | None]:
+    """The whole state of the episode, for others to go on from; may be a coroutine.
+
+    None, or NotImplementedError, says that this environment has no snapshots. Samplers that branch
+    then refuse it; all others never ask.
+    """
+    return None
+
+  def restore(self, state: bytes) -> None:
+    """Returns to a snapshot, also in a fresh instance on which reset was called with its task."""
+    raise NotImplementedError(f"{type(self).__name__} must define restore() or resume()")
+
+  async def resume(self, task: Task, key: int, state: bytes) -> None:
+    """Starts a fresh instance where another took ``state``, in the place of ``reset``."""
+    await self.reset(task, key)
+    self.restore(state)
+
+  def discard(self, state: bytes) -> None:  # noqa: B027 (most snapshots hold nothing outside)
+    """Nobody goes on from ``state`` any more: frees what is kept for it, also after ``close``."""
+
+  async def close(self) -> None:  # noqa: B027 (most environments hold nothing)
+    """Frees what the episode holds; called exactly once, also after errors."""
+
+
+async def take_snapshot(environment: Environment) -> bytes | None:
+  """``environment.snapshot()``, however it is written; None where there is none, or no way back."""
+  kind = type(environment)
+  if kind.restore is Environment.restore and kind.resume is Environment.resume:
+    return None
+  try:
+    state = environment.snapshot()
+    return await state if inspect.isawaitable(state) else state
+  except NotImplementedError:
+    return None

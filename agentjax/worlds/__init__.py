@@ -1,0 +1,1 @@
+"""Bundled worlds: a folder each, chosen by its name. A folder's ``Settings`` are the choice."""

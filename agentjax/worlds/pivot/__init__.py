@@ -1,0 +1,7 @@
+"""The world "pivot"; see README.md."""
+
+from agentjax.worlds.pivot.world import PivotWorldConfig
+
+Settings = PivotWorldConfig
+
+__all__ = ["PivotWorldConfig", "Settings"]
