@@ -1,7 +1,8 @@
 """Checkpoints: device state and host state together, atomically, exactly.
 
 One checkpoint is a directory ``checkpoints/STEP`` that orbax writes under another name and renames
-when whole, so an interrupted or failed save leaves the earlier ones as they were.
+when whole, so an interrupted or failed save leaves the earlier ones as they were. A save returns
+when the arrays are copied to the host; training goes on while threads write them.
 
 Its metadata hold a hash of every part (``sharding.fingerprint``) and a seal, the SHA-256 of the
 metadata themselves. Whatever is loaded is compared with them: a flipped bit, a missing or a cut-off
@@ -89,15 +90,25 @@ class CheckpointStore:
     self.directory = pathlib.Path(directory).absolute()
     self.identity = identity
     self._keep, self._policies = keep, policies
+    self._writing: tuple[int, Any] | None = None  # the step that is being saved
 
   def steps(self) -> list[int]:
-    """Steps that have a directory, ascending; what is in it shows when it is restored."""
+    """Steps that have a directory, ascending; what is in it shows when it is restored.
+
+    Waits for one that is being written, as all that reads does.
+    """
+    self.wait()
+    return self._written()
+
+  def _written(self) -> list[int]:
     if not self.directory.is_dir():
       return []
     return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
   def save(self, step: int, state: Any, host: dict[str, Any], pending: bytes = b"") -> None:
-    """Writes one checkpoint and then drops those no longer kept.
+    """Begins to write one checkpoint, once an earlier one is whole; ``wait`` ends it.
+
+    The arrays may be donated or deleted as soon as this returns.
 
     Args:
       step: name of the checkpoint.
@@ -106,9 +117,9 @@ class CheckpointStore:
       pending: serialised rollout state that the next step starts from.
 
     Raises:
-      CheckpointError: the disk is full or the write failed; nothing of it remains and older
-        checkpoints still load.
+      CheckpointError: as ``wait``.
     """
+    self.wait()
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.weights,
@@ -125,17 +136,35 @@ class CheckpointStore:
     }
     metadata["seal"] = _seal(metadata)
     try:
-      ocp.save_checkpointables(
+      writing = ocp.save_checkpointables_async(
         self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
       )
     except Exception as error:
-      remaining = self.steps()
-      raise CheckpointError(
-        f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
-        f"{remaining or 'none'}. Free disk space or set --workdir to another disk, then start the "
-        "same command again: it resumes."
-      ) from error
+      raise self._failed(step, error) from error
+    self._writing = (step, writing)
+
+  def wait(self) -> None:
+    """Returns when what ``save`` began is whole on disk and those no longer kept are gone.
+
+    Raises:
+      CheckpointError: the disk is full or the write failed; nothing of it remains and older
+        checkpoints still load.
+    """
+    if self._writing is None:
+      return
+    (step, writing), self._writing = self._writing, None
+    try:
+      writing.result()
+    except Exception as error:
+      raise self._failed(step, error) from error
     self._drop_old()
+
+  def _failed(self, step: int, error: Exception) -> CheckpointError:
+    return CheckpointError(
+      f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
+      f"{self._written() or 'none'}. Free disk space or set --workdir to another disk, then start "
+      "the same command again: it resumes."
+    )
 
   def restore(self, step: int, abstract_state: Any, recorded: str | None = None) -> Restored:
     """Reads and verifies a step; its arrays are sharded as ``abstract_state`` says.
@@ -229,7 +258,7 @@ class CheckpointStore:
     return None
 
   def _drop_old(self) -> None:
-    steps = self.steps()
+    steps = self._written()
     for step in steps[1 : max(1, len(steps) - self._keep)]:
       ocp.delete(self.directory / str(step))
 
