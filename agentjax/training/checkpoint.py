@@ -106,6 +106,11 @@ class CheckpointStore:
     return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
   def save(self, step: int, state: Any, host: dict[str, Any], pending: bytes = b"") -> None:
+    """``begin_save`` and ``wait``."""
+    self.begin_save(step, state, host, pending)
+    self.wait()
+
+  def begin_save(self, step: int, state: Any, host: dict[str, Any], pending: bytes = b"") -> None:
     """Begins to write one checkpoint, once an earlier one is whole; ``wait`` ends it.
 
     The arrays may be donated or deleted as soon as this returns.
@@ -144,7 +149,7 @@ class CheckpointStore:
     self._writing = (step, writing)
 
   def wait(self) -> None:
-    """Returns when what ``save`` began is whole on disk and those no longer kept are gone.
+    """Returns when what ``begin_save`` began is whole on disk, and those no longer kept are gone.
 
     Raises:
       CheckpointError: the disk is full or the write failed; nothing of it remains and older

@@ -44,19 +44,30 @@ def all_agree(true: bool) -> bool:
   return bool(np.asarray(multihost_utils.process_allgather(np.array([true]))).all())
 
 
+def any_asks(true: bool) -> bool:
+  """Whether ``true`` holds on some process."""
+  return not all_agree(not true)
+
+
+def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:
+  """Everyone's records, by process; of what ``encode_record`` takes."""
+  if jax.process_count() == 1:
+    return [record]
+  data = encode_record(record)
+  sizes = np.asarray(multihost_utils.process_allgather(np.array([len(data)], np.int64)))
+  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded[: len(data)] = np.frombuffer(data, np.uint8)
+  rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(sizes.size, -1)
+  sizes = sizes.reshape(-1).tolist()
+  return [decode_record(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
 def gather_trajectories(own: Sequence[Trajectory]) -> list[Trajectory]:
   """Everyone's trajectories in the order of their addresses, the same on every process."""
   if jax.process_count() == 1:
     return list(own)
-  data = encode_record({"trajectories": [to_record(t) for t in own]})
-  sizes = np.asarray(multihost_utils.process_allgather(np.array([len(data)], np.int64)))
-  padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = np.asarray(multihost_utils.process_allgather(padded))
-  every: list[Trajectory] = []
-  for row, size in zip(rows.reshape(len(sizes.reshape(-1)), -1), sizes.reshape(-1), strict=True):
-    record = decode_record(row[: int(size)].tobytes())
-    every += [from_record(r) for r in record["trajectories"]]
+  parts = exchange({"trajectories": [to_record(t) for t in own]})
+  every = [from_record(record) for part in parts for record in part["trajectories"]]
   return sorted(every, key=lambda t: t.address)
 
 

@@ -58,7 +58,7 @@ from agentjax.training.evaluation import build_engine, evaluate_policy
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
 from agentjax.training.interrupt import Interrupt
-from agentjax.training.journal import Journal, JournalReader, StepRecord
+from agentjax.training.journal import JOURNAL_FILE, Journal, StepRecord
 from agentjax.training.learner import Learner
 from agentjax.training.metrics import (
   MetricsWriter,
@@ -268,20 +268,16 @@ class _Session:
       self.parts.identity,
       tuple(self.learner.trained),
     )
-    journal = directory / "journal.log"
-    # The first process drops a torn end before the others read.
-    self.writer = Journal(journal) if processes.is_first() else None
-    if self.writer is not None and self.writer.torn is not None:
-      logging.warning("dropped the torn end of the journal: %s", self.writer.torn.reason)
-    if self.writer is not None and self.writer.faults:
+    self.journal = Journal(directory / JOURNAL_FILE)
+    if self.journal.torn is not None:
+      logging.warning("dropped the torn end of the journal: %s", self.journal.torn.reason)
+    for name, faults in self.journal.faults.items():
       logging.warning(
         "%s was damaged (%s): the file is kept as %s.damaged, its whole records were written anew",
-        journal,
-        "; ".join(self.writer.faults),
-        journal.name,
+        directory / name,
+        faults,
+        name,
       )
-    processes.wait("journal")
-    self.journal = self.writer or JournalReader(journal)
     self.runner = LoopThread()
     self.engine = build_engine(self.parts)
     self.bank = PolicyBank(self.parts, self.first_rl_step, build_engine)
@@ -306,8 +302,8 @@ class _Session:
   def __exit__(self, *exc: object) -> None:
     with contextlib.ExitStack() as stack:
       stack.callback(self.runner.close)
-      if self.writer is not None:
-        stack.callback(self.writer.close)
+      stack.callback(self.journal.close)
+      stack.callback(self.checkpoints.wait)
       stack.callback(self.engine.close)
       stack.callback(self.bank.close)
       stack.callback(lambda: self.runner.run(self.parts.close()))
@@ -345,7 +341,7 @@ class _Session:
       self._player(self.experiment.rl.sampling),
       self.parts.make_environment,
       self.parts.rewards,
-      self._keep,
+      self.journal.add_trajectory,
       self.parts.program,
       self.parts.sampler,
       self._baseline_player(),
@@ -380,11 +376,6 @@ class _Session:
     trained = apart(members)[0]
     return bool(keep_groups(group_scores(trained, selection.score)[1], selection).all())
 
-  def _keep(self, trajectory: Trajectory) -> None:
-    """Writes down a finished episode; also called from the event loop's thread."""
-    if self.writer is not None:
-      self.writer.add_trajectory(trajectory)
-
   def _tell_of_lost_records(self) -> None:
     """Warns of steps that were done and that the journal knows too little of.
 
@@ -415,8 +406,7 @@ class _Session:
       metrics = None
       if processes.is_first():
         metrics = stack.enter_context(MetricsWriter(self.directory, resume_step=step))
-      if jax.process_count() == 1:  # a signal to one of several would leave the others waiting
-        stack.enter_context(self.interrupt)
+      stack.enter_context(self.interrupt)
       stack.enter_context(progress)
       progress.note(self._describe(step))
       if step == 0 and not self.checkpoints.steps():
@@ -424,7 +414,7 @@ class _Session:
           self._evaluate_into("before", state, 0, progress)
         self._save(0, state)
       saved = 0.0  # seconds, of the checkpoint before a step
-      while step < self.last_step and not self.interrupt.requested:
+      while step < self.last_step and not processes.any_asks(self.interrupt.requested):
         step += 1
         stage = self.stage_of(step)
         first = 1 if stage == "supervised" else self.experiment.supervised.steps + 1
@@ -451,6 +441,7 @@ class _Session:
       if not finished:
         self._save(step, state, waiting=False)
         progress.note(f"interrupted after step {step}; the same command goes on from here")
+      self.checkpoints.wait()
     report = RunReport(
       self.directory,
       self.evaluations.get("before", {}),
@@ -598,8 +589,6 @@ class _Session:
     refused = self.runner.run(stream.take_refused())
     if stage.selection.refill:
       refused = processes.gather_trajectories(refused)
-    for trajectory in trajectories:
-      self._keep(trajectory)
     self.runner.run(stream.consume({t.address[:2] for t in (*trajectories, *refused)}))
     sampled = [*trajectories, *refused]
     if settled or stage.selection.rule == "all":
@@ -640,8 +629,15 @@ class _Session:
 
   def _take(self, step: int, count: int) -> list[Trajectory]:
     assert self.stream is not None
-    work = self.stream.take(step, count)
-    return processes.gather_trajectories(self.runner.run(self.interrupt.cancellable(work)))
+    own: list[Trajectory] | None = None
+    with contextlib.suppress(asyncio.CancelledError):
+      work = self.stream.take(step, count)
+      own = self.runner.run(self.interrupt.cancellable(work))
+    if not processes.all_agree(own is not None) or own is None:
+      raise asyncio.CancelledError
+    for trajectory in own:  # those that were not played here, but stored or in a checkpoint
+      self.journal.add_trajectory(trajectory)
+    return processes.gather_trajectories(own)
 
   def _publish(self, step: int, state: TrainState) -> None:
     """Gives the engines the weights that ``step`` begins with."""
@@ -652,7 +648,8 @@ class _Session:
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""
     order = self.journal.steps[step].episodes
-    episodes = self.journal.trajectories(set(order).__contains__)
+    own = self.journal.trajectories(set(processes.share(order)).__contains__)
+    episodes = {t.address: t for t in processes.gather_trajectories(list(own.values()))}
     return [episodes[address] for address in order]
 
   def _record(
@@ -693,6 +690,8 @@ class _Session:
         "from the last of them; if it stops here again, remove that one, or lower "
         f"config.{stage}.optimizer.learning_rate."
       )
+    if jax.process_count() > 1:
+      self.journal.sync()  # before what all compute together: a recorded step has its episodes
     record = StepRecord(step, stage, episodes, fingerprint(state.trained))
     known = self.journal.steps.get(step)
     if known is not None and known.fingerprint != record.fingerprint:
@@ -703,8 +702,7 @@ class _Session:
         known.fingerprint,
         record.fingerprint,
       )
-    if self.writer is not None:
-      self.writer.finish_step(record)
+    self.journal.finish_step(record)
 
   # Saving and restoring.
 
@@ -728,13 +726,13 @@ class _Session:
       "signals": self.learner.get_signals(),
       "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
-    pending = processes.gather_trajectories([] if stream is None else stream.episodes)
+    # Of several processes each has its own in the journal.
+    pending = [] if stream is None or jax.process_count() > 1 else stream.episodes
     records = encode_record({"trajectories": [to_record(t) for t in pending]})
-    if self.writer is not None:
-      self.writer.sync()
+    self.journal.sync()
     # One that is there already holds the same state; the journal holds the finished episodes.
     if step not in self.checkpoints.steps():
-      self.checkpoints.save(step, state, host, records)
+      self.checkpoints.begin_save(step, state, host, records)
 
   def _one_step_off_under_way(self, step: int) -> bool:
     """Whether the next step's episodes are sampled with the weights that ``step`` began with."""

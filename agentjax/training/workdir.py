@@ -26,7 +26,7 @@ from agentjax.training.extended import (
   read_description,
   write_description,
 )
-from agentjax.training.journal import read_journal
+from agentjax.training.journal import JOURNAL_FILE, journal_files, read_journal
 from agentjax.trajectory.recordlog import StoreError
 
 CONFIG_FILE = "config.json"
@@ -228,7 +228,8 @@ def _abandon(directory: pathlib.Path) -> None:
 
 def _forget_start(directory: pathlib.Path, made: bool) -> None:
   """Removes what a start wrote that was refused before it trained or sampled anything."""
-  wrote = {CONFIG_FILE, EXTENSIONS_FILE, _LOCK_FILE, "journal.log", "tokenizer.model"}
+  wrote = {CONFIG_FILE, EXTENSIONS_FILE, _LOCK_FILE, "tokenizer.model"}
+  wrote |= {file.name for file in journal_files(directory / JOURNAL_FILE).values()}
   names = {entry.name for entry in directory.iterdir()} - {_ABANDONED}
   if not names <= wrote:
     return
@@ -243,7 +244,7 @@ def _forget_start(directory: pathlib.Path, made: bool) -> None:
 
 def _records(directory: pathlib.Path) -> Iterator[tuple[str, Any]]:
   """Of the journal, up to where it is damaged: it is mended when the run opens it."""
-  journal = directory / "journal.log"
+  journal = directory / JOURNAL_FILE
   with contextlib.suppress(StoreError):
     if journal.exists():
       yield from read_journal(journal)

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,10 +87,25 @@ class RecordReader:
 
   def with_offsets(self) -> Iterator[tuple[int, dict[str, Any]]]:
     """As iterating, with the byte offset at which each record starts."""
-    for offset, payload in self._payloads():
+    for offset, payload in self.payloads():
       yield offset, self._decoded(offset, payload)
 
-  def _payloads(self) -> Iterator[tuple[int, bytes]]:
+  def at(self, offset: int) -> dict[str, Any]:
+    """The record that starts at a byte offset, without the others.
+
+    Raises:
+      StoreError: there is none, or a damaged one.
+    """
+    with self.path.open("rb") as file:
+      file.seek(offset)
+      head = file.read(_HEAD.size)
+      number, payload, _ = _record_at(head + file.read(_length(head)), 0)
+    if not payload:
+      raise StoreError(self.path, offset, "no whole record stands here")
+    return self._decoded(offset, payload)
+
+  def payloads(self) -> Iterator[tuple[int, bytes]]:
+    """Byte offset and encoded record of each, checked as when iterating and not decoded."""
     self.torn = None
     try:
       file = self.path.open("rb")
@@ -207,7 +222,43 @@ def salvage(
       offset, expected = end, number + 1
 
 
-def _record_at(data: mmap.mmap, offset: int) -> tuple[int, bytes | None, int]:
+def first_items(data: bytes, count: int, inside: str = "") -> dict[str, Any]:
+  """The first items of an encoded record; the rest is not decoded.
+
+  Args:
+    data: of ``encode_record``.
+    count: how many, or all where there are fewer; they lie in the first 4 KiB.
+    inside: key of a map in the place of which its own items are counted.
+
+  Raises:
+    ValueError: no such record.
+  """
+  unpacker = msgpack.Unpacker(
+    ext_hook=_restore, strict_map_key=False, raw=False, unicode_errors="surrogatepass"
+  )
+  unpacker.feed(data[:4096])
+  found: dict[str, Any] = {}
+  try:
+    left = unpacker.read_map_header()
+    while left and len(found) < count:
+      key = unpacker.unpack()
+      if key == inside:
+        left = unpacker.read_map_header()
+      else:
+        found[key] = unpacker.unpack()
+        left -= 1
+  except (TypeError, msgpack.UnpackException) as error:
+    raise ValueError(f"its first {count} items cannot be read: {error!r}") from error
+  return found
+
+
+def _length(head: bytes) -> int:
+  """Bytes of the payload behind a record's head; 0 where the head is damaged."""
+  whole = len(head) == _HEAD.size and zlib.crc32(head[:12]) == _HEAD.unpack(head)[3]
+  return int(_HEAD.unpack(head)[0]) if whole else 0
+
+
+def _record_at(data: mmap.mmap | bytes, offset: int) -> tuple[int, bytes | None, int]:
   """Number, payload and end of the record that begins at ``offset``; no payload if none does."""
   head = data[offset : offset + _HEAD.size]
   if len(head) == _HEAD.size:
@@ -231,6 +282,7 @@ class RecordWriter:
     path: the file; its folder is made.
     magic: 8 bytes that name the kind of file.
     version: version of the records.
+    on_record: called with byte offset and encoded record of each that is there already.
 
   Attributes:
     count: records in the file.
@@ -240,7 +292,13 @@ class RecordWriter:
     StoreError: an existing file is damaged, of another kind or version.
   """
 
-  def __init__(self, path: str | os.PathLike[str], magic: bytes, version: int = 1) -> None:
+  def __init__(
+    self,
+    path: str | os.PathLike[str],
+    magic: bytes,
+    version: int = 1,
+    on_record: Callable[[int, bytes], None] = lambda offset, data: None,
+  ) -> None:
     self.path = Path(path)
     self.count = 0
     self.torn: TornTail | None = None
@@ -250,7 +308,8 @@ class RecordWriter:
     if self.path.exists():
       reader = RecordReader(self.path, magic, version, recover_tail=True)
       self._offset = _HEADER.size
-      for offset, payload in reader._payloads():
+      for offset, payload in reader.payloads():
+        on_record(offset, payload)
         self.count += 1
         self._offset = offset + _HEAD.size + len(payload)
       self.torn = reader.torn
