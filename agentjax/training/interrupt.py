@@ -12,7 +12,12 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
+from agentjax.training import processes
+
 T = TypeVar("T")
+_STOPS = (
+  "stops after what is being computed or compiled now, with all that is finished saved"
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -23,10 +28,11 @@ class Interrupt:
   take minutes. So a thread of its own says at once that the signal came, and a second one that
   comes before the first was handled ends the process: a run may be killed at any instant.
 
-  Signals reach the main thread only; elsewhere the context does nothing.
+  Signals reach the main thread only; elsewhere the context answers to no signal. Of several
+  processes one that gets a signal tells the others at once, and they do as if they had got it.
 
   Attributes:
-    requested: whether a signal came.
+    requested: whether a signal came, here or to another process.
     tell: says a line to whoever watches; called from another thread.
   """
 
@@ -38,6 +44,8 @@ class Interrupt:
     self._cleanup = contextlib.ExitStack()
 
   def __enter__(self) -> Interrupt:
+    self._call = processes.Call(self._other_asks)
+    self._cleanup.callback(self._call.close)
     if threading.current_thread() is threading.main_thread():
       self._previous = {s: signal.signal(s, self._handle) for s in _SIGNALS}
       heard, written = socket.socketpair()
@@ -73,19 +81,24 @@ class Interrupt:
           continue
         count += 1
         if count == 1:
-          self.tell(
-            f"{signal.Signals(number).name}: stops after what is being computed or compiled now, "
-            "with all that is finished saved; a second signal stops at once"
-          )
+          self._call.call()
+          self.tell(f"{signal.Signals(number).name}: {_STOPS}; a second signal stops at once")
         elif not self.requested:  # the first is not even handled yet
           os._exit(128 + number)
 
   def _handle(self, number: int, frame: FrameType | None) -> None:
-    self.requested = True
     self._restore()
-    if self._task is not None:
+    self._stop()
+
+  def _other_asks(self) -> None:
+    self.tell(f"a signal to another process: {_STOPS}")
+    self._stop()
+
+  def _stop(self) -> None:
+    self.requested = True
+    if (task := self._task) is not None:
       # The loop may be asleep in select; only the thread-safe call wakes it.
-      self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+      task.get_loop().call_soon_threadsafe(task.cancel)
 
   def _restore(self) -> None:
     for number, handler in self._previous.items():

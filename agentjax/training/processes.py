@@ -2,23 +2,41 @@
 
 Every process holds the same tasks, tokenizer and settings and executes the same steps. Episodes are
 sampled by all, each its own share of the tasks, and exchanged before the update, so that every
-process sees the whole batch; evaluations likewise. Files are written by the first alone.
+process sees the whole batch; evaluations likewise. Each writes its own journal and its part of the
+checkpoints, the first all other files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed  # the key-value store of the processes has no public name
 from jax.experimental import multihost_utils
+
+from agentjax.config import ConfigError
 
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
 
 T = TypeVar("T")
+
+FAILED = 4  # exit status of one of several processes that failed, or lost another
+_POLL = 0.5  # seconds
+_calls = itertools.count()
+
+
+class ProcessLostError(RuntimeError):
+  """What all processes do together failed; the message says what to do."""
 
 
 def is_first() -> bool:
@@ -47,6 +65,68 @@ def all_agree(true: bool) -> bool:
 def any_asks(true: bool) -> bool:
   """Whether ``true`` holds on some process."""
   return not all_agree(not true)
+
+
+class Call:
+  """What one process tells the others at any moment, once. Made by all in the same order.
+
+  Args:
+    on_call: called in a thread of its own where another process has called.
+  """
+
+  def __init__(self, on_call: Callable[[], None]):
+    self._on_call, self._key = on_call, f"agentjax/call/{next(_calls)}"
+    self._closed = threading.Event()
+    if jax.process_count() > 1:
+      threading.Thread(target=self._listen, daemon=True, name="call").start()
+
+  def call(self) -> None:
+    """Tells the others; from any thread."""
+    self._closed.set()
+    if jax.process_count() > 1:
+      distributed.global_state.client.key_value_set(self._key, "", allow_overwrite=True)
+
+  def close(self) -> None:
+    """Listens no longer."""
+    self._closed.set()
+
+  def _listen(self) -> None:
+    while not self._closed.wait(_POLL):
+      with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has called
+        distributed.global_state.client.key_value_try_get(self._key)
+        return self._on_call()
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+  """Where one of several processes fails, its program ends without waiting for the others.
+
+  They then fail in what they do together. Else jax would wait for them at the end of the program,
+  and they for it.
+
+  Raises:
+    ProcessLostError: what all do together failed.
+  """
+  try:
+    yield
+  except Exception as error:
+    if jax.process_count() == 1:
+      raise
+    atexit.register(_leave, 2 if isinstance(error, ConfigError) else FAILED)
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+      raise
+    raise ProcessLostError(
+      f"process {jax.process_index()} of {jax.process_count()}: what all processes do together "
+      f"failed ({' '.join(str(error).split())[:300]}). Mostly another process has ended: its log "
+      "says why. Start the same command again on every host: the run goes on from its last "
+      "checkpoint and its journals."
+    ) from error
+
+
+def _leave(status: int) -> None:
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
 
 
 def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -189,6 +189,7 @@ class Run:
         train on for several steps, or the policy collapsed and ``config.rl.diagnostics.stop`` is
         set.
       CheckpointError: a checkpoint could not be written, earlier ones are whole; or none is whole.
+      ProcessLostError: another process of the run has ended.
     """
     with self._session() as session:
       if processes.is_first():
@@ -210,7 +211,7 @@ class Run:
 
   @contextlib.contextmanager
   def _session(self) -> Iterator[_Session]:
-    with contextlib.ExitStack() as stack:
+    with processes.failing_together(), contextlib.ExitStack() as stack:
       if processes.is_first():
         description = describe(self._extended)
         stack.enter_context(open_workdir(self.directory, self.experiment, description))
@@ -299,11 +300,12 @@ class _Session:
   def __enter__(self) -> _Session:
     return self
 
-  def __exit__(self, *exc: object) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
     with contextlib.ExitStack() as stack:
       stack.callback(self.runner.close)
       stack.callback(self.journal.close)
-      stack.callback(self.checkpoints.wait)
+      if kind is None or jax.process_count() == 1:  # others may be gone, and it would wait for them
+        stack.callback(self.checkpoints.wait)
       stack.callback(self.engine.close)
       stack.callback(self.bank.close)
       stack.callback(lambda: self.runner.run(self.parts.close()))

@@ -175,13 +175,13 @@ def test_a_checkpoint_that_the_journal_knows_otherwise_is_refused(saved, tmp_pat
 
 
 def test_a_checkpoint_without_a_seal_is_read_and_compared_with_the_journal(tmp_path, monkeypatch):
-  save = ocp.save_checkpointables
+  save = ocp.save_checkpointables_async
 
   def old(*args, custom_metadata, **kwargs):
     kept = {k: v for k, v in custom_metadata.items() if k not in ("seal", "fingerprints")}
-    save(*args, custom_metadata=kept, **kwargs)
+    return save(*args, custom_metadata=kept, **kwargs)
 
-  monkeypatch.setattr(ocp, "save_checkpointables", old)
+  monkeypatch.setattr(ocp, "save_checkpointables_async", old)
   store = CheckpointStore(tmp_path, keep=2, identity={})
   store.save(3, make_state(3), HOST)
   assert read_metadata(tmp_path / "3")["fingerprints"] is None
