@@ -28,6 +28,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -108,6 +109,7 @@ class Player:
     run_seed: seed that all addressed randomness starts from.
     seats: who plays in the place of the policy, by agent, where there are several.
     only: name of the one policy that is measured; None lets all learn that are trained.
+    background: its episodes get slots of the engine when those of others want none.
   """
 
   engine: Engine
@@ -117,6 +119,11 @@ class Player:
   run_seed: int
   seats: Mapping[str, SeatPlayer] = dataclasses.field(default_factory=dict)
   only: str | None = None
+  background: bool = False
+
+  def priority(self, address: keys.Address) -> tuple[int, ...]:
+    """Of an episode's contexts in the engine; the lowest get slots first."""
+    return (sys.maxsize, *address) if self.background else address
 
   def take_seats(self, agents: Sequence[str], address: keys.Address) -> dict[str, Seat]:
     """Who sits where in an episode; see ``rollout.seats.take_seats``."""
@@ -140,16 +147,16 @@ class SharedPrefixes:
     self._prefills: dict[tuple[int, tuple[int, ...]], asyncio.Task[Prefix]] = {}
 
   async def get(
-    self, ids: Sequence[int], address: keys.Address, engine: Engine | None = None
+    self, ids: Sequence[int], priority: tuple[int, ...], engine: Engine | None = None
   ) -> Prefix:
-    """The prefix of ``ids``. The first caller starts the prefill, with its address as priority.
+    """The prefix of ``ids``. The first caller starts the prefill, with its priority.
 
     ``engine`` is that of another player; None is the policy's.
     """
     at = self._engine if engine is None else engine
     key = (id(at), tuple(ids))
     if key not in self._prefills:
-      self._prefills[key] = asyncio.ensure_future(at.prefill(list(ids), priority=address))
+      self._prefills[key] = asyncio.ensure_future(at.prefill(list(ids), priority=priority))
     # An episode that is cancelled while it waits must not take the prefill from its siblings.
     return await asyncio.shield(self._prefills[key])
 
@@ -381,12 +388,13 @@ class Episode:
         f"rollout.max_total_tokens={limit}",
       )
     if player.engine is not None:
+      priority = self.player.priority(self.address)
       with _engine():
         if shared:
-          prefix = await self._prefixes.get(ids, self.address, player.engine)
-          seat.context = await player.engine.open(prefix, priority=self.address)
+          prefix = await self._prefixes.get(ids, priority, player.engine)
+          seat.context = await player.engine.open(prefix, priority=priority)
         else:
-          seat.context = await player.engine.open_ids(ids, priority=self.address)
+          seat.context = await player.engine.open_ids(ids, priority=priority)
     seat.opened = True
     self._append(spans, seconds=0.0)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.sharding.order import in_order
+from agentjax.sharding.order import dispatching, in_order
 
 _WORDS = 4
 _ODD = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
@@ -21,7 +21,8 @@ def fingerprint(tree: Any) -> str:
   the same for every sharding and summation order; one changed bit changes it. Not cryptographic.
   Sharded arrays are hashed where they lie: only the sums travel.
   """
-  every = [in_order(_leaf_sums(leaf)) for leaf in jax.tree.leaves(tree)]
+  with dispatching():
+    every = [in_order(_leaf_sums(leaf)) for leaf in jax.tree.leaves(tree)]
   total = np.zeros(_WORDS, np.uint32)
   for i, sums in enumerate(jax.device_get(every)):
     total += np.asarray(_mix(np.asarray(sums) + np.uint32((i * 2 + 1) & 0xFFFFFFFF)))

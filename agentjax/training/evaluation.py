@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -17,7 +18,13 @@ from agentjax.engine import Engine
 from agentjax.models import Params, param_specs
 from agentjax.models.huggingface import is_folder, load_pretrained
 from agentjax.models.spec import abstract
-from agentjax.rollout.evaluation import EvaluationPlan, EvaluationReport, play, summarise
+from agentjax.rollout.evaluation import (
+  Episodes,
+  EvaluationPlan,
+  EvaluationReport,
+  play,
+  summarise,
+)
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
@@ -55,54 +62,85 @@ def build_engine(parts: Parts) -> Engine:
   )
 
 
-def evaluate_policy(
-  parts: Parts,
-  engine: Engine,
-  runner: LoopThread,
-  policy: Params,
-  step: int,
-  plan: EvaluationPlan,
-  seats: Mapping[str, SeatPlayer] | None = None,
-  measured: str = POLICY,
-) -> EvaluationReport:
+class Evaluation:
   """Measures a policy on the first ``config.evaluation.tasks`` held-out tasks.
 
-  Each process plays its share of the tasks, and all get the report on all of them.
+  The episodes begin at once and run in the loop of ``runner``. Each process plays its share of the
+  tasks, and all get the report on all of them. The engines must keep the policy's weights until
+  ``report`` is there.
 
   Args:
     parts: host-side parts of the run.
-    engine: gets the policy published, as the version that step ``step + 1`` begins with.
+    engine: has the policy of after training step ``step`` published.
     runner: where the episodes are played.
-    policy: parameters of "policy" after training step ``step``.
+    step: whose policy it is.
     plan: what to measure.
     seats: of a ``training.bank.PolicyBank``; None where ``config.seats`` names nobody.
     measured: name of the policy whose rewards count.
+    background: whether its episodes stand behind all others.
+
+  Attributes:
+    step: as given.
   """
-  experiment = parts.experiment
-  settings = experiment.evaluation
-  sampling = dataclasses.replace(experiment.rl.sampling, temperature=settings.temperature)
-  tasks = parts.tasks.test[: settings.tasks]
-  engine.publish(policy, step + 1)
-  player = parts.player(engine, sampling, experiment.seed, seats)
-  own = runner.run(
-    play(
-      processes.share(tasks),
-      player=dataclasses.replace(player, only=measured),
-      make_environment=parts.make_environment,
-      rewards=parts.rewards,
-      plan=plan,
-      step=step,
-      program=parts.program,
+
+  def __init__(
+    self,
+    parts: Parts,
+    engine: Engine,
+    runner: LoopThread,
+    step: int,
+    plan: EvaluationPlan,
+    seats: Mapping[str, SeatPlayer] | None = None,
+    measured: str = POLICY,
+    *,
+    background: bool = False,
+  ):
+    experiment = parts.experiment
+    settings = experiment.evaluation
+    sampling = dataclasses.replace(experiment.rl.sampling, temperature=settings.temperature)
+    player = parts.player(engine, sampling, experiment.seed, seats)
+    self._parts, self._runner, self._plan = parts, runner, plan
+    self.step = step
+    self._tasks = parts.tasks.test[: settings.tasks]
+
+    async def begin() -> asyncio.Task[Episodes]:
+      playing = play(
+        processes.share(self._tasks),
+        player=dataclasses.replace(player, only=measured, background=background),
+        make_environment=parts.make_environment,
+        rewards=parts.rewards,
+        plan=plan,
+        step=step,
+        program=parts.program,
+      )
+      return asyncio.ensure_future(playing)
+
+    self._playing = runner.run(begin())
+
+  def report(self) -> EvaluationReport:
+    """Waits until all episodes have ended."""
+
+    async def end() -> Episodes:
+      return await self._playing
+
+    own = self._runner.run(end())
+    return summarise(
+      self._tasks,
+      *(processes.gather_trajectories(episodes) for episodes in own),
+      plan=self._plan,
+      tool_names=[tool.name for tool in self._parts.tools],
+      seed=self._parts.experiment.seed,
+      step=self.step,
     )
-  )
-  return summarise(
-    tasks,
-    *(processes.gather_trajectories(episodes) for episodes in own),
-    plan=plan,
-    tool_names=[tool.name for tool in parts.tools],
-    seed=experiment.seed,
-    step=step,
-  )
+
+  def cancel(self) -> None:
+    """Ends the episodes; every environment is closed."""
+
+    async def end() -> None:
+      self._playing.cancel()
+      await asyncio.wait([self._playing])
+
+    self._runner.run(end())
 
 
 def evaluate_checkpoint(
@@ -165,7 +203,8 @@ def evaluate_checkpoint(
     stack.callback(lambda: runner.run(parts.close()))
     runner.run(parts.start())
     plan = settings.plan(settings.samples)
-    report = evaluate_policy(parts, engine, runner, policy, step, plan, bank.seats, measured)
+    engine.publish(policy, step + 1)
+    report = Evaluation(parts, engine, runner, step, plan, bank.seats, measured).report()
   if samples_file is not None and processes.is_first():
     write_trajectories(
       samples_file,

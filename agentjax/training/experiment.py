@@ -335,6 +335,10 @@ class HeldOutConfig(Config):
   Attributes:
     tasks: held-out tasks used, the first so many; 0 switches evaluation off.
     every: RL steps between greedy evaluations while training; 0 for before and after only.
+    interleaved: evaluations run beside the next step, with the weights that it begins with and
+      behind its episodes, instead of stopping the run. They give the results that they would have
+      given, in that step's row, with ``eval/step``. That of the last step has no next one, and
+      stands for that of the step before. Snapshots of ``config.seats`` play as in the next step.
     samples: episodes a task at ``temperature``, behind pass@k and avg@k; 0 leaves only greedy.
     pass_at: the k of pass@k, each at most ``samples``.
     temperature: of the samples.
@@ -345,6 +349,7 @@ class HeldOutConfig(Config):
 
   tasks: NonNegativeInt = 64
   every: NonNegativeInt = 0
+  interleaved: bool = False
   samples: NonNegativeInt = 4
   pass_at: tuple[int, ...] = (4,)
   temperature: PositiveFloat = 1.0
@@ -733,13 +738,6 @@ class Experiment(Config):
         f"{path}.devices.rollout",
         self.devices.rollout,
         f"engine.lanes * the devices of engine.mesh = {self.engine.lanes * size} of them",
-      )
-      check(
-        bool(sampling or self.devices.training) or self.rl.schedule.mode == "sync",
-        f"{path}.rl.schedule.mode",
-        self.rl.schedule.mode,
-        f"'sync' where lanes of several devices train as well; name {path}.devices.rollout for "
-        "sampling while updates run",
       )
     splits = (self.mesh.data, self.mesh.fsdp, self.mesh.expert)
     rows = math.prod(max(ways, 1) for ways in splits)  # -1 is known on the machine only

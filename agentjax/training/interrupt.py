@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 from agentjax.training import processes
 
 T = TypeVar("T")
-_STOPS = (
-  "stops after what is being computed or compiled now, with all that is finished saved"
-)
+_STOPS = "stops after what is being computed or compiled now, with all that is finished saved"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

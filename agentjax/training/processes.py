@@ -23,7 +23,7 @@ from jax._src import distributed  # the key-value store of the processes has no 
 from jax.experimental import multihost_utils
 
 from agentjax.config import ConfigError
-
+from agentjax.sharding import dispatching
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
@@ -52,14 +52,15 @@ def share(items: Sequence[T]) -> list[T]:
 def wait(name: str) -> None:
   """Returns when every process is here."""
   if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)
+    with dispatching():
+      multihost_utils.sync_global_devices(name)
 
 
 def all_agree(true: bool) -> bool:
   """Whether ``true`` holds on every process."""
   if jax.process_count() == 1:
     return true
-  return bool(np.asarray(multihost_utils.process_allgather(np.array([true]))).all())
+  return bool(_gather(np.array([true])).all())
 
 
 def any_asks(true: bool) -> bool:
@@ -134,10 +135,10 @@ def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:
   if jax.process_count() == 1:
     return [record]
   data = encode_record(record)
-  sizes = np.asarray(multihost_utils.process_allgather(np.array([len(data)], np.int64)))
+  sizes = _gather(np.array([len(data)], np.int64))
   padded = np.zeros(int(sizes.max()), np.uint8)
   padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(sizes.size, -1)
+  rows = _gather(padded).reshape(sizes.size, -1)
   sizes = sizes.reshape(-1).tolist()
   return [decode_record(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
@@ -151,12 +152,19 @@ def gather_trajectories(own: Sequence[Trajectory]) -> list[Trajectory]:
   return sorted(every, key=lambda t: t.address)
 
 
+def _gather(own: np.ndarray) -> np.ndarray:
+  """[processes, ...] of everyone's."""
+  with dispatching():  # a program of all devices
+    return np.asarray(multihost_utils.process_allgather(own))
+
+
 def local_copy(tree: Any) -> Any:
   """Arrays this process can read whole: as they are, or gathered from all processes as numpy."""
 
   def whole(x: Any) -> Any:
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
       return x
-    return multihost_utils.process_allgather(x, tiled=True)
+    with dispatching():
+      return multihost_utils.process_allgather(x, tiled=True)
 
   return jax.tree.map(whole, tree)

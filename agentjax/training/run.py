@@ -42,7 +42,7 @@ from agentjax.rollout.statistics import (
 )
 from agentjax.rollout.stream import GroupStream
 from agentjax.rollout.viewer import write_trajectories
-from agentjax.sharding import fingerprint
+from agentjax.sharding import dispatching, fingerprint, in_order
 from agentjax.threads import LoopThread
 from agentjax.training import compilation, processes
 from agentjax.training.bank import PolicyBank
@@ -54,7 +54,7 @@ from agentjax.training.diagnostics import (
   collapse_metrics,
   mutual_information,
 )
-from agentjax.training.evaluation import build_engine, evaluate_policy
+from agentjax.training.evaluation import Evaluation, build_engine
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
 from agentjax.training.interrupt import Interrupt
@@ -85,6 +85,7 @@ from agentjax.trajectory.record import POLICY, Task, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.seats import agent_metrics, learning_views, policy_of
 from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.world import World
 
 _COLUMNS = {
   "reward/mean": "reward",
@@ -284,6 +285,7 @@ class _Session:
     self.bank = PolicyBank(self.parts, self.first_rl_step, build_engine)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
+    self.evaluating: tuple[str, Evaluation] | None = None  # beside a step; "before", or ""
     self._masking = MaskingWatch()
     # What an earlier process recorded; what is appended from now on does not matter to a resume.
     self.recorded = dict(self.journal.steps)
@@ -311,6 +313,8 @@ class _Session:
       stack.callback(lambda: self.runner.run(self.parts.close()))
       if self.stream is not None:
         stack.callback(self.runner.run, self.stream.close())
+      if self.evaluating is not None:
+        stack.callback(self.evaluating[1].cancel)
 
   @property
   def first_rl_step(self) -> int:
@@ -412,7 +416,9 @@ class _Session:
       stack.enter_context(progress)
       progress.note(self._describe(step))
       if step == 0 and not self.checkpoints.steps():
-        if self.last_step and self.stage_of(1) == "rl":
+        if (
+          self.last_step and self.stage_of(1) == "rl" and not self.experiment.evaluation.interleaved
+        ):
           self._evaluate_into("before", state, 0, progress)
         self._save(0, state)
       saved = 0.0  # seconds, of the checkpoint before a step
@@ -498,6 +504,9 @@ class _Session:
       state = self.learner.take_snapshots(state, self.bank.due(step))
       everything, used, selected = self._rollout(step, state)
       (sampled, greedy), (trajectories, _) = apart(everything), apart(used)
+      # An evaluation sees the world as it was when it began.
+      remembers = type(self.parts.world).learn is not World.learn
+      held_out = self._finish_evaluation() if remembers else {}
       self.runner.run(self.parts.world.learn(sorted(sampled, key=lambda t: t.address)))
       self._write_samples(step, sampled)
       episodes = tuple(t.address for t in used)
@@ -507,9 +516,11 @@ class _Session:
       trained = self.learner.trained
       own = [t for t in sampled if policy_of(t) == POLICY] if trained else sampled
       found = self._information(step, state, own, monitor)
-      values = {"bad_steps": 0.0}
+      values = held_out | {"bad_steps": 0.0}
       if trajectories:
-        state, learnt = self.learner.rl_step(state, used, step)
+        with self._alone_on_devices():
+          state, learnt = self.learner.rl_step(state, used, step)
+          in_order(state)
         values |= learnt
         self._end_if_left_behind(step, values, progress)
       else:
@@ -525,17 +536,13 @@ class _Session:
     # Before anything can be sampled with the new weights.
     self._record(step, stage, state, values, episodes)
     recorded = time.monotonic()
-    if stage == "rl":
-      done = step - self.experiment.supervised.steps
-      held_out = self.experiment.evaluation
-      due = held_out.tasks and held_out.every and done % held_out.every == 0
-      if due and step != self.last_step:
-        report = self._evaluate(state, step, samples=0)
-        values |= {f"eval/{k}": v for k, v in report.metrics().items() if "/" not in k}
-    if step == self.experiment.supervised.steps and self.experiment.rl.steps:
-      values |= self._evaluate_into("before", state, step, progress)
+    values |= self._finish_evaluation()
+    due = self._due(step)
+    if due is not None and step != self.last_step and not self.experiment.evaluation.interleaved:
+      values |= self._evaluate_into(due, state, step, progress)
     if step == self.last_step and self.experiment.rl.steps:
       values |= self._evaluate_into("after", state, step, progress)
+      values.pop("eval/step", None)
     values["learning_rate"] = self.learner.learning_rate(stage, state)
     for name in self.learner.trained if stage == "rl" else ():
       rate = self.learner.learning_rate(stage, state, name)
@@ -543,6 +550,16 @@ class _Session:
     values["time/evaluation"] = time.monotonic() - recorded
     values["time/step"] = time.monotonic() - started
     return state, values
+
+  def _alone_on_devices(self) -> contextlib.AbstractContextManager[None]:
+    """Keeps lanes of several devices waiting that train as well: one order of all programs.
+
+    Within a process all its devices get programs in the order in which this is held. Programs of
+    several processes are dispatched by their main threads alone, everywhere in one order.
+    """
+    devices, lane = self.experiment.devices, self.experiment.engine.mesh
+    shared = lane.size > 1 and not (devices.training or devices.rollout)
+    return dispatching() if shared else contextlib.nullcontext()
 
   def _end_if_left_behind(
     self, step: int, values: dict[str, float], progress: ProgressDisplay
@@ -572,6 +589,7 @@ class _Session:
     if settled:
       # Which groups it took cannot be sampled again: what was done stays done.
       trajectories = self._recorded_episodes(step)
+      self._begin_evaluation(step, state)
     else:
       if not self.recovered:
         stream.remember(self.journal.trajectories(stream.awaits).values())
@@ -582,11 +600,13 @@ class _Session:
           self._publish(step, state)
         self.runner.run(stream.fill(step, count))
         trajectories = self._take(step, count)
+        self._begin_evaluation(step, state)
         self._publish(step, state)
         self.runner.run(stream.fill(step, min(left, 1) * count))
       else:
         self._publish(step, state)
         self.runner.run(stream.fill(step, min(left, schedule.bound) * count + count))
+        self._begin_evaluation(step, state)
         trajectories = self._take(step, count)
     refused = self.runner.run(stream.take_refused())
     if stage.selection.refill:
@@ -622,7 +642,8 @@ class _Session:
       )
       if pairs is None:
         continue
-      cross = self.learner.cross_log_probs(state, pairs.prompts, pairs.answers)
+      with self._alone_on_devices():
+        cross = self.learner.cross_log_probs(state, pairs.prompts, pairs.answers)
       lengths = np.array([len(answer) for answer in pairs.answers])
       metrics |= mutual_information(cross, pairs.own, lengths).metrics(name)
       smooth = f"information/{name}_z_score_smoothed"
@@ -643,9 +664,10 @@ class _Session:
 
   def _publish(self, step: int, state: TrainState) -> None:
     """Gives the engines the weights that ``step`` begins with."""
-    self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
-    if self.engine.version != step and self.experiment.rl.rollouts is None:
-      self.engine.publish(self.learner.policy(state), step)
+    with self._alone_on_devices():
+      self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
+      if self.engine.version != step and self.experiment.rl.rollouts is None:
+        self.engine.publish(self.learner.policy(state), step)
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""
@@ -808,17 +830,74 @@ class _Session:
 
   # Evaluation and reports.
 
-  def _evaluate(self, state: TrainState, step: int, *, samples: int) -> EvaluationReport:
-    """Measures the policy after ``step``; episodes under way go on with it, or have ended first."""
+  def _due(self, step: int) -> str | None:
+    """Which evaluation the policy after ``step`` gets beside the last one: "before", or ""."""
+    settings, done = self.experiment.evaluation, step - self.experiment.supervised.steps
+    if not settings.tasks or not self.experiment.rl.steps or done < 0:
+      return None
+    if done == 0:
+      return "before"
+    return "" if settings.every and done % settings.every == 0 else None
+
+  def _begin_evaluation(self, step: int, state: TrainState) -> None:
+    """Starts what is to run beside ``step``: the evaluation of the policy it begins with.
+
+    So one that a killed process had under way is begun again by whoever does the step again.
+    """
+    name, settings = self._due(step - 1), self.experiment.evaluation
+    if name == "" and step == self.last_step:  # whose own evaluation has the row
+      return
+    if name is not None and settings.interleaved:
+      self._publish(step, state)
+      if self.engine.version != step:  # nothing is sampled: stored episodes
+        self.engine.publish(self.learner.policy(state), step)
+      self.evaluating = (name, self._make_evaluation(name, step - 1))
+
+  def _finish_evaluation(self) -> dict[str, float]:
+    """Metrics of the evaluation beside a step, where there is one."""
+    if self.evaluating is None:
+      return {}
+    (name, running), self.evaluating = self.evaluating, None
+    return self._keep_report(name, running.step, running.report()) | {"eval/step": running.step}
+
+  def _make_evaluation(self, name: str, step: int) -> Evaluation:
+    settings = self.experiment.evaluation
+    return Evaluation(
+      self.parts,
+      self.engine,
+      self.runner,
+      step,
+      settings.plan(settings.samples if name else 0),
+      self.bank.seats,
+      background=settings.interleaved,
+    )
+
+  def _evaluate_into(
+    self, name: str, state: TrainState, step: int, progress: ProgressDisplay
+  ) -> dict[str, float]:
+    """Measures the policy after ``step``; episodes under way go on with it, or have ended first.
+
+    It is a full evaluation where it has a name, under which it is kept.
+    """
+    settings = self.experiment.evaluation
+    if not settings.tasks:
+      return {}
+    if name:
+      progress.note(
+        f"evaluating on {settings.tasks} held-out tasks ({name} reinforcement learning)"
+      )
     if self._one_step_off_under_way(step):
       self._settle()
-    plan = self.experiment.evaluation.plan(samples)
-    policy, seats = self.learner.policy(state), self.bank.seats
+    policy = self.learner.policy(state)
     if step < self.first_rl_step:  # the others are still as it is
       self.bank.publish(step, lambda _: policy)
     else:
       self.bank.publish(step, lambda n: self.learner.snapshot(state, n), version=step + 1)
-    report = evaluate_policy(self.parts, self.engine, self.runner, policy, step, plan, seats)
+    self.engine.publish(policy, step + 1)
+    return self._keep_report(name, step, self._make_evaluation(name, step).report())
+
+  def _keep_report(self, name: str, step: int, report: EvaluationReport) -> dict[str, float]:
+    """Metrics of an evaluation; one with a name is kept, and written as readable episodes."""
     if None in report.estimates(report.overall).values():
       logging.warning(
         "step %d: the evaluation has no verdict: %d episodes failed in environment, verifier or "
@@ -826,19 +905,9 @@ class _Session:
         step,
         report.masked,
       )
-    return report
-
-  def _evaluate_into(
-    self, name: str, state: TrainState, step: int, progress: ProgressDisplay
-  ) -> dict[str, float]:
-    """Full held-out evaluation, kept as ``name`` and in a file of readable episodes."""
-    settings = self.experiment.evaluation
-    if not settings.tasks:
-      return {}
-    progress.note(f"evaluating on {settings.tasks} held-out tasks ({name} reinforcement learning)")
-    report = self._evaluate(state, step, samples=settings.samples)
-    self.evaluations[name] = report.metrics()
-    if processes.is_first():
+    if name:
+      self.evaluations[name] = report.metrics()
+    if name and processes.is_first():
       write_trajectories(
         self.directory / f"samples_{name}.txt",
         report.greedy_trajectories or report.sampled_trajectories,

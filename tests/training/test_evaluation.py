@@ -16,11 +16,6 @@ def verdict(task):
   return Trajectory(0, task.id, 0, task.source, [], reward_parts={"exact_match": solved})
 
 
-class Published:
-  def publish(self, params, version):
-    self.version = version
-
-
 def test_each_process_plays_its_share_and_all_report_on_all_tasks(tmp_path, monkeypatch):
   experiment = smoke_experiment()
   experiment.validate()
@@ -40,9 +35,7 @@ def test_each_process_plays_its_share_and_all_report_on_all_tasks(tmp_path, monk
       monkeypatch.setattr(
         processes, "gather_trajectories", lambda own: [verdict(t) for t in tasks] if own else []
       )
-      engine = Published()
-      reports.append(evaluation.evaluate_policy(parts, engine, runner, None, 7, plan))
-      assert engine.version == 8
+      reports.append(evaluation.Evaluation(parts, None, runner, 7, plan).report())
   finally:
     runner.close()
   assert sorted(played[0] + played[1]) == sorted(task.id for task in tasks)
