@@ -126,7 +126,7 @@ class Evaluation:
     own = self._runner.run(end())
     return summarise(
       self._tasks,
-      *(processes.gather_trajectories(episodes) for episodes in own),
+      *(processes.gather_outcomes(episodes) for episodes in own),
       plan=self._plan,
       tool_names=[tool.name for tool in self._parts.tools],
       seed=self._parts.experiment.seed,

@@ -24,7 +24,8 @@ from jax.experimental import multihost_utils
 
 from agentjax.config import ConfigError
 from agentjax.sharding import dispatching
-from agentjax.trajectory.record import Trajectory
+from agentjax.trajectory.columns import core_fields
+from agentjax.trajectory.record import Segment, Trajectory
 from agentjax.trajectory.recordlog import decode_record, encode_record
 from agentjax.trajectory.store import from_record, to_record
 
@@ -114,7 +115,8 @@ def failing_together() -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     atexit.register(_leave, 2 if isinstance(error, ConfigError) else FAILED)
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    # What CPUs exchange by Gloo fails as a ValueError.
+    if not isinstance(error, jax.errors.JaxRuntimeError) and "Gloo" not in str(error):
       raise
     raise ProcessLostError(
       f"process {jax.process_index()} of {jax.process_count()}: what all processes do together "
@@ -148,8 +150,29 @@ def gather_trajectories(own: Sequence[Trajectory]) -> list[Trajectory]:
   if jax.process_count() == 1:
     return list(own)
   parts = exchange({"trajectories": [to_record(t) for t in own]})
+  parts[jax.process_index()] = {"trajectories": []}  # they are here
   every = [from_record(record) for part in parts for record in part["trajectories"]]
-  return sorted(every, key=lambda t: t.address)
+  return sorted([*own, *every], key=lambda t: t.address)
+
+
+def gather_outcomes(own: Sequence[Trajectory]) -> list[Trajectory]:
+  """As ``gather_trajectories``, of what is measured and not trained.
+
+  Of tokens only ids and who drew them travel. All else that is known of single tokens has its fill,
+  and further columns are gone, where there are several processes.
+  """
+  if jax.process_count() == 1:
+    return list(own)
+  records = [to_record(t) for t in own]
+  for record in records:
+    for segment in record["segments"]:
+      segment["columns"] = {n: segment["columns"][n] for n in ("token_ids", "sampled")}
+  every = [r for part in exchange({"records": records}) for r in part["records"]]
+  for record in every:
+    for segment in record["segments"]:
+      columns, length = segment["columns"], len(segment["columns"]["token_ids"])
+      segment["columns"] = {c.name: c.filled((length,)) for c in core_fields(Segment)} | columns
+  return sorted(map(from_record, every), key=lambda t: t.address)
 
 
 def _gather(own: np.ndarray) -> np.ndarray:

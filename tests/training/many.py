@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Group:
-  """Processes of one run of configs/smoke.py, begun together.
+  """Processes of one run of ``stages.staged_experiment``, begun together.
 
   Args:
     directory: of the run.
@@ -101,9 +101,11 @@ def _main(
   if processes > 1:
     jax.distributed.initialize(address, processes, index, heartbeat_timeout_seconds=10)
   from agentjax.rollout.schedule import ScheduleConfig
-  from agentjax.training import Run
+  from agentjax.training import HeldOutConfig, Run
   from agentjax.training import processes as together
-  from tests.training.smoke import quiet, smoke_experiment
+  from agentjax.training.checkpoint import CheckpointConfig
+  from tests.training import stages
+  from tests.training.smoke import quiet
 
   def late(function):
     def wrapped(*args):
@@ -115,18 +117,23 @@ def _main(
   if delay and index == processes - 1:
     for name in ("wait", "all_agree", "exchange"):
       setattr(together, name, late(getattr(together, name)))
-  experiment = smoke_experiment()
-  experiment.rl.schedule = ScheduleConfig(*schedule)
+  experiment = stages.staged_experiment(
+    ScheduleConfig(*schedule),
+    evaluation=HeldOutConfig(
+      tasks=2, every=1, samples=2, pass_at=(2,), resamples=20, success_part="environment"
+    ),
+    checkpoint=CheckpointConfig(every=2),
+  )
   for axis, size in (mesh or {"data": jax.device_count(), "fsdp": 1}).items():
     setattr(experiment.mesh, axis, size)
-  for name, value in (changes or {}).items():
+  for name, value in {"rl.steps": 4, **(changes or {})}.items():
     *parts, last = name.split(".")
     part = experiment
     for one in parts:
       part = getattr(part, one)
     setattr(part, last, value)
-  report = Run(experiment, directory, console=quiet()).train()
-  sys.exit(0 if report.finished else 3)
+  run = Run(experiment, directory, extensions=stages.extensions(), console=quiet())
+  sys.exit(0 if run.train().finished else 3)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_each_process_plays_its_share_and_all_report_on_all_tasks(tmp_path, monk
     for index in range(2):
       monkeypatch.setattr(processes, "share", lambda items, i=index: list(items[i::2]))
       monkeypatch.setattr(
-        processes, "gather_trajectories", lambda own: [verdict(t) for t in tasks] if own else []
+        processes, "gather_outcomes", lambda own: [verdict(t) for t in tasks] if own else []
       )
       reports.append(evaluation.Evaluation(parts, None, runner, 7, plan).report())
   finally:

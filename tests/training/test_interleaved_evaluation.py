@@ -6,7 +6,7 @@ from agentjax.training import Run
 from agentjax.training.metrics import read_metrics
 from tests.training.figures import without_times
 from tests.training.smoke import quiet, smoke_experiment
-from tests.training.stages import fingerprints
+from tests.training.stages import fingerprints, train_until_killed
 
 
 def interleaved():
@@ -41,3 +41,12 @@ def test_training_has_the_same_bits_and_evaluations_the_same_results(finished_ru
     assert {k: v for k, v in row.items() if "eval/" not in k} == {
       k: v for k, v in other.items() if "eval/" not in k
     }
+
+
+def test_killed_while_held_out_episodes_are_under_way_it_gives_the_same_rows(beside, tmp_path):
+  straight, expected = beside
+  train_until_killed(Run(interleaved(), tmp_path / "run", console=quiet()), 4)
+  report = Run(interleaved(), tmp_path / "run", console=quiet()).train()
+  assert (report.before, report.after) == (expected.before, expected.after)
+  here, there = (read_metrics(d / "metrics.jsonl") for d in (tmp_path / "run", straight))
+  assert without_times(here) == without_times(there)

@@ -3,13 +3,22 @@
 import numpy as np
 import pytest
 
-from agentjax.training.journal import MAGIC, VERSION, Journal, StepRecord, read_journal
+from agentjax.training import journal as journal_module
+from agentjax.training.journal import (
+  MAGIC,
+  VERSION,
+  Journal,
+  JournalReader,
+  StepRecord,
+  read_journal,
+)
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, ToolRecord
 from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
+from agentjax.trajectory.store import from_record, to_record
 
 
-def _trajectory(step: int, task: int):
+def episode(step: int, task: int):
   builder = TrajectoryBuilder(step=step, task_id=task, sample=0, source="s")
   builder.append("user", [1, 2, 3])
   builder.append_sampled([4, 5], [-0.5, -0.25], [0.1, 0.2], step)
@@ -21,7 +30,7 @@ def _write(path, steps: int) -> None:
   journal = Journal(path)
   for step in range(1, steps + 1):
     for task in (7, 3):
-      journal.add_trajectory(_trajectory(step, task))
+      journal.add_trajectory(episode(step, task))
     journal.finish_step(StepRecord(step, "rl", ((step, 3, 0), (step, 7, 0)), f"hash{step}"))
   journal.close()
 
@@ -37,7 +46,7 @@ def test_reopened_journal_knows_its_steps_and_episodes_and_appends_none_twice(tm
     episodes[2, 3, 0].segments[1].behaviour_log_probs, np.float32([-0.5, -0.25])
   )
   assert episodes[2, 3, 0].tools[0].output == "2"
-  journal.add_trajectory(_trajectory(2, 3))
+  journal.add_trajectory(episode(2, 3))
   journal.finish_step(StepRecord(2, "rl", (), "hash2"))
   journal.close()
   assert len(list(read_journal(path))) == 6
@@ -51,7 +60,7 @@ def test_every_torn_tail_is_dropped_and_writing_goes_on(tmp_path):
     path.write_bytes(whole[:cut])
     journal = Journal(path)
     assert journal.torn is not None and 1 in journal.steps
-    journal.add_trajectory(_trajectory(3, 1))
+    journal.add_trajectory(episode(3, 1))
     journal.close()
     assert (3, 1, 0) in Journal(path).trajectories(lambda address: True)
 
@@ -96,6 +105,38 @@ def test_every_flipped_bit_costs_at_most_a_record(tmp_path):
     kept = len(journal.steps) + len(journal.trajectories(lambda address: True))
     assert kept >= 8 and (kept == 9 or journal.faults or journal.torn)
     journal.close()
+
+
+def test_opening_a_journal_decodes_no_episode_and_reading_decodes_those_asked_for(
+  tmp_path, monkeypatch
+):
+  path = tmp_path / "journal.log"
+  _write(path, 3)
+  decoded = []
+  monkeypatch.setattr(journal_module, "from_record", lambda r: decoded.append(r) or from_record(r))
+  journal = Journal(path)
+  assert journal.lost_steps(3) == [] and not decoded
+  assert list(journal.trajectories(lambda a: a == (2, 3, 0))) == [(2, 3, 0)] and len(decoded) == 1
+  journal.add_trajectory(episode(4, 1))
+  assert (4, 1, 0) in journal.trajectories(lambda a: a[0] == 4)
+  journal.close()
+
+
+def test_files_of_processes_that_are_no_more_belong_to_the_journal(tmp_path):
+  path, other = tmp_path / "journal.log", tmp_path / "journal.3.log"
+  _write(path, 2)
+  with RecordWriter(other, MAGIC, VERSION) as writer:
+    writer.append({"kind": "trajectory", "trajectory": to_record(episode(2, 9))})
+  other.write_bytes(other.read_bytes()[:-20] + b"torn")
+  journal = Journal(path)
+  assert not journal.trajectories(lambda a: a == (2, 9, 0)) and journal.torn is not None
+  journal.close()
+  with RecordWriter(other, MAGIC, VERSION) as writer:
+    writer.append({"kind": "trajectory", "trajectory": to_record(episode(2, 9))})
+  for reader in (JournalReader(path), Journal(path)):
+    assert list(reader.trajectories(lambda a: a == (2, 9, 0))) == [(2, 9, 0)]
+  kinds = [(kind, getattr(value, "address", None)) for kind, value in read_journal(path)]
+  assert kinds[0] == ("trajectory", (2, 9, 0)) and len(kinds) == 7
 
 
 def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path):

@@ -1,0 +1,43 @@
+"""Several processes on this machine: what they exchange, write, agree on, and how they end."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.figures import free_address
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_two_processes_share_write_agree_and_end(tmp_path):
+  """See ``together.py``: the figures are asserted there, in each process."""
+  _run_together(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_four_processes_share_write_agree_and_end(tmp_path):
+  _run_together(tmp_path, 4)
+
+
+def _run_together(folder, count):
+  address = free_address()
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+  children = [
+    subprocess.Popen(
+      [sys.executable, "-m", "tests.training.together", str(i), str(count), address, str(folder)],
+      cwd=_ROOT,
+      env=environment,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(count)
+  ]
+  outputs = [child.communicate(timeout=300)[0] for child in children]
+  told = "\n".join(output[-3000:] for output in outputs)
+  *survivors, killed = [child.returncode for child in children]
+  assert killed == -9 and survivors == [4] * (count - 1), told
+  assert all("Start the same command again on every host" in o for o in outputs[:-1]), told

@@ -1,0 +1,106 @@
+"""What several processes do together, checked from inside; each process runs this module."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+INDEX, COUNT = int(sys.argv[1]), int(sys.argv[2])
+
+
+def main(address: str, folder: pathlib.Path) -> None:
+  jax.distributed.initialize(address, COUNT, INDEX, heartbeat_timeout_seconds=10)
+  from agentjax.sharding import fingerprint
+  from agentjax.training import processes
+  from agentjax.training.checkpoint import CheckpointStore
+  from agentjax.training.interrupt import Interrupt
+  from agentjax.training.journal import Journal, StepRecord
+  from agentjax.training.state import Network, TrainState, Weights
+  from tests.training.machine import abstract_like
+  from tests.training.test_journal import episode
+
+  # Episodes: all by their addresses, with all that is known of tokens, also where one has none.
+  own = [episode(3, task) for task in processes.share(range(COUNT - 1))]
+  every = processes.gather_trajectories(own)
+  assert [t.task_id for t in every] == list(range(COUNT - 1)) and bool(own) == (INDEX < COUNT - 1)
+  assert all(t.segments[1].behaviour_log_probs[0] == np.float32(-0.5) for t in every)
+  measured = processes.gather_outcomes(own)
+  assert [t.reward for t in measured] == [t.reward for t in every]
+  assert all(not t.segments[1].behaviour_log_probs.any() for t in measured)
+  assert [t.segments[1].sampled.sum() for t in measured] == [2] * len(measured)
+
+  # The journal: a file each, one index.
+  journal = Journal(folder / "journal.log")
+  for trajectory in own:
+    journal.add_trajectory(trajectory)
+  journal.sync()
+  processes.wait("written")
+  journal.finish_step(StepRecord(3, "rl", tuple(t.address for t in every), "hash"))
+  journal.close()
+  processes.wait("closed")
+  journal = Journal(folder / "journal.log")
+  assert journal.lost_steps(3) == [1, 2] and journal.steps[3].fingerprint == "hash"
+  assert journal.trajectories(lambda address: True).keys() == {t.address for t in every}
+  journal.close()
+
+  # Hashes and checkpoints of arrays that no process holds whole; changed while they are written.
+  mesh = jax.make_mesh((COUNT,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+  values = np.random.default_rng(0).normal(size=(COUNT * 64, 32)).astype(np.float32)
+  split = jax.sharding.NamedSharding(mesh, jax.P("fsdp"))
+  array = jax.make_array_from_callback(values.shape, split, lambda at: values[at])
+  assert fingerprint({"w": array}) == fingerprint({"w": jnp.asarray(values)})
+  state = TrainState(
+    jax.device_put(np.zeros((), np.int32), jax.sharding.NamedSharding(mesh, jax.P())),
+    {"policy": Network(Weights({"w": array}), ())},
+  )
+  store, target = CheckpointStore(folder / "checkpoints", 2, {}), abstract_like(state)
+  wanted = fingerprint(state)
+  change = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2, tree), donate_argnums=0)
+  for step in (1, 2):
+    store.begin_save(step, state, {"step": step})
+    state = change(state)
+  found = store.restore(1, target)
+  assert fingerprint(found.state) == wanted and found.host == {"step": 1}
+
+  # A signal to one: the other's sampling is cancelled, and both know it at the next border.
+  async def sample() -> None:
+    import asyncio
+
+    await asyncio.sleep(60)
+
+  from agentjax.threads import LoopThread
+
+  runner, started, stopped = LoopThread(), time.monotonic(), False
+  with Interrupt() as interrupt:
+    assert not processes.any_asks(interrupt.requested)
+    if INDEX == COUNT - 1:
+      os.kill(os.getpid(), signal.SIGTERM)
+    try:
+      runner.run(interrupt.cancellable(sample()))
+    except BaseException as error:
+      stopped = type(error).__name__ == "CancelledError"
+    assert stopped and processes.any_asks(interrupt.requested) and time.monotonic() - started < 30
+  runner.close()
+
+  # The last one dies: the others get an error that says what to do, and end.
+  processes.wait("end")
+  if INDEX == COUNT - 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+  try:
+    with processes.failing_together():
+      while True:
+        processes.any_asks(False)
+  except processes.ProcessLostError as error:
+    print(error)
+    raise
+
+
+if __name__ == "__main__":
+  with contextlib.suppress(KeyboardInterrupt):
+    main(sys.argv[3], pathlib.Path(sys.argv[4]))
