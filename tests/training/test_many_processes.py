@@ -1,0 +1,107 @@
+"""Whole runs of several processes: figures of one, stopped, killed, delayed, with nothing to do."""
+
+import shutil
+import signal
+
+import pytest
+
+from agentjax.training.journal import journal_files, read_journal
+from agentjax.training.metrics import read_metrics
+from tests.training.figures import assert_same_figures, without_times
+from tests.training.many import Group
+from tests.training.stages import fingerprints
+
+pytestmark = pytest.mark.slow
+STEPS = 4
+INTERLEAVED = {"evaluation.interleaved": True}
+
+
+def rows(directory):
+  return without_times(read_metrics(directory / "metrics.jsonl"))
+
+
+def done(directory, count):
+  return lambda: len(read_metrics(directory / "metrics.jsonl")) >= count
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """Directory of a run of one process."""
+  directory = tmp_path_factory.mktemp("alone") / "run"
+  Group(directory, 1, changes=INTERLEAVED).assert_ended()
+  return directory
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+  """Directory of an uninterrupted run of two processes."""
+  directory = tmp_path_factory.mktemp("two") / "run"
+  Group(directory, 2, changes=INTERLEAVED).assert_ended()
+  return directory
+
+
+def test_two_processes_give_the_figures_of_one_and_each_writes_what_it_played(alone, two):
+  assert_same_figures(two, alone, STEPS)
+  journal = two / "journal.log"
+  assert list(journal_files(journal)) == [0, 1]
+  played = [t.address for kind, t in read_journal(journal) if kind == "trajectory"]
+  assert len(played) == len(set(played)) == STEPS * 2 * 4
+  assert sorted(played) == sorted(
+    t.address for kind, t in read_journal(alone / "journal.log") if kind == "trajectory"
+  )
+
+
+def test_four_processes_two_of_them_without_tasks_and_one_late_give_the_figures_of_one(
+  alone, tmp_path
+):
+  mesh = {"data": 2, "fsdp": 2}
+  group = Group(tmp_path / "run", 4, mesh=mesh, delay=0.2, changes=INTERLEAVED)
+  group.assert_ended()
+  assert_same_figures(tmp_path / "run", alone, STEPS)
+  sizes = {n: f.stat().st_size for n, f in journal_files(tmp_path / "run" / "journal.log").items()}
+  assert sizes[2] == sizes[3] == 32 < sizes[1]  # a header and the end mark
+
+
+def test_a_signal_to_one_stops_both_at_the_same_step_and_the_bits_go_on(two, tmp_path):
+  group = Group(tmp_path / "run", 2, delay=0.3, changes=INTERLEAVED)
+  group.wait_until(done(tmp_path / "run", 1))
+  group.children[1].send_signal(signal.SIGTERM)
+  group.assert_ended(3)
+  stopped = len(rows(tmp_path / "run"))
+  assert stopped < STEPS and (tmp_path / "run" / "checkpoints" / str(stopped)).is_dir()
+  Group(tmp_path / "run", 2, changes=INTERLEAVED).assert_ended()
+  assert fingerprints(tmp_path / "run") == fingerprints(two)
+  assert rows(tmp_path / "run") == rows(two)
+
+
+def test_where_one_is_killed_the_other_ends_and_the_run_goes_on_with_the_same_bits(two, tmp_path):
+  group = Group(tmp_path / "run", 2, delay=0.3, changes=INTERLEAVED)
+  group.wait_until(done(tmp_path / "run", 2))
+  group.children[1].kill()
+  assert group.wait(120) == [4, -signal.SIGKILL], group.output(0)[-3000:]
+  assert "Start the same command again on every host" in group.output(0)
+  Group(tmp_path / "run", 2, changes=INTERLEAVED).assert_ended()
+  assert fingerprints(tmp_path / "run") == fingerprints(two)
+  assert rows(tmp_path / "run") == rows(two)
+
+
+def test_a_run_of_two_goes_on_with_one_that_reads_both_journals(alone, two, tmp_path):
+  shutil.copytree(two, tmp_path / "run")
+  (tmp_path / "run" / "metrics.jsonl").unlink()
+  for step in (2, STEPS):
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+  Group(tmp_path / "run", 1, changes=INTERLEAVED).assert_ended()
+  assert_same_figures(tmp_path / "run", alone, STEPS)
+  journal = tmp_path / "run" / "journal.log"
+  played = [t.address for kind, t in read_journal(journal) if kind == "trajectory"]
+  assert len(played) == len(set(played)) == STEPS * 2 * 4  # none was played again
+
+
+@pytest.mark.parametrize("schedule", [("one_step_off",), ("async", 1)])
+def test_lanes_of_two_devices_that_train_as_well_never_wait_for_each_other(tmp_path, schedule):
+  changes = {**INTERLEAVED, "engine.mesh.tensor": 2, "engine.lanes": 2}
+  Group(tmp_path / "run", 1, 4, schedule=schedule, changes=changes).assert_ended()
+  assert len(rows(tmp_path / "run")) == STEPS
+  if schedule == ("one_step_off",):
+    Group(tmp_path / "one", 1, schedule=schedule, changes=INTERLEAVED).assert_ended()
+    assert_same_figures(tmp_path / "run", tmp_path / "one", STEPS)
