@@ -14,6 +14,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from agentjax.trajectory.store import from_record, to_record
 T = TypeVar("T")
 
 FAILED = 4  # exit status of one of several processes that failed, or lost another
-_POLL = 0.5  # seconds
+_POLL, _LAST = 0.5, 3.0  # seconds
 _calls = itertools.count()
 
 
@@ -127,6 +128,8 @@ def failing_together() -> Iterator[None]:
 
 
 def _leave(status: int) -> None:
+  if is_first():
+    time.sleep(_LAST)  # the others are aborted as soon as this one is gone
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(status)

@@ -1,6 +1,7 @@
 """Estimators against brute force, and reports on scripted policies whose success is known."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import math
@@ -109,6 +110,25 @@ def test_a_report_says_what_was_solved():
   assert report.breakdown["other/level_2"].average.mean == pytest.approx(1 / 4)
   assert [t.address for t in report.greedy_trajectories] == [(9, i, 0) for i in range(4)]
   assert len(report.sampled_trajectories) == 16
+
+
+def test_in_the_background_its_contexts_stand_behind_those_of_all_training():
+  class Queue(ScriptedEngine):
+    async def open(self, prefix, *, priority=()):
+      opened.append(priority)
+      return await super().open(prefix, priority=priority[-3:])
+
+  opened, engine = [], Queue(lambda address, turn: say("#### 4"))
+  player = dataclasses.replace(make_player(engine), background=True)
+  plan = EvaluationPlan(samples=0)
+  asyncio.run(
+    evaluate(
+      TASKS, player=player, make_environment=question, rewards=REWARDS, plan=plan,
+      tool_names=REGISTRY.schemas, step=9,
+    )
+  )  # fmt: skip
+  assert len(opened) == len(TASKS) and min(opened) > (10**12, 0, 0)
+  assert [address[-3:] for address in sorted(opened)] == [(9, i, 0) for i in range(4)]
 
 
 def test_a_report_becomes_flat_metrics_and_json():

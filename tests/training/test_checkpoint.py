@@ -102,6 +102,41 @@ def test_missing_step_lists_what_there_is(tmp_path):
     load_networks(tmp_path / "nowhere", abstract_like(_small([1.0, 1.0]).weights), {})
 
 
+def test_what_is_saved_is_the_state_at_the_call_whatever_becomes_of_its_arrays(tmp_path):
+  store, wanted = CheckpointStore(tmp_path, keep=2, identity={}), fingerprint(_state(1))
+  state, target = _state(1), abstract_like(_state(1))
+  store.begin_save(1, state, {"n": 1})
+  doubled = jax.jit(lambda tree: jax.tree.map(lambda x: x + x, tree), donate_argnums=0)
+  weights = doubled(state.weights)
+  for leaf in jax.tree.leaves((state.step, state.networks["policy"].opt_state)):
+    leaf.delete()
+  assert fingerprint(store.restore(1, target).state) == wanted
+  assert fingerprint(weights) != fingerprint(_state(1).weights)
+
+
+_KILLED = """
+import os, signal, sys
+import jax.numpy as jnp
+from agentjax.training.checkpoint import CheckpointStore
+from tests.training.test_checkpoint import _small
+store = CheckpointStore(sys.argv[1], keep=3, identity={})
+store.save(1, _small(jnp.full(4_000_000, 1.0)), {"n": 1})
+store.begin_save(2, _small(jnp.full(4_000_000, 2.0)), {"n": 2})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_in_the_middle_of_a_save_the_one_before_is_taken(tmp_path):
+  done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=120, check=False)
+  assert done.returncode == -9
+  store = CheckpointStore(tmp_path, keep=3, identity={})
+  target = abstract_like(_small(jnp.zeros(4_000_000)))
+  step, found = store.restore_newest(lambda step: target, {})
+  whole = (tmp_path / "2").is_dir()  # a machine that is busy may have let the writer end
+  assert step == found.host["n"] == 1 + whole
+  assert bool((found.state.weights.policy["x"] == step).all())
+
+
 _FULL_DISK = """
 import resource, signal, sys
 import jax.numpy as jnp
