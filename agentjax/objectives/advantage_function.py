@@ -13,9 +13,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import ConfigError
 from agentjax.names import Adopted, Choice, check_callable
+from agentjax.objectives.columns import (
+  CREDIT,
+  REFERENCE_LOG_PROBS,
+  TOKEN_REWARDS,
+  TURN_REWARDS,
+)
 from agentjax.objectives.custom_loss import describe, own_name, trace
-from agentjax.trajectory.batch import abstract_batch, column_or_fill
-from agentjax.trajectory.columns import core_fields
+from agentjax.trajectory.batch import Batch, column_or_fill, token_columns
+from agentjax.trajectory.columns import ColumnError, core_fields
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -33,14 +39,11 @@ class AdvantageInputs:
     weights: loss weights; 0 on prompts, observations, padding and sequences that are not valid.
     segment_ids: 0 on padding, else 1 + index of the sequence in the arrays [N].
     turns: model call that a token belongs to, from 0; -1 on padding.
-    turn_rewards: what tokens are paid of the outcome for their turn, on the last token of the turn
-      that has weight; None without ``advantage.turn_rewards``.
-    token_rewards: rewards of steps beside the outcome; None where no signal pays them.
     old_log_probs: of the trainer at the start of the update; the sampler's where they are trusted.
     behaviour_log_probs: of the policy that sampled.
     entropies: of the distribution that a token was drawn from, nats.
-    reference_log_probs: None unless something asks for them (``objective.with_reference``).
-    columns: by name [B, T, ...], as in ``Prepared``; see ``column``.
+    columns: by name [B, T, ...] all others that the batch has, those of signals too; a sequence's
+      value stands on all its tokens. See ``column``.
   """
 
   rewards: Float[Array, "sequences"]
@@ -52,14 +55,35 @@ class AdvantageInputs:
   old_log_probs: Float[Array, "batch time"]
   behaviour_log_probs: Float[Array, "batch time"]
   entropies: Float[Array, "batch time"]
-  turn_rewards: Float[Array, "batch time"] | None = None
-  token_rewards: Float[Array, "batch time"] | None = None
-  reference_log_probs: Float[Array, "batch time"] | None = None
   columns: dict[str, Array] = dataclasses.field(default_factory=dict)
 
   def column(self, name: str) -> Array:
-    """[B, T, ...] of a registered column, its fill where the batch has none."""
+    """[B, T, ...] of a registered column, its fill where the batch has none.
+
+    Raises:
+      ColumnError: one that a signal of this run would have to add, and none does.
+    """
+    if name not in self.columns and any(column.name == name for column in CREDIT):
+      raise ColumnError(
+        f"no signal of this run adds {name}; what is given: {', '.join(self.columns)}"
+      )
     return column_or_fill(self.columns, name, self.weights.shape)
+
+  @property
+  def turn_rewards(self) -> Array | None:
+    """What tokens are paid of the outcome for their turn, on the last token of the turn that has
+    weight; None without ``advantage.turn_rewards``."""
+    return self.columns.get(TURN_REWARDS.name)
+
+  @property
+  def token_rewards(self) -> Array | None:
+    """Rewards of steps beside the outcome; None where no signal pays them."""
+    return self.columns.get(TOKEN_REWARDS.name)
+
+  @property
+  def reference_log_probs(self) -> Array | None:
+    """None unless something asks for them (``objective.with_reference``)."""
+    return self.columns.get(REFERENCE_LOG_PROBS.name)
 
 
 AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
@@ -147,20 +171,15 @@ def check_advantages(function: AdvantageFunction, inputs: Any) -> None:
     )
 
 
-def abstract_advantage_inputs(
-  rows: int, time: int, sequences: int, *, turn_rewards: bool, token_rewards: bool, reference: bool
-) -> AdvantageInputs:
-  """Shapes and dtypes of what the function of a run is given, to trace it without data."""
+def abstract_advantage_inputs(batch: Batch) -> AdvantageInputs:
+  """Shapes and dtypes of what the function of a run is given, to trace it without data.
 
-  batch = abstract_batch(rows, time, sequences)
+  Args:
+    batch: ``abstract_batch`` with the columns that signals add.
+  """
   core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
-  return AdvantageInputs(
-    **core,
-    old_log_probs=batch.weights,
-    turn_rewards=batch.weights if turn_rewards else None,
-    token_rewards=batch.weights if token_rewards else None,
-    reference_log_probs=batch.weights if reference else None,
-  )
+  columns = jax.eval_shape(token_columns, batch)
+  return AdvantageInputs(**core, old_log_probs=batch.weights, columns=columns)
 
 
 def _own_name(function: AdvantageFunction) -> str:

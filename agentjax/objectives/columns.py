@@ -1,13 +1,15 @@
-"""Columns from which ``objectives.prepare`` computes advantages; signals add them to a batch."""
+"""Columns from which ``objectives.prepare`` computes advantages; signals add them to a batch.
+
+This is the one list of them: ``prepare`` reads them by name, and what an objective asks for stands
+in ``columns_read``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax
-
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.columns import Column, register_column
+from agentjax.trajectory.columns import Column, get_column, register_column
 
 if TYPE_CHECKING:
   from agentjax.objectives.objective import ObjectiveConfig
@@ -74,7 +76,7 @@ PART_REWARDS = register_column(
   )
 )
 
-_CREDIT = (
+CREDIT = (
   OLD_LOG_PROBS,
   REFERENCE_LOG_PROBS,
   VALUES,
@@ -87,18 +89,31 @@ _CREDIT = (
 )
 
 
-def credit_inputs(batch: Batch, config: ObjectiveConfig) -> dict[str, jax.Array]:
-  """What ``prepare`` is given beside the batch: those of its columns that the config reads.
+def columns_read(
+  config: ObjectiveConfig, *, recomputed: bool, token_rewards: bool
+) -> tuple[Column, ...]:
+  """The columns that an objective asks for, apart from those that signals of one's own add.
 
   Args:
-    batch: with the columns of all signals.
     config: of the objective.
+    recomputed: old log-probs are the trainer's.
+    token_rewards: there are rewards on tokens besides the outcome.
   """
-  taught = config.distillation
-  unread = set()
-  if not config.needs_reference:
-    unread.add(REFERENCE_LOG_PROBS.name)
-  names = [column.name for column in _CREDIT if column.name not in unread]
-  if taught is not None and taught.form == "sampled":
-    names.append("teacher_log_probs")
-  return {name: batch.columns[name] for name in names if name in batch.columns}
+  taught, credit = config.distillation, config.advantage
+  asked = (
+    (OLD_LOG_PROBS, recomputed or config.needs_old_log_probs),
+    (REFERENCE_LOG_PROBS, config.needs_reference),
+    (get_column("teacher_log_probs"), taught is not None and taught.form == "sampled"),
+    (VALUES, config.needs_values),
+    (TOKEN_REWARDS, token_rewards),
+    (TURN_REWARDS, bool(credit.turn_rewards)),
+    (BASELINES, config.needs_baseline),
+    (CONSISTENCY, config.ambiguity is not None),
+    (PART_REWARDS, bool(credit.parts)),
+  )
+  return tuple(column for column, wanted in asked if wanted)
+
+
+def without_unread(batch: Batch, config: ObjectiveConfig) -> Batch:
+  """What ``prepare`` is given: without the reference's log-probs where another signal asked."""
+  return batch if config.needs_reference else batch.without(REFERENCE_LOG_PROBS.name)

@@ -103,7 +103,7 @@ def trace(function: Callable[[Any], Any], inputs: Any, name: str, given: str, mo
   except ConfigError:
     raise
   except Exception as error:
-    absent = [k for k, v in vars(inputs).items() if v is None]
+    absent = [k for k in dir(inputs) if not k.startswith("_") and getattr(inputs, k) is None]
     raise ConfigError(
       f"{name} raised {type(error).__name__}: {error}. It was given {type(inputs).__name__} of "
       f"{given}; None are {', '.join(absent) or 'none'} ({more})."

@@ -48,6 +48,7 @@ from agentjax.objectives.policy_loss import PolicyLossConfig, policy_loss
 from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
 from agentjax.trajectory.batch import column_or_fill
+from agentjax.trajectory.columns import ColumnError, get_column
 
 _PRESETS = "agentjax.recipes.presets:PRESETS"
 
@@ -242,7 +243,16 @@ class Prepared:
   columns: dict[str, Array] = dataclasses.field(default_factory=dict)
 
   def column(self, name: str) -> Array:
-    """[B, T, ...] of a registered column, its fill where the batch has none."""
+    """[B, T, ...] of a registered column, its fill where the batch has none.
+
+    Raises:
+      ColumnError: one that losses are not given (``Column.in_loss``): its fill would not be true.
+    """
+    if not get_column(name).in_loss:
+      raise ColumnError(
+        f"losses are not given the column {name!r}; allowed: columns with in_loss=True, and what "
+        "LossInputs has as an attribute."
+      )
     return column_or_fill(self.columns, name, self.weights.shape)
 
   def scaled(self, factor: float) -> Prepared:

@@ -7,11 +7,11 @@ the tokens, then whitening, clipping and what a teacher adds. It runs once a bat
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
@@ -27,6 +27,7 @@ from agentjax.objectives.advantages import (
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
+from agentjax.objectives.columns import CREDIT, columns_read
 from agentjax.objectives.distillation import teacher_advantages
 from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.mismatch import mismatch_correction
@@ -49,7 +50,7 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
-from agentjax.trajectory.batch import Batch, abstract_batch, token_columns
+from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column, token_columns
 from agentjax.trajectory.columns import core_fields
 
 
@@ -57,52 +58,45 @@ def prepare(
   batch: Batch,
   config: ObjectiveConfig,
   *,
-  old_log_probs: Float[Array, "batch time"] | None = None,
-  reference_log_probs: Float[Array, "batch time"] | None = None,
-  teacher_log_probs: Float[Array, "batch time"] | None = None,
-  selected: Bool[Array, "batch time"] | None = None,
-  values: Float[Array, "batch time"] | None = None,
-  token_rewards: Float[Array, "batch time"] | None = None,
-  turn_rewards: Float[Array, "batch time"] | None = None,
-  baselines: Float[Array, "sequences"] | None = None,
-  part_rewards: Float[Array, "sequences parts"] | None = None,
-  consistency: Float[Array, "sequences"] | None = None,
   advantage: AdvantageFunction | None = None,
+  **columns: Array | None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
+
+  Columns of the batch that it reads, besides the core ones (``objectives.columns``):
+
+  * ``old_log_probs``: the trainer's at the start of the update. Without them the sampler's stand
+    there, and the policy ratio absorbs the mismatch (not with an active ``mismatch``).
+  * ``reference_log_probs``, where the config uses a reference policy.
+  * ``teacher_log_probs``, for ``distillation.form`` "sampled".
+  * ``selected``: tokens that keep their weight; all without it.
+  * ``values``: outputs of a critic, for credit "gae" and centre "prompt_value".
+  * ``token_rewards``: on tokens besides the outcome, for credit "reward_to_go" and "gae".
+  * ``turn_rewards``: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum
+    is taken off the reward that stands at the end.
+  * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, ``consistency``
+    for ``ambiguity``.
+  * ``branches``, for ``advantage.branches`` "hard".
 
   Args:
     batch: the whole batch. Sequences that are not valid lose their weight here.
     config: static.
-    old_log_probs: the trainer's log-probs at the start of the update; None takes the sampler's, and
-      the policy ratio then absorbs the mismatch (not with an active ``mismatch``).
-    reference_log_probs: of the reference policy, where the config uses one.
-    teacher_log_probs: of the tokens by their teacher, for ``distillation.form`` "sampled".
-    selected: tokens that keep their weight; None is all of them.
-    values: outputs of the value head, for credit "gae" and centre "prompt_value".
-    token_rewards: rewards on tokens besides the outcome, for credit "reward_to_go" and "gae".
-    turn_rewards: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum is
-      taken off the reward that stands at the end (``packing.paid_by_turn``).
-    baselines: for centre "baseline".
-    part_rewards: values of ``advantage.parts``, in the place of ``batch.rewards``.
-    consistency: share of the answers to each sequence's task that are its most frequent one, for
-      ``ambiguity``.
     advantage: your own, in the place of ``config.advantage.function``.
+    columns: by name, beside those of the batch or in their place; None is none.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
   """
-  tokens, metrics = _weigh_tokens(batch, config, old_log_probs, selected)
-  given = _Given(
-    reference_log_probs, values, token_rewards, turn_rewards, baselines, part_rewards, consistency
-  )
+  batch = batch.with_columns({k: v for k, v in columns.items() if v is not None})
+  given = _Given.of(batch)
+  tokens, metrics = _weigh_tokens(batch, config, given)
   own = config.advantage.function if advantage is None else advantage
   if own is not None:
     credit = _own_credit(own, batch, tokens, given)
   else:
     tokens, credit, found = _named_credit(batch, config, tokens, given)
     metrics |= found
-  advantages, found = _final_advantages(batch, config, tokens, credit, teacher_log_probs)
+  advantages, found = _final_advantages(batch, config, tokens, credit)
   metrics |= found
   prepared = _join(batch, config, tokens, credit, advantages, given)
   learning = jnp.where(batch.valid, credit.outcome != 0, False)
@@ -134,7 +128,7 @@ def prepare_supervised(batch: Batch, aggregation: Aggregation = "token_mean") ->
     turns=batch.turns,
     old_log_probs=batch.behaviour_log_probs,
     behaviour_log_probs=batch.behaviour_log_probs,
-    columns=token_columns(batch),
+    columns=token_columns(batch.for_loss()),
   )
 
 
@@ -149,22 +143,10 @@ def abstract_prepared(
     recomputed: old log-probs are the trainer's.
     token_rewards: there are rewards on tokens besides the outcome.
   """
-  credit, taught = config.advantage, config.distillation
-  tokens, sequences = batch.weights, batch.rewards
-  parts: Any = jax.ShapeDtypeStruct((batch.num_sequences, len(credit.parts)), sequences.dtype)
-  given = {
-    "old_log_probs": (tokens, recomputed or config.needs_old_log_probs),
-    "reference_log_probs": (tokens, config.needs_reference),
-    "teacher_log_probs": (tokens, taught is not None and taught.form == "sampled"),
-    "values": (tokens, config.needs_values),
-    "token_rewards": (tokens, token_rewards),
-    "turn_rewards": (tokens, bool(credit.turn_rewards)),
-    "baselines": (sequences, config.needs_baseline),
-    "consistency": (sequences, config.ambiguity is not None),
-    "part_rewards": (parts, bool(credit.parts)),
-  }
-  extra = {name: shape for name, (shape, present) in given.items() if present}
-  return jax.eval_shape(lambda b, e: prepare(b, config, **e)[0], batch, extra)
+  sizes = {"parts": len(config.advantage.parts)}
+  asked = columns_read(config, recomputed=recomputed, token_rewards=token_rewards)
+  extra = {column.name: abstract_column(batch, column, sizes) for column in asked}
+  return jax.eval_shape(lambda b: prepare(b, config)[0], batch.with_columns(extra))
 
 
 def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs:
@@ -184,15 +166,21 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
 
 
 class _Given(NamedTuple):
-  """What ``prepare`` was given to make credit of; see there."""
+  """The columns of ``CREDIT``, each None where the batch has none; some are replaced on the way."""
 
+  old_log_probs: Array | None
   reference_log_probs: Array | None
   values: Array | None
   token_rewards: Array | None
   turn_rewards: Array | None
+  selected: Array | None
   baselines: Array | None
-  part_rewards: Array | None
   consistency: Array | None
+  part_rewards: Array | None
+
+  @classmethod
+  def of(cls, batch: Batch) -> Self:
+    return cls(**{column.name: batch.columns.get(column.name) for column in CREDIT})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,15 +227,16 @@ class _Credit:
 
 
 def _weigh_tokens(
-  batch: Batch, config: ObjectiveConfig, old_log_probs: Array | None, selected: Array | None
+  batch: Batch, config: ObjectiveConfig, given: _Given
 ) -> tuple[_Tokens, dict[str, Array]]:
   """Weights of the tokens after validity, selection and the mismatch rules, and metrics."""
   mismatch, segment_ids = config.policy_loss.mismatch, batch.segment_ids
   trained = broadcast_to_tokens(batch.valid.astype(batch.weights.dtype), segment_ids)
   weights = jnp.where(trained > 0, batch.weights, 0)
-  if selected is not None:
-    weights = jnp.where(selected, weights, 0)
+  if given.selected is not None:
+    weights = jnp.where(given.selected, weights, 0)
   metrics: dict[str, Array] = {}
+  old_log_probs = given.old_log_probs
   if old_log_probs is None and config.needs_old_log_probs:
     raise ValueError(
       "policy_loss.mismatch compares trainer with sampler and needs old_log_probs; pass them, "
@@ -280,9 +269,6 @@ def _own_credit(
   inputs = AdvantageInputs(
     **core | {"weights": tokens.weights},
     old_log_probs=tokens.old_log_probs,
-    turn_rewards=given.turn_rewards,
-    token_rewards=given.token_rewards,
-    reference_log_probs=given.reference_log_probs,
     columns=token_columns(batch),
   )
   advantages = own_advantages(function, inputs)
@@ -456,7 +442,6 @@ def _final_advantages(
   config: ObjectiveConfig,
   tokens: _Tokens,
   credit: _Credit,
-  teacher_log_probs: Array | None,
 ) -> tuple[Array, dict[str, Array]]:
   """Advantages merged over branches, whitened, clipped, scaled and mixed with a teacher's."""
   settings, taught = config.advantage, config.distillation
@@ -472,7 +457,7 @@ def _final_advantages(
   if taught is not None:
     advantages *= taught.outcome_weight
     if taught.form == "sampled":
-      teacher = needed(teacher_log_probs, "teacher_log_probs")
+      teacher = needed(batch.columns.get("teacher_log_probs"), "teacher_log_probs")
       disagreement = teacher_advantages(teacher, tokens.old_log_probs, taught.clip)
       mean = _mean(disagreement, kept)
       metrics["distillation/advantage"] = mean
@@ -521,7 +506,7 @@ def _join(
     old_values=given.values,
     returns=credit.returns,
     value_coefficients=credit.value_coefficients,
-    columns=token_columns(batch),
+    columns=token_columns(batch.for_loss()),
   )
 
 

@@ -351,7 +351,7 @@ class Episode:
 
   async def open(self, observation: Observation) -> None:
     """Puts the first observation before the agent who acts first."""
-    await self._open(self._hear(observation, Boundary.RESET))
+    await self._open(self._hear(observation, Boundary.RESET), Boundary.RESET)
 
   def _hear(self, observation: Observation, at: Boundary) -> tuple[Message, ...]:
     """Gives the turn to whoever acts next; the messages that it has not taken in."""
@@ -374,10 +374,10 @@ class Episode:
       )
       raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
 
-  async def _open(self, messages: Sequence[Message], *, shared: bool = True) -> None:
+  async def _open(self, messages: Sequence[Message], at: Boundary, *, shared: bool = True) -> None:
     """Begins a conversation; ``shared`` where others of the group may begin alike."""
     seat, player = self.seat, self.seat.player
-    with _encoding(Boundary.RESET):
+    with _encoding(at):
       spans = player.chat.prompt(messages, seat.offered)
     ids = _flat(spans)
     limit = self.player.config.max_total_tokens
@@ -527,13 +527,19 @@ class Episode:
     """Shows the agent who acts next what it has not seen, if a turn and room to react are left."""
     if not self.opened:
       raise RuntimeError("observe() before open(observation)")
+    author = self._acting
     messages = self._next_turn(observation)
     seat, config = self.seat, self.player.config
-    if not seat.opened:
-      await self._open(messages)
-      return
-    with _encoding(Boundary.STEP):
-      spans = seat.player.chat.observation(messages, seat.drawn, seat.offered)
+    try:
+      if not seat.opened:
+        await self._open(messages, Boundary.STEP)
+        return
+      with _encoding(Boundary.STEP):
+        spans = seat.player.chat.observation(messages, seat.drawn, seat.offered)
+    except EpisodeEnd as end:
+      if end.status is Status.POLICY_ERROR:  # of who wrote it, not of who was to read it
+        self._acting = author
+      raise
     ids = _flat(spans)
     if seat.length + len(ids) >= config.max_total_tokens:
       raise EpisodeEnd(
@@ -560,7 +566,7 @@ class Episode:
     seat = self.seat
     self._record_experts(seat)
     seat.restart(messages)
-    await self._open(messages, shared=False)
+    await self._open(messages, Boundary.STEP, shared=False)
 
   def _next_turn(self, observation: Observation) -> tuple[Message, ...]:
     """Gives the turn to whoever acts next, if one is left; what it has not taken in."""

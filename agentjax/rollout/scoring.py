@@ -79,7 +79,11 @@ async def _score_role(
       trajectory.reward = Reward.invalid(message)
     return
   for index in culprits:
-    alive[index].reward = Reward(min(0.0, kept[index].reward.value or 0.0))
+    found = kept[index]
+    alive[index].reward = Reward(min(0.0, found.reward.value or 0.0))
+    alive[index].reward_parts = {
+      name: Reward(min(0.0, part.value or 0.0)) for name, part in found.reward_parts.items()
+    }
     alive[index].metadata[FAULT] = Fault(Owner.POLICY, "time", message).to_dict()
   for trajectory in trajectories:
     if trajectory.status.broken:

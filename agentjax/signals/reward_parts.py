@@ -14,13 +14,14 @@ from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepC
 from agentjax.training import processes
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import paid_by_turn
-from agentjax.trajectory.record import Reward, Trajectory
+from agentjax.trajectory.record import Reward, Status, Trajectory
 
 
 class PartRewards(Signal):
   """The values of named parts, for ``advantage.parts``.
 
-  An episode that lacks one has no valid reward.
+  An episode that lacks one has no valid reward. One that ended by a breach of the policy has each,
+  and none of them above 0.
 
   Args:
     parts: names, in the order of the column's values.
@@ -38,7 +39,7 @@ class PartRewards(Signal):
     del context
     result = []
     for one in need_parts(episodes, self._parts):
-      values = [_value(one, name) for name in self._parts]
+      values = [_counted(one, name) for name in self._parts]
       known = None not in values
       array = np.array(values if known else [0.0] * len(values), np.float32)
       result.append(dataclasses.replace(one, columns={**one.columns, PART_REWARDS.name: array}))
@@ -90,7 +91,7 @@ def need_parts(episodes: Sequence[Trajectory], names: Sequence[str]) -> list[Tra
   """Copies in which an episode without a value of one of the parts has no valid reward."""
   result = []
   for one in episodes:
-    absent = [name for name in names if _value(one, name) is None]
+    absent = [name for name in names if _counted(one, name) is None]
     if absent and one.reward.valid:
       invalid = Reward.invalid(f"no value of the parts {', '.join(absent)}")
       one = dataclasses.replace(one, reward=invalid)
@@ -117,6 +118,13 @@ def check_turn_rewards(episodes: Sequence[Trajectory], names: Sequence[str]) -> 
           "together; allowed in advantage.turn_rewards, and as the part that stages earn: parts "
           "that are earned turn by turn, such as 'environment'."
         )
+
+
+def _counted(trajectory: Trajectory, name: str) -> float | None:
+  value = _value(trajectory, name)
+  if trajectory.status is Status.POLICY_ERROR:  # as ``RewardGraph`` has it of the whole
+    return min(value or 0.0, 0.0)
+  return value
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:

@@ -166,7 +166,9 @@ class Signal:
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
-    """Copies of a step's episodes with rewards or columns changed, and metrics. On the host.
+    """A step's episodes as they are trained on, and metrics. On the host.
+
+    They are copies with rewards or columns changed; some may be left out, and earlier ones added.
 
     Args:
       context: see there.

@@ -25,6 +25,7 @@ from agentjax.trajectory.record import ToolCall
 ToolCallFormat = Literal["compact", "json"]  # of the vocabularies that share our markup
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
 
+_MOST_NESTED = 64  # levels of a value; what handles it later goes down a few frames a level
 UNKNOWN_TOOL_PARAMETER = "input"  # holds the text of a compact call of a tool nobody knows
 
 
@@ -268,7 +269,22 @@ def load_json(text: str) -> tuple[Any, str | None]:
     return None, "it is nested too deeply"
   except ValueError as error:
     return None, str(error)
+  if _is_nested(value, _MOST_NESTED):
+    return None, f"it is nested too deeply; allowed: {_MOST_NESTED} levels"
   return value, None
+
+
+def _is_nested(value: Any, most: int) -> bool:
+  """Whether lists and objects stand in each other more than ``most`` times."""
+  level = [value]
+  for _ in range(most):
+    level = [
+      inner
+      for one in level
+      if isinstance(one, dict | list)
+      for inner in (one.values() if isinstance(one, dict) else one)
+    ]
+  return any(isinstance(one, dict | list) for one in level)
 
 
 def _load(text: str) -> tuple[dict[str, Any], str | None]:

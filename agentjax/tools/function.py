@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import inspect
 import json
@@ -52,7 +53,7 @@ class FunctionTool:
     self.description = documentation.split("\nArgs:")[0].strip()
     self._function = self.__wrapped__ = function
     self._context_parameter: str | None = None
-    self._abandoned = 0
+    self._abandoned: collections.Counter[str] = collections.Counter()  # by episode
     self._hints = typing.get_type_hints(function)
     self.parameters: Mapping[str, Any] = self._schema(_argument_descriptions(documentation))
 
@@ -64,7 +65,7 @@ class FunctionTool:
       if inspect.iscoroutinefunction(self._function):
         result = await self._function(**keywords)
       else:
-        result = await self._call_in_thread(keywords)
+        result = await self._call_in_thread(keywords, context.episode)
     except ToolError as error:
       return ToolResult(ToolStatus.ERROR, f"error: {error}")
     if isinstance(result, ToolResult):
@@ -73,21 +74,25 @@ class FunctionTool:
       result = json.dumps(result, ensure_ascii=False, default=str)
     return ToolResult(ToolStatus.OK, result)
 
-  async def _call_in_thread(self, keywords: dict[str, Any]) -> Any:
-    if self._abandoned >= _MAX_ABANDONED:
+  async def _call_in_thread(self, keywords: dict[str, Any], episode: str) -> Any:
+    abandoned = self._abandoned.total()
+    if abandoned >= _MAX_ABANDONED:
+      if self._abandoned[episode]:
+        raise ToolError("earlier calls of this episode have not ended yet")
       raise RuntimeError(
-        f"{self._abandoned} calls of tool {self.name!r} timed out and never returned; make the "
+        f"{abandoned} calls of tool {self.name!r} timed out and never returned; make the "
         "function return, or write it as async so that it can be cancelled"
       )
 
     def ended() -> None:
-      self._abandoned -= 1
+      self._abandoned[episode] -= 1
+      self._abandoned = +self._abandoned  # without episodes that left nothing
 
     work = functools.partial(self._function, **keywords)
     try:
       return await call_in_thread(work, name=f"tool-{self.name}", on_late_end=ended)
     except asyncio.CancelledError:
-      self._abandoned += 1
+      self._abandoned[episode] += 1
       raise
 
   def _schema(self, descriptions: dict[str, str]) -> dict[str, Any]:

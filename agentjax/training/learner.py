@@ -201,6 +201,9 @@ class Learner(TrainStates):
     for i, own in enumerate(phase.passes):
       found: list[dict[str, float]] = []
       for one in batches * settings.epochs:
+        # A later pass may have no token at this step; an optimiser would move on its momentum.
+        if i and not one.metrics.get(f"{own.prefix}tokens/weighted", 1):
+          continue
         state, values, log_probs = self._apply(own.update, state, one, i)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
@@ -218,7 +221,7 @@ class Learner(TrainStates):
     means |= observed
     # How often in a row updates were skipped is no mean.
     means |= {k: v for k, v in every[0][-1].items() if k.endswith("/bad_steps")}
-    means["bad_steps"] = every[-1][-1]["bad_steps"]
+    means["bad_steps"] = [values for found in every for values in found][-1]["bad_steps"]
     return state, means
 
   def _prepare_step(

@@ -20,7 +20,7 @@ Prepare = Callable[[Batch], tuple[Prepared, dict[str, jax.Array]]]
 
 
 class PlannedPass(NamedTuple):
-  """One update of every batch in every epoch.
+  """One update of every batch in every epoch; later passes skip batches without weighted tokens.
 
   Attributes:
     prefix: of its metrics; "" for the first pass.

@@ -16,7 +16,7 @@ from agentjax.objectives.advantage_function import (
   check_advantages,
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
-from agentjax.objectives.columns import TOKEN_REWARDS, credit_inputs
+from agentjax.objectives.columns import without_unread
 from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.seat_config import trained_seats
@@ -26,7 +26,7 @@ from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, Super
 from agentjax.training.pass_config import PlannedPass, Prepare
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
-from agentjax.trajectory.batch import Batch
+from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column
 from agentjax.trajectory.record import POLICY
 
 
@@ -144,8 +144,7 @@ def compile_phases(
     function: AdvantageFunction | None = phase.objective.advantage.function
     function = advantage if last and advantage is not None else function
     found = signals(phase)  # which registers the columns that a function may read
-    paid = any(TOKEN_REWARDS in signal.adds for signal in found)
-    _trace(experiment, phase, own, function, token_rewards=paid)
+    _trace(experiment, phase, own, function, found)
     if phase.passes is not None:
       passes: tuple[Pass, ...] = tuple(
         _compile(one, update(phase, policy_objective(one.objective)), rows)
@@ -163,8 +162,7 @@ def _trace(
   phase: PhaseConfig,
   objective: Objective,
   function: AdvantageFunction | None,
-  *,
-  token_rewards: bool,
+  signals: Sequence[Signal],
 ) -> None:
   """Shows faults of functions of one's own before anything is sampled or compiled."""
   stage = experiment.rl
@@ -172,14 +170,11 @@ def _trace(
   jax.eval_shape(objective, abstract_inputs(phase.objective, *shape))
   if function is None:
     return
-  inputs = abstract_advantage_inputs(
-    *shape,
-    sequences=stage.tasks_per_step * experiment.rollout.group_size,
-    turn_rewards=bool(phase.objective.advantage.turn_rewards),
-    token_rewards=token_rewards,
-    reference=phase.objective.needs_reference,
-  )
-  check_advantages(function, inputs)
+  batch = abstract_batch(*shape, stage.tasks_per_step * experiment.rollout.group_size)
+  added = [c for signal in signals for c in signal.adds if not c.core]
+  known = {c.name: abstract_column(batch, c) for c in added if c.sized}
+  given = without_unread(batch.with_columns(known), phase.objective)
+  check_advantages(function, abstract_advantage_inputs(given))
 
 
 def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
@@ -193,7 +188,6 @@ def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:
 
 def _prepare(config: ObjectiveConfig, advantage: AdvantageFunction | None) -> Callable[..., Any]:
   def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
-    given: dict[str, Any] = credit_inputs(batch, config)
-    return prepare(batch.for_loss(), config, advantage=advantage, **given)
+    return prepare(without_unread(batch, config), config, advantage=advantage)
 
   return ready

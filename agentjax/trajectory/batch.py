@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from agentjax.trajectory.columns import absent_column, core_fields, get_column
+from agentjax.trajectory.columns import Column, absent_column, core_fields, get_column
 
 Array = jax.Array
 
@@ -107,10 +107,26 @@ def abstract_batch(rows: int, time: int, sequences: int) -> Batch:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
 
 
+def abstract_column(batch: Batch, column: Column, sizes: Mapping[str, int] | None = None) -> Any:
+  """Shape and dtype of a column of a batch of shapes and dtypes.
+
+  Args:
+    batch: ``abstract_batch``.
+    column: that is to be added.
+    sizes: those of its shape that the data decide, by name.
+
+  Raises:
+    KeyError: one of them is missing.
+  """
+  rows = batch.rewards.shape if column.level == "sequence" else batch.token_ids.shape
+  shape = [(sizes or {})[size] if isinstance(size, str) else size for size in column.shape]
+  return jax.ShapeDtypeStruct((*rows, *shape), column.dtypes[0])
+
+
 def token_columns(batch: Batch) -> dict[str, Array]:
-  """[B, T, ...] of the columns that losses are given; a sequence's value on all its tokens."""
+  """[B, T, ...] of the further columns; a sequence's value stands on all its tokens."""
   result = {}
-  for name, values in batch.for_loss().columns.items():
+  for name, values in batch.columns.items():
     column = get_column(name)
     if column.level == "sequence":
       inside = jnp.expand_dims(batch.segment_ids > 0, tuple(range(2, values.ndim + 1)))

@@ -90,6 +90,11 @@ class Column:
     return int(np.iinfo(kind).max) if self.fill is None else self.fill
 
   @property
+  def sized(self) -> bool:
+    """Whether its shape is known without data."""
+    return all(isinstance(size, int) for size in self.shape)
+
+  @property
   def sizes(self) -> tuple[int, ...]:
     """``shape`` as numbers.
 

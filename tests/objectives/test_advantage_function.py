@@ -24,6 +24,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preparation import prepare
 from agentjax.objectives.segments import broadcast_to_tokens
 from agentjax.testing import check_advantage
+from agentjax.trajectory.batch import abstract_batch
 
 
 def centred(inputs):
@@ -107,12 +108,26 @@ def test_what_cannot_be_an_advantage_is_told_without_computing(function, message
 
 
 def test_a_missing_input_is_named():
-  inputs = abstract_advantage_inputs(
-    2, 5, 3, turn_rewards=False, token_rewards=False, reference=False
-  )
-  with pytest.raises(ConfigError, match="(?s)None are turn_rewards, token_rewards, reference_log"):
+  inputs = abstract_advantage_inputs(abstract_batch(2, 5, 3))
+  with pytest.raises(ConfigError, match="(?s)None are reference_log_probs, token_rewards, turn_re"):
     check_advantages(with_turns, inputs)
   check_advantages(centred, inputs)
+
+
+def test_what_signals_add_is_given_by_name_and_what_none_adds_is_no_zero(packer):
+  def over_values(inputs):
+    return centred(inputs) - inputs.column("values")
+
+  with pytest.raises(ConfigError, match="no signal of this run adds values"):
+    check_advantages(over_values, abstract_advantage_inputs(abstract_batch(2, 5, 3)))
+  batch, _ = example(packer(4, 3, per_row=2, gap=1))
+  values = 0.25 * jnp.ones_like(batch.weights)
+  plain, _ = prepare(batch, ObjectiveConfig(), advantage=centred)
+  found, _ = prepare(batch, ObjectiveConfig(), advantage=over_values, values=values)
+  inside = np.asarray(plain.weights) > 0
+  np.testing.assert_allclose(
+    np.asarray(found.advantages - plain.advantages)[inside], -0.25, atol=1e-6
+  )
 
 
 def example(pack):
@@ -204,8 +219,5 @@ def test_the_example_of_the_documentation_passes():
   scope: dict = {}
   exec(code, scope)
   check_advantage(scope["early"], seed=0)
-  packed = abstract_advantage_inputs(
-    1, 4, 2, turn_rewards=False, token_rewards=False, reference=False
-  )
-  check_advantages(scope["early"], packed)
+  check_advantages(scope["early"], abstract_advantage_inputs(abstract_batch(1, 4, 2)))
   assert sum(bool(line) for line in code.splitlines()) <= 5

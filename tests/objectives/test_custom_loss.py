@@ -114,6 +114,7 @@ def needs_a_reference(inputs):
       r"the metric 'x' as float32\[3, 5\]; allowed: an array \[\]",
     ),
     (lambda inputs: inputs.logprobs, "raised AttributeError: .*logprobs"),
+    (lambda inputs: inputs.column("old_log_probs"), "losses are not given.*'old_log_probs'"),
     (lambda inputs: 1.0 if inputs.log_probs[0, 0] > 0 else 2.0, "raised TracerBool"),
     (needs_a_reference, "raised TypeError.*None are .*reference_log_probs.*with_reference=True"),
   ],

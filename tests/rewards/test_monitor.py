@@ -64,6 +64,8 @@ def test_log_counts_and_leaves_the_reward_alone():
 
 def test_screen_takes_the_episode_out_and_counts_it_apart_from_faults():
   found, clean = scored(watching("screen"), trajectory(code="sys.exit(0)"), trajectory(sample=1))
+  (lost,) = scored(watching("screen"), trajectory(code="sys.exit(0)", answer="5"))
+  assert lost.reward == Reward(0.0) and lost.status is Status.OK  # losing cannot be taken back
   assert not found.reward.valid and found.status is Status.VERIFIER_ERROR and found.status.masked
   assert clean.reward == Reward(1.0)
   metrics = rollout_statistics([found, clean], tool_names=()).metrics()

@@ -421,6 +421,7 @@ def test_an_answer_that_takes_the_verifiers_time_counts_and_its_work_is_cancelle
   slow, well = run(solver(), [make_task(1)], samples=2, rewards=graph(judge), reward_timeout=0.5)
   assert slow.status is Status.OK and slow.reward == Reward(0.0)
   assert slow.metadata["fault"]["owner"] == "policy" and slow.metadata["fault"]["cause"] == "time"
+  assert list(slow.reward_parts.values()) == [Reward(0.0)]  # advantages of parts see a loss as well
   assert well.reward == Reward(1.0)
   time.sleep(0.2)
   assert ended and set(ended) == {0}

@@ -86,6 +86,32 @@ def play(engine, *, samples=1, make_environment=lambda task: Nim(), seats=None, 
   return trajectories
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["first prompt", "later turn"])
+def test_words_that_nobody_can_be_shown_are_the_fault_of_who_wrote_them(known, monkeypatch):
+  encode = type(TOKENIZER).encode
+
+  def strict(self, text):  # ours make U+FFFD of them
+    return encode(self, text.encode().decode())
+
+  monkeypatch.setattr(type(TOKENIZER), "encode", strict)
+
+  class Echo(Nim):
+    async def step(self, action):
+      self.stones -= 1
+      if known and self.stones == 3:  # left's first turn is harmless
+        return Step(Observation((), next="right"), Reward(0.5))
+      if action.agent == "left":
+        return Step(Observation((Message("user", "\ud800"),), next="right"), Reward(0.5))
+      return Step(Observation((), next="left"), Reward(0.5))
+
+  (episode,) = play(Players("1", "1", "1"), make_environment=lambda task: Echo())
+  assert episode.status is Status.POLICY_ERROR and not episode.status.masked
+  assert episode.metadata["fault"]["owner"] == "policy" and episode.metadata["ended_by"] == "left"
+  left, right = learning_views([episode])
+  assert left.reward == Reward(0.0) and left.status is Status.POLICY_ERROR
+  assert right.reward == Reward(0.5 * known) and right.status is Status.TRUNCATED
+
+
 def text_of(trajectory):
   return TOKENIZER.decode(np.concatenate([s.token_ids for s in trajectory.segments]).tolist())
 

@@ -49,6 +49,12 @@ def python(code):
   return call("python", code=code)
 
 
+def files(**arguments):
+  """A call whose arguments are JSON as it stands."""
+  inside = ", ".join(f'"{name}": {value}' for name, value in arguments.items())
+  return '{"name": "files", "arguments": {' + inside + "}}"
+
+
 NEST = "import os\nfor _ in range({}):\n  os.mkdir('d'); os.chdir('d')"
 # What the policy does in its first turn; it then looks at what is left, and gives a wrong answer.
 ACTIONS = {
@@ -107,6 +113,35 @@ ACTIONS = {
   "deep arguments": '{"name": "files", "arguments": {"command": ' + "[" * 3000,
   "no JSON": '{"name": "shell", "arguments": {"command": "\\ud800"}}',
   "a NUL in a path": call("files", command="view", path="a\0b"),
+  "arguments 500 deep": files(command="[" * 500 + "]" * 500),
+  "objects 60 deep": files(command='{"a":' * 60 + "1" + "}" * 60),
+  "a name of 30,000 characters": call("f" * 30_000, command="list"),
+  "a name with NUL, a mark and a surrogate": '{"name": "sh\\u0000\\u202e\\udffe", "arguments": {}}',
+  "a key of 30,000 odd characters": call(
+    "files", **{"command": "list", "\u0301\u200d\0" * 10_000: 1}
+  ),
+  "a number of 4,200 digits": files(command='"list"', path="9" * 4200),
+  "an exponent": files(command='"view"', path='"aaaa.txt"', view_range="[1e400, -1e400]"),
+  "names that a normal form makes one": shell(
+    "touch $(printf 'e\\314\\201') $(printf '\\303\\251')"
+  ),
+  "no work directory": shell("rm -rf \"$PWD\"; cd ..; rm -rf *"),
+  "a link in the place of a file": shell("rm -f answer.py; ln -s /dev/zero answer.py"),
+  "it ends every process": shell("kill -9 -1"),
+  "closed streams": shell("exec 0<&- 1>&- 2>&-; echo x"),
+  "a child that keeps the streams": shell("(sleep 30 &) ; echo x"),
+  "an interpreter that closes all it has": python("import os\nos.closerange(0, 256)"),
+  "an interpreter that breaks": python("import ctypes\nctypes.string_at(0)"),
+  "an interpreter twice": python("import os\nos.fork()\nprint('x')"),
+  "an interpreter that forgets how to write": python(
+    "import sys, builtins\nsys.stdout = sys.stderr = sys.__stdout__ = None\n"
+    "del builtins.print, builtins.repr"
+  ),
+  "a text that no codec writes": python("'\\ud800' * 100"),
+  "a value that cannot be shown": python(
+    "class A:\n  def __repr__(self): raise SystemExit(3)\nA()"
+  ),
+  "limits of its own": shell("ulimit -n 3; ulimit -f 0; echo x > y; ls"),
   "a sub-folder of a file": call("files", command="create", path="aaaa.txt/x", file_text="x"),
 }  # fmt: skip
 

@@ -104,6 +104,7 @@ def test_whatever_a_policy_samples_is_read(ids, closed, tool_call_format):
     ('{"name": "book"', "must be a JSON object"),
     ('{"name": "book", "arguments": {"seat": ' + "9" * 5000 + "}}", "must be a JSON object"),
     ("[" * 100_000, "nested too deeply"),
+    ('{"name": "f", "arguments": {"x": ' + "[" * 63 + "]" * 63 + "}}", "too deeply; allowed: 64"),
   ],
 )
 def test_a_malformed_json_call_says_why(text, error):

@@ -143,15 +143,17 @@ def test_blocking_function_that_never_returns_times_out_and_starves_nobody() -> 
   async def body() -> None:
     registry = ToolRegistry([hanging], retries=0)
 
-    async def ask(forever: bool, timeout: float) -> ToolStatus:
+    async def ask(forever: bool, timeout: float, episode: str = "e") -> ToolStatus:
       request = ToolCall("hanging", {"forever": forever})
-      return (await registry.call(request, ToolContext("e", 0, timeout))).status
+      return (await registry.call(request, ToolContext(episode, 0, timeout))).status
 
     hung = await asyncio.gather(*(ask(True, 0.1) for _ in range(63)))
     assert set(hung) == {ToolStatus.TIMEOUT}
     assert await ask(False, 10.0) is ToolStatus.OK
     assert await ask(True, 0.1) is ToolStatus.TIMEOUT
-    assert await ask(False, 10.0) is ToolStatus.INFRA_ERROR  # 64 threads are lost: stop
+    # 64 threads are lost: stop. Whoever lost them is not excused.
+    assert await ask(False, 10.0, "other") is ToolStatus.INFRA_ERROR
+    assert await ask(False, 10.0) is ToolStatus.ERROR
     release.set()
     await asyncio.sleep(0.2)
     assert await ask(False, 10.0) is ToolStatus.OK

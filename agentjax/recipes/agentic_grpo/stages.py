@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import check
 from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
-from agentjax.objectives.columns import credit_inputs
+from agentjax.objectives.columns import without_unread
 from agentjax.objectives.objective import ObjectiveConfig, Prepared
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.agentic_grpo.rewards import StageRewards
@@ -152,8 +152,8 @@ def _prepare(
 ) -> tuple[Prepared, dict[str, Array]]:
   names = ("stage_rewards", "stages_known", "stages")
   rewards, known, stages = (batch.columns[name] for name in names)
-  given: dict[str, Any] = credit_inputs(batch, config)
-  return prepare_stages(batch.for_loss(), rewards, known, stages, config, update, **given)
+  given = without_unread(batch, config)
+  return prepare_stages(given, rewards, known, stages, config, update)
 
 
 def prepare_stages(
@@ -163,7 +163,6 @@ def prepare_stages(
   stages: Int[Array, "batch time"],
   config: ObjectiveConfig,
   update: Which,
-  **given: Any,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """``objectives.prepare`` for one of the two updates.
 
@@ -172,13 +171,13 @@ def prepare_stages(
   that were scored since the last, by ``known``, so that none has it twice.
 
   Args:
-    batch: whole rollouts; ``batch.rewards`` are not looked at.
+    batch: whole rollouts, with ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``;
+      ``batch.rewards`` are not looked at.
     rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
     stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
       outside 0 ... stages - 1, and of stages that are not known, lose their weight.
     config: static.
     update: which of the two.
-    given: ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``.
   """
   compute = staged_advantages if update == "immediate" else stage_corrections
   usable = known & batch.valid[:, None]
@@ -188,7 +187,7 @@ def prepare_stages(
   sequence = jnp.maximum(batch.segment_ids - 1, 0)
   column = jnp.clip(stages, 0, rewards.shape[1] - 1)
   inside = (batch.segment_ids > 0) & (stages == column) & usable[sequence, column]
-  prepared, metrics = prepare(batch, config, selected=inside, **given)
+  prepared, metrics = prepare(batch, config, selected=inside)
   advantages = jnp.where(prepared.weights > 0, own[sequence, column], 0)
   metrics["advantage/mean_abs"] = jnp.sum(prepared.shares * jnp.abs(advantages))
   learning = jnp.where(usable, own != 0, False)

@@ -15,6 +15,8 @@ from agentjax.trajectory.record import Reward
 
 Combine = Literal["median", "min", "mean"]
 
+UNAVAILABLE = "judge unavailable"  # so begins the reason of a verdict that could not be asked for
+
 
 def combine_verdicts(verdicts: Sequence[Reward], how: Combine) -> Reward:
   """Median, minimum or mean of the valid verdicts; invalid unless more than half are valid.
@@ -47,6 +49,6 @@ async def panel(
     try:
       return await question(judge)
     except JudgeUnavailableError as error:
-      return Reward.invalid(f"judge unavailable: {error}")
+      return Reward.invalid(f"{UNAVAILABLE}: {error}")
 
   return combine_verdicts(await asyncio.gather(*map(one, judges)), how)

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.config import AtLeastTwo, ConfigError, PositiveShare, Range
-from agentjax.recipes.rubrics.panel import Combine, panel
+from agentjax.recipes.rubrics.panel import UNAVAILABLE, Combine, panel
 from agentjax.rewards.graph import Scorer
 from agentjax.rewards.judges import (
   Judge,
@@ -222,11 +222,17 @@ def veto_saturating(rubric: Rubric, met: Sequence[Reward], config: RubricConfig)
   return Reward(veto * (top / bottom) ** config.stretch)
 
 
+class UnreadableVerdictError(ValueError):
+  """Judges answered, and their answers hold no verdict."""
+
+
 class RubricScorer:
   """Scores the final answer by the rubric in ``task.metadata["rubric"]``, or by one for all tasks.
 
-  Each item is logged as the part ``rubric/KIND_I``. No answer scores 0; where the verdicts are
-  missing the reward is invalid, never 0.
+  Each item is logged as the part ``rubric/KIND_I``. No answer scores 0. Where judges were
+  unavailable the reward is invalid, never 0. Where they answered and none of it can be read, the
+  scorer raises ``UnreadableVerdictError``, and the reward graph tries the judges on an empty answer
+  (``rewards.graph``): if they can be read there, the answer is to blame.
 
   Args:
     judges: a panel; one is enough, none where all items have rules.
@@ -261,6 +267,7 @@ class RubricScorer:
     rubric = self._rubric_of(task)
     key = question_key(self._seed, *trajectory.address)
     question = question_text(task.prompt)
+    said: Sequence[Reward] = ()
     if self._config.aggregate == "implicit":
       reward = await self._panel(
         lambda judge: grade(judge, rubric, question, answer, likert=self._config.likert, key=key)
@@ -269,6 +276,7 @@ class RubricScorer:
       met = await asyncio.gather(
         *(self._check(i, item, question, answer, key) for i, item in enumerate(rubric.items))
       )
+      said = met
       for name, value in zip(rubric.names, met, strict=True):
         trajectory.reward_parts[f"{RUBRIC}/{name}"] = value
       if self._config.aggregate == "explicit":
@@ -277,6 +285,8 @@ class RubricScorer:
         reward = veto_saturating(rubric, met, self._config)
     if reward.value is not None:
       self._alarm.note(reward.value, len(answer), task.id)
+    elif not any(UNAVAILABLE in (one.reason or "") for one in (reward, *said)):
+      raise UnreadableVerdictError(reward.reason)
     return reward
 
   def _rubric_of(self, task: Task) -> Rubric:

@@ -13,7 +13,6 @@ from agentjax.config import ConfigError
 from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import values
 from agentjax.objectives import preset
-from agentjax.objectives.columns import credit_inputs
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.spa_rl import ProgressConfig
 from agentjax.recipes.spa_rl.progress import (
@@ -226,8 +225,7 @@ def test_the_turn_that_decides_gets_the_outcome_and_all_contributions_sum_to_it(
   config = preset("ppo")
   config.advantage.index_set, config.advantage.gae_lambda = "turn", 1.0
   config.advantage.whiten = False
-  known = credit_inputs(batch, config) | {"values": jnp.zeros_like(batch.weights)}
-  credit = prepare(batch.for_loss(), config, **known)[0].advantages
+  credit = prepare(batch, config, values=jnp.zeros_like(batch.weights))[0].advantages
   of_turns = np.stack(_by_turn(batch.with_columns({"token_rewards": credit}), packed, 16))
   np.testing.assert_allclose(of_turns, paid[:, ::-1].cumsum(1)[:, ::-1], atol=1e-5)
 

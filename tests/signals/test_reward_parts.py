@@ -1,0 +1,41 @@
+"""Parts of the reward as columns: who lacks one, and what a breach of the policy leaves of them."""
+
+import numpy as np
+import pytest
+
+from agentjax.signals.reward_parts import PartRewards, TurnRewards
+from agentjax.signals.signal import StepContext
+from agentjax.trajectory.builder import TrajectoryBuilder
+from agentjax.trajectory.record import Reward, Status
+
+_CONTEXT = StepContext(1, None)
+
+
+def _episode(status=Status.OK, **parts):
+  builder = TrajectoryBuilder(step=1, task_id=0, sample=0, source="x")
+  builder.append_sampled([4, 5], [-1.0] * 2, [0.5] * 2, 0)
+  made = builder.build(reward=Reward(0.0), status=status)
+  made.reward_parts = parts
+  return made
+
+
+def test_an_episode_that_lacks_a_part_teaches_nothing_but_for_one_that_broke_the_rules():
+  right, form = Reward(1.0), Reward.invalid("no verdict")
+  episodes = [
+    _episode(right=right, form=Reward(0.5)),
+    _episode(right=right, form=form),
+    _episode(Status.POLICY_ERROR, right=right, form=form),
+    _episode(Status.POLICY_ERROR, right=Reward(-2.0)),
+  ]
+  found, _ = PartRewards(("right", "form")).observe(_CONTEXT, episodes)
+  values = [one.columns["part_rewards"].tolist() for one in found]
+  assert values == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [-2.0, 0.0]]
+  assert [one.reward.valid for one in found] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.POLICY_ERROR])
+def test_what_turns_were_paid_stays_valid_after_a_breach(status):
+  one = _episode(status, environment=Reward(-1.0))
+  one.turn_rewards = {"environment": [-1.0]}
+  (found,), _ = TurnRewards({"environment": 1.0}).observe(_CONTEXT, [one])
+  assert found.reward.valid and np.isclose(found.reward_parts["environment"].value, -1.0)
