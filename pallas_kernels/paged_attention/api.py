@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.implementations import check_shape, choose
-from pallas_kernels.paged_attention import reference, xla
+from pallas_kernels.paged_attention import pallas_gpu, pallas_tpu, reference, xla
 from pallas_kernels.paged_attention.quantised import QUANTISED
 
 Array = jax.Array
@@ -16,6 +16,8 @@ Array = jax.Array
 IMPLEMENTATIONS: Mapping[str, Callable[..., Array]] = {
   "reference": reference.paged_attention,
   "xla": xla.paged_attention,
+  "pallas_tpu": pallas_tpu.paged_attention,
+  "pallas_gpu": pallas_gpu.paged_attention,
 }
 
 
