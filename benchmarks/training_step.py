@@ -1,28 +1,42 @@
 """Speed of one update and one scoring pass of the quickstart's policy on this machine.
 
-  python benchmarks/training_step.py [--repeats=5] [--rows=32] [--row_length=256]
+  python benchmarks/training_step.py [--repeats=5] [--rows=32] [--row_length=256] [--lora_rank=16]
 
 Prints wall and CPU seconds (machines are shared), tokens a second, and the ratio of an update to a
-scoring pass: 3 would be the count of matrix products, what is above it is overhead.
+scoring pass: 3 would be the count of matrix products, what is above it is overhead. Then the update
+of adapters, beside the weights as a run does it and added in for comparison, with the temporary
+memory of each program, and bytes and seconds of a first and a second publication to an engine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import statistics
 import time
+from unittest import mock
 
 import jax
 import numpy as np
 from absl import app, flags
 
-from agentjax.models.spec import count
+from agentjax.engine import Engine, EngineConfig
+from agentjax.models import LoraConfig, ModelConfig, Params
+from agentjax.models.spec import count, init_params
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
 from agentjax.sharding import make_mesh
 from agentjax.training import load_experiment
+from agentjax.training import update as update_module
 from agentjax.training.optimizer import build_optimizer
-from agentjax.training.state import init_state, network_specs, state_shardings
+from agentjax.training.state import (
+  Weights,
+  full_policy,
+  init_state,
+  merged_policy,
+  network_specs,
+  state_shardings,
+)
 from agentjax.training.update import (
   UpdateBatch,
   UpdateSettings,
@@ -36,6 +50,7 @@ from agentjax.trajectory.packing import PackedSequence, pack
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each function.")
 _ROWS = flags.DEFINE_integer("rows", 32, "Rows of the batch.")
 _ROW_LENGTH = flags.DEFINE_integer("row_length", 256, "Tokens a row.")
+_LORA_RANK = flags.DEFINE_integer("lora_rank", 16, "Rank of the adapters.")
 _CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quickstart.py"
 
 
@@ -78,16 +93,46 @@ def _time(name: str, tokens: int, call) -> float:
   return statistics.median(cpus)
 
 
+def _update(name: str, experiment, lora, micro, used: int, tokens: int):
+  """CPU seconds of an update, and the state after it."""
+  config = experiment.model
+  optimizer = build_optimizer(
+    experiment.rl.optimizer, 1000, network_specs(config, critic=False, lora=lora)
+  )
+  mesh = make_mesh(experiment.mesh)
+  placed = state_shardings(config, optimizer, mesh, critic=False, reference=False, lora=lora)
+  state = init_state(config, optimizer, jax.random.key(0), placed, lora=lora)
+  objective = policy_objective(experiment.rl.objective)
+  update = make_update(config, optimizer, objective, UpdateSettings(lora=lora), placed)
+  memory = update.lower(state, micro, used).compile().memory_analysis()
+  held = [state]
+
+  def run():
+    held[0], metrics, _ = update(held[0], micro, used)
+    return metrics
+
+  seconds = _time(name, tokens, run)
+  print(f"{name:8s} temporary memory {memory.temp_size_in_bytes / 2**20:.1f} MiB")
+  return seconds, held[0]
+
+
+def _publish(config: ModelConfig, policy: Params) -> None:
+  engine = Engine(config, EngineConfig(slots=4, warmup=False), devices=jax.local_devices()[:1])
+  for version in range(3):
+    before = dataclasses.replace(engine.stats)
+    engine.publish(policy, version)
+    print(
+      f"publication {version}: {engine.stats.published_bytes - before.published_bytes:,} bytes in "
+      f"{engine.stats.publish_seconds - before.publish_seconds:.4f} s"
+    )
+  engine.close()
+
+
 def main(argv: list[str]) -> None:
   del argv
   experiment = load_experiment(_CONFIG)
   config, rows = experiment.model, experiment.rl.microbatch_rows
   specs = network_specs(config, critic=False)
-  optimizer = build_optimizer(experiment.rl.optimizer, 1000, specs)
-  placed = state_shardings(
-    config, optimizer, make_mesh(experiment.mesh), critic=False, reference=False
-  )
-  state = init_state(config, optimizer, jax.random.key(0), placed)
   batch = _batch(config.vocab_size)
   prepared, _ = prepare(batch, experiment.rl.objective)
   micro = split_rows(UpdateBatch(batch.token_ids, batch.positions, prepared), rows)
@@ -97,22 +142,21 @@ def main(argv: list[str]) -> None:
     f"{count(specs):,} parameters, pattern {config.pattern}, {tokens:,} tokens, "
     f"jax {jax.__version__} on {jax.default_backend()}"
   )
-  objective = policy_objective(experiment.rl.objective)
-  update = make_update(config, optimizer, objective, UpdateSettings(), placed)
   score = make_score(config, temperature=1.0)
-  held = [state]
-
-  def run_update():
-    held[0], metrics, _ = update(held[0], micro, used)
-    return metrics
+  weights = Weights(init_params(specs.policy, jax.random.key(0)))
 
   def run_score():
     grids = (batch.token_ids, batch.segment_ids, batch.positions)
-    return score(held[0].weights, *split_rows(grids, rows), None, used)
+    return score(weights, *split_rows(grids, rows), None, used)
 
   forward = _time("score", tokens, run_score)
-  both = _time("update", tokens, run_update)
+  both, _ = _update("update", experiment, None, micro, used, tokens)
   print(f"update / score = {both / forward:.2f} (CPU seconds)")
+  lora = LoraConfig(rank=_LORA_RANK.value).freeze()
+  with mock.patch.object(update_module, "full_policy", merged_policy):
+    _update("merged", experiment, lora, micro, used, tokens)
+  _, state = _update("beside", experiment, lora, micro, used, tokens)
+  _publish(config, full_policy(state.weights, state.reference, lora))
 
 
 if __name__ == "__main__":

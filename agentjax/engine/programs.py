@@ -48,6 +48,7 @@ class Programs:
     state_spec, block_spec: of a context's state and of one block, likewise.
     extend_rows: of each bucket, a multiple of what the mesh splits a batch over.
     prepare: training parameters to per-layer decode parameters, a copy in any case.
+    prepare_adapters: the same of the adapters of ``split_adapters``.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
     place: empties several slots and gives them a context's state.
@@ -81,9 +82,7 @@ class Programs:
     if mesh is not None:
       whole = self._shardings(mesh)
       self._specs = [sharding.spec for sharding in jax.tree.leaves(whole)]
-      self.params_spec = jax.tree.map(
-        lambda sharding: sharding.spec, models.decode_shardings(self._params_specs(), mesh)
-      )
+      self.params_spec = self.placed_spec()
     ways = 1 if mesh is None else row_multiple(mesh)
     self.extend_rows = {
       tokens: -(-rows // ways) * ways
@@ -91,6 +90,7 @@ class Programs:
     }
     self.initial = self._jit("initial", self._initial, out=whole)
     self.prepare = self._jit("prepare", self._prepare, own=False)
+    self.prepare_adapters = self._jit("prepare_adapters", self._prepare, own=False)
     self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
@@ -162,9 +162,15 @@ class Programs:
       mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
     )
 
-  def _params_specs(self) -> models.DecodeParams:
+  def _params_specs(self, adapters: Any = None) -> models.DecodeParams:
     heads = self._config.speculate == "mtp"
-    return models.decode_specs(self._model, heads=heads, mesh=self.mesh)
+    return models.decode_specs(self._model, heads=heads, mesh=self.mesh, adapters=adapters)
+
+  def placed_spec(self, adapters: Any = None) -> Any:
+    """How the decode parameters are split, or of ``split_adapters`` the adapters; on a mesh."""
+    assert self.mesh is not None
+    placed = models.decode_shardings(self._params_specs(adapters), self.mesh)
+    return jax.tree.map(lambda sharding: sharding.spec, placed)
 
   def _placed(self, specs: Any) -> Any:
     """Shardings on the lane's mesh; None on one device."""

@@ -14,6 +14,7 @@ import jax
 from agentjax.engine.home import Home, lanes_mesh
 from agentjax.engine.programs import Programs
 from agentjax.models import DecodeParams, Params
+from agentjax.models.lora import join_adapters, split_adapters
 from agentjax.sharding import dispatching, fingerprint, in_order
 
 
@@ -32,6 +33,9 @@ class PublishError(RuntimeError):
 class Publisher:
   """Lays training parameters out for lanes: cast first, then moved, shard to shard.
 
+  Adapters stay beside their weights. While these keep the fingerprint that they were sent with,
+  the adapters alone are sent.
+
   Where the lanes of all processes live on the devices that train, each on its own, one compiled
   program moves everything. Lanes on other devices are sent their shards by ``jax.device_put``. No
   device ever holds more of the model than its part in either layout.
@@ -40,15 +44,16 @@ class Publisher:
     programs: of each home; all meshes have one shape.
 
   Attributes:
-    nbytes: laid out by the last call, over all homes; copies count.
+    nbytes: laid out by the last call, over all homes: all copies, but not what was there already.
     seconds: wall seconds that it took.
   """
 
   def __init__(self, programs: dict[Home, Programs]) -> None:
     self._homes = list(programs)
-    first = next(iter(programs.values()))
-    self._prepare, self._spec = first.prepare, first.params_spec
-    self._split = first.mesh is not None
+    self._programs = next(iter(programs.values()))
+    self._split = self._programs.mesh is not None
+    self._tree: Any = None  # structure of what was published
+    self._sent: tuple[str, dict[Home, DecodeParams]] | None = None  # what adapters are added to
     self.nbytes, self.seconds = 0, 0.0
 
   def __call__(self, params: Params, version: int) -> dict[Home, Weights]:
@@ -57,27 +62,48 @@ class Publisher:
     Where arrays span processes, all processes must call this together.
 
     Raises:
-      PublishError: a copy on a mesh is not what was sent, to the bit.
+      PublishError: a copy on a mesh is not what was sent, to the bit; or other arrays have adapters
+        than before, for which nothing is compiled.
     """
-    start = time.perf_counter()
+    start, programs, self.nbytes = time.perf_counter(), self._programs, 0
+    tree = jax.tree.structure(params)
+    if self._tree is not None and tree != self._tree:
+      raise PublishError(
+        "other arrays of these weights have adapters than of those before; allowed: an engine for "
+        "each config.lora."
+      )
+    self._tree = tree
+    base, adapters = split_adapters(params)
     with dispatching():
-      prepared = in_order(self._prepare(params))
-      leaves, tree = jax.tree.flatten(prepared)
-      specs: Sequence[jax.P] = [jax.P()] * len(leaves)
-      if self._spec is not None:
-        specs = jax.tree.leaves(self._spec, is_leaf=lambda v: isinstance(v, jax.P))
-      copies = self._move(leaves, specs)
-      if self._split:
-        self._verify(leaves, copies)
+      if adapters is None:
+        self._sent, copies = None, self._send(programs.prepare(base), programs.params_spec)
+      else:
+        mark = fingerprint(base)
+        if self._sent is None or self._sent[0] != mark:
+          self._sent = mark, self._send(programs.prepare(base), programs.params_spec)
+        spec = programs.placed_spec(adapters) if self._split else None
+        changed = self._send(programs.prepare_adapters(adapters), spec)
+        copies = {home: join_adapters(w, changed[home]) for home, w in self._sent[1].items()}
+    self.seconds = time.perf_counter() - start
+    return {home: Weights(copy, version) for home, copy in copies.items()}
+
+  def _send(self, prepared: Any, spec: Any) -> dict[Home, Any]:
+    """Copies of arrays for every home, split by a tree of specs."""
+    leaves, tree = jax.tree.flatten(in_order(prepared))
+    specs: Sequence[jax.P] = [jax.P()] * len(leaves)
+    if spec is not None:
+      specs = jax.tree.leaves(spec, is_leaf=lambda v: isinstance(v, jax.P))
+    copies = self._move(leaves, specs)
+    if self._split:
+      self._verify(leaves, copies)
     jax.block_until_ready(list(copies.values()))
-    self.nbytes = sum(
+    self.nbytes += sum(
       shard.data.nbytes
       for copy in copies.values()
       for leaf in copy
       for shard in leaf.addressable_shards
     )
-    self.seconds = time.perf_counter() - start
-    return {h: Weights(jax.tree.unflatten(tree, copy), version) for h, copy in copies.items()}
+    return {home: jax.tree.unflatten(tree, copy) for home, copy in copies.items()}
 
   def _move(
     self, leaves: Sequence[jax.Array], specs: Sequence[jax.P]
@@ -87,6 +113,11 @@ class Publisher:
       targets = [jax.sharding.NamedSharding(everywhere, spec) for spec in specs]
       moved = in_order(_reshard(leaves, targets))
       return {home: _part(moved, home, specs) for home in self._homes}
+    if all(leaf.is_fully_addressable for leaf in leaves):
+      return {
+        home: jax.device_put(list(leaves), [home.sharding(spec) for spec in specs])
+        for home in self._homes
+      }
     copies: dict[Home, list[jax.Array]] = {home: [] for home in self._homes}
     for leaf, spec in zip(leaves, specs, strict=True):
       if not leaf.is_fully_addressable:

@@ -316,4 +316,4 @@ def rope_scaling(config: ModelConfig) -> RopeScaling | None:
 def merge_heads(params: Attention, heads: Array) -> Array:
   """[B, T, heads, head_dim] to [B, T, embed]."""
   merged = heads.reshape(*heads.shape[:2], -1)
-  return linear(merged, params.out.reshape(-1, params.out.shape[-1]))
+  return linear(merged, params.out)

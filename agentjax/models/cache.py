@@ -18,6 +18,8 @@ from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
+from agentjax.models.linear import Adapted
+from agentjax.models.lora import adapter_spec
 from agentjax.models.mamba2 import MambaCache
 from agentjax.models.norm import rms_norm
 from agentjax.models.passes import DecodeSection, init_entries, pass_kind
@@ -84,14 +86,21 @@ def prepare_decode_params(
   """Unstacks the layers and casts to the compute dtype what is used in it.
 
   Args:
-    params: of training.
+    params: of training, or what ``split_adapters`` gives of them.
     config: of the params.
     heads: keep those that predict further ahead, for drafts; the config has ``mtp`` then.
     mesh: on which they will lie. Where it does not divide experts or their hidden units, some of
       zero are added, which nobody is sent to and which add nothing.
   """
 
-  def prepare(spec: ParamSpec, w: Array) -> Array:
+  def prepare(spec: ParamSpec, w: Any) -> Any:
+    if w is None:
+      return None
+    if isinstance(w, Adapted):
+      factors = adapter_spec(spec, w.a.shape[-1])
+      return w.replace(
+        base=prepare(spec, w.base), a=prepare(factors.a, w.a), b=prepare(factors.b, w.b)
+      )
     own = w if spec.wide else w.astype(config.dtype)
     more = [(0, n - m) for m, n in zip(spec.shape, _filled(spec, mesh), strict=True)]
     return jnp.pad(own, more) if any(n for _, n in more) else own
@@ -101,15 +110,26 @@ def prepare_decode_params(
 
 
 def decode_specs(
-  config: ModelConfig, *, heads: bool = False, mesh: jax.sharding.Mesh | None = None
+  config: ModelConfig,
+  *,
+  heads: bool = False,
+  mesh: jax.sharding.Mesh | None = None,
+  adapters: Any = None,
 ) -> DecodeParams:
-  """What ``prepare_decode_params`` gives, as ``ParamSpec``s."""
+  """What ``prepare_decode_params`` gives, as ``ParamSpec``s; of ``adapters`` alone, if given."""
 
-  def prepare(spec: ParamSpec) -> ParamSpec:
+  def prepare(spec: ParamSpec, w: Any) -> Any:
+    if w is None:
+      return None
+    if isinstance(w, Adapted):
+      factors = adapter_spec(spec, w.a.shape[-1])
+      return w.replace(a=prepare(factors.a, w.a), b=prepare(factors.b, w.b))
     dtype = spec.dtype if spec.wide else config.compute_dtype
     return dataclasses.replace(spec, dtype=dtype, shape=_filled(spec, mesh))
 
-  return _unstacked(jax.tree.map(prepare, param_specs(config), is_leaf=is_spec), config, heads)
+  specs = param_specs(config)
+  narrow = jax.tree.map(prepare, specs, specs if adapters is None else adapters, is_leaf=is_spec)
+  return _unstacked(narrow, config, heads)
 
 
 def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodeParams:
@@ -123,7 +143,7 @@ def decode_shardings(specs: DecodeParams, mesh: jax.sharding.Mesh) -> DecodePara
 
 def _filled(spec: ParamSpec, mesh: jax.sharding.Mesh | None) -> tuple[int, ...]:
   """The shape of a weight with as many experts and hidden units as a mesh divides."""
-  if mesh is None or "expert_mlp" not in spec.axes:
+  if mesh is None or not set(_FILLED) & set(spec.axes):
     return spec.shape
   ways = {axis: math.prod(mesh.shape[m] for m in LOGICAL_AXES[axis]) for axis in _FILLED}
   return tuple(
@@ -169,10 +189,10 @@ def _unstacked(params: Params, config: ModelConfig, heads: bool) -> DecodeParams
   )
   if not heads:
     return out
-  assert params.mtp is not None
+  assert params.mtp is not None and config.mtp is not None
   layers = [
     jax.tree.map(lambda w, i=i: w[i], params.mtp, is_leaf=is_spec)
-    for i in range(params.mtp.join.shape[0])
+    for i in range(1 if config.mtp.shared else config.mtp.depths)
   ]
   return dataclasses.replace(out, mtp=tuple(layers))
 

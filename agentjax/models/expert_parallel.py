@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.experts import Experts, each_row, permute, weighted_sum
+from agentjax.models.linear import Adapted
+from agentjax.models.spec import Weight
 from agentjax.sharding import LOGICAL_AXES, constrain
 
 Array = jax.Array
@@ -59,8 +62,12 @@ def sharded_sum(
   """
   rows = [v.reshape(v.shape[0], -1, v.shape[-1]) for v in (x, ids, gates)]
   rows[0] = constrain(rows[0], ("batch", "time", "stream"), name="the input of the experts")
-  gate = None if experts.gate is None else _INTO
-  parts = dataclasses.replace(experts, up=_INTO, gate=gate, down=_OUT_OF)
+  parts = dataclasses.replace(
+    experts,
+    up=_split(experts.up, _INTO),
+    gate=None if experts.gate is None else _split(experts.gate, _INTO),
+    down=_split(experts.down, _OUT_OF),
+  )
   run = jax.shard_map(
     functools.partial(_local_sum, config=config),
     in_specs=(parts, _TOKENS, _TOKENS, _TOKENS),
@@ -70,12 +77,31 @@ def sharded_sum(
   return out.reshape(x.shape), dropped
 
 
+def _split(weight: Weight, spec: PartitionSpec) -> Any:
+  """How a weight is split; its factors, where it is adapted, along the axes that they share."""
+  if not isinstance(weight, Adapted):
+    return spec
+  return dataclasses.replace(
+    weight,
+    base=spec,
+    a=PartitionSpec(*spec[:2], None),
+    b=PartitionSpec(spec[0], None, spec[2]),
+  )
+
+
 def _local_sum(
   experts: Experts, x: Array, ids: Array, gates: Array, *, config: ModelConfig
 ) -> tuple[Array, Array]:
   """One device's part: its tokens, its slice of the experts' hidden units."""
 
-  def gather(weight: Array, axis: int) -> Array:
+  def gather(weight: Weight, axis: int) -> Weight:
+    if isinstance(weight, Adapted):
+      # One factor has the axis that is gathered, the other that of the hidden units.
+      outer, inner = ("a", "b") if axis == 1 else ("b", "a")
+      copied = jax.lax.pcast(getattr(weight, outer), _SUMMED, to="varying")
+      whole = jax.lax.pcast(getattr(weight, inner), (*_COPIED, *_GATHERED), to="varying")
+      parts = {"base": gather(weight.base, axis), outer: gather(copied, axis), inner: whole}
+      return dataclasses.replace(weight, **parts)
     # Copies along the axes that do not split weights, here so that gradients are summed as shards.
     weight = jax.lax.pcast(weight, _COPIED, to="varying")
     return jax.lax.all_gather(weight, _GATHERED, axis=axis, tiled=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from agentjax.models.config import Activation
-from agentjax.models.linear import matmul, precision
+from agentjax.models.linear import Adapted, batched, precision
 from agentjax.models.mlp import activate
 from agentjax.models.spec import Weight
 
@@ -99,11 +99,27 @@ def _all_experts(experts: Experts, tokens: Array, ids: Array, gates: Array) -> A
   """Every expert on every token, weighted by its gate, which is 0 where it was not chosen."""
   chosen = jax.nn.one_hot(ids, experts.up.shape[0], dtype=jnp.float32)
   spread = jnp.sum(chosen * gates[..., None], axis=1).astype(tokens.dtype)
+  gate = None if experts.gate is None else _into_all(tokens, experts.gate)
+  hidden = activate(_into_all(tokens, experts.up), gate, experts.activation) * spread[..., None]
+  return _out_of_all(hidden, experts.down)
+
+
+def _into_all(tokens: Array, weight: Weight) -> Array:
+  """[tokens, in] by [experts, in, hidden] to [tokens, experts, hidden]."""
   product = functools.partial(jnp.einsum, precision=precision(tokens.dtype))
-  hidden = product("td,edf->tef", tokens, experts.up)
-  gate = None if experts.gate is None else product("td,edf->tef", tokens, experts.gate)
-  hidden = activate(hidden, gate, experts.activation) * spread[..., None]
-  return product("tef,efd->td", hidden, experts.down)
+  if not isinstance(weight, Adapted):
+    return product("td,edf->tef", tokens, weight)
+  narrow = weight.scaled(product("td,edr->ter", tokens, weight.a))
+  return product("td,edf->tef", tokens, weight.base) + product("ter,erf->tef", narrow, weight.b)
+
+
+def _out_of_all(hidden: Array, weight: Weight) -> Array:
+  """[tokens, experts, hidden] by [experts, hidden, in], summed over experts to [tokens, in]."""
+  product = functools.partial(jnp.einsum, precision=precision(hidden.dtype))
+  if not isinstance(weight, Adapted):
+    return product("tef,efd->td", hidden, weight)
+  narrow = weight.scaled(product("tef,efr->ter", hidden, weight.a))
+  return product("tef,efd->td", hidden, weight.base) + product("ter,erd->td", narrow, weight.b)
 
 
 def _sum_of_rows(
@@ -126,7 +142,7 @@ def _ragged(experts: Experts, rows: Array, ids: Array) -> Array:
   sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
   # What a product leaves behind the last group is not specified; nor is its gradient.
   visits = (jnp.arange(order.size) < ends[-1])[:, None]
-  product = functools.partial(_grouped_product, sizes=sizes)
+  product = functools.partial(_grouped, sizes=sizes)
   inputs = jnp.where(visits, permute(rows, order, place), 0)
   gate = None if experts.gate is None else product(inputs, experts.gate)
   hidden = activate(product(inputs, experts.up), gate, experts.activation)
@@ -134,9 +150,18 @@ def _ragged(experts: Experts, rows: Array, ids: Array) -> Array:
   return permute(jnp.where(visits, product(hidden, experts.down), 0), place, order)
 
 
+def _grouped(rows: Array, weight: Weight, sizes: Array) -> Array:
+  """``rows @ weight[e]`` for ``sizes[e]`` rows, one expert behind the other; then unspecified."""
+  if not isinstance(weight, Adapted):
+    return _grouped_product(rows, weight, sizes)
+  base = jax.lax.ragged_dot(rows, weight.base, sizes, precision=precision(rows.dtype))
+  narrow = weight.scaled(_grouped_product(rows, weight.a, sizes))
+  return base + _grouped_product(narrow, weight.b, sizes)
+
+
 @jax.custom_vjp
 def _grouped_product(rows: Array, weights: Array, sizes: Array) -> Array:
-  """``rows @ weights[e]`` for ``sizes[e]`` rows, one expert behind the other; then unspecified."""
+  """``_grouped`` of an array."""
   return jax.lax.ragged_dot(rows, weights, sizes, precision=precision(rows.dtype))
 
 
@@ -211,9 +236,9 @@ def _in_blocks(experts: Experts, rows: Array, ids: Array, block: int) -> Array:
     jnp.searchsorted(last_block, jnp.arange(blocks), side="right"), num_experts - 1
   )
   inputs = permute(rows, source, place).reshape(blocks, block, -1)
-  gate = None if experts.gate is None else matmul(inputs, experts.gate[expert])
-  hidden = activate(matmul(inputs, experts.up[expert]), gate, experts.activation)
-  out = matmul(hidden, experts.down[expert]).reshape(blocks * block, -1)
+  gate = None if experts.gate is None else batched(inputs, experts.gate[expert])
+  hidden = activate(batched(inputs, experts.up[expert]), gate, experts.activation)
+  out = batched(hidden, experts.down[expert]).reshape(blocks * block, -1)
   return permute(out, place, source)
 
 

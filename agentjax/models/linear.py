@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
+from agentjax.models.spec import Weight
 from agentjax.sharding import ways
 
 Array = jax.Array
@@ -20,21 +27,123 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision:
   return jax.lax.Precision.HIGHEST if wide else jax.lax.Precision.DEFAULT
 
 
-def linear(
-  x: Float[Array, "*lead in"], weight: Array, bias: Array | None = None
-) -> Float[Array, "*lead out"]:
-  """``x @ weight + bias`` in the dtype of x; all axes of ``weight`` [in, *out] but one as one.
+@flax.struct.dataclass
+class Adapted:
+  """A frozen weight W with a low-rank change beside it (2106.09685).
 
+  The products of this module apply it as ``x W + scale (x A) B``: no array of the shape of W is
+  made, neither a sum of both nor a gradient. Stacks of layers and experts stand before the axes
+  below, in all three alike.
+  """
+
+  base: Weight  # [*inputs, *outputs]
+  a: Weight  # [*inputs, rank]
+  b: Weight  # [rank, *outputs]
+  scale: float = flax.struct.field(pytree_node=False)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Of W."""
+    return self.base.shape
+
+  def astype(self, dtype: jnp.dtype) -> Adapted:
+    """In another dtype."""
+    return jax.tree.map(lambda w: w.astype(dtype), self)
+
+  def __getitem__(self, index: Any) -> Adapted:
+    """Of some layers or experts of a stack."""
+    return jax.tree.map(lambda w: w[index], self)
+
+  def scaled(self, narrow: Float[Array, "*lead rank"]) -> Float[Array, "*lead rank"]:
+    """What goes from A to B."""
+    return narrow * jnp.asarray(self.scale, narrow.dtype)
+
+  def __jax_array__(self) -> Array:
+    raise TypeError(
+      f"a weight {self.shape} with adapters is used as an array; allowed: linear(x, weight) of "
+      "agentjax.models.linear in the block, or config.lora.targets without this weight."
+    )
+
+
+def linear(
+  x: Float[Array, "*lead in"], weight: Weight, bias: Array | None = None
+) -> Float[Array, "*lead out"]:
+  """``x @ weight + bias`` in the dtype of x; ``weight`` [*in, *out] is an array, or ``Adapted``.
+
+  The first axes of the weight, as many as the last of x holds, are one, and so are the others.
   Where time is split over devices, rows and time stay axes of their own: one axis of both could not
   be split alike, and x would be gathered. Elsewhere they are one, which XLA:CPU runs faster.
   """
-  flat = weight.astype(x.dtype).reshape(weight.shape[0], -1)
-  if ways("time") > 1:
-    out = _linear(x, flat)
+  if isinstance(weight, Adapted):
+    narrow = weight.scaled(_trained(x, weight.a))
+    out = _frozen(x, weight.base) + _trained(narrow, weight.b)
   else:
-    out = matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
+    out = _trained(x, weight)
   out = checkpoint_name(out, LINEAR)
   return out if bias is None else out + bias.astype(x.dtype).reshape(-1)
+
+
+def _flat(x: Array, weight: Array) -> Array:
+  """[in, out] in the dtype of x."""
+  size = x.shape[-1]
+  if size not in itertools.accumulate(weight.shape, operator.mul):
+    raise ValueError(
+      f"x {x.shape} by a weight {weight.shape}, whose first axes do not hold {size}."
+    )
+  return weight.astype(x.dtype).reshape(size, -1)
+
+
+def _trained(x: Array, weight: Array) -> Array:
+  flat = _flat(x, weight)
+  if ways("time") > 1:
+    return _linear(x, flat)
+  return matmul(x.reshape(-1, x.shape[-1]), flat).reshape(*x.shape[:-1], flat.shape[1])
+
+
+def _frozen(x: Array, weight: Array) -> Array:
+  """The same without the rule that always makes a gradient of the weight, asked for or not."""
+  flat = _flat(x, weight)
+  if ways("time") > 1:
+    return _contract(x, flat, (x.ndim - 1,), (0,))
+  out = jnp.matmul(x.reshape(-1, x.shape[-1]), flat, precision=precision(x.dtype))
+  return out.reshape(*x.shape[:-1], flat.shape[1])
+
+
+def batched(x: Float[Array, "batch rows in"], weight: Weight) -> Float[Array, "batch rows out"]:
+  """``x @ weight``, a matrix [in, out] for each of the batch; an array, or ``Adapted``."""
+  if not isinstance(weight, Adapted):
+    return matmul(x, weight)
+  base = jnp.matmul(x, weight.base, precision=precision(x.dtype))
+  return base + matmul(weight.scaled(matmul(x, weight.a)), weight.b)
+
+
+def up_heads(
+  x: Float[Array, "rows time heads in"], weight: Weight
+) -> Float[Array, "rows time heads out"]:
+  """Each head by its own part of ``weight`` [in, heads, out]."""
+  product = _product(x.dtype)
+  if not isinstance(weight, Adapted):
+    return product("rthi,iho->rtho", x, weight)
+  narrow = weight.scaled(product("rthi,ik->rthk", x, weight.a))
+  return product("rthi,iho->rtho", x, weight.base) + product("rthk,kho->rtho", narrow, weight.b)
+
+
+def down_heads(
+  x: Float[Array, "rows time heads out"], weight: Weight
+) -> Float[Array, "rows time heads in"]:
+  """Each head by the transpose of its own part of ``weight`` [in, heads, out]."""
+  product = _product(x.dtype)
+  if not isinstance(weight, Adapted):
+    return product("rtho,iho->rthi", x, weight)
+  narrow = weight.scaled(product("rtho,kho->rthk", x, weight.b))
+  return product("rtho,iho->rthi", x, weight.base) + product("rthk,ik->rthi", narrow, weight.a)
+
+
+def _product(dtype: jnp.dtype) -> Callable[..., Array]:
+  def product(equation: str, x: Array, weight: Array) -> Array:
+    return jnp.einsum(equation, x, weight.astype(dtype), precision=precision(dtype))
+
+  return product
 
 
 def linear_gradients(

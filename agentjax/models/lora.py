@@ -1,4 +1,4 @@
-"""Low-rank adapters: ``W + (alpha / rank) A B`` with W frozen, for any of the block's matrices."""
+"""Low-rank adapters: ``x W + (alpha / rank) (x A) B``, W frozen, of any matrix of the blocks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.config import Config, ConfigError, PositiveFloat, PositiveInt, check
-from agentjax.models.linear import precision
+from agentjax.models.linear import Adapted, precision
 from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, Weight, init_params, is_spec
 
 Array = jax.Array
+
+# Paths of arrays that look like matrices and that no product of ``models.linear`` applies.
+_NO_PRODUCTS = ("second_pass.",)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -29,7 +32,7 @@ class LoraConfig(Config):
     alpha: the product is scaled by ``alpha / rank``.
     targets: patterns in the manner of a shell on the arrays' paths, as ``groups.0.1.mixer.query``:
       "*" are all matrices of the blocks, "*.mixer.query" the queries of all attention blocks.
-      Embeddings, output head, norms, biases and routers have no adapters.
+      Embeddings, output head, norms, biases, gates and routers have no adapters.
   """
 
   rank: PositiveInt = 16
@@ -66,7 +69,11 @@ def lora_specs(specs: Any, config: LoraConfig) -> Any:
   """
   pairs, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)
   paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in pairs]
-  matrices = [p for p, (_, s) in zip(paths, pairs, strict=True) if matrix_axes(s) is not None]
+  matrices = [
+    p
+    for p, (_, s) in zip(paths, pairs, strict=True)
+    if matrix_axes(s) is not None and not p.startswith(_NO_PRODUCTS)
+  ]
   for pattern in config.targets:
     if not fnmatch.filter(matrices, pattern):
       near = difflib.get_close_matches(pattern.lstrip("*."), matrices, n=5, cutoff=0.3)
@@ -78,7 +85,7 @@ def lora_specs(specs: Any, config: LoraConfig) -> Any:
   def adapter(path: str, spec: ParamSpec) -> Adapter | None:
     if path not in matrices or not any(fnmatch.fnmatchcase(path, p) for p in config.targets):
       return None
-    return _adapter_spec(spec, config.rank)
+    return adapter_spec(spec, config.rank)
 
   leaves = [adapter(path, spec) for path, (_, spec) in zip(paths, pairs, strict=True)]
   return jax.tree.unflatten(structure, leaves)
@@ -87,6 +94,46 @@ def lora_specs(specs: Any, config: LoraConfig) -> Any:
 def init_lora(specs: Any, config: LoraConfig, key: Array) -> Any:
   """Draws adapters for parameters of ``specs``; their product is zero."""
   return init_params(lora_specs(specs, config), key)
+
+
+def adapt(params: Any, adapters: Any, config: LoraConfig) -> Any:
+  """Parameters that are applied with their adapters beside them; nothing is computed.
+
+  Args:
+    params: base parameters, or their specs or shardings.
+    adapters: a tree like them, from ``init_lora`` or ``lora_specs``.
+    config: of the adapters.
+  """
+
+  def place(weight: Any, adapter: Adapter | None) -> Any:
+    return weight if adapter is None else Adapted(weight, adapter.a, adapter.b, config.scale)
+
+  return jax.tree.map(place, params, adapters, is_leaf=is_spec)
+
+
+def split_adapters(params: Any) -> tuple[Any, Any]:
+  """Parameters without their adapters, and the adapters, in a tree like them with None elsewhere.
+
+  The second is None where nothing is adapted. ``join_adapters`` puts both together again.
+  """
+  leaves, structure = jax.tree.flatten(params, is_leaf=_is_adapted)
+  base = [leaf.base if _is_adapted(leaf) else leaf for leaf in leaves]
+  factors = [leaf.replace(base=None) if _is_adapted(leaf) else None for leaf in leaves]
+  some = any(factor is not None for factor in factors)
+  return jax.tree.unflatten(structure, base), jax.tree.unflatten(
+    structure, factors
+  ) if some else None
+
+
+def join_adapters(base: Any, factors: Any) -> Any:
+  """What ``split_adapters`` has taken apart."""
+  if factors is None:
+    return base
+  return jax.tree.map(lambda w, f: w if f is None else f.replace(base=w), base, factors)
+
+
+def _is_adapted(value: Any) -> bool:
+  return isinstance(value, Adapted)
 
 
 def merge_lora(params: Any, adapters: Any, config: LoraConfig) -> Any:
@@ -107,7 +154,8 @@ def merge_lora(params: Any, adapters: Any, config: LoraConfig) -> Any:
   return jax.tree.map(add, params, adapters)
 
 
-def _adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
+def adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
+  """Abstract factors of one matrix."""
   axes = matrix_axes(spec)
   assert axes is not None
 

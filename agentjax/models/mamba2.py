@@ -395,7 +395,7 @@ def mix_out(params: Mamba2, y: Array, gate: Array, config: ModelConfig) -> Array
   flat = gated_rms_norm(
     y.reshape(gate.shape), gate, params.norm.reshape(-1), config.mamba_groups, config.norm_eps
   )
-  return linear(flat, params.out.reshape(-1, params.out.shape[-1]))
+  return linear(flat, params.out)
 
 
 def _split(x: Array, like: Sequence[Array]) -> list[Array]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
 from agentjax.models.config import MlaConfig, ModelConfig
-from agentjax.models.linear import linear, precision
+from agentjax.models.linear import down_heads, linear, up_heads
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -229,8 +229,7 @@ def _absorb(params: Mla, x: Array, config: ModelConfig, positions: Array) -> tup
   ``q · W_uk c = (W_ukᵀ q) · c``: with W_uk on the side of the query, all heads read one key.
   """
   nope, rope, latent, key = _project(params, x, config, positions)
-  weight = params.key_up.astype(x.dtype)
-  query = jnp.einsum("rthn,lhn->rthl", nope, weight, precision=precision(x.dtype))
+  query = down_heads(nope, params.key_up)
   kept = jnp.concatenate([latent, key[:, :, 0]], axis=-1)
   return jnp.concatenate([query, rope], axis=-1), kept
 
@@ -252,9 +251,7 @@ def _read(
 
 def _lift(params: Mla, read: Array) -> Array:
   """``W_o W_uv`` of what was read [R, C, heads, kv_lora]."""
-  weight = params.value_up.astype(read.dtype)
-  heads = jnp.einsum("rthl,lhv->rthv", read, weight, precision=precision(read.dtype))
-  return _output(params, heads)
+  return _output(params, up_heads(read, params.value_up))
 
 
 def _up(x: Array, weight: Array) -> Array:
@@ -265,4 +262,4 @@ def _up(x: Array, weight: Array) -> Array:
 def _output(params: Mla, heads: Array) -> Array:
   """[B, T, heads, value] to [B, T, embed]."""
   merged = heads.reshape(*heads.shape[:2], -1)
-  return linear(merged, params.out.reshape(-1, params.out.shape[-1]))
+  return linear(merged, params.out)

@@ -88,10 +88,15 @@ class PolicyBank:
       if engine.version != wanted[name]:
         engine.publish(params(name), wanted[name])
 
+  @property
+  def engines(self) -> tuple[Engine, ...]:
+    """Those that get weights from the run."""
+    return (*self._snapshots.values(), *self._trained.values())
+
   def close(self) -> None:
     """Ends the engines."""
     self._pool.close()
-    for engine in (*self._snapshots.values(), *self._trained.values()):
+    for engine in self.engines:
       engine.close()
 
   def _version(self, name: str, step: int) -> int:

@@ -30,7 +30,7 @@ from agentjax.models import ModelConfig, Params, abstract, param_specs
 from agentjax.models.lora import LoraConfig
 from agentjax.sharding import fingerprint
 from agentjax.training import processes
-from agentjax.training.state import Network, Weights, full_policy, network_specs
+from agentjax.training.state import Network, Weights, merged_policy, network_specs
 from agentjax.trajectory.record import POLICY
 
 T = TypeVar("T")
@@ -498,7 +498,7 @@ def load_whole_policy(path: pathlib.Path, placed: Any = None, policy: str = POLI
   if lora is None:
     return networks.policy
   reference = load_reference(path, target(param_specs(config), placed))
-  return jax.jit(full_policy, static_argnums=2, out_shardings=placed)(networks, reference, lora)
+  return jax.jit(merged_policy, static_argnums=2, out_shardings=placed)(networks, reference, lora)
 
 
 def compare_identity(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:

@@ -228,7 +228,7 @@ def load_folder(parts: Parts, folder: pathlib.Path) -> Params:
 
 
 def load_policy(parts: Parts, path: pathlib.Path) -> Params:
-  """Policy of a checkpoint on the experiment's mesh, adapters added in.
+  """Policy of a checkpoint on the experiment's mesh, with its adapters beside it.
 
   Raises:
     ConfigError: the checkpoint is of another config.
@@ -239,7 +239,7 @@ def load_policy(parts: Parts, path: pathlib.Path) -> Params:
 
 
 def load_snapshot(parts: Parts, path: pathlib.Path, name: str, policy: Params) -> Params:
-  """What a snapshot or a further policy plays with, adapters added in.
+  """What a snapshot or a further policy plays with, its adapters beside it.
 
   Args:
     parts: host-side parts.
@@ -262,12 +262,12 @@ def _target(parts: Parts, specs: Any) -> Any:
 
 
 def _whole(parts: Parts, path: pathlib.Path, networks: Weights) -> Params:
-  """The policy of a checkpoint's networks, adapters added in."""
+  """The policy of a checkpoint's networks, with its adapters beside it."""
   lora = parts.experiment.lora
   if lora is None:
     return networks.policy
   reference = load_reference(path, _target(parts, param_specs(parts.model)))
-  return jax.jit(full_policy, static_argnums=2)(networks, reference, lora)
+  return full_policy(networks, reference, lora)
 
 
 def _with_sharding(leaf: jax.ShapeDtypeStruct, placed: NamedSharding) -> jax.ShapeDtypeStruct:

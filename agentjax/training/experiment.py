@@ -829,8 +829,7 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
     experiment.lora is None,
     name,
     chunk,
-    f"0 with {path}.lora: sampling is given the sum of policy and adapters, which training "
-    "computes again and may round otherwise",
+    f"0 with {path}.lora: the exact computation has no gradient of adapters",
   )
 
 

@@ -3,7 +3,8 @@
 Wall times live under ``time/``, memory under ``memory/``; they are the only entries that differ
 between identical runs. Seconds of a step: ``time/step`` in all, of which ``time/rollout`` waits for
 episodes, ``time/update`` is spent on updates, ``time/evaluation`` on held-out tasks and
-``time/compilation``, within these, on programs; ``time/save`` is the checkpoint before the step.
+``time/compilation``, within these, on programs, and ``time/publish`` on weights for the engines, of
+which ``memory/published`` GiB were sent; ``time/save`` is the checkpoint before the step.
 """
 
 from __future__ import annotations

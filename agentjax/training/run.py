@@ -296,6 +296,7 @@ class _Session:
     self.stream = self._make_stream()
     self.recovered = False  # whether ``stream`` has the journal's episodes
     self.runner.run(self.parts.start())
+    self.published = (0, 0.0)  # bytes and seconds up to the latest row of metrics
     self.handed_over = time.monotonic()  # when the latest batch was
     self.ended: int | None = None  # step after which the policy was too far from stored episodes
 
@@ -437,7 +438,7 @@ class _Session:
         values["time/compilation"] = compilation.seconds() - compiling
         values["time/save"], saving = saved, time.monotonic()
         if metrics is not None:
-          metrics.write(step, stage, values | memory_in_use())
+          metrics.write(step, stage, values | memory_in_use() | self._published())
         last_of_stage = step in (self.experiment.supervised.steps, self.last_step)
         if last_of_stage or step % self.experiment.checkpoint.every == 0:
           self._save(step, state)
@@ -668,6 +669,13 @@ class _Session:
       self.bank.publish(step, lambda name: self.learner.snapshot(state, name))
       if self.engine.version != step and self.experiment.rl.rollouts is None:
         self.engine.publish(self.learner.policy(state), step)
+
+  def _published(self) -> dict[str, float]:
+    """What this process's engines were sent since the latest row, GiB, and the seconds it took."""
+    before, stats = self.published, [e.stats for e in (self.engine, *self.bank.engines)]
+    self.published = sum(s.published_bytes for s in stats), sum(s.publish_seconds for s in stats)
+    sent, seconds = (now - then for now, then in zip(self.published, before, strict=True))
+    return {"memory/published": sent / 2**30, "time/publish": seconds}
 
   def _recorded_episodes(self, step: int) -> list[Trajectory]:
     """What the journal says that ``step`` was trained on."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from agentjax.models import ModelConfig, init, param_specs, value_specs
-from agentjax.models.lora import LoraConfig, init_lora, lora_specs, merge_lora
+from agentjax.models.lora import LoraConfig, adapt, init_lora, lora_specs, merge_lora
 from agentjax.models.spec import abstract, init_params
 from agentjax.sharding import replicated, shardings
 
@@ -111,10 +111,13 @@ def network_specs(config: ModelConfig, critic: bool, lora: LoraConfig | None = N
 
 
 def full_policy(weights: Weights, reference: Any, lora: LoraConfig | None) -> Any:
-  """What the model runs with: the trained policy, or ``reference`` with the adapters added in."""
-  if lora is None:
-    return weights.policy
-  return merge_lora(reference, weights.policy, lora)
+  """What the model runs with: the trained policy, or ``reference`` with the adapters beside it."""
+  return weights.policy if lora is None else adapt(reference, weights.policy, lora)
+
+
+def merged_policy(weights: Weights, reference: Any, lora: LoraConfig | None) -> Any:
+  """The same as plain parameters, adapters added in."""
+  return weights.policy if lora is None else merge_lora(reference, weights.policy, lora)
 
 
 def state_shardings(
@@ -249,7 +252,7 @@ def _begin(
   copied = state.networks[spec.of].weights
   if spec.start == "trained":
     return Weights(jax.tree.map(jnp.copy, copied.policy), own.value)
-  policy = full_policy(copied, state.reference, lora)
+  policy = merged_policy(copied, state.reference, lora)
   # A critic has no use for parts such as prediction heads, which its specs leave out.
   fields = [field.name for field in dataclasses.fields(policy)]
   unused = [name for name in fields if getattr(spec.specs.policy, name) is None]

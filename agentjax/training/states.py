@@ -113,9 +113,6 @@ class TrainStates:
     self._take_snapshots = jax.jit(
       _take_snapshots, static_argnums=1, donate_argnums=0, out_shardings=self.placed["rl"]
     )
-    self._full_policy = jax.jit(
-      lambda networks, reference: full_policy(networks, reference, self._lora)
-    )
 
   def _add_optimizer(self, name: str, seat: TrainedSeat, specs: Weights) -> None:
     """That of a further policy: the one of "policy" where it does the same."""
@@ -181,11 +178,8 @@ class TrainStates:
     return dataclasses.replace(state.weights, policy=state.reference)
 
   def policy(self, state: TrainState) -> Params:
-    """What the policy plays with: its parameters, with adapters added in where there are any."""
-    if self._lora is None:
-      return state.weights.policy
-    with jax.set_mesh(self.mesh):
-      return self._full_policy(state.weights, state.reference)
+    """What the policy plays with: its parameters, with adapters beside them where there are any."""
+    return full_policy(state.weights, state.reference, self._lora)
 
   def take_snapshots(self, state: TrainState, names: tuple[str, ...]) -> TrainState:
     """The state with the present policies as the snapshots of these names."""
@@ -196,11 +190,7 @@ class TrainStates:
     """What a snapshot or a further policy plays with; "policy" where there is none yet."""
     if name not in state.networks:
       return self.policy(state)
-    weights = state.networks[name].weights
-    if self._lora is None:
-      return weights.policy
-    with jax.set_mesh(self.mesh):
-      return self._full_policy(weights, state.reference)
+    return full_policy(state.networks[name].weights, state.reference, self._lora)
 
   def learning_rate(self, stage: str, state: TrainState, policy: str = POLICY) -> float:
     """That of a policy's latest update; of the first one where all so far were skipped."""

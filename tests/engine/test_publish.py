@@ -1,6 +1,7 @@
 """New weights while programs sample: every token is of the weights that its version names."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,6 +17,9 @@ import pytest
 
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
+from agentjax.engine.publish import PublishError
+from agentjax.models.lora import LoraConfig, adapt, merge_lora, split_adapters
+from tests.models.rows import TINY, draw, filled_adapters
 from tests.training.figures import free_address
 
 # Nothing but the last token decides about the next one, so that a context of several versions can
@@ -77,6 +81,60 @@ def test_tokens_carry_the_version_that_sampled_them_while_another_thread_publish
     assert (np.diff(versions) >= 0).all()
     mixed += len(set(versions.tolist())) > 1
   assert mixed > 0
+
+
+_LORA = LoraConfig(rank=2, alpha=4.0)
+_ADAPTED = dataclasses.replace(TINY, pattern="E*", qk_norm=False)
+
+
+def test_adapters_are_sent_alone_while_their_base_stays():
+  base = draw(_ADAPTED, seed=0)
+  every = [adapt(base, filled_adapters(_ADAPTED, _LORA, seed), _LORA) for seed in range(2)]
+  engine = Engine(
+    _ADAPTED,
+    EngineConfig(slots=4, max_length=32, chunk_tokens=8, extend_buckets=(8,), extend_rows=(4,)),
+    devices=jax.local_devices()[:1],
+  )
+
+  def sampled():
+    async def main():
+      contexts = [await engine.open_ids([1, 2, 3 + i]) for i in range(4)]
+      keys = [address_key(0, i) for i in range(4)]
+      calls = [c.generate(SampleRequest(k, 20)) for c, k in zip(contexts, keys, strict=True)]
+      samples = await asyncio.gather(*calls)
+      for context in contexts:
+        context.close()
+      return samples
+
+    return asyncio.run(main())
+
+  def laid_out():
+    (weights,) = engine.scheduler._weights.values()
+    plain, adapters = split_adapters(weights.params)
+    return jax.tree.leaves(plain), sum(leaf.nbytes for leaf in jax.tree.leaves(adapters))
+
+  engine.publish(every[0], 0)
+  sampled()
+  first, adapter_bytes = laid_out()
+  whole = sum(leaf.nbytes for leaf in first) + adapter_bytes
+  assert engine.stats.published_bytes == whole and adapter_bytes < 0.3 * whole
+  # The trainer's arrays are others at every step: it donates them.
+  engine.publish(jax.tree.map(jnp.copy, every[1]), 1)
+  assert engine.stats.published_bytes == whole + adapter_bytes
+  kept, _ = laid_out()
+  assert all(a is b for a, b in zip(first, kept, strict=True))
+  ids = np.asarray([[1, 2, 3 + i, *s.token_ids] for i, s in enumerate(sampled())])
+  recorded = np.stack([s.behaviour_log_probs for s in sampled()])
+  for params in (every[1], merge_lora(base, filled_adapters(_ADAPTED, _LORA, 1), _LORA)):
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    scores = models.score_tokens(params, _ADAPTED, ids, np.ones_like(ids), positions)
+    np.testing.assert_allclose(recorded, scores.log_probs[:, 3:], atol=2e-5)
+  moved = jax.tree.map(lambda w: w * 1.5, every[1])
+  engine.publish(moved, 2)
+  assert engine.stats.published_bytes == 2 * whole + adapter_bytes, "another base is sent again"
+  with pytest.raises(PublishError, match="other arrays"):
+    engine.publish(base, 3)
+  engine.close()
 
 
 FIELDS = ("token_ids", "versions", "behaviour_log_probs")

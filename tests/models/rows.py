@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax import models
+from agentjax.models.lora import LoraConfig, lora_specs
+from agentjax.models.spec import is_spec
 
 TINY = models.ModelConfig(
   vocab_size=41,
@@ -72,6 +74,16 @@ def by_sequence(values: jax.Array, rows: Rows) -> dict[int, np.ndarray]:
   ids = np.asarray(rows.segment_ids)
   values = np.asarray(values)
   return {int(i): values[ids == i] for i in np.unique(ids) if i}
+
+
+def filled_adapters(config: models.ModelConfig, lora: LoraConfig, seed: int = 0) -> models.Params:
+  """Adapters whose product is not zero."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda s: jnp.asarray(0.1 * rng.standard_normal(s.shape), s.dtype),
+    lora_specs(models.param_specs(config), lora),
+    is_leaf=is_spec,
+  )
 
 
 def draw(config: models.ModelConfig, seed: int) -> models.Params:

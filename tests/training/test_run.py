@@ -59,10 +59,12 @@ def test_rows_hold_learning_rate_memory_and_time_by_phase(finished_run):
   every = read_metrics(directory / "metrics.jsonl")
   assert [row["learning_rate"] for row in every] == [1e-3, 1e-3, 1e-2, 1e-2, 1e-2]
   for row in every:
-    phases = ("step", "update", "evaluation", "compilation", "save")
+    phases = ("step", "update", "evaluation", "compilation", "publish", "save")
     seconds = {name: row[f"time/{name}"] for name in phases}
     assert min(seconds.values()) >= 0 and row["memory/host_peak"] > 0
     assert seconds["update"] + seconds["evaluation"] <= seconds["step"]
+    if row["stage"] == "rl":
+      assert row["memory/published"] > 0 and seconds["publish"] > 0
   assert every[0]["time/compilation"] > 0
 
 

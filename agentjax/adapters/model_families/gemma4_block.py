@@ -470,7 +470,7 @@ def _split(x: Array, weight: Array) -> Array:
 def _output(params: GemmaAttention, heads: Array) -> Array:
   """[B, T, heads, width] to [B, T, embed]."""
   merged = heads.reshape(*heads.shape[:2], -1)
-  return linear(merged, params.out.reshape(-1, params.out.shape[-1]))
+  return linear(merged, params.out)
 
 
 def _give(inputs: Array | None, number: int, experts: Array | None) -> Given:
