@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -26,6 +27,7 @@ ToolCallFormat = Literal["compact", "json"]  # of the vocabularies that share ou
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
 
 UNKNOWN_TOOL_PARAMETER = "input"  # holds the text of a compact call of a tool nobody knows
+_MOST_LEVELS = 100  # of lists and objects within each other: what reads them may call itself
 
 
 class ParsedTurn(NamedTuple):
@@ -261,14 +263,26 @@ def parse_json_call(text: str) -> ToolCall:
 
 def load_json(text: str) -> tuple[Any, str | None]:
   """A JSON value, or why it is none. Whatever a policy writes, nothing is raised."""
+  too_deep = f"it is nested more than {_MOST_LEVELS} deep"
   try:
     value = json.loads(text, parse_constant=_no_constant)
+    if _is_deep(value):
+      return None, too_deep
     json.dumps(value, ensure_ascii=False).encode()  # lone surrogates would fail in every tool
   except RecursionError:
-    return None, "it is nested too deeply"
+    return None, too_deep
   except ValueError as error:
     return None, str(error)
   return value, None
+
+
+def _is_deep(value: Any) -> bool:
+  """Whether more than ``_MOST_LEVELS`` lists and objects hold each other; goes level by level."""
+  level = [value]
+  for _ in range(_MOST_LEVELS + 1):
+    nested = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+    level = list(itertools.chain.from_iterable(nested))
+  return bool(level)
 
 
 def _load(text: str) -> tuple[dict[str, Any], str | None]:
