@@ -40,9 +40,9 @@ class ToolRegistry:
 
   A call never raises for anything the policy or a tool does: what went wrong is a ToolResult that
   the policy reads (unknown tool, malformed or invalid arguments, what these bring a tool to, a file
-  that they name and that is not there: ERROR; too slow: TIMEOUT; it broke its own box: KILLED) or that masks the trajectory (a fault of ours,
-  also on its retry: INFRA_ERROR); ``faults.fault_of`` and the tool's ``is_healthy`` decide. Only
-  cancelling the caller propagates.
+  that they name and that is not there: ERROR; too slow: TIMEOUT; it broke its own box: KILLED) or
+  that masks the trajectory (a fault of ours, also on its retry: INFRA_ERROR); ``faults.fault_of``
+  and the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
 
   Args:
     tools: tools with distinct names and valid JSON schemas.
