@@ -121,6 +121,7 @@ class Config:
       for allowed in ranges[field.name]:
         none = " or none" if _matches(None, hints[field.name]) else ""
         check(value is None or value in allowed, where, value, f"{allowed}{none}")
+      check(_within_reach(value), where, value, "finite numbers, whole ones of 64 bits")
       for inner, name in _configs_in(value, where):
         inner.validate(name)
 
@@ -259,6 +260,15 @@ def _configs_in(value: Any, path: str) -> Iterator[tuple[Config, str]]:
   elif isinstance(value, tuple):
     for i, inner in enumerate(value):
       yield from _configs_in(inner, f"{path}[{i}]")
+
+
+def _within_reach(value: Any) -> bool:
+  """Whether the numbers of a field can be counted and compared with."""
+  if isinstance(value, tuple):
+    return all(map(_within_reach, value))
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def check(condition: bool, path: str, value: Any, allowed: str) -> None:

@@ -10,8 +10,9 @@ would learn to cause it.
   files      what a program left in its box cannot be read,       input or output errors, memory and
              packed or replaced as it stands                      descriptors of this machine
   tool,      errors of data, such as of decoding, numbers,        all else: files, connections,
-  step,      types, keys, depth: code that is the same for all    time-outs of services, states
-  verdict    failed on what this episode wrote                    that must not be
+  step,      types, keys, depth, syntax, asserted values: code    time-outs of services, states
+  verdict    that is the same for all failed on what this         that must not be
+             episode wrote
   reset                                                           everything: nobody has acted yet
 
 An error that knows better carries a ``fault`` of its own, and that one counts. Two checks go with
@@ -22,9 +23,13 @@ its verdict on an empty answer (``rewards.graph``). Where these fail too the fau
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import enum
 import errno
+import re
+import struct
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,12 +88,18 @@ class Fault:
 # What only contents bring about. All else is a state of the machine, or a mistake in our code.
 _DATA = (
   ArithmeticError,
+  AssertionError,
   AttributeError,
   LookupError,
   MemoryError,
   RecursionError,
+  SyntaxError,
   TypeError,
   ValueError,
+  csv.Error,
+  re.error,
+  struct.error,
+  zlib.error,
 )
 # States of this machine that no file in a box brings about.
 _MACHINE = frozenset(

@@ -5,13 +5,14 @@ A name is built in, that of an entry point of an installed package, or ``module:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from agentjax.config import Config, ConfigError, check
@@ -66,7 +67,7 @@ def load(name: str, path: str, allowed: str) -> Any:
       f"{folder}); allowed: 'module:attribute' that names {allowed}. Add the module's folder to "
       "PYTHONPATH."
     ) from error
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     kind = type(error).__name__
     raise ConfigError(f"{where}: importing {module_name} raised {kind}: {error}.") from error
   found: Any = module
@@ -80,6 +81,23 @@ def load(name: str, path: str, allowed: str) -> Any:
       f"{allowed}."
     ) from error
   return found
+
+
+@contextlib.contextmanager
+def naming(name: str, path: str) -> Iterator[None]:
+  """Runs what the setting ``path`` names; where its own code raises, the error says so.
+
+  Raises:
+    ConfigError: from whatever a ``module:attribute`` raised.
+  """
+  try:
+    yield
+  except ConfigError:
+    raise
+  except (Exception, SystemExit) as error:
+    if not is_own(name):
+      raise
+    raise ConfigError(f"{path}={name!r} raised {type(error).__name__}: {error}.") from error
 
 
 def check_callable(function: Any, shown: str, allowed: str, arguments: int = 1) -> None:

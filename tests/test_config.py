@@ -131,6 +131,8 @@ class Ranged(Config):
   count: PositiveInt = 1
   share: Share | None = None
   slope: Annotated[float, Range(-1, 1, above=True, below=True)] = 0.0
+  free: float = 0.0
+  several: tuple[float, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,13 @@ class Ranged(Config):
     ({"share": math.nan}, "share=nan; allowed: 0 to 1 or none."),
     ({"slope": 1.0}, "slope=1.0; allowed: over -1, below 1."),
     ({"slope": -1.0}, "slope=-1.0; allowed: over -1, below 1."),
+    ({"count": 2**63}, f"count={2**63}; allowed: finite numbers, whole ones of 64 bits."),
+    ({"free": math.inf}, "free=inf; allowed: finite numbers, whole ones of 64 bits."),
+    ({"free": math.nan}, "free=nan; allowed: finite numbers, whole ones of 64 bits."),
+    (
+      {"several": (1.0, -math.inf)},
+      "several=(1.0, -inf); allowed: finite numbers, whole ones of 64 bits.",
+    ),
   ],
 )
 def test_a_range_in_an_annotation_is_checked(changes, allowed):

@@ -33,6 +33,14 @@ def place(tmp_path_factory):
   (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
   (folder / "fields.json").write_text(json.dumps({"format": FORMAT, "nosuch": 1}))
   (folder / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
+  (folder / "exits.py").write_text("raise SystemExit(0)\n")
+  (folder / "deep.json").write_text("[" * 100_000)
+  (folder / "own_parts.py").write_text(
+    "from agentjax.world import World\n"
+    "class NoTasks(World):\n"
+    "  def tasks(self, data): raise KeyError('no tasks today')\n"
+    "  def environment(self, task): pass\n"
+  )
   (folder / "syntax.py").write_text("def get_config(:\n")
   (folder / "other.py").write_text("def get_config():\n  return 3\n")
   (folder / "none.py").write_text("x = 1\n")
@@ -69,6 +77,22 @@ _CASES = {
   "config is binary": (_train("--config={place}/binary.json"), "binary.json"),
   "config has a field of another": (_train("--config={place}/fields.json"), "nosuch"),
   "config raises": (_train("--config={place}/raises.py"), "ZeroDivisionError"),
+  "config exits": (_train("--config={place}/exits.py"), "SystemExit"),
+  "config is too deep": (_train("--config={place}/deep.json"), "deep.json"),
+  "a module that exits": (_train(_SMOKE, "--config.rl.objective.function=exits:loss"), "exits"),
+  "a world that raises": (
+    _train(
+      _SMOKE,
+      "--config.world=own_parts:NoTasks",
+      "--config.data.source=none",
+      "--config.supervised.steps=0",
+      "--config.reward.parts=environment",
+      "--config.evaluation.success_part=environment",
+    ),
+    "config.world='own_parts:NoTasks' raised KeyError: 'no tasks today'",
+  ),
+  "a rate without end": (_train(_SMOKE, "--config.rl.optimizer.learning_rate=inf"), "=inf"),
+  "a seed without end": (_train(_SMOKE, "--config.seed=" + "9" * 30), "config.seed=999"),
   "config is no Python": (_train("--config={place}/syntax.py"), "SyntaxError"),
   "config gives no experiment": (_train("--config={place}/other.py"), "int"),
   "config defines nothing": (_train("--config={place}/none.py"), "get_config"),
@@ -156,7 +180,11 @@ def test_a_wrong_input_is_one_line_and_status_2(place, tmp_path, case):
   done = subprocess.run(
     [sys.executable, "-m", "agentjax", *words],
     cwd=_ROOT,
-    env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    env={
+      **os.environ,
+      "XDG_CACHE_HOME": str(tmp_path / "cache"),
+      "PYTHONPATH": os.pathsep.join([str(_ROOT), str(place)]),
+    },
     capture_output=True,
     text=True,
     timeout=300,

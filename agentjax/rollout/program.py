@@ -410,7 +410,11 @@ class Episode:
         Status.POLICY_ERROR,
         f"the policy drew {chat.tokenizer.decode(sorted(forged))} within its own turn",
       )
-    text, calls = chat.parse(seat.drawn, seat.offered)
+    try:
+      text, calls = chat.parse(seat.drawn, seat.offered)
+    except Exception as error:
+      message = f"the turn cannot be read: {describe(error)}"
+      raise self._failed(message, fault_of(error, Boundary.STEP), error) from error
     seat.said += (Message("assistant", text, calls),)
     return Action(text, calls, truncated=cut, agent=seat.agent)
 
@@ -860,11 +864,12 @@ def _engine() -> Iterator[None]:
 @contextlib.contextmanager
 def _encoding(at: Boundary) -> Iterator[None]:
   """Ends the episode at messages that cannot become tokens: the environment's fault, unless they
-  repeat text of the policy that no encoding can write."""
+  repeat text of the policy that no encoding can write, or the error knows better."""
   try:
     yield
   except (TypeError, ValueError) as error:
-    fault = fault_of(error, at if isinstance(error, UnicodeError) else Boundary.RESET)
+    known = isinstance(error, UnicodeError) or getattr(error, "fault", None) is not None
+    fault = fault_of(error, at if known else Boundary.RESET)
     status = Status.ENV_ERROR if fault.masks else Status.POLICY_ERROR
     message = f"an observation cannot be encoded: {describe(error)}"
     raise EpisodeEnd(status, message, fault) from error

@@ -456,6 +456,8 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
   "pidfd_send_signal": (424, 424),
   "prlimit64": (302, 261),
   "fcntl": (72, 25),
+  "ioctl": (16, 29),
+  "landlock_create_ruleset": (_LANDLOCK_CREATE_RULESET, _LANDLOCK_CREATE_RULESET),
   "setpriority": (141, 140),
   "sched_setaffinity": (203, 122),
   "sched_setscheduler": (144, 119),
@@ -542,7 +544,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {  # name: (x86_64, aarch64), -1 where th
   "utimensat": (280, 88),
 }
 _BY_ARGUMENT = frozenset(
-  "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl socketpair "
+  "clone clone3 kill tgkill rt_sigqueueinfo rt_tgsigqueueinfo prlimit64 fcntl ioctl socketpair "
   "prctl mmap sendto".split()
 )
 _COPIES_BY_REFERENCE = frozenset("sendfile splice tee vmsplice".split())
@@ -571,6 +573,7 @@ _NAMESPACE_FLAGS = (
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
+_FIOSETOWN, _SOCKET_COMMANDS_END = 0x8901, 0x8A00
 _AF_UNIX, _SOCK_STREAM, _SOCK_FLAGS = 1, 1, 0x80800  # close-on-exec, non-blocking
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
@@ -615,7 +618,9 @@ def system_call_filter(
       services of the machine by their paths; messages that carry descriptors (``sendmsg``).
     - Memory and disk space that no process's size and no open file shows: memfd, System V, message
       queues, shared anonymous mappings, huge pages, pages put into pipes and sockets (``splice``),
-      larger pipes, attributes of files, descriptors in flight or of one thread alone.
+      larger pipes, attributes of files, descriptors in flight or of one thread alone, rules of
+      Landlock.
+    - Commands of sockets: who gets their signals, and what networks the machine has.
     - Watching the files of others (inotify, dnotify), leases on them.
     - New namespaces, tracing, other processes' memory and limits, mounts, keys, bpf, io_uring,
       clocks, modules; becoming unreadable to the watcher.
@@ -733,10 +738,15 @@ class _FilterCode:
     self._end()
 
   def check_commands(self, guard_signals: bool) -> None:
-    """Refuses what ``prctl`` and ``fcntl`` must not do."""
+    """Refuses what ``prctl``, ``ioctl`` and ``fcntl`` must not do."""
     self._of_call("prctl", 4)
     self._load_argument(0)
     self._step(_EQUAL, _PR_SET_DUMPABLE, 0, 1)
+    self._end()
+    self._of_call("ioctl", 5)
+    self._load_argument(1)
+    self._step(_AT_LEAST, _FIOSETOWN, 0, 2)
+    self._step(_AT_LEAST, _SOCKET_COMMANDS_END, 1, 0)
     self._end()
     commands = [_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ]
     commands += [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX] if guard_signals else []

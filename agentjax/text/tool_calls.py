@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -25,8 +26,8 @@ from agentjax.trajectory.record import ToolCall
 ToolCallFormat = Literal["compact", "json"]  # of the vocabularies that share our markup
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schema of its parameters
 
-_MOST_NESTED = 64  # levels of a value; what handles it later goes down a few frames a level
 UNKNOWN_TOOL_PARAMETER = "input"  # holds the text of a compact call of a tool nobody knows
+_MOST_LEVELS = 100  # of lists and objects within each other: what reads them may call itself
 
 
 class ParsedTurn(NamedTuple):
@@ -262,29 +263,26 @@ def parse_json_call(text: str) -> ToolCall:
 
 def load_json(text: str) -> tuple[Any, str | None]:
   """A JSON value, or why it is none. Whatever a policy writes, nothing is raised."""
+  too_deep = f"it is nested more than {_MOST_LEVELS} deep"
   try:
     value = json.loads(text, parse_constant=_no_constant)
+    if _is_deep(value):
+      return None, too_deep
     json.dumps(value, ensure_ascii=False).encode()  # lone surrogates would fail in every tool
   except RecursionError:
-    return None, "it is nested too deeply"
+    return None, too_deep
   except ValueError as error:
     return None, str(error)
-  if _is_nested(value, _MOST_NESTED):
-    return None, f"it is nested too deeply; allowed: {_MOST_NESTED} levels"
   return value, None
 
 
-def _is_nested(value: Any, most: int) -> bool:
-  """Whether lists and objects stand in each other more than ``most`` times."""
+def _is_deep(value: Any) -> bool:
+  """Whether more than ``_MOST_LEVELS`` lists and objects hold each other; goes level by level."""
   level = [value]
-  for _ in range(most):
-    level = [
-      inner
-      for one in level
-      if isinstance(one, dict | list)
-      for inner in (one.values() if isinstance(one, dict) else one)
-    ]
-  return any(isinstance(one, dict | list) for one in level)
+  for _ in range(_MOST_LEVELS + 1):
+    nested = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+    level = list(itertools.chain.from_iterable(nested))
+  return bool(level)
 
 
 def _load(text: str) -> tuple[dict[str, Any], str | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import inspect
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -24,6 +25,9 @@ from agentjax.trajectory.artifacts import ArtifactStore
 from agentjax.trajectory.record import ToolCall
 
 _log = logging.getLogger(__name__)
+_NO_SUCH_FILE = frozenset(
+  (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -35,10 +39,10 @@ class ToolRegistry:
   """Tools by name, and the one way to call them.
 
   A call never raises for anything the policy or a tool does: what went wrong is a ToolResult that
-  the policy reads (unknown tool, malformed or invalid arguments, what these bring a tool to: ERROR;
-  too slow: TIMEOUT; it broke its own box: KILLED) or that masks the trajectory (a fault of ours,
-  also on its retry: INFRA_ERROR); ``faults.fault_of`` and the tool's ``is_healthy`` decide. Only
-  cancelling the caller propagates.
+  the policy reads (unknown tool, malformed or invalid arguments, what these bring a tool to, a file
+  that they name and that is not there: ERROR; too slow: TIMEOUT; it broke its own box: KILLED) or
+  that masks the trajectory (a fault of ours, also on its retry: INFRA_ERROR); ``faults.fault_of``
+  and the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
 
   Args:
     tools: tools with distinct names and valid JSON schemas.
@@ -212,6 +216,8 @@ class ToolRegistry:
     if error := task.exception():
       _log.warning("tool %s raised", call.name, exc_info=error)
       fault = fault_of(error, Boundary.TOOL)
+      if _names_no_file(call.arguments, error):
+        fault = Fault(Owner.POLICY, "files", fault.detail)
       if not fault.masks:
         return _error(f"{call.name} cannot do this: {fault.detail}")
       return _failed(f"tool {call.name} raised {fault.detail}", fault)
@@ -274,6 +280,16 @@ def _references(schema: Any) -> list[str]:
   if isinstance(schema, list | tuple):
     return [r for value in schema for r in _references(value)]
   return []
+
+
+def _names_no_file(arguments: Any, error: BaseException) -> bool:
+  """Whether the error is about a file that a text of the arguments names, and that cannot be."""
+  if not isinstance(error, OSError) or error.errno not in _NO_SUCH_FILE:
+    return False
+  if isinstance(arguments, str):
+    return bool(arguments) and arguments in str(error.filename)
+  values = arguments.values() if isinstance(arguments, Mapping) else arguments
+  return isinstance(values, Iterable) and any(_names_no_file(v, error) for v in values)
 
 
 def _error(message: str) -> ToolResult:

@@ -12,7 +12,7 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskSplits, load_tasks
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.models import ModelConfig
-from agentjax.names import Adopted
+from agentjax.names import Adopted, naming, wrong
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
@@ -174,7 +174,8 @@ def build_scoring(
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
     folder=None if directory is None else directory / "world",
   )
-  world = experiment.world.build(site)
+  with naming(experiment.world.chosen, "config.world"):
+    world = experiment.world.build(site)
   tasks = load_task_splits(experiment, extensions, world)
   if extensions.make_environment is not None:
     world = PlainWorld(extensions.make_environment, registry.tools, world)
@@ -260,7 +261,11 @@ def load_task_splits(
   data, wanted = experiment.data, experiment.evaluation.tasks
   data.validate()
   maker = experiment.world if data.source is None else data.source
-  tasks = load_tasks(data) if data.source is not None else world.tasks(data)
+  path = "config.world" if data.source is None else "config.data.source"
+  with naming(maker.chosen, path):
+    tasks = load_tasks(data) if data.source is not None else world.tasks(data)
+  if not isinstance(tasks, TaskSplits):
+    raise wrong(maker.chosen, path, tasks, "one whose tasks are TaskSplits")
   check(
     bool(tasks.test) or not wanted,
     "config.evaluation.tasks",

@@ -867,7 +867,7 @@ def read_experiment(text: str | bytes, where: str) -> Experiment:
   """
   try:
     values = json.loads(text)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ConfigError(f"{where} is not JSON: {error}.") from error
   found = values.pop("format", None) if isinstance(values, dict) else None
   if found != FORMAT:
@@ -907,7 +907,7 @@ def load_experiment(path: str | os.PathLike[str]) -> Experiment:
     experiment = module.get_config()
   except ConfigError:
     raise
-  except Exception as error:  # the file is a program: it may fail in any way
+  except (Exception, SystemExit) as error:  # the file is a program: it may fail in any way
     raise ConfigError(f"--config={str(path)!r} fails: {type(error).__name__}: {error}") from error
   if not isinstance(experiment, Experiment):
     raise ConfigError(

@@ -62,7 +62,7 @@ def read_description(directory: pathlib.Path) -> Description | None:
     return None
   try:
     return json.loads(file.read_text())
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ConfigError(
       f"{file} is damaged ({error}); it says what the run was extended with. Put back a copy, or "
       "remove it and pass all extensions from Python."

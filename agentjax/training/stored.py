@@ -121,10 +121,14 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     raise CheckpointError(
       f"{folder} holds no {_MANIFEST}; allowed: a folder written by {WRITTEN_BY}."
     )
-  values = json.loads(file.read_text())
-  if values.pop("format", None) != _FORMAT:
-    raise CheckpointError(f"{file} has another format than {_FORMAT}; write the folder anew.")
-  return Manifest(**values)
+  try:
+    values = json.loads(file.read_text())
+    form = values.pop("format", None)
+    if form == _FORMAT:
+      return Manifest(**values)
+  except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    raise CheckpointError(f"{file} is damaged: {error}; write the folder anew.") from error
+  raise CheckpointError(f"{file} has another format than {_FORMAT}; write the folder anew.")
 
 
 def read_episodes(folder: str | os.PathLike[str]) -> list[Trajectory]:

@@ -146,6 +146,29 @@ def test_a_wrong_answer_is_not_paid(name, form, score):
     assert score(form.format_map(values), entry) <= 0.5, entry["answer"]
 
 
+def boxnet_plan(entry, mover):
+  """Moves that bring each box and its target together, the one or the other going all the way."""
+  found = {item: cell for cell, items in entry["metadata"]["initial_state"].items()
+           for item in items}  # fmt: skip
+  plan = []
+  for box in [item for item in found if item.startswith("box_")]:
+    target = box.replace("box_", "target_")
+    item, goal = (box, target) if mover == "box" else (target, box)
+    (x, y), (goal_x, goal_y) = (tuple(map(float, found[i].split("_"))) for i in (item, goal))
+    while (x, y) != (goal_x, goal_y):
+      before, step = (x, y), 1 if (goal_x, goal_y) > (x, y) else -1
+      x, y = (x + step, y) if x != goal_x else (x, y + step)
+      plan.append({f"Agent{[*before]}": f"move({item}, square{[x, y]})"})
+    plan.append({f"Agent{[x, y]}": f"move({box}, {target})"})
+  return json.dumps(plan)
+
+
+def test_targets_that_come_to_their_boxes_are_not_paid(score):
+  for entry in entries("boxnet", 3):
+    assert score(boxnet_plan(entry, "box"), entry) == 1.0
+    assert score(boxnet_plan(entry, "target"), entry) == 0.0
+
+
 @pytest.mark.parametrize(
   ("name", "form"),
   [

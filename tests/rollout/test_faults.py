@@ -9,6 +9,7 @@ import pytest
 
 from agentjax.rewards import Part, RewardGraph
 from agentjax.rollout.loop import collect
+from agentjax.text.chat import MarkedChat
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.builder import check_trajectory
@@ -163,6 +164,22 @@ def test_an_answer_of_the_wrong_type_is_an_environment_error(run, where):
   (trajectory,) = run(solver(), [make_task(1)], make_environment=lambda task: environment)
   assert trajectory.status is Status.ENV_ERROR
   assert "returned NoneType instead of" in trajectory.metadata["reason"]
+
+
+@pytest.mark.parametrize("error", [RecursionError(), ValueError("odd"), OSError("disk")])
+def test_a_turn_that_cannot_be_read_ends_its_episode_and_not_the_run(run, monkeypatch, error):
+  def parse(self, turn, tools=()):
+    raise error
+
+  monkeypatch.setattr(MarkedChat, "parse", parse)
+  (trajectory,) = run(solver(), [make_task(1)], make_environment=lambda task: Tracked(task, []))
+  owner = trajectory.metadata["fault"]["owner"]
+  assert (trajectory.status, owner) == (
+    (Status.ENV_ERROR, "infrastructure")
+    if isinstance(error, OSError)
+    else (Status.POLICY_ERROR, "policy")
+  )
+  assert "the turn cannot be read" in trajectory.metadata["reason"]
 
 
 def test_an_observation_that_cannot_be_encoded_is_an_environment_error(run):

@@ -99,6 +99,9 @@ _PRIVATE, _SHARED, _ANONYMOUS, _HUGE = 2, 1, 0x20, 0x40000
     ("clone", [(17,), (_THREAD,), (0x4111,)], [(_THREAD & ~0x400,)]),
     # (descriptor, command)
     ("fcntl", [(3, 1), (3, 4), (3, 6), (3, 1030)], [(3, 1024), (3, 1026), (3, 1031)]),
+    # (descriptor, command): FIOSETOWN and SIOCSPGRP send signals to any process
+    ("ioctl", [(3, 0x5401), (3, 0x5421), (3, 0x8A00)], [(3, 0x8901), (3, 0x8902), (3, 0x8912)]),
+    ("landlock_create_ruleset", [], [()]),
     ("setxattr", [], [()]),
     ("inotify_init1", [], [()]),
   ],

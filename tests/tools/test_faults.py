@@ -1,7 +1,9 @@
 """A tool that fails: what the policy wrote is an error it reads, a fault of ours masks."""
 
 import asyncio
+import csv
 import errno
+import re
 
 import pytest
 
@@ -54,6 +56,10 @@ BROKEN = ToolResult(ToolStatus.INFRA_ERROR, "no machine", fault=OURS)
     (Tool(MemoryError()), "error"),
     (Tool(KeyError("x")), "error"),
     (Tool(BoxContentError("a directory")), "error"),
+    (Tool(SyntaxError("no Python")), "error"),
+    (Tool(re.error("no pattern")), "error"),
+    (Tool(csv.Error("no table")), "error"),
+    (Tool(AssertionError("0 <= n < 10")), "error"),
     (Tool(ExceptionGroup("both", [ValueError(), TypeError()])), "error"),
     (Tool(ExceptionGroup("both", [ValueError(), OSError(5, "disk")])), "infra_error"),
     (Tool(OSError(errno.EIO, "disk")), "infra_error"),
@@ -74,6 +80,24 @@ def test_whose_fault_a_failed_call_is(tool, status):
   assert result.status == status
   if status == "infra_error":
     assert result.fault is not None and result.fault.masks
+
+
+@pytest.mark.parametrize(
+  ("arguments", "number", "file", "status"),
+  [
+    ({"x": "foo"}, errno.ENOENT, "/data/pages/foo.txt", "error"),
+    ({"x": ["a" * 300]}, errno.ENAMETOOLONG, "/data/" + "a" * 300, "error"),
+    ({"x": {"in": "b"}}, errno.EISDIR, "/data/b", "error"),
+    ({"x": "foo"}, errno.ENOENT, "/data/index.db", "infra_error"),
+    ({"x": ""}, errno.ENOENT, "/data/index.db", "infra_error"),
+    ({"x": "foo"}, errno.EIO, "/data/foo", "infra_error"),
+    ({"x": 3}, errno.ENOENT, None, "infra_error"),
+  ],
+)
+def test_a_file_that_a_call_names_and_that_is_not_there_is_its_error(
+  arguments, number, file, status
+):
+  assert call(Tool(OSError(number, "cannot open", file)), arguments).status == status
 
 
 class Typed(Tool):

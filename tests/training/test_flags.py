@@ -129,6 +129,24 @@ def test_a_file_that_is_no_config_is_refused(path, message):
     load_experiment(path)
 
 
+@pytest.mark.parametrize(
+  ("name", "text", "message"),
+  [
+    ("exits.py", "raise SystemExit(0)", "exits.py' fails: SystemExit: 0"),
+    (
+      "asks.py",
+      "def get_config():\n  import sys; sys.exit('no')",
+      "asks.py' fails: SystemExit: no",
+    ),
+    ("deep.json", "[" * 100_000, "deep.json' is not JSON"),
+  ],
+)
+def test_a_config_that_ends_its_reader_is_refused(tmp_path, name, text, message):
+  (tmp_path / name).write_text(text)
+  with pytest.raises(ConfigError, match=message):
+    load_experiment(tmp_path / name)
+
+
 def test_resolved_json_is_the_same_experiment(tmp_path):
   original = load_experiment(str(_ROOT / "configs/quickstart.py"))
   file = tmp_path / "config.json"

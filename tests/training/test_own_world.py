@@ -136,6 +136,32 @@ def test_what_is_no_world_is_refused(name, message):
   assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+  ("method", "outcome", "message"),
+  [
+    ("__init__", OSError("disk"), "' raised OSError: disk"),
+    ("__init__", SystemExit(3), "' raised SystemExit: 3"),
+    ("tasks", KeyError("x"), "' raised KeyError: 'x'"),
+    ("tasks", 3, "' is int; allowed: one whose tasks are TaskSplits"),
+  ],
+)
+def test_a_world_that_raises_is_named(method, outcome, message):
+  class Broken(World):
+    pass
+
+  def breaks(self, *_):
+    if isinstance(outcome, BaseException):
+      raise outcome
+    return outcome
+
+  setattr(Broken, method, breaks)
+  made = experiment()
+  made.world.found = Broken
+  with pytest.raises(ConfigError) as caught:
+    build_parts(made.freeze(), None, Extensions())
+  assert str(caught.value).startswith("config.world='") and message in str(caught.value)
+
+
 def test_a_world_without_tasks_asks_for_a_source():
   class Bare(World):
     pass

@@ -384,6 +384,9 @@ WRONG_EDITS = (
   (STR_REPLACE, edit(old_str="return Nono", new_str="return total"), True),
   (STR_REPLACE, edit(old_str="return None", new_str="return total", replace_all=True), True),
   (STR_REPLACE, edit(old_str="return None", new_str="return"), False),
+  (STR_REPLACE, edit(old_str="return None", new_str="return total", file="/etc/passwd"), True),
+  (STR_REPLACE, edit(old_str="return None", new_str="return total", content="evil()"), True),
+  (BASH, call("bash", cmd="rm -rf /", **BASH.arguments), True),
   (edit(old_str="x", new_str="a" * 2000), edit(old_str="x", new_str="a" * 2000 + "; evil()"), True),
   (VIEW, edit(command="view", path="/w/src/a.py", view_range=[1, 10**9]), True),
   (VIEW, edit(command="view", path="/w/src/a.py"), True),
@@ -473,6 +476,8 @@ WRONG_KEYS = tuple(
     ),
     ("echo one two three four five six\n", "echo one two three four five sex\n", True),
     ("kill 12345 # the server\n", "kill 12346 # the server\n", True),
+    ("cat <<E > a.py\nif x:\n  f()\n  g()\nE\n", "cat <<E > a.py\nif x:\n  f()\ng()\nE\n", True),
+    ("cat <<-'E' >a\none   two\nE\n", "cat <<-'E' >a\none two\nE\n", True),
   )
 )
 

@@ -44,6 +44,7 @@ from agentjax.adapters.huggingface_text.tokenizer import (
   read_stop_ids,
 )
 from agentjax.config import check
+from agentjax.faults import Fault, Owner
 from agentjax.text.build import FolderKind
 from agentjax.text.chat import MARKUP_OWNER, Chat, PrefixError, Span
 from agentjax.text.language import Language
@@ -59,6 +60,10 @@ _WORD = "zqword"  # with a number behind it: a content that no template and no t
 
 class TemplateRefusal(ValueError):
   """The template cannot write this conversation, or would leave a part of it out."""
+
+  def __init__(self, message: str, fault: Fault | None = None):
+    super().__init__(message)
+    self.fault = fault
 
 
 class TemplateChat(Chat):
@@ -228,14 +233,32 @@ class TemplateChat(Chat):
   def _observation(
     self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool]
   ) -> list[Span]:
-    whole = self._behind_turn(messages, tools)
-    self._check_complete(messages, tools, self._behind_turn, whole)
+    whole = self._written_behind_turn(messages, tools)
     spans = self._spans(whole, messages, lambda n: self._after_turn(messages[:n], tools, ask=False))
     owner, ids = spans[0]
     spans[0] = Span(owner, ids[1:])
     if not len(turn) or turn[-1] != self._end_id:
       spans.insert(0, Span(MARKUP_OWNER, ids[:1]))
     return [span for span in spans if span.ids]
+
+  def _written_behind_turn(
+    self, messages: Sequence[Message], tools: Sequence[DescribedTool]
+  ) -> str:
+    """``_behind_turn`` with nothing left out.
+
+    How many tools answer is the policy's doing: where each answer can be written alone, it is to
+    blame that all of them cannot.
+    """
+    try:
+      whole = self._behind_turn(messages, tools)
+      self._check_complete(messages, tools, self._behind_turn, whole)
+    except (TemplateRefusal, PrefixError) as error:
+      if len(messages) < 2 or any(message.role != "tool" for message in messages):
+        raise
+      for message in messages:
+        self._written_behind_turn([message], tools)
+      raise TemplateRefusal(str(error), Fault(Owner.POLICY, "data", str(error))) from error
+    return whole
 
   def _after_turn(
     self, messages: Sequence[Message], tools: Sequence[DescribedTool], *, ask: bool

@@ -331,7 +331,7 @@ def tensor_entries(directory: str | os.PathLike[str]) -> dict[str, TensorEntry]:
 def _read_json(file: pathlib.Path) -> dict[str, Any]:
   try:
     values = json.loads(file.read_text())
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise CheckpointError(f"{file} cannot be read: {error}.") from error
   if not isinstance(values, dict):
     raise CheckpointError(f"{file} holds {type(values).__name__}; allowed: a mapping.")

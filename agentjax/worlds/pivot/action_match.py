@@ -127,11 +127,14 @@ def same_command(expected: str, actual: str) -> bool:
   """Whether a shell would run the same: equal operators and words, in order, quotes removed.
 
   Blanks between words, empty lines, and a separator at the end do not count. Nothing is expanded:
-  ``$A``, ``"$A"`` and ``'$A'`` are three words. Texts that are no shell commands must be equal.
+  ``$A``, ``"$A"`` and ``'$A'`` are three words. Texts that are no shell commands must be equal, and
+  so must those with a document (``<<``), whose blanks and lines count, but for blanks around them.
   """
   wanted, given = shell_words(expected), shell_words(actual)
   if wanted is None or given is None:
     return expected == actual
+  if any(kind == "operator" and text.lstrip("0123456789") in ("<<", "<<-") for kind, text in wanted):
+    return expected.strip() == actual.strip()
   return wanted == given
 
 

@@ -174,6 +174,10 @@ def strict_difference(
   """
   if kind in ("think", "finish"):
     return None
+  for keys in (PATHS, COMMANDS if kind == "bash" else (), _TEXTS if kind == "edit" else ()):
+    named = [[key for key in keys if key in call] for call in (expected, actual)]
+    if len(named[1]) > len(named[0]):
+      return f"it has the arguments {named[1]}, expected {named[0]}"
   for keys, same in ((PATHS, same_path), (COMMANDS if kind == "bash" else (), same_command)):
     wanted, given = _first(expected, keys), _first(actual, keys)
     if bool(wanted) != bool(given) or (wanted and not same(wanted, given)):

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from agentjax.adapters.huggingface_text.chat import TemplateChat, TemplateRefusal, _jinja2
 from agentjax.config import ConfigError
+from agentjax.faults import Boundary, Owner
+from agentjax.rollout.program import EpisodeEnd, _encoding
 from agentjax.text.build import build_chat
 from agentjax.text.chat import ChatConfig, PrefixError
 from agentjax.text.tokenizer import TokenizerConfig, TokenizerError
@@ -251,6 +253,19 @@ def test_whatever_a_policy_samples_is_read(chat, ids):
       assert call.error is None or not call.arguments
 
 
+@pytest.mark.parametrize("levels", [50, 600, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), ["[]", ('{"a":', "}")])
+def test_arguments_nested_deep_are_an_error_of_their_call(chat, levels, opening, closing):
+  value = opening * levels + "1" + closing * levels
+  call = {
+    "hermes": f'{{"name": "python", "arguments": {{"n": {value}}}}}',
+    "xml": f"<function=python>\n<parameter=n>\n{value}\n</parameter>\n</function>",
+  }[chat._format]
+  ids = chat.begun("</think>") + chat._encode(f"<tool_call>\n{call}\n</tool_call>")
+  (read,) = chat.parse([*ids, chat.stop_ids[0]], TOOLS).calls
+  assert (read.error is None) == (levels == 50), read.error
+
+
 def test_nothing_may_follow_the_end_of_a_turn(json_chat):
   with pytest.raises(ValueError, match=r"1 ids follow <\|im_end\|> at index 1"):
     json_chat.parse([5, json_chat.stop_ids[0], 5])
@@ -332,6 +347,26 @@ def test_a_template_that_leaves_out_what_others_say_is_refused_before_an_episode
   with pytest.raises(TemplateRefusal) as caught:
     chat.prompt([Message("user", "A question of more than forty characters, all of it.")], TOOLS)
   assert all(part in str(caught.value) for part in lost)
+
+
+_ONE_ANSWER = _WITH_OBJECTS.replace(
+  "{%- for message in messages %}\n",
+  "{%- for message in messages if message.role != 'tool' or message == messages[-1] %}\n",
+)
+
+
+def test_answers_that_cannot_stand_together_are_the_fault_of_who_called_so_often(folders):
+  """The template writes the last of several answers alone; how many there are a policy chooses."""
+  chat = _with_template(folders, _ONE_ANSWER, tool_call_format="hermes")
+  chat.prompt([Message("user", "A question")], TOOLS)
+  turn = chat.assistant(_CALLING, TOOLS)
+  assert chat.observation([Message("tool", "7")], turn, TOOLS)
+  for others, owner in (([], Owner.POLICY), ([Message("user", "And now?")], Owner.INFRASTRUCTURE)):
+    with pytest.raises(TemplateRefusal) as caught:
+      chat.observation([Message("tool", "7"), Message("tool", "8"), *others], turn, TOOLS)
+    with pytest.raises(EpisodeEnd) as ended, _encoding(Boundary.STEP):
+      raise caught.value
+    assert ended.value.fault.owner is owner
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,10 @@ attempt("shmget", lambda: call(29 if X86 else 194, 0, 1 << 20, 0o1600))
 attempt("semget", lambda: call(64 if X86 else 190, 0, 1, 0o1600))
 attempt("msgget", lambda: call(68 if X86 else 186, 0, 0o1600))
 attempt("mq_open", lambda: call(240 if X86 else 180, b"MARKER", 0o102, 0o600, None))
+import struct  # 65,536 rules take 4 MiB of the kernel's memory, and each ruleset may have as many
+attempt("ruleset", lambda: call(444, struct.pack("=QQ", 0, 3), 16, 0))
 """,
-    prints="mq_open refused",
+    prints="ruleset refused",
   ),
   Attack(
     "shared memory files",
@@ -724,6 +726,15 @@ try:
   fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
   os.write(w, b"x")
 except OSError: pass
+import socket, struct
+for target in (TRAINER, os.getppid()):
+  for command in (0x8901, 0x8902):  # the owner of a socket, who gets SIGIO
+    a, b = socket.socketpair()
+    attempt("owner", lambda: fcntl.ioctl(a.fileno(), command, struct.pack("i", target)))
+    try:
+      fcntl.ioctl(a.fileno(), 0x5452, struct.pack("i", 1))
+      b.send(b"x")
+    except OSError: pass
 """,
     expected=("ok", "killed"),
   ),
