@@ -464,6 +464,18 @@ class Experiment(Config):
   pretrained: FilePath | None = None
   start_from: FilePath | None = None
 
+  @property
+  def sampling_engine(self) -> EngineConfig:
+    """Settings of the run's engine: what routers chose is recorded where training replays it."""
+    recorded = self.engine.record_experts or self.rl.replay_experts
+    return dataclasses.replace(self.engine, record_experts=recorded)
+
+  @property
+  def samples_in_turn(self) -> bool:
+    """Whether the devices that train sample as well, and never while an update runs."""
+    apart = self.devices.training or self.devices.rollout
+    return not apart and self.rl.schedule.bound == 0
+
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)

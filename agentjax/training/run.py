@@ -516,6 +516,8 @@ class _Session:
       found = self._information(step, state, own, monitor)
       values = {"bad_steps": 0.0}
       if trajectories:
+        if self.experiment.samples_in_turn:
+          self.runner.run(self.engine.release_weights())
         state, learnt = self.learner.rl_step(state, used, step)
         values |= learnt
         self._end_if_left_behind(step, values, progress)
