@@ -1,13 +1,13 @@
 r"""What a run needs on TPUs that are not there, from the compiler itself.
 
-  python -m agentjax.plan --config=configs/models/qwen3_8b.py --topology=v5e:4x4
+  python -m agentjax.plan --config=configs/models/qwen3_8b.py --topology=v5e:4x4 \
+      --price_per_chip_hour=1.2
 
-Compiles the sharded update of the RL stage and a decoding step for the topology on this machine's
-CPU and prints, for one device, memory, work and collectives, whether it fits, and the largest batch
-that does. Needs libtpu: ``pip install 'agentjax[tpu]'``.
-
-The engine does not run decoding on a mesh yet: each of its lanes is one device with the whole
-model. A plan of a decoding step that splits the model says so.
+Compiles the run's own programs for the topology on this machine's CPU: the update and the scoring
+of log-probs on the mesh, the extension and decoding of one lane of the engine, and the two that
+give lanes new weights. Prints for one device what each needs and does, whether all of them fit
+together, how many tokens of cache are left, and what a step costs in seconds and money. Needs
+libtpu: ``pip install 'agentjax[tpu]'``.
 """
 
 from __future__ import annotations
@@ -16,27 +16,42 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # Before jax: the TPU is only described.
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 from rich.console import Console
 from rich.table import Table
 
 from agentjax.command import main
+from agentjax.models.attend import CACHE_BLOCK
 from agentjax.planning.chips import Chip, parse_topology
 from agentjax.planning.compile import (
+  LaneMemory,
+  LanePlans,
   Plan,
   describe_devices,
   describe_lane,
   largest_rows,
-  plan_decoding,
+  plan_publishing,
+  plan_scoring,
   plan_training,
+)
+from agentjax.planning.joint import (
+  Phase,
+  StepCost,
+  estimated_seconds,
+  least_seconds,
+  phases,
+  step_cost,
 )
 from agentjax.sharding import make_mesh, row_multiple
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import define_config_flag
+from agentjax.training.placement import place
 
+_PROGRAMS = ("update", "score", "publish", "decode", "extend")
 _CONFIG = define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
   "topology", None, "TPU topology, as v5e:16x16, v5p:8x8x8, v6e or tpu7x.", required=True
@@ -44,11 +59,12 @@ _TOPOLOGY = flags.DEFINE_string(
 _ROWS = flags.DEFINE_integer(
   "rows", None, "Rows of a micro-batch over all devices; default rl.microbatch_rows.", lower_bound=1
 )
-_LARGEST = flags.DEFINE_bool("largest", True, "Also look for the largest batch that fits.")
-_UPDATE = flags.DEFINE_bool("update", True, "Plan the update.")
-_DECODE = flags.DEFINE_bool("decode", True, "Plan a decoding step.")
-_SLOTS = flags.DEFINE_integer(
-  "slots", None, "Contexts of a lane; default engine.slots / engine.lanes."
+_CHOSEN = flags.DEFINE_multi_enum(
+  "program", list(_PROGRAMS), _PROGRAMS, "Programs to compile; what is left out costs nothing."
+)
+_LARGEST = flags.DEFINE_bool("largest", False, "Also look for the largest micro-batch that fits.")
+_PRICE = flags.DEFINE_float(
+  "price_per_chip_hour", None, "Price of a chip for an hour; a step is then priced.", lower_bound=0
 )
 
 
@@ -57,86 +73,140 @@ def run(argv: list[str]) -> None:
   del argv
   experiment: Experiment = _CONFIG.value
   # What else a run needs, tasks and weights, a plan does without.
-  for name in ("model", "mesh", "engine", "rl"):
+  for name in ("model", "mesh", "engine", "rollout", "rl", "devices"):
     getattr(experiment, name).validate(f"config.{name}")
   experiment.freeze()
   topology, chip = parse_topology(_TOPOLOGY.value)
   devices = describe_devices(topology)
-  console = Console(width=100)
-  console.print(f"{experiment.name} on {topology}, {len(devices)} devices, bytes a device")
-
-  if _UPDATE.value:
-    rows, tokens = _ROWS.value or experiment.rl.microbatch_rows, experiment.rl.row_length
-    _report(
-      console,
-      functools.partial(plan_training, experiment, devices, capacity=chip.hbm_bytes),
-      rows,
-      row_multiple(make_mesh(experiment.mesh, devices)),
-      chip,
-      ("update, micro-batch of", f"rows x {tokens} tokens"),
+  console = Console(width=110)
+  engine = experiment.engine
+  lanes = engine.lanes * len({device.process_index for device in devices})
+  shape = ", ".join(f"{axis}={n}" for axis, n in engine.mesh.to_dict().items() if n > 1)
+  console.print(
+    f"{experiment.name} on {topology}: {len(devices)} devices, {lanes} lanes of "
+    f"{shape or 'one device'}, each with {engine.slots // engine.lanes} slots of "
+    f"{engine.max_length} tokens. Bytes of one device."
+  )
+  rows = _ROWS.value or experiment.rl.microbatch_rows
+  plans, memory = _compiled(experiment, topology, chip, rows)
+  console.print(_programs_table(experiment, plans, chip))
+  found = phases(experiment, plans, memory)
+  console.print(_fit_table(found, chip))
+  largest = max(found, key=lambda phase: phase.size)
+  left = chip.hbm_bytes - largest.size
+  together = "fits" if left >= 0 else "DOES NOT FIT"
+  console.print(f"all together: {together}, {_bytes(abs(left))} {'left' if left >= 0 else 'over'}")
+  if memory is not None:
+    console.print(
+      f"cache of a lane: {memory.tokens:,} tokens of {memory.token / 1024:,.1f} KiB; "
+      f"{memory.more_tokens(left):,} more fit"
     )
-  if _DECODE.value:
-    engine = experiment.engine
-    place = describe_lane(topology, engine.mesh.size)
-    lane = ", ".join(f"{axis}={n}" for axis, n in engine.mesh.to_dict().items() if n > 1)
-    _report(
-      console,
-      functools.partial(plan_decoding, experiment, place, capacity=chip.hbm_bytes),
-      _SLOTS.value or engine.slots // engine.lanes,
-      engine.mesh.data * engine.mesh.expert,
-      chip,
-      (
-        f"decoding step, {engine.chunk_tokens} tokens on a lane of {lane or 'one device'},",
-        f"slots of {engine.max_length} tokens",
-      ),
+  cost = step_cost(experiment, plans, lanes, len(devices), chip)
+  console.print(_step_table(cost, _PRICE.value))
+  if _LARGEST.value and "update" in plans:
+    beside = next(p.size for p in found if p.program == "update") - plans["update"].peak
+    room = chip.hbm_bytes - beside
+    first = dataclasses.replace(plans["update"], fits=plans["update"].peak <= room)
+    plan = functools.partial(plan_training, experiment, devices, capacity=room)
+    mesh = make_mesh(experiment.mesh, place(experiment.devices, devices).training)
+    best = largest_rows(plan, first, row_multiple(mesh), room)
+    unit = f"rows x {experiment.rl.row_length} tokens"
+    console.print(
+      "no micro-batch fits: split the model over more devices or recompute more."
+      if best is None
+      else f"the largest micro-batch that fits: {best.rows} {unit}, {_bytes(best.temporary)} of "
+      "temporaries"
     )
 
 
-def _report(
-  console: Console,
-  plan: Callable[[int], Plan],
-  rows: int,
-  step: int,
-  chip: Chip,
-  words: tuple[str, str],
-) -> None:
-  """Prints the plan for ``rows``, and that of the most that fit."""
-  what, unit = words
-  first = plan(rows)
-  console.print(_table(f"{what} {rows} {unit}", first, chip))
-  if not _LARGEST.value:
-    return
-  best = largest_rows(plan, first, step, chip.hbm_bytes)
-  if best is None:
-    console.print("no batch fits: split the model over more devices or recompute more.\n")
-  elif best.rows == first.rows:
-    console.print(f"the largest that fits: this, {best.rows} {unit}.\n")
-  else:
-    console.print(_table(f"the largest that fits: {best.rows} {unit}", best, chip))
+def _compiled(
+  experiment: Experiment, topology: str, chip: Chip, rows: int
+) -> tuple[dict[str, Plan], LaneMemory | None]:
+  """The programs that the flag names, and what a lane keeps if there is one among them."""
+  devices, chosen = describe_devices(topology), _CHOSEN.value
+  plans: dict[str, Plan] = {}
+  if "update" in chosen:
+    plans["update"] = plan_training(experiment, devices, rows, chip.hbm_bytes)
+  stage = experiment.rl
+  if "score" in chosen and (stage.old_log_probs == "recomputed" or stage.objective.needs_reference):
+    plans["score"] = plan_scoring(experiment, devices, rows, chip.hbm_bytes)
+  if "publish" in chosen:
+    plans |= plan_publishing(experiment, devices, chip.hbm_bytes)
+  if not {"decode", "extend"} & set(chosen):
+    return plans, None
+  size = experiment.engine.mesh.size
+  lane = LanePlans.of(experiment, describe_lane(topology, size), chip.hbm_bytes)
+  if "extend" in chosen:
+    plans |= {f"extend {n}": lane.extend(n) for n in experiment.engine.extend_buckets}
+  if "decode" in chosen:
+    plans["decode"] = lane.decode()
+  return plans, lane.memory()
 
 
-def _table(title: str, plan: Plan, chip: Chip) -> Table:
-  table = Table(title=title, title_justify="left", show_header=False)
-  for name, size in plan.parts.items():
-    table.add_row(name, _bytes(size))
-  table.add_row("activations and temporaries", _bytes(plan.temporary))
-  share = plan.peak / chip.hbm_bytes
-  table.add_row("peak", f"{_bytes(plan.peak)}, {share:.0%} of {_bytes(chip.hbm_bytes)}")
-  table.add_row("fits", "yes" if plan.fits else "no")
-  if plan.cost is not None:
-    cost = plan.cost
-    table.add_row("FLOPs", f"{cost.flops / 1e9:,.2f} G")
-    table.add_row("bytes from and to memory", _bytes(cost.hbm_bytes))
-    for kind, received in cost.collective_bytes.items():
-      table.add_row(f"{kind} bytes", _bytes(received))
-    table.add_row("compiler's time, without collectives", f"{cost.cycles / chip.clock:,.4g} s")
-    table.add_row("least time for the FLOPs", f"{cost.flops / chip.flops:,.4g} s")
-    table.add_row("least time for the bytes", f"{cost.hbm_bytes / chip.hbm_bandwidth:,.4g} s")
+def _programs_table(experiment: Experiment, plans: Mapping[str, Plan], chip: Chip) -> Table:
+  """What each program does, with slots that are full."""
+  table = _table("", "FLOPs", "memory traffic", "received", "least", "compiler's")
+  blocks = -(-experiment.engine.max_length // CACHE_BLOCK)
+  for name, plan in plans.items():
+    costs = {name: plan.cost(blocks)}
+    if name in ("update", "score"):
+      costs = {f"{name}, {plan.rows} rows": plan.loop}
+    if name == "update":
+      costs["optimiser"] = plan.fixed
+    for shown, cost in costs.items():
+      if cost is not None:
+        table.add_row(
+          shown,
+          f"{cost.flops / 1e12:,.3g} T",
+          _bytes(cost.hbm_bytes),
+          _bytes(sum(cost.collective_bytes.values())),
+          _seconds(least_seconds(cost, chip)),
+          _seconds(estimated_seconds(cost, chip)),
+        )
+  return table
+
+
+def _fit_table(found: Sequence[Phase], chip: Chip) -> Table:
+  """What lies on a device in each program."""
+  table = _table("", *(phase.program for phase in found))
+  for part in dict.fromkeys(part for phase in found for part in phase.parts):
+    table.add_row(part, *(_bytes(p.parts[part]) if part in p.parts else "" for p in found))
+  table.add_row("all", *(_bytes(phase.size) for phase in found))
+  table.add_row(
+    f"of {_bytes(chip.hbm_bytes)}", *(f"{phase.size / chip.hbm_bytes:.0%}" for phase in found)
+  )
+  return table
+
+
+def _step_table(cost: StepCost, price: float | None) -> Table:
+  """Seconds, tokens a second and money of a step."""
+  table = _table("a step", "runs", "least", "compiler's")
+  for name, least in cost.least.items():
+    estimated = cost.estimated[name]
+    table.add_row(name, f"{cost.runs[name]:,.0f}", _seconds(least), _seconds(estimated))
+  table.add_row("all", "", *map(_seconds, cost.seconds))
+  if "decode" in cost.least:
+    rates = (cost.sampled / seconds["decode"] for seconds in (cost.least, cost.estimated))
+    table.add_row("tokens/s while decoding", "", *(f"{rate:,.0f}" for rate in rates))
+  if price is not None:
+    paid = (f"{amount:,.2f}" for amount in cost.price(price))
+    table.add_row(f"price, {cost.chips} chips at {price:g} an hour", "", *paid)
+  return table
+
+
+def _table(*columns: str) -> Table:
+  table = Table()
+  for i, name in enumerate(columns):
+    table.add_column(name, justify="right" if i else "left")
   return table
 
 
 def _bytes(size: float) -> str:
-  return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.2f} MiB"
+  return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
+
+
+def _seconds(seconds: float) -> str:
+  return f"{seconds:,.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 if __name__ == "__main__":

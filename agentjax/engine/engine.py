@@ -199,6 +199,13 @@ class Engine:
     """
     self.scheduler.publish(params, version)
 
+  async def release_weights(self) -> None:
+    """Frees the memory of the weights, once no call is under way, until the next ``publish``.
+
+    For devices that train and sample in turn. Contexts keep what they hold.
+    """
+    await self.scheduler.release_weights()
+
   def keys(self, token_ids: Sequence[int] | np.ndarray, images: Images) -> np.ndarray:
     """What tells tokens and their images apart, see ``Context.extend``.
 

@@ -188,8 +188,7 @@ class Programs:
   def abstract_arguments(self, home: Home) -> tuple[DeviceState, models.DecodeParams, DecodePlan]:
     """Shapes, dtypes and places of what ``decode`` takes, for compilation without data.
 
-    The first two are what ``extend`` takes as well. ``home`` may be of devices that are only
-    described.
+    ``home`` may be of devices that are only described.
     """
 
     def placed(x: Any, spec: jax.P) -> jax.ShapeDtypeStruct:
@@ -204,6 +203,15 @@ class Programs:
     plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids)
     given = [None if isinstance(v, dict) else placed(v, jax.P()) for v in plan]
     return state, params, DecodePlan(*given)._replace(grammars={})
+
+  def abstract_extension(self, home: Home, tokens: int) -> tuple[Any, ...]:
+    """The same of what ``extend[tokens]`` takes."""
+    rows, whole = self.extend_rows[tokens], home.sharding(jax.P())
+    given = [
+      jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
+      for shape in ((rows,), (rows, tokens), (rows,))
+    ]
+    return *self.abstract_arguments(home)[:2], *given
 
   def _initial(self) -> DeviceState:
     return self._empty(self._config.max_length)

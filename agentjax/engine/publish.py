@@ -108,7 +108,8 @@ class Publisher:
   def _move(
     self, leaves: Sequence[jax.Array], specs: Sequence[jax.P]
   ) -> dict[Home, list[jax.Array]]:
-    everywhere = self._everywhere(leaves[0])
+    training = leaves[0].sharding.device_set
+    everywhere = lanes_everywhere(self._homes, [d for d in jax.devices() if d in training])
     if everywhere is not None:
       targets = [jax.sharding.NamedSharding(everywhere, spec) for spec in specs]
       moved = in_order(_reshard(leaves, targets))
@@ -128,24 +129,6 @@ class Publisher:
         copy.append(jax.device_put(leaf, home.sharding(spec)))
     return copies
 
-  def _everywhere(self, leaf: jax.Array) -> jax.sharding.Mesh | None:
-    """All lanes of all processes as one mesh; None where they are not the devices that train."""
-    own = [device for home in self._homes for device in home.devices]
-    training = leaf.sharding.device_set
-    if len(training) == 1 or len(set(own)) < len(own):
-      return None
-    by_process: dict[int, list[jax.Device]] = {}
-    for device in jax.devices():
-      if device in training:
-        by_process.setdefault(device.process_index, []).append(device)
-    here = by_process.get(jax.process_index(), [])
-    if set(here) != set(own) or len({len(v) for v in by_process.values()}) > 1:
-      return None
-    places = {device: i for i, device in enumerate(here)}
-    order = [places[device] for device in own]
-    devices = [part[i] for _, part in sorted(by_process.items()) for i in order]
-    return lanes_mesh(self._homes[0], devices)
-
   def _verify(self, sent: Sequence[jax.Array], copies: dict[Home, list[jax.Array]]) -> None:
     wanted = fingerprint(list(sent))
     for home, copy in copies.items():
@@ -158,17 +141,55 @@ class Publisher:
         )
 
 
+def lanes_everywhere(
+  homes: Sequence[Home], training: Sequence[jax.Device]
+) -> jax.sharding.Mesh | None:
+  """All lanes of all processes as one mesh; None where they are not the devices that train.
+
+  Args:
+    homes: of this process; those of the others are like them.
+    training: in the order of ``jax.devices()``.
+  """
+  own = [device for home in homes for device in home.devices]
+  if len(training) == 1 or len(set(own)) < len(own):
+    return None
+  by_process: dict[int, list[jax.Device]] = {}
+  for device in training:
+    by_process.setdefault(device.process_index, []).append(device)
+  here = by_process.get(own[0].process_index, [])
+  if set(here) != set(own) or len({len(v) for v in by_process.values()}) > 1:
+    return None
+  places = {device: i for i, device in enumerate(here)}
+  order = [places[device] for device in own]
+  devices = [part[i] for _, part in sorted(by_process.items()) for i in order]
+  return lanes_mesh(homes[0], devices)
+
+
 def _reshard(leaves: Sequence[jax.Array], targets: Sequence[jax.sharding.NamedSharding]) -> Any:
   """Arrays in other layouts on the same devices."""
-  order = tuple(targets[0].mesh.devices.flat)
-  source = leaves[0].sharding
-  if isinstance(source, jax.sharding.NamedSharding) and tuple(source.mesh.devices.flat) == order:
-    return _identity(tuple(targets))(tuple(leaves))
-  return jax.device_put(tuple(leaves), tuple(targets))
+  mesh = targets[0].mesh
+  if not all(isinstance(leaf.sharding, jax.sharding.NamedSharding) for leaf in leaves):
+    return jax.device_put(tuple(leaves), tuple(targets))
+  # A program has one order of devices, so the parts change places first.
+  ordered = [reordered(leaf.sharding, mesh) for leaf in leaves]
+  return reshard_program(tuple(targets))(jax.device_put(tuple(leaves), tuple(ordered)))
+
+
+def reordered(sharding: Any, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+  """The parts of a ``NamedSharding`` on its devices in the order of another mesh."""
+  own = sharding.mesh
+  if tuple(own.devices.flat) == tuple(mesh.devices.flat):
+    return sharding
+  devices = mesh.devices.reshape(own.devices.shape)
+  return jax.sharding.NamedSharding(
+    jax.sharding.Mesh(devices, own.axis_names, axis_types=own.axis_types), sharding.spec
+  )
 
 
 @functools.lru_cache(maxsize=8)
-def _identity(targets: tuple[jax.sharding.NamedSharding, ...]) -> Callable[[Any], Any]:
+def reshard_program(targets: tuple[jax.sharding.NamedSharding, ...]) -> Any:
+  """The jitted function that lays a tuple of arrays out as ``targets``."""
+
   def move(values: Sequence[jax.Array]) -> list[jax.Array]:
     # Split over all devices first: the compiler would else make most arrays whole on the way.
     return [

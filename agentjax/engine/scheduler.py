@@ -140,12 +140,20 @@ class Scheduler:
     self.stats.publications += 1
     self.stats.published_bytes += self._publisher.nbytes
     self.stats.publish_seconds += self._publisher.seconds
-    if not self._weights:  # nothing runs yet
+    if not self._weights:  # nothing runs
       for lane in self.lanes:
         lane.slots.use(weights[lane.slots.home])
-        if self.config.warmup:
+        if self.config.warmup and not lane.slots.warm:
           lane.slots.warmup()
     self._weights = weights
+
+  async def release_weights(self) -> None:
+    """See ``Engine.release_weights``."""
+    while tasks := [lane.task for lane in self.lanes if lane.task and not lane.task.done()]:
+      await asyncio.wait(tasks)
+    self._weights.clear()  # in place: nothing else may keep them
+    for lane in self.lanes:
+      lane.slots.use(None)
 
   def close(self) -> None:
     """Ends the threads. Calls under way fail."""
@@ -293,6 +301,8 @@ class Scheduler:
       while True:
         await self._settle(lane)
         every = self._weights  # another thread may publish new ones
+        if not every:
+          return  # released; what is to be remembered waits
         weights = every[lane.slots.home]
         if self._known_of is not every:
           self.known.clear(weights.version)

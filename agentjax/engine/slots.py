@@ -141,8 +141,8 @@ class SlotEngine:
     """
     self.use(Publisher({self.home: self.programs})(params, version)[self.home])
 
-  def use(self, weights: Weights) -> None:
-    """Switches to prepared weights."""
+  def use(self, weights: Weights | None) -> None:
+    """Switches to prepared weights; None lets go of those in use."""
     self._weights = weights
 
   def executables(self) -> tuple[str, ...]:

@@ -259,9 +259,11 @@ def append_rows(
   """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
   real = jnp.arange(key.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.keys.shape[2])
+  # Heads by index as well: a window over them would make a TPU lay the cache out anew, in a copy.
+  where = rows[:, None, None], jnp.arange(key.shape[2]), place[..., None]
   return KVCache(
-    keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
-    values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
+    keys=cache.keys.at[where].set(key, mode="drop"),
+    values=cache.values.at[where].set(value, mode="drop"),
   )
 
 
@@ -274,12 +276,8 @@ def append_step(
   active: Bool[Array, " slots"],
 ) -> KVCache:
   """The cache with one more token in every active slot."""
-  slots = jnp.arange(key.shape[0])
-  place = jnp.where(active, lengths, cache.keys.shape[2])
-  return KVCache(
-    keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
-    values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
-  )
+  slots, counts = jnp.arange(key.shape[0]), active.astype(jnp.int32)
+  return append_rows(cache, key, value, rows=slots, positions=lengths[:, None], counts=counts)
 
 
 def project_heads(

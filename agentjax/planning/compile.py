@@ -1,4 +1,4 @@
-"""The run's own training and decoding steps, compiled for devices that are only described."""
+"""The run's own programs, compiled one by one for devices that are only described."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import jax.numpy as jnp
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.engine.home import make_homes
-from agentjax.engine.programs import programs_of_lane
-from agentjax.models.attend import CACHE_BLOCK
+from agentjax.engine import EngineConfig
+from agentjax.engine.home import Home, make_homes
+from agentjax.engine.programs import Programs, programs_of_lane
+from agentjax.engine.publish import lanes_everywhere, reordered, reshard_program
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.chips import parts_of
@@ -35,17 +36,21 @@ from agentjax.signals.teacher import TeacherHead, TeacherTargets
 from agentjax.training.experiment import Experiment
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.phases import update_settings
+from agentjax.training.placement import place
 from agentjax.training.policies import trained_networks
 from agentjax.training.snapshots import snapshot_networks
 from agentjax.training.state import (
   NetworkSpec,
+  TrainState,
   Weights,
   abstract_state,
+  full_policy,
   network_specs,
   state_shardings,
 )
-from agentjax.training.update import UpdateBatch, make_update, split_rows
+from agentjax.training.update import UpdateBatch, make_score, make_update, micro_rows, split_rows
 from agentjax.trajectory.batch import abstract_batch
+from agentjax.trajectory.experts import compact_dtype
 
 _GIB = 2**30
 
@@ -57,10 +62,12 @@ class Plan:
   Attributes:
     rows: rows (training) or slots (decoding) over all devices.
     parts: bytes of its arguments, by what they are.
-    temporary: bytes of activations and other intermediates, at the peak.
+    temporary: bytes of everything else at the peak: activations, results and code.
     peak: bytes altogether.
     fits: whether that is at most what a device has.
-    cost: of one run; None where the temporaries alone are too many to compile.
+    fixed, loop: costs of one run without the loops whose number of trips is not in the program, and
+      of one trip; None where the temporaries alone are too many to compile.
+    results: shardings of what it gives, likewise.
   """
 
   rows: int
@@ -68,7 +75,15 @@ class Plan:
   temporary: int
   peak: int
   fits: bool
-  cost: ProgramCost | None
+  fixed: ProgramCost | None = None
+  loop: ProgramCost | None = None
+  results: Any = None
+
+  def cost(self, trips: float = 1) -> ProgramCost | None:
+    """Of a run with so many trips: micro-batches of an update, blocks of a cache that is read."""
+    if self.fixed is None or self.loop is None:
+      return None
+    return self.fixed.plus(self.loop, trips)
 
 
 def describe_devices(topology: str) -> Sequence[jax.Device]:
@@ -110,26 +125,41 @@ def describe_lane(topology: str, size: int) -> Sequence[jax.Device]:
   )
 
 
-def plan_training(
-  experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
-) -> Plan:
-  """The update of the RL stage on one micro-batch of ``rows`` rows.
+@dataclasses.dataclass(frozen=True)
+class _Training:
+  """Shapes of what trains, and where they lie."""
 
-  A teacher's output projection is taken to be of the student's size; the rest of the teacher, which
-  the update does not see, is not counted. Of a reward model that learns beside the policy the state
-  is; its own update, much like this one, is not compiled.
+  mesh: jax.sharding.Mesh
+  optimizer: Any
+  placed: TrainState
+  state: TrainState
+  further: tuple[str, ...]
 
-  Args:
-    experiment: validated; its mesh is laid over ``devices``.
-    devices: from ``describe_devices``.
-    rows: of one micro-batch, over all devices.
-    capacity: bytes of memory of a device.
+  @property
+  def parts(self) -> dict[str, Any]:
+    """What lies on the devices between two programs."""
+    networks = self.state.networks
+    return {
+      "parameters": self.state.weights,
+      "optimiser": networks["policy"].opt_state,
+      "reference": self.state.reference,
+      "further networks": {name: networks[name] for name in self.further},
+    }
 
-  Raises:
-    ConfigError: arrays or rows that do not divide over the mesh.
-  """
+  def policy(self, experiment: Experiment) -> Any:
+    """What is scored and published: with adapters, the weights that they are added to as well."""
+    weights, reference = self.state.weights, self.state.reference
+    if experiment.lora is None:
+      return weights.policy
+    whole = jax.jit(functools.partial(full_policy, lora=experiment.lora))
+    with jax.set_mesh(self.mesh):
+      lowered = whole.trace(weights, reference).lower(lowering_platforms=("tpu",))
+    return _placed(jax.eval_shape(whole, weights, reference), lowered.compile().output_shardings)
+
+
+def _training(experiment: Experiment, devices: Sequence[jax.Device]) -> _Training:
   stage, model = experiment.rl, experiment.model
-  mesh = make_mesh(experiment.mesh, devices)
+  mesh = make_mesh(experiment.mesh, place(experiment.devices, devices).training)
   critic, reference = stage.has_value_head, stage.objective.needs_reference
   reference = reference or any(signal.needs_reference for signal in stage.every_signal)
   specs = network_specs(model, critic, experiment.lora)
@@ -145,39 +175,106 @@ def plan_training(
     further=further,
   )
   state = abstract_state(model, optimizer, placed, experiment.lora, further)
+  return _Training(mesh, optimizer, placed, state, tuple(further))
+
+
+def plan_training(
+  experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
+) -> Plan:
+  """The update of the RL stage; a trip is a micro-batch of ``rows`` rows.
+
+  A teacher's output projection is taken to be of the student's size; the rest of the teacher, which
+  the update does not see, is not counted. Of a reward model that learns beside the policy the state
+  is; its own update, much like this one, is not compiled.
+
+  Args:
+    experiment: validated; its mesh is laid over the ``devices`` that train.
+    devices: from ``describe_devices``.
+    rows: of one micro-batch, over all devices.
+    capacity: bytes of memory of a device.
+
+  Raises:
+    ConfigError: arrays or rows that do not divide over the mesh.
+  """
+  stage, model = experiment.rl, experiment.model
+  training = _training(experiment, devices)
+  mesh, state = training.mesh, training.state
   update = make_update(
     model,
-    optimizer,
+    training.optimizer,
     policy_objective(stage.objective),
     dataclasses.replace(
       update_settings(stage, experiment.lora), distillation=stage.objective.distillation
     ),
-    placed,
+    training.placed,
   )
-  rows_first = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
-  batch = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows_first),
-    _abstract_update_batch(experiment, rows),
-  )
+  batch = _in_rows(_abstract_update_batch(experiment, rows), mesh)
+  count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
   with jax.set_mesh(mesh):
     return _compile(
       update,
-      (
-        state,
-        batch,
-        jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
-        _abstract_head(experiment, mesh),
-      ),
-      parts={
-        "parameters": state.weights,
-        "optimiser": state.networks["policy"].opt_state,
-        "reference": state.reference,
-        "further networks": {name: state.networks[name] for name in further},
-        "batch": batch,
-      },
+      (state, batch, count, _abstract_head(experiment, mesh)),
+      parts=training.parts | {"batch": batch},
       rows=rows,
       capacity=capacity,
     )
+
+
+def plan_scoring(
+  experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
+) -> Plan:
+  """The forward pass that recomputes log-probs; arguments as of ``plan_training``."""
+  training = _training(experiment, devices)
+  batch = _in_rows(_abstract_update_batch(experiment, rows), training.mesh)
+  weights = Weights(training.policy(experiment), training.state.weights.value)
+  tokens = (batch.token_ids, batch.prepared.segment_ids, batch.positions, batch.experts)
+  count = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(training.mesh))
+  name = "parameters" if experiment.lora is None else "parameters and adapters in one"
+  with jax.set_mesh(training.mesh):
+    return _compile(
+      make_score(experiment.model, experiment.rl.sampling.temperature or 1.0),
+      (weights, *tokens, count),
+      parts={name: weights, "batch": tokens},
+      rows=rows,
+      capacity=capacity,
+    )
+
+
+def plan_publishing(
+  experiment: Experiment, devices: Sequence[jax.Device], capacity: int
+) -> dict[str, Plan]:
+  """The programs that give lanes new weights: "cast" where they train, "publish" to the lanes.
+
+  The second is there where all lanes live on the devices that train; to others the weights are sent
+  by ``jax.device_put``.
+
+  Args:
+    experiment, devices, capacity: as of ``plan_training``.
+  """
+  training, engine = _training(experiment, devices), experiment.sampling_engine
+  placement = place(experiment.devices, devices)
+  homes = make_homes(engine, placement.rollout)
+  programs = programs_of_lane(experiment.model, engine, None, homes[0].mesh)
+  policy = training.policy(experiment)
+  name = "parameters" if experiment.lora is None else "parameters and adapters in one"
+  cast = _compile(programs.prepare, (policy,), {name: policy}, engine.slots, capacity)
+  everywhere = lanes_everywhere(homes, placement.training)
+  if everywhere is None or cast.results is None:
+    return {"cast": cast}
+  shapes = jax.tree.leaves(jax.eval_shape(programs.prepare, policy))
+  sources = jax.tree.leaves(cast.results)
+  prepared = _placed(shapes, sources)
+  ordered = _placed(shapes, [reordered(source, everywhere) for source in sources])
+  specs = jax.tree.leaves(programs.params_spec, is_leaf=lambda v: isinstance(v, jax.P))
+  targets = [jax.sharding.NamedSharding(everywhere, s) for s in specs or [jax.P()] * len(shapes)]
+  parts = {"cast weights": prepared}
+  if sources[0].mesh.devices.flat[:].tolist() != everywhere.devices.flat[:].tolist():
+    parts["cast weights in the lanes' order"] = ordered
+  program = reshard_program(tuple(targets))
+  return {
+    "cast": cast,
+    "publish": _compile(program, (tuple(ordered),), parts, engine.slots, capacity),
+  }
 
 
 def _further_networks(
@@ -202,36 +299,95 @@ def _further_networks(
   return {**own, **policies, **snapshot_networks(experiment, model)}
 
 
-def plan_decoding(
-  experiment: Experiment, devices: Sequence[jax.Device], slots: int, capacity: int
-) -> Plan:
-  """The decoding program of one lane of the run's engine.
+@dataclasses.dataclass(frozen=True)
+class LaneMemory:
+  """What a lane keeps on each of its devices between dispatches.
 
-  Costs are those of a dispatch, ``engine.chunk_tokens`` tokens for every slot, with slots that are
-  full: attention reads a cache block by block, as far as its longest context.
-
-  Args:
-    experiment: validated; its ``engine.mesh`` is laid over ``devices``.
-    devices: from ``describe_lane``.
-    slots: of the lane.
-    capacity: bytes of memory of a device.
-
-  Raises:
-    ConfigError: there are fewer devices than the mesh of a lane has.
+  Attributes:
+    weights, state: bytes of the weights, and of all slots with their keys and values.
+    parked: bytes of contexts without a slot, at most (``engine.device_store_mb``).
+    tokens: of which keys and values are held, over the lane.
+    token: bytes of one more on a device.
+    block_tokens: tokens that there is room for together or not at all.
   """
-  engine = dataclasses.replace(experiment.engine, slots=slots, lanes=1)
-  engine.validate("config.engine")
-  home = make_homes(engine, devices)[0]
-  programs = programs_of_lane(experiment.model, engine, None, home.mesh)
-  state, params, plan = programs.abstract_arguments(home)
-  return _compile(
-    programs.decode,
-    (state, params, plan),
-    parts={"parameters": params, "cache": state},
-    rows=slots,
-    capacity=capacity,
-    dynamic_trips=-(-engine.max_length // CACHE_BLOCK),
-  )
+
+  weights: int
+  state: int
+  parked: int
+  tokens: int
+  token: float
+  block_tokens: int
+
+  def more_tokens(self, left: int) -> int:
+    """Tokens in whole blocks for which so many bytes are enough; 0 without keys and values."""
+    if not self.token:
+      return 0
+    return int(max(left, 0) / self.token) // self.block_tokens * self.block_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class LanePlans:
+  """The programs of one lane of the run's engine, which are the engine's own.
+
+  Attributes:
+    model, config: of the lane alone.
+    home: on devices of ``describe_lane``.
+    capacity: bytes of memory of a device.
+  """
+
+  model: models.ModelConfig
+  config: EngineConfig
+  home: Home
+  capacity: int
+
+  @classmethod
+  def of(cls, experiment: Experiment, devices: Sequence[jax.Device], capacity: int) -> LanePlans:
+    """Those of an experiment.
+
+    Raises:
+      ConfigError: there are fewer devices than the mesh of a lane has.
+    """
+    every = experiment.sampling_engine
+    one = dataclasses.replace(every, slots=every.slots // every.lanes, lanes=1)
+    one.validate("config.engine")
+    return cls(experiment.model, one.freeze(), make_homes(one, devices)[0], capacity)
+
+  @property
+  def programs(self) -> Programs:
+    """The compiled functions, not compiled yet."""
+    return programs_of_lane(self.model, self.config, None, self.home.mesh)
+
+  def decode(self) -> Plan:
+    """A dispatch: ``engine.chunk_tokens`` tokens for every slot; a trip is a block of the cache."""
+    return self._plan(self.programs.decode, self.programs.abstract_arguments(self.home))
+
+  def extend(self, tokens: int) -> Plan:
+    """A dispatch of the bucket of so many tokens, with all its rows in use; trips likewise."""
+    arguments = self.programs.abstract_extension(self.home, tokens)
+    return self._plan(self.programs.extend[tokens], arguments)
+
+  def memory(self) -> LaneMemory:
+    """Read off the shapes of the state, as it is and with twice the room for keys and values."""
+    room = [name for name in ("max_length", "cache_tokens") if hasattr(self.config, name)]
+    doubled = {name: 2 * getattr(self.config, name) for name in room}
+    more = dataclasses.replace(self, config=dataclasses.replace(self.config, **doubled).freeze())
+    (state, params, _), (longer, _, _) = (
+      lane.programs.abstract_arguments(self.home) for lane in (self, more)
+    )
+    whole = self.programs.block_bytes / self.programs.block_tokens  # of a token, on all devices
+    added = sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(longer))
+    added -= sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(state))
+    tokens = round(added / whole) if whole else 0
+    size = bytes_a_device(state)
+    token = (bytes_a_device(longer) - size) / tokens if tokens else 0.0
+    parked = (self.config.device_store_mb << 20) * (token / whole if whole else 1)
+    return LaneMemory(
+      bytes_a_device(params), size, int(parked), tokens, token, self.programs.block_tokens
+    )
+
+  def _plan(self, function: Any, arguments: tuple[Any, ...]) -> Plan:
+    parts = {"lane's weights": arguments[1], "cache": arguments[0]}
+    return _compile(function, arguments, parts, self.programs.slots, self.capacity)
 
 
 def largest_rows(
@@ -274,9 +430,8 @@ def _compile(
   parts: dict[str, Any],
   rows: int,
   capacity: int,
-  dynamic_trips: int = 1,
 ) -> Plan:
-  sizes = {name: _bytes_a_device(tree) for name, tree in parts.items() if jax.tree.leaves(tree)}
+  sizes = {name: bytes_a_device(tree) for name, tree in parts.items() if jax.tree.leaves(tree)}
   lowered = function.trace(*arguments).lower(lowering_platforms=("tpu",))
   try:
     compiled = lowered.compile()
@@ -285,7 +440,7 @@ def _compile(
     if "RESOURCE_EXHAUSTED" not in str(error) or needed is None:
       raise
     temporary = int(float(needed.group(1)) * (_GIB if needed.group(2) == "G" else 2**20))
-    return Plan(rows, sizes, temporary, sum(sizes.values()) + temporary, False, None)
+    return Plan(rows, sizes, temporary, sum(sizes.values()) + temporary, False)
   memory = compiled.memory_analysis()
   peak = (
     memory.argument_size_in_bytes
@@ -294,24 +449,36 @@ def _compile(
     + memory.temp_size_in_bytes
     + memory.generated_code_size_in_bytes
   )
+  text = compiled.as_text()
+  fixed = program_cost(text, dynamic_trips=0)
   return Plan(
     rows=rows,
     parts=sizes,
-    temporary=memory.temp_size_in_bytes,
+    temporary=peak - sum(sizes.values()),
     peak=peak,
     # The compiler itself minds temporaries only.
     fits=peak <= capacity,
-    cost=program_cost(compiled.as_text(), dynamic_trips=dynamic_trips),
+    fixed=fixed,
+    loop=program_cost(text).plus(fixed, -1),
+    results=compiled.output_shardings,
   )
 
 
-def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
-  """[2, rows, T] shapes of what ``Learner`` hands to an update.
+def _in_rows(batch: UpdateBatch, mesh: jax.sharding.Mesh) -> UpdateBatch:
+  """[M, rows, T, ...] shapes on a mesh."""
+  rows_first = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows_first), batch)
 
-  Two micro-batches: the compiler would treat a single one as a constant of the loop over them.
+
+def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
+  """[M, rows, T] shapes of what ``Learner`` hands to an update of full rows.
+
+  At least two micro-batches: a single one would be a constant of the loop over them.
   """
   stage, time = experiment.rl, experiment.rl.row_length
-  micro, rows = rows, 2 * rows
+  episodes = stage.tasks_per_step * experiment.rollout.group_size // stage.minibatches
+  needed = episodes * min(experiment.rollout.max_total_tokens, time) // time
+  micro, rows = rows, max(micro_rows(needed, rows), 2 * rows)
   batch = abstract_batch(rows, time, sequences=rows)
   prepared = abstract_prepared(
     stage.objective,
@@ -319,7 +486,12 @@ def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
     recomputed=stage.old_log_probs == "recomputed",
     token_rewards=stage.process is not None,
   )
-  whole = UpdateBatch(batch.token_ids, batch.positions, prepared)
+  experts: Any = None
+  if stage.replay_experts:
+    model = experiment.model
+    choices = (rows, time, models.num_routers(model), model.experts_per_token)
+    experts = jax.ShapeDtypeStruct(choices, compact_dtype(model.num_experts + model.zero_experts))
+  whole = UpdateBatch(batch.token_ids, batch.positions, prepared, experts)
   taught = stage.objective.distillation
   if taught is not None and (taught.keep < 1 or stage.objective.needs_divergences):
     eighth = -(-time // 8)
@@ -355,7 +527,8 @@ def _placed(shapes: Any, placements: Any) -> Any:
   )
 
 
-def _bytes_a_device(tree: Any) -> int:
+def bytes_a_device(tree: Any) -> int:
+  """Bytes of a tree of abstract arrays on one of the devices that they are placed on."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )

@@ -31,7 +31,9 @@ _FREE = frozenset(
   "partition-id replica-id".split()
 )
 
-# What writes in place, and which operand is written.
+# What reads a part of its first operand alone.
+_SLICES = ("dynamic-slice", "gather")
+# What writes a part of its first operand in place, and which operand that part is.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
@@ -50,6 +52,19 @@ class ProgramCost:
   hbm_bytes: float
   cycles: float
   collective_bytes: Mapping[str, float]
+
+  def plus(self, other: ProgramCost, times: float = 1.0) -> ProgramCost:
+    """With ``times`` runs of another program."""
+    kinds = dict.fromkeys((*self.collective_bytes, *other.collective_bytes))
+    received = {
+      k: self.collective_bytes.get(k, 0) + times * other.collective_bytes.get(k, 0) for k in kinds
+    }
+    return ProgramCost(
+      self.flops + times * other.flops,
+      self.hbm_bytes + times * other.hbm_bytes,
+      self.cycles + times * other.cycles,
+      {kind: size for kind, size in received.items() if size},
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,10 +236,10 @@ def _hbm_bytes(
     return 0
   inside = computations.get(op.attribute("calls") or "")
   if inside is None:
-    if op.opcode == "dynamic-slice":
+    if op.opcode in _SLICES:
       return 2 * _size(op.shape, hbm_only=True)
-    if op.opcode == "dynamic-update-slice":
-      return 2 * _size(here[op.operands[1]].shape, hbm_only=True)
+    if op.opcode in _UPDATES:
+      return 2 * _size(here[op.operands[_UPDATES[op.opcode]]].shape, hbm_only=True)
     if op.opcode.endswith("slice-start"):  # ((source), slice, handle): reads the slice alone
       size, in_hbm = list(_arrays(op.shape))[1]
       return size * (1 + in_hbm)
@@ -233,25 +248,43 @@ def _hbm_bytes(
     return _size(op.shape, hbm_only=True) + sum(
       _size(here[o].shape, hbm_only=True) for o in op.operands if o in here
     )
-  users = collections.defaultdict(list)
-  for inner in inside.values():
-    for operand in inner.operands:
-      users[operand].append(inner)
   total, updated = 0, False
   for inner in inside.values():
-    if inner.opcode != "parameter" or not _size(inner.shape, hbm_only=True):
-      continue
-    uses = users[inner.name]
-    if uses and all(u.opcode == "dynamic-slice" for u in uses):
-      total += sum(_size(u.shape, hbm_only=False) for u in uses)
-    elif uses and all(u.opcode in _UPDATES and u.operands[0] == inner.name for u in uses):
-      total += sum(
-        _size(inside[u.operands[_UPDATES[u.opcode]]].shape, hbm_only=False) for u in uses
-      )
-      updated = True
-    else:
-      total += _size(inner.shape, hbm_only=True)
+    if inner.opcode == "parameter" and _size(inner.shape, hbm_only=True):
+      part, written = _moved(inner.name, inside, computations)
+      total += _size(inner.shape, hbm_only=True) if part is None else part
+      updated |= written
   return total + (0 if updated else _size(op.shape, hbm_only=True))
+
+
+def _moved(
+  name: str, inside: _Computation, computations: Mapping[str, _Computation]
+) -> tuple[int | None, bool]:
+  """Bytes of a fusion's operand that are read or written, and whether it is written in place.
+
+  None is all of it; where it is only sliced or updated, the slices or updates.
+  """
+  total, updated = 0, False
+  users = [op for op in inside.values() if name in op.operands]
+  for op in users:
+    part: int | None = None
+    written = False
+    nested = computations.get(op.attribute("calls") or "")
+    if op.opcode == "bitcast":
+      part, written = _moved(op.name, inside, computations)
+    elif op.opcode in _SLICES and op.operands.index(name) == 0:
+      part = _size(op.shape, hbm_only=False)
+    elif op.opcode in _UPDATES and op.operands.index(name) == 0:
+      part = _size(inside[op.operands[_UPDATES[op.opcode]]].shape, hbm_only=False)
+      written = True
+    elif nested is not None and op.operands.count(name) == 1:
+      place = str(op.operands.index(name))
+      inner = next(p for p in nested.values() if p.opcode == "parameter" and p.arguments == place)
+      part, written = _moved(inner.name, nested, computations)
+    if part is None:
+      return None, False
+    total, updated = total + part, updated | written
+  return (total if users else None), updated
 
 
 def _flops(op: _Instruction, here: _Computation) -> float:

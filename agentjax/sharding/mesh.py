@@ -81,13 +81,20 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     devices: those to use; None is all devices of all processes.
 
   Raises:
-    ConfigError: the sizes do not fit the number of devices.
+    ConfigError: the sizes do not fit the devices.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = config.sizes(len(devices))
-  return jax.make_mesh(
-    tuple(sizes.values()),
-    tuple(sizes),
-    axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
-    devices=devices,
-  )
+  try:
+    return jax.make_mesh(
+      tuple(sizes.values()),
+      tuple(sizes),
+      axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
+      devices=devices,
+    )
+  except NotImplementedError as error:
+    shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    raise ConfigError(
+      f"a mesh of {shown} does not lie on these devices; allowed: axes that are products of whole "
+      "axes of their torus, as 8 or 64 on 8x8x8."
+    ) from error

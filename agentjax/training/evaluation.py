@@ -52,10 +52,7 @@ def build_engine(parts: Parts) -> Engine:
   """The sampling engine of a run; it draws no id that the tokenizer does not have."""
   return Engine(
     parts.model,
-    dataclasses.replace(
-      parts.experiment.engine,
-      record_experts=parts.experiment.engine.record_experts or parts.experiment.rl.replay_experts,
-    ),
+    parts.experiment.sampling_engine,
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
     devices=place(parts.experiment.devices).rollout,

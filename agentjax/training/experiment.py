@@ -469,6 +469,23 @@ class Experiment(Config):
   pretrained: FilePath | None = None
   start_from: FilePath | None = None
 
+  @property
+  def sampling_engine(self) -> EngineConfig:
+    """Settings of the run's engine: what routers chose is recorded where training replays it."""
+    recorded = self.engine.record_experts or self.rl.replay_experts
+    return dataclasses.replace(self.engine, record_experts=recorded)
+
+  @property
+  def samples_in_turn(self) -> bool:
+    """Whether lanes need their weights only between updates.
+
+    They need them for longer on devices of their own, for episodes beside an update, and for
+    adapters, which are sent without the weights below them.
+    """
+    apart = self.devices.training or self.devices.rollout
+    beside = self.rl.schedule.bound > 0 or self.evaluation.interleaved
+    return not (apart or beside or self.lora is not None)
+
   def validate(self, path: str = "config") -> None:
     """Checks every part, and the combinations between parts."""
     super().validate(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,17 +24,23 @@ class Placement(NamedTuple):
   rollout: list[jax.Device]
 
 
-def place(config: DeviceConfig) -> Placement:
+def place(config: DeviceConfig, described: Sequence[jax.Device] | None = None) -> Placement:
   """The devices a config names; all for both where it names none.
+
+  Args:
+    config: validated.
+    described: in the place of the devices that there are; "this process" is that of the first.
 
   Raises:
     ConfigError: a process has not so many devices, or none is left for the other part.
   """
-  if not config.training and not config.rollout:
-    return Placement(jax.devices(), jax.local_devices())
+  every = list(described or jax.devices())
+  here = described[0].process_index if described else jax.process_index()
   by_process: dict[int, list[jax.Device]] = collections.defaultdict(list)
-  for device in jax.devices():
+  for device in every:
     by_process[device.process_index].append(device)
+  if not config.training and not config.rollout:
+    return Placement(every, by_process[here])
   placement = Placement([], [])
   for process, devices in sorted(by_process.items()):
     chosen = {"training": config.training, "rollout": config.rollout}
@@ -51,6 +58,6 @@ def place(config: DeviceConfig) -> Placement:
           f"{process}; allowed: fewer, so that one is left for {name}."
         )
     placement.training.extend(devices[i] for i in chosen["training"])
-    if process == jax.process_index():
+    if process == here:
       placement.rollout.extend(devices[i] for i in chosen["rollout"])
   return placement

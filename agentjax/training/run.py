@@ -519,6 +519,8 @@ class _Session:
       found = self._information(step, state, own, monitor)
       values = held_out | {"bad_steps": 0.0}
       if trajectories:
+        if self.experiment.samples_in_turn:
+          self.runner.run(self.engine.release_weights())
         with self._alone_on_devices():
           state, learnt = self.learner.rl_step(state, used, step)
           in_order(state)

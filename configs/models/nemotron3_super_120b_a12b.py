@@ -1,6 +1,9 @@
-r"""GRPO on Nemotron 3 Super 120B-A12B at 64k tokens, planned for v5p:8x8x8.
+r"""GRPO on Nemotron 3 Super 120B-A12B at 64k tokens, planned for v5p:8x8x8 and tpu7x:4x4x4.
 
   python -m agentjax.plan --config=configs/models/nemotron3_super_120b_a12b.py --topology=v5p:8x8x8
+  python -m agentjax.plan --config=configs/models/nemotron3_super_120b_a12b.py \
+      --topology=tpu7x:4x4x4 --config.mesh.fsdp=1 --config.mesh.context=16 \
+      --config.rl.microbatch_rows=8 --config.engine.mesh.tensor=8 --config.engine.slots=64
   python -m agentjax.train --config=configs/models/nemotron3_super_120b_a12b.py \
       --workdir=RUN --config.pretrained=FOLDER
 
@@ -35,7 +38,13 @@ def get_config() -> Experiment:
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
     mesh=MeshConfig(fsdp=8, expert=8, context=8),
-    engine=EngineConfig(slots=64, max_length=65536),
+    engine=EngineConfig(
+      slots=8,
+      max_length=65536,
+      mesh=MeshConfig(fsdp=1, tensor=4),
+      extend_buckets=(256,),
+      extend_rows=(4,),
+    ),
     rollout=RolloutConfig(group_size=16, max_total_tokens=65536),
     rl=RLStage(
       steps=200,

@@ -1,6 +1,6 @@
-r"""GRPO on Qwen3-30B-A3B, planned for v5p:4x4x4.
+r"""GRPO on Qwen3-30B-A3B, planned for v5p:2x2x4.
 
-  python -m agentjax.plan --config=configs/models/qwen3_30b_a3b.py --topology=v5p:4x4x4
+  python -m agentjax.plan --config=configs/models/qwen3_30b_a3b.py --topology=v5p:2x2x4
   python -m agentjax.train --config=configs/models/qwen3_30b_a3b.py \
       --workdir=RUN --config.pretrained=FOLDER
 
@@ -31,14 +31,20 @@ def get_config() -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
-    mesh=MeshConfig(fsdp=16, expert=4),
-    engine=EngineConfig(slots=64, max_length=8192),
+    mesh=MeshConfig(fsdp=4, expert=4),
+    engine=EngineConfig(
+      slots=64,
+      max_length=8192,
+      mesh=MeshConfig(fsdp=1, tensor=4),
+      extend_buckets=(256,),
+      extend_rows=(4,),
+    ),
     rollout=RolloutConfig(group_size=16, max_total_tokens=8192),
     rl=RLStage(
       steps=200,
       tasks_per_step=64,
       row_length=8192,
-      microbatch_rows=64,
+      microbatch_rows=16,
       # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
       old_log_probs="recomputed",
       objective=ObjectiveConfig(

@@ -1,6 +1,8 @@
-r"""GRPO on Qwen3-8B, planned for v5e:4x4.
+r"""GRPO on Qwen3-8B, planned for v5e:4x4 and v6e:2x4.
 
   python -m agentjax.plan --config=configs/models/qwen3_8b.py --topology=v5e:4x4
+  python -m agentjax.plan --config=configs/models/qwen3_8b.py --topology=v6e:2x4 \
+      --config.mesh.context=1 --config.engine.slots=64
   python -m agentjax.train --config=configs/models/qwen3_8b.py \
       --workdir=RUN --config.pretrained=FOLDER
 
@@ -30,14 +32,21 @@ def get_config() -> Experiment:
     ),
     tokenizer=TokenizerConfig(kind="huggingface"),
     tools=ToolsConfig(names=("python",)),
-    mesh=MeshConfig(fsdp=4, tensor=4),
-    engine=EngineConfig(slots=64, max_length=2048, mesh=MeshConfig(fsdp=1, tensor=4)),
+    mesh=MeshConfig(fsdp=2, context=2, tensor=4),
+    engine=EngineConfig(
+      slots=32,
+      max_length=2048,
+      mesh=MeshConfig(fsdp=1, tensor=4),
+      extend_buckets=(256,),
+      extend_rows=(4,),
+      device_store_mb=64,
+    ),
     rollout=RolloutConfig(group_size=16, max_total_tokens=2048),
     rl=RLStage(
       steps=200,
       tasks_per_step=64,
       row_length=2048,
-      microbatch_rows=4,
+      microbatch_rows=2,
       # In bfloat16 sampler and trainer differ; the ratio between them is truncated (TIS).
       old_log_probs="recomputed",
       objective=ObjectiveConfig(

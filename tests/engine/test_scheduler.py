@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 
 import jax
 import numpy as np
@@ -627,6 +629,32 @@ def test_more_waiting_calls_than_allowed_are_refused_at_once(make_engine):
 
   found, again = asyncio.run(main())
   assert_same_bits(found, [again] * 6)
+
+
+def test_released_weights_are_gone_and_the_next_ones_sample_alike(make_engine, params):
+  engine = make_engine(warmup=True)
+  expected = run_episodes(engine, [0, 1])
+  held = [weakref.ref(w) for w in jax.tree.leaves(engine.scheduler.lanes[0].slots.weights.params)]
+  traces = dict(engine.scheduler.lanes[0].slots.programs.traces)
+
+  async def released():
+    context = await engine.open_ids(PROMPTS[0])
+    sampling = asyncio.create_task(context.generate(request(0)))
+    await asyncio.sleep(0)
+    await engine.release_weights()  # waits for what is under way
+    assert sampling.done()
+    with pytest.raises(EngineError, match="no weights yet"):
+      await context.generate(request(1))
+    context.close()
+
+  asyncio.run(released())
+  gc.collect()
+  assert engine.version == -1 and not any(ref() is not None for ref in held)
+  engine.publish(params, 0)
+  found = run_episodes(engine, [0, 1])
+  for i in (0, 1):
+    assert_same_bits(found[i], expected[i])
+  assert traces == engine.scheduler.lanes[0].slots.programs.traces
 
 
 def test_a_compilation_in_the_loop_is_a_fault(make_engine, monkeypatch):

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -19,7 +18,7 @@ from agentjax.engine import SlotEngine
 from agentjax.planning import compile as compilation
 from agentjax.planning import parse_topology
 from agentjax.planning.chips import parts_of
-from agentjax.planning.compile import Plan, describe_devices, largest_rows
+from agentjax.planning.compile import LanePlans, Plan, describe_devices, largest_rows
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat
 from agentjax.signals.signal import SignalConfig
@@ -38,7 +37,7 @@ def fake(capacity: int, fixed: int, a_row: int, curve: int = 0):
     tried.append(rows)
     temporary = a_row * rows + curve * rows**2
     peak = fixed + temporary
-    return Plan(rows, {"parameters": fixed}, temporary, peak, peak <= capacity, None)
+    return Plan(rows, {"parameters": fixed}, temporary, peak, peak <= capacity)
 
   return plan, tried
 
@@ -84,7 +83,8 @@ def test_a_hybrid_is_planned_for_a_tpu():
   result = subprocess.run(
     [
       *(sys.executable, "-m", "agentjax.plan", "--config=configs/quickstart.py"),
-      *("--topology=v5e:2x2", "--nolargest", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"),
+      *("--topology=v5e:2x2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"),
+      *("--config.engine.mesh.tensor=4", "--price_per_chip_hour=3600"),
     ],
     cwd=ROOT,
     env=os.environ | {"COLUMNS": "100"},
@@ -92,12 +92,15 @@ def test_a_hybrid_is_planned_for_a_tpu():
     text=True,
     check=True,
   )
-  assert "update, micro-batch" in result.stdout and "decoding step" in result.stdout
-  peaks = re.findall(r"peak\s*│ ([\d.]+) [MG]iB", result.stdout)
-  assert len(peaks) == 2 and all(float(p) > 0 for p in peaks)
+  lines = [line.strip("│").split("│") for line in result.stdout.splitlines()]
+  cells = {line[0].strip(): [c.strip() for c in line[1:]] for line in lines if len(line) > 1}
   # 0.5M parameters, 16 rows of 256 tokens, six operations each, over four devices: about 3 G.
-  assert 2 < float(re.findall(r"FLOPs\s*│ ([\d.,]+) G", result.stdout)[0]) < 12
-  assert "all-gather bytes" in result.stdout
+  assert 0.002 < float(cells["update, 16 rows"][0].removesuffix(" T")) < 0.012
+  assert {"cast", "publish", "decode", "optimiser", "extend 16"} <= set(cells)
+  assert "all together: fits" in result.stdout
+  total, paid = (cells[name][1:] for name in ("all", "price, 4 chips at 3600 an hour"))
+  for seconds, price in zip(total, paid, strict=True):
+    assert float(price) == pytest.approx(4 * float(seconds.removesuffix(" s")), abs=0.02)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -132,22 +135,40 @@ def test_networks_of_seats_and_signals_are_counted(monkeypatch):
 
 @pytest.mark.parametrize("speculate", ["none", "ngram"])
 def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
-  """The very function, for arguments of the very shapes."""
+  """The very functions, for arguments of the very shapes."""
   seen = []
   monkeypatch.setattr(
-    compilation, "_compile", lambda function, arguments, **_: seen.append((function, arguments))
+    compilation, "_compile", lambda function, arguments, *_: seen.append((function, arguments))
   )
   experiment = staged_experiment(ScheduleConfig())
   experiment.engine.speculate = speculate
-  compilation.plan_decoding(experiment.freeze(), jax.devices()[:1], slots=4, capacity=0)
-  ((function, arguments),) = seen
-  engine = SlotEngine(
-    experiment.model, dataclasses.replace(experiment.engine, slots=4, lanes=1), home=None
-  )
-  assert function is engine.programs.decode
-  params = engine.programs.prepare(models.init(experiment.model, jax.random.key(0)))
-  real = engine._state, params, engine.idle_plan()
-  assert jax.tree.map(_kind, arguments) == jax.tree.map(_kind, real)
+  lane = LanePlans.of(experiment.freeze(), jax.devices()[:1], capacity=0)
+  lane.decode()
+  buckets = experiment.engine.extend_buckets
+  for tokens in buckets:
+    lane.extend(tokens)
+  settings = dataclasses.replace(experiment.engine, lanes=1)
+  settings.slots = experiment.engine.slots // experiment.engine.lanes
+  engine = SlotEngine(experiment.model, settings, home=None)
+  programs = engine.programs
+  assert [f for f, _ in seen] == [programs.decode, *(programs.extend[n] for n in buckets)]
+  params = programs.prepare(models.init(experiment.model, jax.random.key(0)))
+  state = engine._state
+  real = [(state, params, engine.idle_plan())]
+  real += [(state, params, *engine._rows([], programs.extend_rows[n], n)) for n in buckets]
+  assert [jax.tree.map(_kind, a) for _, a in seen] == [jax.tree.map(_kind, a) for a in real]
+  memory = lane.memory()
+  assert memory.state == sum(v.nbytes for v in jax.tree.leaves(state))
+  assert memory.weights == sum(v.nbytes for v in jax.tree.leaves(params))
+  assert memory.tokens == settings.slots * settings.max_length
+  cached = sum(v.nbytes for v in jax.tree.leaves(state.cache.blocks))
+  assert memory.token * memory.tokens == pytest.approx(cached + _history(state), rel=1e-6)
+  block = memory.block_tokens
+  assert memory.more_tokens(int(2.9 * block * memory.token)) == 2 * block
+
+
+def _history(state):
+  return 0 if state.history is None else state.history.nbytes
 
 
 def _kind(x):

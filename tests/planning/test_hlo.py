@@ -157,3 +157,44 @@ ENTRY %main (p0: bf16[4096,3072], p1: bf16[64,2048,128], p2: s32[64,1], p3: bf16
 def test_traffic_is_of_what_is_moved_and_not_of_what_it_is_taken_from_or_put_into():
   cost = program_cost(STREAMED)
   assert cost.hbm_bytes == 2 * (1024 * 3072 + 4096 * 3072 + 64 * 128)
+
+
+# A cache that a product reads a block of, two fusions deep, and a table that rows are taken from.
+READ = """
+%fused_computation.4 (param_0.4: bf16[64,2,2048,128], param_1.4: s32[]) -> bf16[64,2,256,128] {
+  %param_0.4 = bf16[64,2,2048,128]{3,2,1,0} parameter(0)
+  %param_1.4 = s32[]{:T(128)S(6)} parameter(1)
+  %zero.4 = s32[]{:T(128)} constant(0)
+  ROOT %slice = bf16[64,2,256,128]{3,2,1,0} dynamic-slice(%param_0.4, %zero.4, %zero.4, %param_1.4, %zero.4), dynamic_slice_sizes={64,2,256,128}
+}
+
+%fused_computation.5 (param_0.5: bf16[64,2,2048,128], param_1.5: s32[], param_2.5: bf16[64,2,4,128]) -> bf16[64,2,4,256] {
+  %param_0.5 = bf16[64,2,2048,128]{3,2,1,0} parameter(0)
+  %param_1.5 = s32[]{:T(128)S(6)} parameter(1)
+  %param_2.5 = bf16[64,2,4,128]{3,2,1,0:S(1)} parameter(2)
+  %inner = bf16[64,2,256,128]{3,2,1,0} fusion(%param_0.5, %param_1.5), kind=kLoop, calls=%fused_computation.4
+  ROOT %dot = bf16[64,2,4,256]{3,2,1,0:S(1)} dot(%param_2.5, %inner), lhs_batch_dims={0,1}, rhs_batch_dims={0,1}, lhs_contracting_dims={3}, rhs_contracting_dims={3}
+}
+
+ENTRY %main (p0: bf16[64,2,2048,128], p1: s32[], p2: bf16[64,2,4,128], p3: f32[50000,4096], p4: s32[64,1]) -> bf16[64,2,4,256] {
+  %p0 = bf16[64,2,2048,128]{3,2,1,0} parameter(0)
+  %p1 = s32[]{:T(128)S(6)} parameter(1)
+  %p2 = bf16[64,2,4,128]{3,2,1,0:S(1)} parameter(2)
+  %p3 = f32[50000,4096]{1,0} parameter(3)
+  %p4 = s32[64,1]{1,0:S(1)} parameter(4)
+  %rows = f32[64,4096]{1,0} gather(%p3, %p4), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,4096}
+  ROOT %scores = bf16[64,2,4,256]{3,2,1,0:S(1)} fusion(%p0, %p1, %p2), kind=kOutput, calls=%fused_computation.5
+}
+"""  # noqa: E501
+
+
+def test_a_block_of_a_cache_and_rows_of_a_table_are_all_that_is_read_of_them():
+  cost = program_cost(READ)
+  assert cost.hbm_bytes == 2 * 64 * 2 * 256 * 128 + 2 * 4 * 64 * 4096
+
+
+def test_costs_add_up():
+  text = compiled(lambda a, b: a @ b, (32, 48), (48, 64))
+  once = program_cost(text)
+  assert once.plus(once, 2).flops == 3 * once.flops
+  assert once.plus(program_cost(TPU), -1).collective_bytes == {"all-gather": -4 * 8 * 64 * 2}

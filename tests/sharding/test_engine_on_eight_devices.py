@@ -133,6 +133,7 @@ def check_weights_are_moved_shard_to_shard() -> None:
   for training, devices in (
     (MeshConfig(fsdp=8), jax.devices()),
     (MeshConfig(fsdp=4, tensor=2), jax.devices()),
+    (MeshConfig(fsdp=4, tensor=2), [jax.devices()[i] for i in (0, 2, 4, 6, 7, 5, 3, 1)]),
     (MeshConfig(fsdp=4), jax.devices()[:4]),
     (MeshConfig(fsdp=1), jax.devices()[:1]),
   ):

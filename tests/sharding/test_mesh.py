@@ -43,3 +43,12 @@ def test_every_axis_is_left_to_the_compiler():
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   assert mesh.axis_names == MESH_AXES
   assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+
+
+def test_axes_that_a_torus_has_not_are_refused_by_name(monkeypatch):
+  def refuses(*_, **__):
+    raise NotImplementedError
+
+  monkeypatch.setattr(jax, "make_mesh", refuses)
+  with pytest.raises(ConfigError, match="fsdp=8 does not lie on these devices"):
+    make_mesh(MeshConfig(fsdp=8), jax.devices()[:1] * 8)

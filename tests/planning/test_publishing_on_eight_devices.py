@@ -1,0 +1,66 @@
+"""The programs that a plan compiles for publishing are those by which an engine publishes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from agentjax import models
+from agentjax.engine import Engine, publish
+from agentjax.planning import compile as compilation
+from agentjax.planning.compile import Plan, plan_publishing
+from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.sharding import MeshConfig, make_mesh, shardings
+from tests.sharding.conftest import on_eight_devices  # noqa: F401
+from tests.training.stages import staged_experiment
+
+
+def test_the_plan_and_the_engine_publish_by_one_program(on_eight_devices):  # noqa: F811
+  on_eight_devices(__file__)
+
+
+def check() -> None:
+  """The same jitted functions, for arguments of the same shapes, dtypes and places."""
+  order = [jax.devices()[i] for i in (0, 2, 4, 6, 7, 5, 3, 1)]  # as on a torus
+  planned, used = [], []
+
+  def compiled(function, arguments, *_):
+    planned.append((function, jax.tree.map(_kind, arguments)))
+    results = function.lower(*arguments).compile().output_shardings
+    return Plan(1, {}, 0, 0, fits=True, results=results)
+
+  compilation._compile = compiled
+  compilation.make_mesh = lambda config, devices: make_mesh(config, order)
+  experiment = staged_experiment(ScheduleConfig(), mesh=MeshConfig(fsdp=4, tensor=2))
+  changes = {"lanes": 2, "mesh": MeshConfig(fsdp=1, tensor=4), "warmup": False}
+  experiment.engine = dataclasses.replace(experiment.engine, **changes)
+  assert list(plan_publishing(experiment.freeze(), jax.devices(), 0)) == ["cast", "publish"]
+
+  program = publish.reshard_program
+
+  def noted(targets):
+    def call(leaves):
+      used.append((program(targets), jax.tree.map(_kind, (leaves,))))
+      return program(targets)(leaves)
+
+    return call
+
+  publish.reshard_program = noted
+  model = experiment.model
+  mesh = make_mesh(experiment.mesh, order)
+  placed = shardings(models.param_specs(model), mesh)
+  params = jax.jit(lambda key: models.init(model, key), out_shardings=placed)(jax.random.key(0))
+  engine = Engine(model, experiment.sampling_engine)
+  prepare = engine.scheduler.lanes[0].slots.programs.prepare
+  engine.publish(params, 0)
+  engine.close()
+  assert planned == [(prepare, jax.tree.map(_kind, (params,))), *used]
+
+
+def _kind(x):
+  return x.shape, x.dtype, x.sharding
+
+
+if __name__ == "__main__":
+  check()
