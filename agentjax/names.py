@@ -18,8 +18,9 @@ from agentjax.config import Config, ConfigError, check
 
 
 def is_own(name: str) -> bool:
-  """Whether a setting names something of the user's own, and not a built-in thing."""
-  return ":" in name
+  """Whether a setting has the form ``module:attribute``."""
+  parts = name.split(":")
+  return len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
 
 
 def check_name(name: str, path: str, built_in: tuple[str, ...] = ()) -> None:
@@ -32,10 +33,8 @@ def check_name(name: str, path: str, built_in: tuple[str, ...] = ()) -> None:
     path: its dotted name, for the message.
     built_in: what else may be named.
   """
-  parts = name.split(":")
-  named = len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
   known = "".join(f"{word}, " for word in built_in)
-  check(name in built_in or named, path, name, f"{known}'module:attribute'")
+  check(name in built_in or is_own(name), path, name, f"{known}'module:attribute'")
 
 
 def load(name: str, path: str, allowed: str) -> Any:

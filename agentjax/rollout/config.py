@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from agentjax.config import AtLeastTwo, Config, PositiveFloat, PositiveInt
-from agentjax.names import Adopted, Choice, wrong
+from agentjax.names import Adopted, Choice, check_callable, wrong
 from agentjax.rewards.graph import RewardGraph, Scorer
 
 if TYPE_CHECKING:
   from agentjax.rollout.group import Sampler
+  from agentjax.rollout.program import ContextManager, EpisodeProgram
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -77,6 +79,84 @@ class OwnSampler(Adopted, SamplerConfig):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class ContextConfig(Choice):
+  """Settings of what rewrites an agent's history between its turns."""
+
+  group = "agentjax.contexts"
+  adopts = "an async function (episode, observation) -> Observation | None"
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", cls.allowed(), arguments=2)
+    return OwnContext(name, found)  # type: ignore[return-value]
+
+  def build(self) -> ContextManager:
+    """The context manager of a run."""
+    raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OwnContext(Adopted, ContextConfig):
+  """A context manager without settings, named by ``module:attribute``."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self) -> ContextManager:
+    return self.found
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ProgramConfig(Choice):
+  """Settings of what happens in an episode."""
+
+  group = "agentjax.programs"
+  adopts = "an async function of an Episode"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    return {"tools": "agentjax.rollout.config:ToolLoopConfig"}
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", cls.allowed())
+    return OwnProgram(name, found)  # type: ignore[return-value]
+
+  def build(self) -> EpisodeProgram:
+    """The program of a run."""
+    raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class ToolLoopConfig(ProgramConfig):
+  """Agents act and the environment answers, until one of them or a limit ends the episode.
+
+  Attributes:
+    context: what may rewrite an agent's history before it acts again: an async function of the
+      episode and the new observation. It returns the messages of the whole new history, or None to
+      append the observation. Every rewrite begins a branch of the record (``Episode.rewrite``).
+  """
+
+  context: ContextConfig | None = None
+
+  def build(self) -> EpisodeProgram:
+    from agentjax.rollout.program import tool_episode  # it imports this module
+
+    if self.context is None:
+      return tool_episode
+    return functools.partial(tool_episode, context=self.context.build())
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class OwnProgram(Adopted, ProgramConfig):
+  """A program without settings, named by ``module:attribute``."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self) -> EpisodeProgram:
+    return self.found
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class RolloutConfig(Config):
   """How episodes run. All defaults are ours; no paper fixes them.
 
@@ -106,6 +186,8 @@ class RolloutConfig(Config):
       AEPO); "monte_carlo": independent, and every turn is rewarded by completions from before and
       after it; "tree_search": the best leaves of a search; or "module:attribute" of your own.
       Evaluations are always independent.
+    program: what happens in an episode, by name: "tools", the loop of actions and answers, or an
+      async function of an ``Episode`` of your own. Evaluations play it as well.
     rotate_seats: whether the players of several seats (``config.seats``) change places, one agent
       on each time: "never", with every further "sample" of a group, or with every "step".
   """
@@ -122,6 +204,7 @@ class RolloutConfig(Config):
   answer: Literal["marked", "text"] = "marked"
   grammar: Literal["none", "tool_calls"] = "none"
   sampler: SamplerConfig = dataclasses.field(default_factory=IndependentConfig)
+  program: ProgramConfig = dataclasses.field(default_factory=ToolLoopConfig)
   rotate_seats: Literal["never", "sample", "step"] = "never"
 
   def validate(self, path: str = "config") -> None:

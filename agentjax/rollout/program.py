@@ -82,6 +82,7 @@ T = TypeVar("T")
 
 MakeEnvironment = Callable[[Task], Environment]
 EpisodeProgram = Callable[["Episode"], Coroutine[Any, Any, None]]
+ContextManager = Callable[["Episode", Observation], Awaitable[Observation | None]]
 
 ENVIRONMENT_REWARD = "environment"  # reward part that holds what the environment itself paid
 
@@ -708,13 +709,22 @@ class Episode:
       seconds = 0.0
 
 
-async def tool_episode(episode: Episode) -> None:
-  """Agents act and the environment answers, until one of them or a limit ends the episode."""
+async def tool_episode(episode: Episode, context: ContextManager | None = None) -> None:
+  """Agents act and the environment answers, until one of them or a limit ends the episode.
+
+  Args:
+    episode: what is played.
+    context: gives the new history of who acts next, or None where the observation is appended.
+  """
   if not episode.opened:
     await episode.open(await episode.reset())
   while True:
-    step = await episode.step(await episode.act())
-    await episode.observe(step.observation)
+    observation = (await episode.step(await episode.act())).observation
+    history = None if context is None else await context(episode, observation)
+    if history is None:
+      await episode.observe(observation)
+    else:
+      await episode.rewrite(history)
 
 
 async def run_episode(

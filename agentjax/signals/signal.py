@@ -216,6 +216,8 @@ class Signal:
 class SignalConfig(Choice):
   """Settings of a signal that ``config.rl.signals`` or ``config.rl.process`` chooses."""
 
+  group = "agentjax.signals"
+
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     return {"prime": "agentjax.recipes.prime:ProcessConfig"}

@@ -18,7 +18,7 @@ from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
-from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
+from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
@@ -40,14 +40,14 @@ class Extensions:
   """What a caller adds to or puts in the place of a config's parts; all optional.
 
   A config can name the same things by ``module:attribute`` (``tools.names``, ``data.source``,
-  ``world``, ``reward.parts``, ``rollout.sampler``), and is then the whole run.
+  ``world``, ``reward.parts``, ``rollout.program``, ``rollout.sampler``), and is then the whole run.
 
   Attributes:
     tools: further tools, beside those the config names.
     tasks: tasks in the place of ``config.data``.
     make_environment: environment of a task, in the place of that of ``config.world``.
     scorers: further scorers by name, which ``config.reward`` may then use.
-    program: what an episode does, in the place of the tool loop.
+    program: what an episode does, in the place of ``config.rollout.program``.
     sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
   """
 
@@ -55,7 +55,7 @@ class Extensions:
   tasks: TaskSplits | None = None
   make_environment: MakeEnvironment | None = None
   scorers: Mapping[str, Scorer] = dataclasses.field(default_factory=dict)
-  program: EpisodeProgram = tool_episode
+  program: EpisodeProgram | None = None
   sampler: Sampler | None = None
 
 
@@ -234,7 +234,7 @@ def build_parts(
     make_environment=guard_environments(
       world.environment, experiment.guards, registry, offered=world.tools
     ),
-    program=extensions.program,
+    program=extensions.program or experiment.rollout.program.build(),
     sampler=extensions.sampler or experiment.rollout.sampler.build(scoring.rewards),
   )
 

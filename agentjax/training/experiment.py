@@ -35,6 +35,7 @@ from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
+from agentjax.rollout.guards.interface import strings
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SeatConfig, check_seats, trained_seats
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
@@ -838,19 +839,7 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
 
 def own_names(experiment: Experiment) -> tuple[str, ...]:
   """All that an experiment names by ``module:attribute``, each once."""
-  phases = [phase.objective for phase in experiment.rl.all_phases]
-  every = (
-    *(objective.function for objective in phases),
-    *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
-    *experiment.reward.parts,
-    *(part.chosen for part in experiment.reward.settings.values()),
-    *experiment.tools.names,
-    *(seat.chosen for seat in experiment.seats.values()),
-    experiment.world.chosen,
-    None if experiment.data.source is None else experiment.data.source.chosen,
-    experiment.rollout.sampler.chosen,
-  )
-  return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
+  return tuple(dict.fromkeys(filter(is_own, strings(experiment.to_dict()))))
 
 
 def write_experiment(experiment: Experiment) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from agentjax.config import (
 )
 from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, decay_mask, is_spec
-from agentjax.names import Choice
+from agentjax.names import Adopted, Choice, check_callable, wrong
 
 Array = jax.Array
 
@@ -30,6 +30,16 @@ Array = jax.Array
 @dataclasses.dataclass(unsafe_hash=True)
 class DirectionConfig(Choice):
   """Settings of what turns gradients into directions, in the place of AdamW or Muon."""
+
+  group = "agentjax.optimizers"
+  adopts = "a function without arguments that makes an optax.GradientTransformation"
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", cls.allowed(), arguments=0)
+    if not isinstance(made := found(), optax.GradientTransformation):
+      raise wrong(name, path, made, cls.allowed())
+    return OwnDirection(name, made)  # type: ignore[return-value]
 
   def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     """The transformation; clipping, decay, learning rate and float32 masters are added to it.
@@ -43,6 +53,16 @@ class DirectionConfig(Choice):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class OwnDirection(Adopted, DirectionConfig):
+  """A transformation of optax without settings, such as ``optax:scale_by_lion``."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
+    return self.found
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig(Config):
   """AdamW, Muon or a direction of your own, with warm-up and decay.
 
@@ -52,7 +72,8 @@ class OptimizerConfig(Config):
     name: "muon" moves every matrix (``models.matrices``) by its orthogonalised momentum and all
       other arrays by Adam; "adamw" moves everything by Adam. Weight decay is decoupled in all.
     direction: moves everything instead of ``name``, such as
-      ``agentjax.recipes.moclip:MoClipConfig``; None leaves it to ``name``.
+      ``agentjax.recipes.moclip:MoClipConfig`` or ``optax:scale_by_lion``; None leaves it to
+      ``name``.
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.

@@ -11,17 +11,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
+from agentjax.names import check_callable, check_name, entry_names, load
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.seats import learning_views
 
-Score = Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length"]
+_SCORES = ("reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length")
+_RULES = ("all", "band", "top_p", "top_p_softmax", "top_k", "min_p")
+_GROUP = "agentjax.selectors"  # of entry points
 GroupKey = tuple[int, int]  # (round, task id)
 
 _SLACK = 0.01  # of RAGEN's code: a sum that misses its share by this much reaches it
@@ -35,10 +38,12 @@ class SelectionConfig(Config):
     rule: "all"; "band": scores strictly between ``above`` and ``below`` (DAPO's dynamic sampling is
       above=0 on "reward_std"); "top_p": the fewest groups that hold ``share`` of all scores;
       "top_p_softmax": likewise of the softmax of the scores; "top_k": ``share`` of the groups, one
-      at least; "min_p": scores of at least ``share`` times the best.
+      at least; "min_p": scores of at least ``share`` times the best; or "module:function" of your
+      own, of the scores float64 [G], which returns bool [G].
     score: of a group, over its valid members. "reward_std" (sample deviation, 0 for fewer than
       two), "reward_mean", "reward_sum"; "entropy" and "entropy_std" (of the members' mean entropy a
-      drawn token, nats); "length" (mean drawn tokens).
+      drawn token, nats); "length" (mean drawn tokens); or "module:function" of your own, of the
+      group's trajectories, which returns a number.
     above, below: open ends of the band; None leaves it open there.
     share: 0 to 1, see ``rule``. RAGEN-2 has .9 for both forms of "top_p"; StarPO-S keeps .25 by
       "top_k".
@@ -56,8 +61,8 @@ class SelectionConfig(Config):
   References: DAPO, 2503.14476; StarPO-S, 2504.20073; RAGEN-2, 2604.06268.
   """
 
-  rule: Literal["all", "band", "top_p", "top_p_softmax", "top_k", "min_p"] = "all"
-  score: Score = "reward_std"
+  rule: str = "all"
+  score: str = "reward_std"
   above: float | None = None
   below: float | None = None
   share: PositiveShare = 0.9
@@ -69,6 +74,11 @@ class SelectionConfig(Config):
 
   def validate(self, path: str = "config.rl.selection") -> None:
     super().validate(path)
+    for name, built_in in (("rule", _RULES), ("score", _SCORES)):
+      word = getattr(self, name)
+      check_name(word, f"{path}.{name}", (*built_in, *entry_names({}, _GROUP)))
+      if word not in built_in:
+        _own(word, f"{path}.{name}")
     band = self.rule == "band"
     for name in ("above", "below"):
       value = getattr(self, name)
@@ -102,6 +112,8 @@ def keep_groups(scores: np.ndarray, config: SelectionConfig) -> np.ndarray:
   scores, but for .01. Equal scores keep their order.
   """
   scores = np.asarray(scores, np.float64)
+  if config.rule not in _RULES:
+    return np.asarray(_own(config.rule)(scores), bool).reshape(scores.shape)
   if config.rule == "all":
     return np.ones(scores.shape, bool)
   if config.rule == "band":
@@ -138,8 +150,16 @@ def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
   return int(np.argmax(reached)) + 1 if reached.any() else 0
 
 
+def _own(name: str, path: str = "config.rl.selection") -> Callable[[Any], Any]:
+  """A rule or a score of the user's own."""
+  allowed = "'module:attribute' of a function of scores (rule) or of trajectories (score)"
+  function = load(entry_names({}, _GROUP).get(name, name), path, allowed)
+  check_callable(function, f"{path}={name!r}", allowed)
+  return function
+
+
 def group_scores(
-  trajectories: Sequence[Trajectory], score: Score
+  trajectories: Sequence[Trajectory], score: str
 ) -> tuple[list[GroupKey], np.ndarray]:
   """(round, task) of every group in the order of addresses, and its score, float64 [G].
 
@@ -173,17 +193,19 @@ def _variation(scores: np.ndarray) -> float:
   return float(scores.std()) / mean if mean else 0.0
 
 
-def _score(group: Sequence[Trajectory], score: Score) -> float:
+def _score(group: Sequence[Trajectory], score: str) -> float:
   roles: dict[str, list[Trajectory]] = collections.defaultdict(list)
   for own in learning_views(group):
     roles[own.group].append(own)
   return float(np.mean([_score_role(members, score) for members in roles.values()]))
 
 
-def _score_role(group: Sequence[Trajectory], score: Score) -> float:
+def _score_role(group: Sequence[Trajectory], score: str) -> float:
   members = [t for t in group if t.reward.value is not None and not t.status.masked]
   if not members:
     return 0.0
+  if score not in _SCORES:
+    return float(_own(score)(members))
   if score.startswith("reward"):
     values = [t.reward.value for t in members if t.reward.value is not None]
   elif score.startswith("entropy"):

@@ -52,6 +52,8 @@ class TokenSetSource(Protocol):
 class TokenSetConfig(Choice):
   """Settings of the sets that the supervised loss runs over."""
 
+  group = "agentjax.token_sets"
+
   def build(self, tools: TokenSetTools) -> TokenSetSource:
     """The sets of a run; called once, before its first supervised step."""
     raise NotImplementedError(f"{type(self).__name__} must define build()")

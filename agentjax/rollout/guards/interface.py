@@ -172,6 +172,8 @@ class Rules(Protocol):
 class RulesConfig(Choice):
   """Settings of rules before and after an action, in a language of their own."""
 
+  group = "agentjax.rules"
+
   def bind(
     self,
     registry: ToolRegistry,
