@@ -191,11 +191,7 @@ class BranchPoint:
     if self.released:
       return
     self.released = True
-    close_seats(self.episode._seats)
-    try:
-      self.episode._environment.discard(self.state)
-    except Exception as error:
-      _log.warning("a snapshot of %s cannot be freed", self.episode.address, exc_info=error)
+    self.episode.discard(self.state)
 
 
 class Episode:
@@ -565,6 +561,14 @@ class Episode:
   def _record_experts(self, seat: Seat) -> None:
     if seat.player.learns and seat.context is not None and seat.context.experts is not None:
       self._builder.record_experts(seat.context.experts, seat.tip)
+
+  def discard(self, state: bytes) -> None:
+    """Frees the contexts of a copy, and what the environment keeps for its ``state``."""
+    close_seats(self._seats)
+    try:
+      self._environment.discard(state)
+    except Exception as error:
+      _log.warning("a snapshot of %s cannot be freed", self.address, exc_info=error)
 
   async def close(self) -> None:
     """Frees the contexts and the environment; never raises for what the environment does."""

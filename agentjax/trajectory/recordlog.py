@@ -87,10 +87,10 @@ class RecordReader:
 
   def with_offsets(self) -> Iterator[tuple[int, dict[str, Any]]]:
     """As iterating, with the byte offset at which each record starts."""
-    for offset, payload in self._payloads():
+    for offset, payload in self.payloads():
       yield offset, self._decoded(offset, payload)
 
-  def _payloads(self) -> Iterator[tuple[int, bytes]]:
+  def payloads(self) -> Iterator[tuple[int, bytes]]:
     self.torn = None
     try:
       file = self.path.open("rb")
@@ -250,7 +250,7 @@ class RecordWriter:
     if self.path.exists():
       reader = RecordReader(self.path, magic, version, recover_tail=True)
       self._offset = _HEADER.size
-      for offset, payload in reader._payloads():
+      for offset, payload in reader.payloads():
         self.count += 1
         self._offset = offset + _HEAD.size + len(payload)
       self.torn = reader.torn

@@ -269,10 +269,15 @@ class _Dialogue:
 
   def encode(self, value: Any) -> Any:
     try:
-      return encode(value, lambda v: v._target if isinstance(v, StandIn) else None)
+      return encode(value, _target_of)
     except (NotPlain, RecursionError) as error:
       self.unusable = f"an argument cannot cross to the code under test: {error}"
       raise _Unusable(self.unusable) from error
+
+
+def _target_of(value: Any) -> dict[str, Any] | None:
+  """What a stand-in stands for; it has no public attribute, which would hide one of the code's."""
+  return value._target if isinstance(value, StandIn) else None
 
 
 def _describe(error: BaseException) -> str:
