@@ -205,7 +205,7 @@ class JailerSandbox(LocalSandbox[JailerConfig]):
     if program is None:
       raise SandboxError(
         f"{self.jailer.name} is not installed: no program {self.jailer.program!r} in PATH. Install "
-        "it, name it in the config's path, or use kind='embedded'."
+        "it, name it in the config's path, or use the embedded back end."
       )
     self.program = program
     self.packages = site.getsitepackages() if self.config.site_packages else []

@@ -165,7 +165,7 @@ class ContainerSandbox(LocalSandbox[ContainerConfig]):
     if shutil.which(config.engine) is None:
       raise SandboxError(
         f"no program {config.engine!r} in PATH: install the container engine, name its client in "
-        "the config's engine, or use kind='embedded'"
+        "the config's engine, or use the embedded back end"
       )
     await self._remove_abandoned()
     limits = probe.limits_of_probe(config.limits)
