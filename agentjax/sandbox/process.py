@@ -289,9 +289,7 @@ class ProcessBox(ExclusiveBox):
     finally:
       os.close(directory)
 
-  async def converse(
-    self, connection: socket.socket, cell: bytes, limits: SandboxLimits
-  ) -> _Reply:
+  async def converse(self, connection: socket.socket, cell: bytes, limits: SandboxLimits) -> _Reply:
     """Sends a session's cell and waits for the reply; closes ``connection`` unless it goes on."""
     self._connection = connection
     keep = ended = False

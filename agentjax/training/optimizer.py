@@ -29,7 +29,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(unsafe_hash=True)
 class DirectionConfig(Choice):
-  """Settings of what turns gradients into directions, in the place of AdamW or Muon."""
+  """Settings of a transformation from gradients to directions, which replaces AdamW or Muon."""
 
   group = "agentjax.optimizers"
   adopts = "a function without arguments that makes an optax.GradientTransformation"
@@ -77,7 +77,8 @@ class OptimizerConfig(Config):
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.
-    weight_decay: for arrays whose ParamSpec says ``decayed``: no norms, biases or decay rates.
+    weight_decay: for arrays whose ParamSpec says ``decayed``; norms, biases and decay rates are
+      not.
     clip_norm: global gradient norm, None for no clipping.
     max_bad_steps: consecutive non-finite gradients that are skipped before training stops.
     momentum, nesterov: of Muon; 0.95 without Nesterov's look-ahead in Kimi K2.
@@ -85,9 +86,8 @@ class OptimizerConfig(Config):
       momentum, 0.2 in Kimi K2, about the size of an Adam update; None scales by
       ``sqrt(max(1, m / n))`` instead (n in, m out).
     newton_schulz_steps: iterations of the orthogonalisation.
-    master_dtype: "float32" keeps a float32 copy of narrower parameters, moves that, and lets the
-      parameters be its rounding, so that updates below their resolution add up; None moves the
-      parameters themselves.
+    master_dtype: "float32" keeps a float32 copy of narrower parameters and updates the copy; the
+      parameters are its rounding, so small updates add up. None updates the parameters themselves.
 
   References: Loshchilov & Hutter, 1711.05101 (AdamW); Liu et al., 2502.16982, and Kimi K2,
   2507.20534 (Muon).
@@ -207,7 +207,7 @@ def _labels(config: OptimizerConfig, specs: Any) -> Any:
 
 
 def _directions(config: OptimizerConfig, specs: Any) -> dict[str, optax.GradientTransformation]:
-  """What turns gradients into directions, per label."""
+  """The transformation from gradients to directions, by label."""
 
   def numbers(spec: ParamSpec) -> Any:
     axes = matrix_axes(spec)

@@ -1,9 +1,10 @@
 """Selectors: which of the sampled groups a step is trained on. Functions of their rewards. No jax.
 
-A group's score (``group_scores``) says how much there is to learn from it, a rule (``keep_groups``)
-which scores are kept. A rule that looks at one group at a time, "band", can refill: a group that it
-refuses is given up as soon as it has ended, and another begins in its place
-(``rollout.stream.GroupStream``), under every schedule. The others compare the groups of a step.
+A group's score (``group_scores``) says how much can be learned from it; a rule (``keep_groups``)
+decides which scores are kept. The rule "band" looks at one group at a time, so it can refill: a
+refused group is dropped as soon as it has ended, and another begins in its place
+(``rollout.stream.GroupStream``), under every schedule. The other rules compare the groups of a
+step.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class SelectionConfig(Config):
     above, below: open ends of the band; None leaves it open there.
     share: 0 to 1, see ``rule``. RAGEN-2 has .9 for both forms of "top_p"; StarPO-S keeps .25 by
       "top_k".
-    prefer: whether the rules but "band" keep the "largest" scores or the "smallest".
-    keep_zeros: whether groups with score 0 may be kept by the rules but "band". RAGEN-2's linear
+    prefer: whether rules other than "band" keep the "largest" scores or the "smallest".
+    keep_zeros: whether rules other than "band" may keep groups with score 0. RAGEN-2's linear
       "top_p" drops them, its main table ("top_p_softmax") keeps them.
-    refill: at most so many times ``rl.tasks_per_step`` groups begin in the place of those that the
-      band refuses, each step; then the step goes on with fewer. 0 begins none. DAPO's scripts allow
-      10 batches. "band" only.
+    refill: per step at most ``refill * rl.tasks_per_step`` groups replace those that the band
+      refuses; then the step uses fewer. 0 replaces none. DAPO's scripts allow 10 batches. "band"
+      only.
     rescale: the loss of a step with fewer groups than ``rl.tasks_per_step`` is multiplied by their
       share ("linear"), by its root ("sqrt"), or left alone ("none").
     patience: steps in a row without any group to train on, each of which is skipped, before the
@@ -108,8 +109,8 @@ class SelectionConfig(Config):
 def keep_groups(scores: np.ndarray, config: SelectionConfig) -> np.ndarray:
   """bool [G]: which of the groups with ``scores`` float [G] are trained on; maybe none.
 
-  "top_p" sorts, then keeps the shortest beginning whose sum is at least ``share`` of the sum of all
-  scores, but for .01. Equal scores keep their order.
+  "top_p" sorts, then keeps the fewest first groups whose sum is at least ``share`` of the sum of
+  all scores, with a tolerance of .01. Equal scores keep their order.
   """
   scores = np.asarray(scores, np.float64)
   if config.rule not in _RULES:
@@ -134,7 +135,7 @@ def keep_groups(scores: np.ndarray, config: SelectionConfig) -> np.ndarray:
 
 
 def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
-  """How many of the groups are kept, whose scores stand here with the preferred first."""
+  """How many groups are kept; ``ordered`` has their scores, the preferred first."""
   if config.rule == "top_k":
     return max(1, int(config.share * len(ordered) + 1e-9))
   if config.rule == "min_p":
@@ -181,7 +182,7 @@ def select_groups(
   metrics = {
     "selection/score": float(scores.mean()) if len(scores) else 0.0,
     "selection/score_kept": float(scores[mask].mean()) if mask.any() else 0.0,
-    # Chance in the environment makes spread as well: noise shows as scores that are all alike.
+    # Chance in the environment causes spread too. Pure noise gives similar scores for all groups.
     "selection/score_variation": _variation(scores),
     "selection/groups": float(mask.sum()),
   }
