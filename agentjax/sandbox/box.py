@@ -1,4 +1,4 @@
-"""What the boxes of all back ends share: one thing at a time, and nothing once closed."""
+"""Shared by the boxes of all back ends: one operation at a time, and none once closed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExclusiveBox:
 
   @contextlib.asynccontextmanager
   async def turn(self) -> AsyncIterator[None]:
-    """Nothing else happens in the box meanwhile. Raises SandboxError once it is closed."""
+    """Exclusive use of the box. Raises SandboxError once it is closed."""
     async with self.busy:
       self._check_open()
       yield
