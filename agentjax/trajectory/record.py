@@ -49,8 +49,6 @@ class Flag(enum.StrEnum):
   REFLECTION = "reflection"
   TRUNCATED = "truncated"
   ENV_FAULT = "env_fault"
-  TEACHER = "teacher"
-  RECALLED = "recalled"
   DENIED = "denied"  # a guard refused something the turn asked for
 
 
