@@ -1,11 +1,11 @@
-"""Checks that a config's rewards are earned: references are paid, empty answers and cheats not.
+"""Checks a config's rewards: worked solutions must be paid, empty answers and cheats must not.
 
   python -m agentjax.check --config=configs/my_code_run.py --tasks=16
 
-Plays each task's worked solution, an empty answer, and the cheats of the world
-(``World.cheats``) through the config's own environment and reward graph. Games are
-played without luck. Ends with 1 where one gate did not hold. Rewards that pay for form alone fail
-on purpose; ``--at_most=0.1`` says how much of that is meant.
+Plays each task's worked solution, an empty answer, and the cheats of the world (``World.cheats``)
+through the config's own environment and reward graph. Chance is switched off in games. Ends with 1
+if an attempt is paid wrongly. Rewards that pay for form fail this check; ``--at_most=0.1`` allows
+so much.
 """
 
 from __future__ import annotations

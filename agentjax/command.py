@@ -1,11 +1,11 @@
-"""What all commands share: flags, help, one line for an error, exit statuses, compiled programs.
+"""Shared by all commands: flags, help, one-line errors, exit statuses, compiled programs.
 
-A command ends with 0, or with a status that its own docstring names; with 2 where flags, data,
-files or settings cannot be used. Such an end is one line on stderr, and the trace goes to
-``errors.log`` in the folder for caches (``$XDG_CACHE_HOME/agentjax``, ``~/.cache/agentjax``). Any
-other exception is a fault of the program: it ends with its trace and 1.
+A command ends with 0, or with a status that its docstring names. It ends with 2 if flags, data,
+files or settings are wrong: it prints one line on stderr and writes the trace to ``errors.log`` in
+the folder for caches (``$XDG_CACHE_HOME/agentjax``, ``~/.cache/agentjax``). Any other exception is
+a fault of the program, which ends with the trace and 1.
 
-Compiled programs are kept in the same folder, so that the next start compiles nothing again.
+Compiled programs are kept in the same folder, so that the next start need not compile them again.
 ``JAX_COMPILATION_CACHE_DIR`` names another place; an empty value switches it off.
 """
 
@@ -123,7 +123,7 @@ def help_text(module: ModuleType) -> str:
 
 
 def cache_folder() -> pathlib.Path:
-  """Where commands keep what they can make again."""
+  """The folder for caches."""
   home = os.environ.get("XDG_CACHE_HOME")
   return (pathlib.Path(home) if home else pathlib.Path.home() / ".cache") / "agentjax"
 
@@ -138,10 +138,10 @@ def _keep_compiled_programs() -> None:
 
 
 def _is_unusable_input(error: Exception) -> bool:
-  """Whether an exception speaks of flags, data, files or settings, and not of a fault in code.
+  """Whether an exception is about flags, data, files or settings, and not a fault of the code.
 
-  Errors of this package name what was got and what is allowed, a plain ValueError that its own
-  code raised among them; those of the system name a file.
+  Such are errors of this package, including a ValueError that its own code raised, and errors of
+  the system that name a file.
   """
   if isinstance(error, OSError) or _is_ours(type(error).__module__):
     return True

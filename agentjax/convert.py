@@ -5,8 +5,8 @@
   python -m agentjax.convert --input=runs/a/checkpoints/300 --output=exported --dtype=bfloat16
   python -m agentjax.convert --input=runs/a --output=exported --policy=seat_right
 
-The direction follows from what the input is. From a folder, OUTPUT becomes the directory of a run
-of no steps: ``config.start_from=OUTPUT`` takes its networks over, ``OUTPUT/model.json`` holds the
+The input decides the direction. From a folder, OUTPUT becomes the directory of a run of no steps:
+``config.start_from=OUTPUT`` takes its networks over, ``OUTPUT/model.json`` holds the
 ``config.model`` to use, and ``OUTPUT/huggingface`` the tokenizer files for
 ``config.tokenizer.path``. (``config.pretrained`` starts from a folder without this detour.) To a
 folder, tokenizer files come from ``--tokenizer_from``, else from where the run had them.
@@ -72,7 +72,7 @@ class Summary:
     size: bytes of the Hugging Face folder's weights.
     dtype: of the weights, several where they differ.
     output: directory written.
-    companions: tokenizer files that came along.
+    companions: tokenizer files that were copied.
   """
 
   family: str
@@ -152,7 +152,7 @@ def to_folder(
     policy: its name, of a snapshot or a further policy that was trained.
 
   Raises:
-    ConfigError: no family of Hugging Face models can say the model.
+    ConfigError: no family of Hugging Face models has such a model.
     CheckpointError: there is no checkpoint, it has no such policy, or the output is in use.
   """
   from agentjax.models import ModelConfig, huggingface
@@ -204,7 +204,7 @@ def _tokenizer_folder(run: pathlib.Path) -> pathlib.Path | None:
 
 
 def _fingerprint(folder: pathlib.Path, tokenizer: str | None) -> str:
-  """What tells a vocabulary, as checkpoints of runs with it hold it."""
+  """The fingerprint of a vocabulary, as in checkpoints."""
   from agentjax.text import ByteTokenizer, SentencePieceTokenizer, read_chat
 
   if tokenizer == "byte":

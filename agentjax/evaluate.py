@@ -6,9 +6,9 @@
   python -m agentjax.evaluate --config=runs/a/config.json --checkpoint=runs/a --policy=seat_right
 
 ``--checkpoint`` may name a run's directory: its newest checkpoint is used. Or a Hugging Face
-folder, which is then ``config.pretrained``. Every figure comes
-with a bootstrap confidence interval over tasks. What is measured is ``config.evaluation``; of which
-policy says ``--policy``, where ``config.seats`` trains several.
+folder, which is then ``config.pretrained``. Every figure comes with a bootstrap confidence interval
+over tasks. ``config.evaluation`` says what is measured; ``--policy`` chooses the policy if
+``config.seats`` trains several.
 """
 
 from __future__ import annotations

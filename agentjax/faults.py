@@ -1,10 +1,10 @@
-"""Whose fault a failure is: one decision, for every place where the policy meets our machinery.
+"""Whose fault a failure is: one decision for all code that handles what the policy does.
 
-An episode is masked only for a fault of ours. What its own files, time, calls or bytes bring about
-counts: it is an error that the policy reads, or a reward of 0. Were it masked, a policy that loses
-would learn to cause it.
+An episode is masked only for a fault of ours. A failure that its files, time, calls or bytes cause
+counts: it is an error that the policy reads, or a reward of 0. If it masked the episode, a losing
+policy would learn to cause it.
 
-``fault_of`` decides, by what failed and where:
+``fault_of`` decides by the kind of error and where it occurred:
 
   where      the policy's                                         ours
   files      what a program left in its box cannot be read,       input or output errors, memory and
@@ -15,10 +15,10 @@ would learn to cause it.
              episode wrote
   reset                                                           everything: nobody has acted yet
 
-An error that knows better carries a ``fault`` of its own, and that one counts. Two checks go with
-the table, since an error of data may also be a mistake in a tool or a scorer: a tool over a sandbox
-that fails is compared with an idle program in a fresh box (``tools.registry``), and a scorer with
-its verdict on an empty answer (``rewards.graph``). Where these fail too the fault is ours.
+An error may carry its own ``fault``, which then decides. An error of data may also be a mistake in
+a tool or a scorer, so there are two control runs: for a failing tool over a sandbox, an idle
+program in a fresh box (``tools.registry``); for a failing scorer, its verdict on an empty answer
+(``rewards.graph``). If these fail too, the fault is ours.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Owner(enum.StrEnum):
 
 
 class Boundary(enum.StrEnum):
-  """Where the policy meets our machinery."""
+  """Where an error occurred."""
 
   FILES = "files"  # the host handles what programs left in a box
   TOOL = "tool"  # a tool is called
@@ -60,7 +60,7 @@ class Fault:
   """Whose fault a failure is, and of what kind.
 
   Attributes:
-    owner: who is to blame; the episode is masked unless it is the policy.
+    owner: whose fault it is; the episode is masked unless it is the policy's.
     cause: a short name, one of few, for counts: "files", "data", "time", "sandbox", "queue",
       "tool", "environment", "verifier", "judge", "numbers".
     detail: one line for people.
@@ -72,7 +72,7 @@ class Fault:
 
   @property
   def masks(self) -> bool:
-    """Whether nothing may be learnt from the episode."""
+    """Whether the episode must not be trained on."""
     return self.owner is not Owner.POLICY
 
   def to_dict(self) -> dict[str, str]:
@@ -85,7 +85,8 @@ class Fault:
     return cls(Owner(values["owner"]), str(values["cause"]), str(values["detail"]))
 
 
-# What only contents bring about. All else is a state of the machine, or a mistake in our code.
+# Errors that only contents can cause. All others are states of the machine, or mistakes in our
+# code.
 _DATA = (
   ArithmeticError,
   AssertionError,
@@ -101,7 +102,7 @@ _DATA = (
   struct.error,
   zlib.error,
 )
-# States of this machine that no file in a box brings about.
+# States of this machine that no file in a box can cause.
 _MACHINE = frozenset(
   (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV, errno.ESTALE, errno.EBADF)
 )
@@ -115,7 +116,7 @@ _OURS = {
 
 
 def fault_of(error: BaseException, at: Boundary) -> Fault:
-  """Whose fault ``error`` is where it came up ``at``; see the module.
+  """Whose fault ``error`` is that occurred ``at`` a boundary; see the module.
 
   Of several errors at once, one of ours decides.
   """

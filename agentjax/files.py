@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees an incomplete one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CheckpointError(RuntimeError):
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
-  """Writes beside ``path``, syncs, renames: a reader sees the old file or the whole new one.
+  """Writes a temporary file, syncs, renames it: a reader sees the old file or the complete new one.
 
   Args:
     path: file to write; its folder is made.

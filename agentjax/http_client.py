@@ -1,4 +1,4 @@
-"""One HTTP exchange, over aiohttp: what was asked, what came back, and how it failed."""
+"""One HTTP request and its answer, over aiohttp, with its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NoTokenError(RuntimeError):
 
 
 def load_aiohttp(user: str) -> ModuleType:
-  """The library. Raises ImportError that names ``user``, who needs it, and the extra."""
+  """The library. Raises ImportError that names ``user``, the part that needs it, and the extra."""
   try:
     import aiohttp
   except ImportError as error:
@@ -45,7 +45,7 @@ async def exchange(
 
   Raises:
     NoTokenError: the variable is not set.
-    NoAnswerError: no connection, none within the session's time, or too long an answer.
+    NoAnswerError: no connection, no answer in time, or an answer that is too long.
   """
   aiohttp = load_aiohttp("a service")
   headers = {}

@@ -1,6 +1,6 @@
-"""What a setting names: the one way from a name to the thing.
+"""From a name in a setting to the object that it names.
 
-A name is built in, that of an entry point of an installed package, or ``module:attribute``.
+A name is a built-in one, an entry point of an installed package, or ``module:attribute``.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from agentjax.config import Config, ConfigError, check
 
 
 def is_own(name: str) -> bool:
-  """Whether a setting names something of the user's own, and not a built-in thing."""
-  return ":" in name
+  """Whether a setting has the form ``module:attribute``."""
+  parts = name.split(":")
+  return len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
 
 
 def check_name(name: str, path: str, built_in: tuple[str, ...] = ()) -> None:
   """Raises ConfigError unless ``name`` is built in or has the form ``module:attribute``.
 
-  Nothing is imported: a config is valid wherever it is read.
+  Nothing is imported.
 
   Args:
     name: the setting.
     path: its dotted name, for the message.
     built_in: what else may be named.
   """
-  parts = name.split(":")
-  named = len(parts) == 2 and all(p.isidentifier() for part in parts for p in part.split("."))
   known = "".join(f"{word}, " for word in built_in)
-  check(name in built_in or named, path, name, f"{known}'module:attribute'")
+  check(name in built_in or is_own(name), path, name, f"{known}'module:attribute'")
 
 
 def load(name: str, path: str, allowed: str) -> Any:
   """The object that ``module:attribute`` names.
 
-  The module is one that ``import`` finds, or that lies in the working directory.
+  The module is on the import path or in the working directory.
 
   Args:
     name: a name that ``check_name`` passes.
@@ -131,14 +130,13 @@ def wrong(name: str, path: str, found: Any, allowed: str) -> ConfigError:
 class Choice(Config):
   """Settings of a thing that a run chooses. The class of the settings is the choice.
 
-  A room declares what may be chosen as a subclass, its base, and a field of that type. A value of
-  the field is an instance of any class below the base, wherever that class is defined. What is
-  chosen has a name: a built-in one (``built_in``), that of an entry point (``group``), or
-  ``module:attribute``. In JSON it is the name alone, or a mapping whose ``use`` is the name and
-  whose other keys are its settings. On the command line ``--config.FIELD=NAME`` chooses it, and
-  later flags set its fields.
+  For each kind of thing there is a subclass, the base, and fields of that type. A value of such a
+  field is an instance of any class below the base, in any module. It has a name: a built-in one
+  (``built_in``), an entry point (``group``), or ``module:attribute``. In JSON it is written as the
+  name, or as a mapping whose ``use`` is the name and whose other keys are its settings. On the
+  command line ``--config.FIELD=NAME`` chooses it, and later flags set its fields.
 
-  A base may also adopt things that have no settings, such as a function: see ``adopt``.
+  A base may also accept things without settings, such as a function: see ``adopt``.
   """
 
   group: ClassVar[str] = ""  # of entry points
@@ -151,7 +149,7 @@ class Choice(Config):
 
   @classmethod
   def adopt(cls, name: str, found: Any, path: str) -> Self:
-    """Settings that stand for ``found``, which is no class of settings.
+    """Settings for ``found``, which is not a class of settings.
 
     Args:
       name: ``module:attribute`` that names it.
@@ -205,7 +203,7 @@ class Choice(Config):
     return {"use": self.chosen} | super().to_dict()
 
   def to_short_dict(self, default: Config | None = None) -> Any:
-    """The name, and what differs from the defaults; no name where the default is of this class."""
+    """The name and what differs from the defaults; no name if the default is of this class."""
     settings = super().to_short_dict(default)
     if type(default) is type(self):
       return settings
@@ -233,7 +231,7 @@ class Choice(Config):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Adopted(Choice):
-  """Stands for a thing without settings; a base of choices makes a class below both.
+  """Settings of a thing that has none; a base of choices has a subclass of this and itself.
 
   Attributes:
     name: ``module:attribute`` that names it.
@@ -267,6 +265,6 @@ def entry_names(built_in: Mapping[str, str], group: str) -> dict[str, str]:
 
 
 def _find_loaded(target: str) -> Any:
-  """What ``module:attribute`` names, where its module is imported already; else None."""
+  """The object of ``module:attribute`` if its module is imported already; else None."""
   module, _, attribute = target.partition(":")
   return getattr(sys.modules.get(module), attribute, None)

@@ -1,8 +1,7 @@
 """Places shared fairly, and clocks that stop while their work waits for one.
 
-Boxes, browsers and verdicts run a few at a time. ``Places`` hands these places out so that no
-episode keeps others from theirs, and ``Clock`` measures work so that waiting for others costs
-nobody any of its time.
+Only a few boxes, browsers and verdicts run at a time. ``Places`` gives out these places fairly
+among episodes. ``Clock`` measures work without the time spent waiting for others.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ class QueueTimeout(Exception):
 
 
 class Clock:
-  """Seconds of one piece of work, without those in which it waited for a place that others hold.
+  """Seconds of one piece of work, without the wait for places that others hold.
 
-  It runs from its making. Within ``with clock:`` all places that are waited for stop it, in tasks
-  and threads started there too. Work that waits in one part and runs in another is at rest.
+  It starts when it is made. Within ``with clock:``, and in tasks and threads started there, waiting
+  for a place stops it. While one part of the work waits, the clock stands still even if another
+  part runs.
   """
 
   def __init__(self) -> None:
@@ -70,10 +70,11 @@ class Clock:
 
 
 async def wait_within(task: asyncio.Future, seconds: float, clock: Clock) -> bool:
-  """Waits for ``task`` until ``clock`` shows ``seconds``; whether it is done. It goes on.
+  """Waits for ``task`` until ``clock`` shows ``seconds``; returns whether it is done. The task is
+  not cancelled.
 
-  Unless there are no ``seconds`` at all, it has a turn first: a loop that was held up since the
-  clock began leaves no time to work that never started.
+  Unless ``seconds`` is 0, the task runs once first: a blocked loop may have used up the time before
+  the task could start.
   """
   if seconds > 0:
     await asyncio.sleep(0)
@@ -104,7 +105,7 @@ class _Waiter:
   stopped: bool = False  # ``clocks`` are
 
   def wait_for(self, others: bool) -> None:
-    """Notes whether it waits for others, or for its own owner, or no more."""
+    """Notes whether it waits for others, for its own owner, or not at all."""
     if others == self.stopped:
       return
     self.stopped = others
@@ -116,17 +117,17 @@ class _Waiter:
 class Places:
   """At most ``count`` holders at once; the next place goes to whoever holds the fewest.
 
-  Of equals, whoever has waited longest is first. One owner (see ``owned_by``) holds half of the
-  places at most, rounded up; work without an owner counts for itself. May be used from many threads
-  and event loops.
+  Among equals, the longest wait is first. One owner (see ``owned_by``) holds at most half of the
+  places, rounded up; work without an owner is its own owner. May be used from many threads and
+  event loops.
 
-  While work waits for others its clocks stand still. While its own owner holds a place here it
-  waits for itself, and they run.
+  While work waits for others its clocks stand still. While its own owner holds a place here, they
+  run.
 
   Args:
     count: places.
     seconds: longest wait for others; None waits as long as it takes.
-    setting: what to raise where no place comes free, for the message.
+    setting: name of the setting to raise if no place comes free, for the message.
   """
 
   def __init__(self, count: int, seconds: float | None = None, setting: str = "concurrency"):
@@ -176,7 +177,7 @@ class Places:
       )
 
   def _leave(self, waiter: _Waiter) -> None:
-    """Gives back what a waiter holds, or takes it out of the queue."""
+    """Frees the places of a waiter, or removes it from the queue."""
     with self._lock:
       if waiter in self._waiters:
         self._waiters.remove(waiter)
@@ -206,12 +207,12 @@ class Places:
       waiter.wait_for(others=not self._held[waiter.owner])
 
   def _next(self) -> _Waiter | None:
-    """Whose turn it is, if anybody can go now."""
+    """The next waiter, if one can go now."""
     able = [w for w in self._waiters if self._held[w.owner] < self._share]
     if self._taken >= self._count or not able:
       return None
     first = min(able, key=lambda w: (self._held[w.owner], w.ticket))
-    # Where it needs all places the others run out, and nobody begins before it.
+    # If it needs all places, the others finish and nobody begins before it.
     return None if first.exclusive and self._taken else first
 
 

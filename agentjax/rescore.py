@@ -4,8 +4,8 @@
   python -m agentjax.rescore --trajectories=old.store --config=runs/a/config.json \
       --config.reward.settings.unit_tests.credit=fraction --output=new.store
 
-``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are read
-and never changed; the new store is whole or not there. Neither model nor tokenizer is needed:
+``--trajectories`` is a run's directory (its journal), a journal, or a store. The episodes are not
+changed; the new store is written completely or not at all. Neither model nor tokenizer is needed:
 tasks, tools, world and scorers are made as a run of the config makes them.
 """
 

@@ -1,4 +1,4 @@
-"""Checks for your own parts, the same that agentjax runs on its own.
+"""Checks for your own losses and advantages; agentjax runs the same on its own.
 
 ``check_objective(my_loss, seed=0)`` and ``check_advantage(my_advantage, seed=0)`` raise
 AssertionError that begins with the name of the property that does not hold.
@@ -47,7 +47,7 @@ def check_objective(
   """Checks the promises that training, packing and sharding rely on, on a random packed batch.
 
   * finite: loss and gradients have no NaN or inf;
-  * padding: more padding, whatever stands on it, changes nothing and has no gradient;
+  * padding: more padding, with any values, changes nothing and has no gradient;
   * permutation: the order of sequences in the batch and their places in rows change nothing;
   * sibling exclusion: an invalid sequence has no gradient, and neither its content, nor its reward,
     nor its presence changes anything for its group or its row;
@@ -95,12 +95,12 @@ def check_advantage(function: AdvantageFunction, *, seed: int, tolerance: float 
   """Checks what training, packing and masking rely on, on a random packed batch.
 
   * finite: no NaN or inf on tokens with weight;
-  * padding: more padding, whatever stands on it, and unused places change nothing;
+  * padding: more padding, with any values, and unused places change nothing;
   * permutation: the order of sequences, their places in rows and the numbers of groups change
     nothing;
   * sibling exclusion: neither the content of a masked sequence, nor its reward, nor its presence
     changes anything for its group or its row;
-  * mask: what stands on tokens of weight 0 does not matter.
+  * mask: values on tokens of weight 0 do not matter.
 
   Args:
     function: ``AdvantageInputs -> advantages [B, T]``. It is given rewards of turns and steps and a
@@ -160,7 +160,7 @@ class _Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-  """Sequences by number, with what the batch says of each. The last place is unused."""
+  """Sequences by number, with their data in the batch. The last place is unused."""
 
   sequences: tuple[_Sequence | None, ...]
   rewards: np.ndarray

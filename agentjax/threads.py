@@ -1,4 +1,4 @@
-"""Bridges between threads and event loops: a loop in a thread of its own, a call in a thread."""
+"""Bridges between threads and event loops: a loop in its own thread, a call in a thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-  """An event loop in a thread of its own, begun with the first work for it.
+  """An event loop in its own thread, started with the first work for it.
 
-  It serves many threads and loops at once, and works where a loop is running already, as in
-  Jupyter. What a coroutine leaves behind on the loop goes on until ``close``.
+  It serves many threads and loops at once. It also works if a loop is running already, as in
+  Jupyter. Tasks that a coroutine leaves on the loop run until ``close``.
   """
 
   def __init__(self, name: str = "event-loop"):
@@ -30,7 +30,7 @@ class LoopThread:
     return self._running is not None
 
   def run(self, work: Coroutine[Any, Any, T]) -> T:
-    """Blocks until ``work`` is done; what it raises, CancelledError included, is raised here."""
+    """Blocks until ``work`` is done; its exceptions, CancelledError included, are raised here."""
     try:
       return self._submit(work).result()
     except concurrent.futures.CancelledError as error:
@@ -69,7 +69,8 @@ class LoopThread:
 
 
 async def run_in_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
-  """Awaits ``work`` in ``loop``, where that is the loop of another thread; None is the own one."""
+  """Awaits ``work`` in ``loop``, which may be the loop of another thread; None is the present
+  loop."""
   if loop is None or loop is asyncio.get_running_loop():
     return await work
   return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
@@ -80,14 +81,14 @@ async def call_in_thread(
 ) -> T:
   """``function()`` in a thread of its own, with the caller's context variables.
 
-  The thread is a daemon and not one of a pool: a call that never returns neither starves others nor
-  holds up the exit. What the function raises, of any kind, is raised here; StopIteration, which a
+  The thread is a daemon and not part of a pool: a call that never returns neither blocks others nor
+  delays the exit. What the function raises, of any kind, is raised here; StopIteration, which a
   future cannot hold, as RuntimeError.
 
   Args:
     function: what is called.
     name: of the thread.
-    on_late_end: called in the loop where the function ends after the caller was cancelled.
+    on_late_end: called in the loop if the function ends after the caller was cancelled.
   """
   loop = asyncio.get_running_loop()
   future: asyncio.Future[T] = loop.create_future()

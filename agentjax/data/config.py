@@ -1,4 +1,4 @@
-"""Where tasks come from, as settings."""
+"""Settings of the source of tasks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class JsonlConfig(TaskSource):
       data set). Parquet and Arrow need the extra ``agentjax[parquet]``. test_file "" is none.
     question_field, answer_field: texts; answer_field "" where rows have no final answer.
     response_field: field with what the assistant answers, for supervised learning; "" reads none.
-    messages_field: field with a whole conversation, in the place of question and response; what
-      follows its first assistant's message, that included, is for supervised learning.
+    messages_field: field with a whole conversation, instead of question and response; its first
+      assistant message and everything after it are for supervised learning.
   """
 
   reads_path = True
@@ -138,10 +138,10 @@ class DataConfig(Config):
   """Training and test tasks.
 
   Attributes:
-    source: what makes them; None takes the world's own. Built in are "word_problems", "gsm8k",
-      "jsonl", "reasoning_gym", "tfds" and "mixture"; "module:attribute" names a ``TaskSplits`` of
-      your own, or a function of this config that returns one.
-    path: folder of what reads files.
+    source: reads or generates them; None takes the world's own. Built in are "word_problems",
+      "gsm8k", "jsonl", "reasoning_gym", "tfds" and "mixture"; "module:attribute" names a
+      ``TaskSplits`` of your own, or a function of this config that returns one.
+    path: folder of the files.
     train_size: tasks generated, or at most read; None reads all (files only).
     test_size: likewise for test tasks.
     seed: of generated tasks.

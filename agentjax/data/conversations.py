@@ -1,6 +1,6 @@
 """Conversations with tool calls as plain JSON in OpenAI's form, read value by value.
 
-Every function raises ValueError where a value does not fit, and says which and what is allowed.
+Every function raises ValueError for a wrong value; the message names it and says what is allowed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _with_thinking(reasoning: str, text: str, keep: bool) -> str:
 
 
 def check_turns(messages: Sequence[Message]) -> None:
-  """Raises ValueError where tools answer what nobody asked, or the policy never speaks."""
+  """Raises ValueError if a tool answers without a call, or the policy never speaks."""
   if not any(message.role == "assistant" for message in messages):
     raise ValueError("the conversation has no assistant message")
   open_calls = 0

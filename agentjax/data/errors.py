@@ -1,4 +1,4 @@
-"""What is wrong with input data, and where."""
+"""The error of wrong input data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, read with the line number at hand for every complaint."""
+"""JSON lines: one object per line; errors name the line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
 def require_text(
   row: Mapping[str, Any], field: str, path: str | os.PathLike[str], line: int
 ) -> str:
-  """The text of a field; a number stands for its decimal text. DataError where it is missing."""
+  """The text of a field; a number becomes its decimal text. DataError if it is missing."""
   if field not in row:
     raise DataError(f"the row has no {field!r}; its fields: {', '.join(row) or 'none'}", path, line)
   value = row[field]

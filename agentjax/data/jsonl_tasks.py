@@ -29,8 +29,8 @@ def load_jsonl(
 ) -> list[Task]:
   """Tasks of a JSONL file, a Parquet file, or a folder of Parquet or Arrow files.
 
-  A row's ``metadata``, an object, becomes the task's, and its ``tools`` what the task declares;
-  further fields are ignored.
+  A row's ``metadata``, an object, becomes the task's; its ``tools`` are the tools that the task
+  declares. Further fields are ignored.
 
   Args:
     path: the file or folder (``tables.read_rows``).
@@ -38,10 +38,10 @@ def load_jsonl(
     question_field: text that a user says.
     answer_field: final answer; "" where rows have none, and every task's is then "".
     response_field: what the assistant answers, the task's demonstration; "" reads none.
-    messages_field: a conversation in OpenAI's form in the place of question and response; "" reads
-      none. What stands before the first assistant's message is the prompt, and the rest, if there
-      is any, up to an assistant's, the demonstration. ``reasoning_content`` is kept within
-      ``<think>`` tags.
+    messages_field: a conversation in OpenAI's form, instead of question and response; "" reads
+      none. The messages before the first assistant message are the prompt; the rest, up to the last
+      assistant message, is the demonstration. ``reasoning_content`` is kept within ``<think>``
+      tags.
     first_id: id of the task in row 1; ids follow the rows.
     limit: at most so many rows, from the start; None reads all.
 

@@ -1,4 +1,4 @@
-"""One sequence of tasks out of several, in fixed proportions."""
+"""One sequence of tasks from several, in fixed proportions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def mix(
 
   Position n goes to the source that is furthest behind its share (largest ``weight * (n + 1) -
   taken``, first wins), so every prefix keeps the proportions to within one task a source. A source
-  that runs out starts again from its beginning. Ids are given anew: two sources may use the same
-  ones; ``metadata["source_id"]`` keeps the old id.
+  that is used up starts again. Tasks get new ids, because two sources may use the same ones;
+  ``metadata["source_id"]`` keeps the old id.
 
   Raises:
     ValueError: no source, an empty source, or weights that are not one positive number a source.

@@ -29,7 +29,7 @@ class TaskIterator(Iterator[list[Task]]):
       )
     if not 0 <= seed < 2**32:
       raise ValueError(f"seed={seed}; allowed: 0 <= seed < 2**32")
-    # grain imports jax; a process that only reads tasks (a tool worker) must stay free of it.
+    # grain imports jax; a process that only reads tasks (a tool worker) must not import it.
     import grain
 
     self._tasks = tasks
@@ -43,7 +43,7 @@ class TaskIterator(Iterator[list[Task]]):
     if shuffle:
       order = order.shuffle()
     batches = order.batch(batch_size, drop_remainder=True, batch_fn=list).repeat()
-    # No reader threads: indices cost nothing to make, and the state is then exactly what was read.
+    # No reader threads: indices are cheap, and so the state is exactly what was read.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     self._indices = iter(batches.to_iter_dataset(options))
 

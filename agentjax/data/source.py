@@ -18,10 +18,10 @@ _HERE = "agentjax.data"
 
 @dataclasses.dataclass(unsafe_hash=True)
 class TaskSource(Choice):
-  """Settings of what reads or generates tasks.
+  """Settings of a source, which reads or generates tasks.
 
-  A subclass says with ``reads`` whether it reads files of ``config.data.path`` or generates tasks,
-  which then have sizes.
+  ``reads_path`` says whether it reads files of ``config.data.path``; otherwise it generates tasks,
+  and sizes must be given.
   """
 
   group = "agentjax.sources"
@@ -46,7 +46,8 @@ class TaskSource(Choice):
     return OwnSource(name, found)  # type: ignore[return-value]
 
   def check_data(self, data: DataConfig, path: str) -> None:
-    """Raises ConfigError where ``data`` lacks what this source needs; ``path`` names ``data``."""
+    """Raises ConfigError if ``data`` lacks a field that this source needs; ``path`` names
+    ``data``."""
     if self.reads_path:
       check(
         bool(data.path),
@@ -66,7 +67,7 @@ class TaskSource(Choice):
       data: sizes, seed and folder; ``check_data`` has passed.
 
     Raises:
-      ConfigError: a setting that cannot be, or a missing extra.
+      ConfigError: an impossible setting, or a missing extra.
       DataError: data that cannot be read, with file and line.
     """
     raise NotImplementedError(f"{type(self).__name__} must define load()")

@@ -1,4 +1,4 @@
-"""Two sequences of tasks: to learn from, and to be measured on."""
+"""Two sequences of tasks: for training and for tests."""
 
 from __future__ import annotations
 

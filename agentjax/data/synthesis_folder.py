@@ -1,4 +1,4 @@
-"""A folder that a synthesis fills: rows written as they are made, never twice, in any order alike.
+"""The output folder of a synthesis: each row is written once, as soon as it is made.
 
 settings.json   what the rows were made with; a folder holds those of one setting
 NAME.jsonl      rows, each with the ``id`` of what it was made for
@@ -28,7 +28,7 @@ Report = Callable[[str, int, int], None]  # what is being made, how much is ther
 
 
 def unreported(what: str, done: int, total: int) -> None:
-  """A ``Report`` to nobody."""
+  """A ``Report`` that does nothing."""
 
 
 def claim(
@@ -68,7 +68,7 @@ class RowFile:
   Args:
     path: a line that was cut off at its end is removed.
     fields: with their types, that every row has beside its ``id``.
-    other: what a row shows to have been made for something else than is wanted now, or None.
+    other: says for which other input a row was made, or None.
 
   Attributes:
     rows: by id.
@@ -119,7 +119,7 @@ class RowFile:
 async def for_each(
   items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int
 ) -> None:
-  """``work(item)`` for every item, so many at once; the first error ends them all."""
+  """``work(item)`` for every item, at most so many at once; the first error ends them all."""
   rest = iter(items)
 
   async def worker() -> None:

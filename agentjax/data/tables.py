@@ -18,10 +18,10 @@ _BATCH_ROWS = 1024  # rows that are in memory at once
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields (number from 1, row) of a file or a folder of files.
 
-  ``*.parquet`` is a Parquet file; a folder holds Parquet files, or the Arrow files of one split
-  as ``datasets.Dataset.save_to_disk`` writes them, and is read in the order of their names; a name
-  of neither stands for ``NAME-*.parquet``, or ``data/NAME-*.parquet`` beside it. All else is
-  JSONL. Tables have a place for every field in every row: fields without a value are left out.
+  ``*.parquet`` is a Parquet file; a folder holds Parquet files, or the Arrow files of one split as
+  ``datasets.Dataset.save_to_disk`` writes them, and is read in the order of their names. Any other
+  name that is no file means ``NAME-*.parquet`` or ``data/NAME-*.parquet``. Everything else is
+  JSONL. Fields of tables without a value are left out.
 
   Raises:
     ConfigError: the package pyarrow is missing.

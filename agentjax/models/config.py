@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import jax.numpy as jnp
 
@@ -336,6 +336,13 @@ class ModelConfig(Config):
   second_pass: SecondPassConfig | None = None
   expert_capacity: float | None = None
   exact_chunk: NonNegativeInt = 0
+
+  @classmethod
+  def from_name(cls, name: str, path: str) -> Self:
+    """A fresh copy of "default", a published architecture, or one by entry point or module."""
+    from agentjax.models.presets import named_model  # it imports this module
+
+    return cls() if name == "default" else named_model(name, path)  # type: ignore[return-value]
 
   @property
   def sections(self) -> tuple[str, ...]:

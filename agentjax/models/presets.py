@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import pathlib
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, check
 from agentjax.models.config import ModelConfig
+from agentjax.names import entry_names, is_own, load, wrong
 
 _FOLDER = pathlib.Path(__file__).with_name("published")
 
@@ -35,6 +36,29 @@ def model_preset(name: str) -> ModelConfig:
   if "config.json" in values:
     fields = config_of(values["config.json"], file)[1].to_dict() | fields
   return ModelConfig.from_dict(fields, f"{file.name}.fields")
+
+
+def named_model(name: str, path: str) -> ModelConfig:
+  """A published architecture, or the ModelConfig that an entry point or a module names.
+
+  Args:
+    name: of a preset, of an entry point of the group ``agentjax.models``, or ``module:attribute``.
+    path: dotted name of the setting, for messages.
+
+  Raises:
+    ConfigError: nothing of that name, or something else than a ModelConfig.
+  """
+  points = entry_names({}, "agentjax.models")
+  known = ", ".join([*model_presets(), *points])
+  allowed = f"'default', {known}, 'module:attribute' of a ModelConfig"
+  if name in model_presets():
+    return model_preset(name)
+  target = points.get(name, name)
+  check(is_own(target), path, name, allowed)
+  found = load(target, path, "a ModelConfig")
+  if not isinstance(found, ModelConfig):
+    raise wrong(name, path, found, allowed)
+  return ModelConfig.from_dict(found.to_dict(), path)
 
 
 def model_presets() -> tuple[str, ...]:

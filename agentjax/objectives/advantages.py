@@ -2,8 +2,8 @@ r"""Advantages of whole sequences: centre, scale, weight, from rewards and integ
 
 The operator of most published methods is ``A_i = (R_i - centre) / scale`` with four independent
 choices: the group key (``groups``), the centre, the scale, and how much a member counts in the
-statistics (``counts``). Invalid members are out of every statistic and get 0, and so does every
-member of a group without spread: nothing is learnt from a group that agrees with itself.
+statistics (``counts``). Invalid members are excluded from every statistic and get 0. All members of
+a group of equal rewards also get 0: such a group teaches nothing.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class AdvantageConfig(Config):
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
-    parts: named parts of the reward that are centred and scaled one by one, in the place of the
-      reward itself, and then summed with ``part_weights``, so that no part drowns another (GDPO,
-      which whitens the sum over the batch). () takes the reward; ("*",) all parts that have a
-      weight in ``config.reward``, with that weight.
-    part_weights: one a part; () weighs all alike.
+    parts: named parts of the reward that are centred and scaled one by one, instead of the whole
+      reward, and then summed with ``part_weights``, so that no part dominates (GDPO, which whitens
+      the sum over the batch). () takes the reward; ("*",) all parts that have a weight in
+      ``config.reward``, with that weight.
+    part_weights: one per part; () gives all the same weight.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
     credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
@@ -79,8 +79,8 @@ class AdvantageConfig(Config):
       "turn_then_token" is RAGEN's bi-level GAE (``returns.bilevel_gae``): over turns with
       ``turn_gamma``, then over the tokens of each with ``gamma``.
     turn_gamma: see ``index_set``; .95 in RAGEN (2504.20073).
-    branches: what a token gets that several branches of one episode share (the column
-      ``branches``); every copy of it is in the batch. "soft": each copy the advantage of its own
+    branches: the advantage of a token that several branches of one episode share (the column
+      ``branches``); the batch has every copy of it. "soft": each copy the advantage of its own
       branch; "hard": all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its
       default). On policy both have one gradient; once ratios are clipped they differ.
     gamma: discount a step, for "reward_to_go" and "gae".
@@ -88,19 +88,19 @@ class AdvantageConfig(Config):
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
       gae_lambda; None = off.
     turn_rewards: named parts of the reward that are paid at the end of the turns that earned them
-      (``Trajectory.turn_rewards``), with their weight in the reward. What they hold of a sequence's
-      reward is taken off its end, so that all in all the same is paid. () pays all at the end. With
-      credit "reward_to_go" or "gae", and without centre and scale, which are of whole sequences.
+      (``Trajectory.turn_rewards``), with their weight in the reward. The same amount is subtracted
+      from the reward at the end, so the sum does not change. () pays everything at the end. Needs
+      credit "reward_to_go" or "gae", and no centre or scale, which are over whole sequences.
     kl_in_reward: beta of ``-beta KL`` added to every token's reward; 0 = off.
     kl_in_reward_estimator: of that KL (``kl.kl_estimate``); only its value counts.
     whiten: standardise over all weighted tokens of the batch at the end.
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
-    function: your own advantages by name (``advantage_function.AdvantageChoice``), in the place of
-      centre, scale and credit, which are then not read; merge, whitening, clip and multiplier
-      follow it. None is those settings.
-    learn_from: sequences that keep their weight: "all", or those whose advantage (before credit) is
-      "negative" or "positive". Means are then over their tokens alone.
+    function: your own advantages by name (``advantage_function.AdvantageChoice``), instead of
+      centre, scale and credit, which are then not used; merge, whitening, clip and multiplier
+      follow it. None uses those settings.
+    learn_from: sequences that keep their weight: "all", or only those whose advantage (before
+      credit) is "negative" or "positive". Means are then over their tokens only.
   """
 
   centre: Centre = "group_mean"
@@ -215,7 +215,7 @@ class AdvantageConfig(Config):
       )
 
   def check_own_function(self, path: str) -> None:
-    """Raises ConfigError for settings that ask a run for what no advantage function is given."""
+    """Raises ConfigError for settings that need inputs which an advantage function does not get."""
     for name, unused in (
       ("centre", ("baseline", "prompt_value")),
       ("credit", ("gae",)),
@@ -248,7 +248,8 @@ def check_group_size(config: AdvantageConfig, group_size: int, size_path: str, p
 
 
 def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) -> None:
-  """Host-side: refuses values that only a sentinel or a fault can produce, before they train.
+  """On the host: refuses values that only a sentinel or a fault can produce, before training on
+  them.
 
   Args:
     rewards: [N] concrete; NaN or inf is refused where valid.
@@ -275,7 +276,7 @@ def check_rewards(rewards: np.ndarray, valid: np.ndarray, groups: np.ndarray) ->
 
 
 def check_outcomes(rewards: np.ndarray, valid: np.ndarray, setting: str, other: str) -> None:
-  """Host-side: refuses rewards that are no probabilities, before they enter a Bernoulli loss.
+  """On the host: refuses rewards that are not probabilities, before they enter a Bernoulli loss.
 
   Args:
     rewards: [N] concrete.
@@ -363,7 +364,7 @@ def multi_reward_advantages(
   config: AdvantageConfig,
   **options: Float[Array, "sequences"] | None,
 ) -> Float[Array, "sequences"]:
-  """Advantages a reward part, then their weighted sum, so that no part drowns another (GDPO).
+  """Advantages of each reward part, then their weighted sum, so that no part dominates (GDPO).
 
   ``options`` are those of ``sequence_advantages``.
   """
@@ -398,7 +399,7 @@ def merge_branches(
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AmbiguityConfig(Config):
-  """ADPO's trust in a task by how far the answers to it agree (``ambiguity_terms``).
+  """ADPO's trust in a task, by how many of its answers agree (``ambiguity_terms``).
 
   Attributes:
     minimum_scale: s_min, factor on the advantages where the answers agree least; .6 in the script
@@ -413,8 +414,9 @@ def ambiguity_terms(
 ) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
   """ADPO's factor on the advantage and its bonus on the upper clip bound, from self-consistency.
 
-  ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` trusts sure labels more;
-  ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` lets unsure tasks move further. Agent0, 2511.16043.
+  ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` gives reliable labels more weight;
+  ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` allows larger updates for unreliable ones. Agent0,
+  2511.16043.
 
   Args:
     scores: s, the share of the answers to the sequence's task that are its most frequent one.

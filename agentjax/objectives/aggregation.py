@@ -1,4 +1,5 @@
-"""How per-token losses become one number: a coefficient a token, computed once on the whole batch.
+"""How per-token losses become one number: one coefficient per token, computed once on the whole
+batch.
 
 The loss is ``sum(coefficients * per_token)``. Because the denominators are already inside, the sum
 over micro-batches, shards and accumulation steps is the loss of the whole batch, exactly.

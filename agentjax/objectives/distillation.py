@@ -1,4 +1,4 @@
-r"""On-policy distillation: a teacher says what it thinks of every token that the student wrote.
+r"""On-policy distillation: a teacher gives log-probs of every token that the student wrote.
 
 With ``p = pi_theta(. | s_t)`` the student, ``q = pi_T(. | s_t)`` the teacher and ``y ~ pi_theta``,
 the aim is ``min E sum_t KL(p || q)``. Three forms, which differ in what is asked of the teacher:
@@ -67,23 +67,23 @@ class DistillationConfig(Config):
     top_k: candidates a token; 16 in 2604.13016.
     candidates: whose k most likely tokens they are, of the student at the start of the update (on
       stored episodes: of the policy that they were stored with) or of the teacher.
-    rest: what becomes of the probability outside the candidates, see ``candidate_divergence``.
+    rest: how the probability outside the candidates enters, see ``candidate_divergence``.
     clip: bound on the absolute sampled advantage; None is off. Lightning OPD names one without a
       value.
-    centre: "batch_mean" takes the mean over the weighted tokens off the sampled advantages, after
-      the clip. Ours. On policy this changes the noise of the gradient alone, as
-      E grad log p(y_t) = 0. On stored tokens, where the mean is minus the divergence, all that was
-      stored becomes less likely without it; with it the gradient is that of half the variance of
-      log q - log p in the place of half its mean square.
+    centre: "batch_mean" subtracts the mean over the weighted tokens from the sampled advantages,
+      after the clip. Ours. On policy this only changes the noise of the gradient, as E grad log
+      p(y_t) = 0. On stored tokens the mean is minus the divergence: without centring all stored
+      tokens become less likely; with it the gradient is that of half the variance of log q - log p
+      instead of half its mean square.
     coefficient: weight of the teacher's term.
-    outcome_weight: factor on the advantages that come from rewards; 0 learns from the teacher
-      alone, and then a divergence is all there is to the loss.
-    keep: share of the weighted tokens that is trained on, the best by ``select_by``; the others
-      lose their weight, their logits and, in form "full", the teacher's hidden states.
+    outcome_weight: factor on the advantages from rewards; with 0 only the teacher counts, and a
+      divergence is then the whole loss.
+    keep: share of the weighted tokens that is trained on, the best by ``select_by``; the others get
+      weight 0, and their logits and (form "full") the teacher's hidden states are not computed.
     select_by: "soft_or" of entropy and divergence (TIP), or one of the two.
     entropy_quantile: entropies are cut off here before they are scaled, for "soft_or"; .98 in TIP.
-    overlap_top_k: k of the diagnostics of ``compare``, at the price of both logits of all tokens; 0
-      is off.
+    overlap_top_k: k of the diagnostics of ``compare``, which need the logits of both models for all
+      tokens; 0 is off.
   """
 
   form: Literal["sampled", "top_k", "full"] = "sampled"
@@ -115,12 +115,12 @@ class DistillationConfig(Config):
 
   @property
   def needs_live_teacher(self) -> bool:
-    """Whether stored log-probs, of the sampled tokens or of candidates, do not suffice."""
+    """Whether stored log-probs do not suffice."""
     return self.form == "full" or self.keep < 1 or self.overlap_top_k > 0
 
   @property
   def stored(self) -> DistillationConfig:
-    """What is put to a teacher for stored episodes, nothing else that the update makes of it."""
+    """The settings that matter when a teacher scores stored episodes."""
     if self.form == "sampled":
       return DistillationConfig()
     return DistillationConfig(form=self.form, top_k=self.top_k, candidates=self.candidates)
@@ -152,7 +152,8 @@ def teacher_advantages(
   log_probs: Float[Array, "*shape"],
   clip: float | None = None,
 ) -> Float[Array, "*shape"]:
-  """``sg[log q(y_t) - log p(y_t)]``, nats: credit is immediate, nothing is summed or normalised.
+  """``sg[log q(y_t) - log p(y_t)]``, nats: each token gets its own value; nothing is summed or
+  normalised.
 
   Args:
     teacher_log_probs, log_probs: of the tokens that the student sampled.
@@ -207,13 +208,14 @@ def candidate_divergence(
   Args:
     log_p, log_q: log-probs of the same k tokens, not renormalised.
     kind, beta: of the divergence.
-    rest: "renormalise": both are made to sum to 1 on the candidates, and what the student has
-      outside has no gradient (2604.13016). "bucket": all else is one more outcome; a lower bound of
-      the divergence over the vocabulary (ours). "drop": terms are summed as they are, which is no
-      divergence: it may be negative. "floor": the teacher is renormalised on the candidates and has
-      the log-prob -100 on every other token, the student is as it is; what the student has outside
-      costs ``sum_rest p (log p + 100)`` in the reverse direction and nothing in the forward one
-      (NeMo-RL's ``zero_outside_topk``). Not for "jsd".
+    rest: "renormalise": both are normalised on the candidates, and the student's probability
+      outside has no gradient (2604.13016). "bucket": all other tokens are one more outcome; a lower
+      bound of the divergence over the vocabulary (ours). "drop": terms are summed without
+      normalisation, which is not a divergence and may be negative. "floor": the teacher is
+      normalised on the candidates and has the log-prob -100 on every other token, the student is
+      not changed; the student's probability outside costs ``sum_rest p (log p + 100)`` in the
+      reverse direction and nothing in the forward one (NeMo-RL's ``zero_outside_topk``). Not for
+      "jsd".
     entropies: of the student over the whole vocabulary, nats, differentiable; for rest "floor".
   """
   if rest == "floor":
@@ -245,8 +247,8 @@ def soft_or(
 ) -> Float[Array, "*shape"]:
   """TIP's score ``h + d - h d`` of min-max scaled entropy and divergence, 0 to 1; 0 outside.
 
-  High where the student is unsure or the teacher disagrees: also where the student is sure and
-  wrong, which entropy alone misses.
+  High if the student is unsure or the teacher disagrees. So it also finds tokens on which the
+  student is sure and wrong, which entropy misses.
 
   Args:
     entropies, divergences: of the tokens, nats.
@@ -291,7 +293,7 @@ def select_tokens(
 def compare(
   log_p: Float[Array, "*lead vocab"], log_q: Float[Array, "*lead vocab"], k: int
 ) -> dict[str, Float[Array, "*lead"]]:
-  """What tells early whether a teacher can be followed (2604.13016), a number a token.
+  """Early signs of whether a student can follow a teacher (2604.13016), one number per token.
 
   With S_p, S_q the k most likely tokens of student and teacher and O what they share:
   ``overlap`` ``|O| / k`` (rises when it goes well); ``overlap_advantage`` the mean over O of

@@ -1,6 +1,6 @@
 r"""Estimators of KL(pi || pi_ref) from tokens sampled by pi, with d = log pi_ref - log pi.
 
-What an estimator is worth differs between its value and its gradient (as a loss, on policy):
+The value and the gradient (as a loss, on policy) of an estimator have different properties:
 
 =========  =====================  ==================  ==========================================
 name       value                  bias of the value   expected gradient

@@ -1,4 +1,4 @@
-"""Correction for the sampler not being the trainer: weights and filters from their ratio rho.
+"""Correction for differences between sampler and trainer: weights and filters from their ratio rho.
 
 rho = pi_old / pi_behaviour. pi_old is the policy at the start of the update as the trainer computes
 it, pi_behaviour the one that sampled (other kernels, other precision, older weights). Neither
@@ -39,10 +39,10 @@ class MismatchConfig(Config):
     filter_low, filter_high: bounds, inclusive; None = open.
     filter_statistic: "geometric", "product", or "k3": mean of ``rho - log rho - 1``.
     veto_below: drop a whole sequence with any token ratio below this (1e-4); None = off.
-    dropped: what becomes of the tokens that filter and veto drop. "count": their surrogate is 0,
-      and they stay in every denominator and in all other terms (KL, entropy, likelihood), as in
-      NeMo-RL and verl; the fewer are kept, the smaller is the step. "exclude": they lose their
-      loss weight, so that means are over the kept tokens.
+    dropped: how tokens enter that filter and veto drop. "count": their surrogate is 0, and they
+      stay in every denominator and in all other terms (KL, entropy, likelihood), as in NeMo-RL and
+      verl; the fewer are kept, the smaller is the step. "exclude": they get loss weight 0, so means
+      are over the kept tokens.
     self_normalise: divide the weights by their mean over the kept tokens.
 
   Named rules: token-TIS weight_level="token", weight_cap=2. IcePop: weight_level="token",
@@ -65,7 +65,7 @@ class MismatchConfig(Config):
 
   @property
   def active(self) -> bool:
-    """Whether old log-probs must be known apart from the behaviour's."""
+    """Whether old log-probs must be recomputed by the trainer."""
     return self.weight_level != "none" or self.drops
 
   @property
@@ -104,7 +104,7 @@ class MismatchConfig(Config):
 
 
 class Mismatch(NamedTuple):
-  """What the correction says of every token; stop-gradient."""
+  """The correction of every token; without gradient."""
 
   importance: Float[Array, "batch time"]  # factor on the loss; 1 where off
   keep: Bool[Array, "batch time"]  # False: dropped, see MismatchConfig.dropped
@@ -119,7 +119,7 @@ def mismatch_correction(
   *,
   turns: Int[Array, "batch time"] | None = None,
 ) -> Mismatch:
-  """Applies a ``MismatchConfig``; ratios of tokens without weight are never looked at."""
+  """Applies a ``MismatchConfig``; ratios of tokens without weight are ignored."""
   log_rho = jnp.where(weights > 0, old_log_probs - behaviour_log_probs, 0)
   importance, keep = jnp.ones_like(log_rho), jnp.ones(log_rho.shape, bool)
 

@@ -90,13 +90,16 @@ class ObjectiveConfig(Config):
 
   @classmethod
   def from_name(cls, name: str, path: str) -> Self:
-    """A fresh copy of a preset, "default", or the ObjectiveConfig of ``module:attribute``."""
+    """A fresh copy of "default", a preset, or an ObjectiveConfig by entry point or module."""
     if name == "default":
       return cls()
     presets = names.load(_PRESETS, path, "the published methods")
-    allowed = f"'default', {', '.join(sorted(presets))}, 'module:attribute' of an ObjectiveConfig"
-    check(name in presets or names.is_own(name), path, name, allowed)
-    found = names.load(name, path, "an ObjectiveConfig") if names.is_own(name) else presets[name]
+    points = names.entry_names({}, "agentjax.objectives")
+    known = ", ".join(sorted({*presets, *points}))
+    allowed = f"'default', {known}, 'module:attribute' of an ObjectiveConfig"
+    target = points.get(name, name)
+    check(name in presets or names.is_own(target), path, name, allowed)
+    found = presets[name] if name in presets else names.load(target, path, "an ObjectiveConfig")
     if not isinstance(found, cls):
       raise names.wrong(name, path, found, allowed)
     return cls.from_dict(found.to_dict(), path)

@@ -35,17 +35,16 @@ class PolicyLossConfig(Config):
     ratio_level: ratio of a "token", or geometric mean over its "turn" (chunk) or "sequence".
     gradient_form: "ratio" differentiates the surrogate ``r A`` itself; "score" weights the score
       function, ``sg(w(r)) A log pi``.
-    clip: what bounds the update.
-      "none"; "ppo" (pessimistic clip of r for "ratio", plain clip of the weight for "score");
-      "mask" (no gradient beyond the bound in the direction of the advantage); "truncate" (weight
-      ``min(r, 1 + clip_high)``); "unit" (weight 1, plain REINFORCE); "sapo" (soft sigmoid gate);
-      "gmpo" (each token's log-ratio clipped to [-clip_low, clip_high] by the sign of A before the
-      geometric mean).
+    clip: how the update is bounded. "none"; "ppo" (pessimistic clip of r for "ratio", plain clip of
+      the weight for "score"); "mask" (no gradient beyond the bound in the direction of the
+      advantage); "truncate" (weight ``min(r, 1 + clip_high)``); "unit" (weight 1, plain REINFORCE);
+      "sapo" (soft sigmoid gate); "gmpo" (each token's log-ratio clipped to [-clip_low, clip_high]
+      by the sign of A before the geometric mean).
     clip_low, clip_high: bounds 1 - clip_low and 1 + clip_high on r (log bounds for "gmpo").
     dual_clip: c > 1; for A < 0 the surrogate is at least c A. None = off.
     positive_weight_one: weight 1 instead of w(r) where A > 0 (TOPR, IPA).
     sapo_temperature_positive, sapo_temperature_negative: gate sharpness for A > 0 and A <= 0.
-    mismatch: correction for the sampler not being the trainer.
+    mismatch: correction for differences between sampler and trainer.
     kl_coefficient, kl_estimator: KL to the reference policy as an added loss; 0 = off.
     kl_weight: differentiable weight of that estimate (``kl.kl_estimate``). "none"; "current":
       pi / sg(pi), which is 1 and adds the score function to the gradient (NeMo-RL);
@@ -174,7 +173,7 @@ def policy_loss(
   """
   advantages = jax.lax.stop_gradient(advantages)
   inside = weights > 0
-  # Masked before any product: what stands on a token without weight must not reach a gradient.
+  # Masked before any product: values of tokens without weight must not reach a gradient.
   log_ratio = jnp.where(inside, log_probs - jax.lax.stop_gradient(old_log_probs), 0)
   log_probs = jnp.where(inside, log_probs, 0)
   advantages = jnp.where(inside, advantages, 0)

@@ -2,10 +2,10 @@ r"""Learning from preferences and outcomes: DPO, the implicit process reward mod
 
 ``dpo_loss`` and ``implicit_prm_loss`` are functions of ``s_i = sum_t (log pi - log pi_ref)``, one
 number a sequence. So their gradient is a policy gradient: with ``A_i = -dL / ds_i`` at the present
-parameters, ``grad L = -sum_i A_i sum_t grad log pi_t``. ``preference_advantages`` gives that A, and
-DPO then takes the same way as every other objective, packed rows, micro-batches and shards
-included: chosen and rejected may lie anywhere in the batch. The gradient is exact for one optimiser
-step a batch, with ``old_log_probs`` the trainer's; that is what a run with it must be set to.
+parameters, ``grad L = -sum_i A_i sum_t grad log pi_t``. ``preference_advantages`` gives that A. So
+DPO uses the same code as every other objective, with packed rows, micro-batches and shards: chosen
+and rejected may be anywhere in the batch. The gradient is exact for one optimiser step per batch
+with the trainer's ``old_log_probs``; a run must have these settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentjax.objectives.value_loss import bernoulli_value_loss
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PreferenceConfig(Config):
-  """What is learnt from the rewards of the sequences in the place of an advantage.
+  """A loss on the rewards of sequences that replaces the advantage.
 
   Attributes:
     form: "dpo": of two sequences of a group the one with the higher reward becomes likelier, and so
@@ -75,8 +75,8 @@ def implicit_prm_loss(
 ) -> Float[Array, "*sequences"]:
   r"""``-(o log s(beta s) + (1 - o) log(1 - s(beta s)))`` with ``s = sum_t (log pi - log pi_ref)``.
 
-  Trained on outcomes o in 0..1 alone, ``beta (log pi - log pi_ref)`` of a token is then its process
-  reward (``rewards.process.log_ratio_rewards``).
+  It is trained only on outcomes o in 0..1; afterwards ``beta (log pi - log pi_ref)`` of a token is
+  its process reward (``rewards.process.log_ratio_rewards``).
 
   References:
     Yuan et al., 2412.01981 (implicit PRM); Cui et al., 2502.01456 (PRIME).
@@ -99,15 +99,16 @@ def preference_advantages(
 
   Args:
     log_ratios: ``s_i = sum_t w_t (log pi - log pi_ref)`` at the present parameters.
-    rewards: which is better (for "outcome": what is predicted, 0..1); read only where valid.
+    rewards: say which is better (for "outcome": the value that is predicted, 0..1); read only where
+      valid.
     valid: others are in no pair.
     groups: the pairs are those within a group.
     config: which loss.
 
   Returns:
-    A [N], 0 where nothing is learnt, and ``preference/loss``, ``preference/accuracy`` (pairs in the
-    right order, or outcomes on the right side of 1/2), ``preference/margin`` (mean of
-    ``beta (s_w - s_l)``; for "outcome" of beta s).
+    A [N], 0 where nothing is learned, and ``preference/loss``, ``preference/accuracy`` (pairs in
+    the right order, or outcomes on the right side of 1/2), ``preference/margin`` (mean of ``beta
+    (s_w - s_l)``; for "outcome" of beta s).
   """
   count = jnp.sum(valid).astype(log_ratios.dtype)
   rewards = jnp.where(valid, rewards, 0)

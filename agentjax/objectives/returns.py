@@ -1,7 +1,7 @@
 """Rewards to go, GAE and baselines on index sets: gather, scan backwards, scatter.
 
-One recursion serves tokens, turns and any other units. A token without weight is stepped over: the
-recursion carries its state across observations, so an early turn sees the reward of a late one. A
+One recursion serves tokens, turns and any other units. Tokens without weight are skipped: the
+recursion carries its state across observations, so an early turn gets the reward of a later one. A
 reward counts on weighted tokens only: put it on the token that earned it.
 
 ``values[b, t]`` is the value of the state in which token t was chosen, aligned with the token as
@@ -84,8 +84,7 @@ def bilevel_gae(
 ) -> Float[Array, "batch time"]:
   """GAE over turn ends, then over the tokens of each turn, whose last reward is the turn's return.
 
-  Turn ends are the last weighted tokens of ``units``, whatever their reward: a turn that earned 0
-  is a turn.
+  Turn ends are the last weighted tokens of ``units``, also of turns that earned 0.
 
   References: RAGEN, 2504.20073 and 2604.06268.
   """
@@ -172,5 +171,5 @@ def _affine_scan(factor: Array, increment: Array) -> Array:
 
   factor = jnp.broadcast_to(factor, increment.shape).astype(increment.dtype)
   start = jnp.zeros_like(increment[:, 0])
-  # One token after another: padding then cannot change the order of a single addition.
+  # One token after another: so padding cannot change the order of additions.
   return jax.lax.scan(step, start, (factor.T, increment.T), reverse=True)[1].T

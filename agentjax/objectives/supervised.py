@@ -16,7 +16,7 @@ def negative_log_likelihood(
 
 
 def supervised_objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
-  """``-sum(c log pi)``. The weight pipeline says which tokens are taught, and how much."""
+  """``-sum(c log pi)``. Loss weights say which tokens are learned, and how much."""
   per_token = negative_log_likelihood(inputs.log_probs, inputs.weights)
   entropies = jnp.where(inputs.weights > 0, inputs.entropies, 0)
   return jnp.sum(inputs.coefficients * per_token), {

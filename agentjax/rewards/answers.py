@@ -1,4 +1,4 @@
-"""Final answers, compared as numbers where they are."""
+"""Final answers; numbers are compared by value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_CHARACTERS = 1000
 def normalise_number(text: str) -> Fraction | None:
   """The exact value of a text that is one number and nothing else; None for any other text.
 
-  Understood: signs, thousands commas, decimals, a currency sign, a closing full stop, ``%`` (kept
-  as the number of percent) and simple fractions ``3/4``. Units are not: "5 apples" is None. So is a
-  text of more than 1000 characters.
+  Accepted: signs, thousands commas, decimals, a currency sign, a closing full stop, ``%`` (kept as
+  the number of percent) and simple fractions ``3/4``. Units are not accepted: "5 apples" is None.
+  Neither is a text of more than 1000 characters.
   """
   if len(text) > _MAX_CHARACTERS:
     return None
@@ -48,8 +48,7 @@ def numbers_equal(
 ) -> bool:
   """Whether two numbers agree to a relative tolerance; None (no number) equals nothing.
 
-  The tolerance forgives decimals cut after ten digits, the calculator's precision, and nothing
-  more: 0.33 is not 1/3.
+  The tolerance allows decimals cut after ten digits, the calculator's precision: 0.33 is not 1/3.
   """
   if left is None or right is None:
     return False

@@ -1,7 +1,8 @@
-"""Programs that ask for the reward without earning it. Each must score 0 wherever code is tested.
+"""Programs that try to get the reward without earning it. Each must score 0 wherever code is
+tested.
 
-They come from incidents (docs/security.md) and are gates, not a list of what is forbidden: the
-verifier does not look for them. Each is paid by some runner that trusts the code it judges.
+They come from incidents (docs/security.md). They are tests, not a list of forbidden programs: the
+verifier does not look for them. Each is paid by some runner that trusts the code that it judges.
 """
 
 from __future__ import annotations

@@ -42,9 +42,10 @@ class RewardConfig(Config):
     weights: one weight a part; 0 logs the part without rewarding it.
     gate: part that opens the gate, or None for no gate.
     gate_threshold: the gate is open where its part is at least this.
-    gated: parts behind the gate, e.g. ("turns",): being short pays only when the answer is right.
-    settings: those of the parts that shall not have their defaults, by name.
-    monitor: who looks for signs of cheating, and what a finding does to the reward.
+    gated: parts that count only if the gate is open, e.g. ("turns",): a short episode is rewarded
+      only if the answer is right.
+    settings: of parts that do not have the defaults, by name.
+    monitor: monitors that look for signs of cheating, and the effect of a finding on the reward.
     samples: when the episodes that earned most are written down for people to read.
     fault_alarm: a step warns where more than this share of its episodes got no verdict; ours.
   """
@@ -65,7 +66,7 @@ class RewardConfig(Config):
     return dict(zip(self.parts, self.weights, strict=True))
 
   def part(self, name: str) -> ScorerConfig:
-    """Settings of one of ``parts``; a copy, where the part has its defaults."""
+    """Settings of one of ``parts``; a copy if the part has its defaults."""
     return self.settings.get(name) or ScorerConfig.from_name(name, "config.reward.parts")
 
   def validate(self, path: str = "config.reward") -> None:
@@ -116,7 +117,7 @@ def build_rewards(
     scorers: name -> scorer; extend SCORERS by your own.
     monitors: name -> monitor; extend MONITORS by your own.
     sandboxes: those of the run.
-    group_scorers: name -> what compares the episodes of a task.
+    group_scorers: name -> scorer that compares the episodes of a task.
 
   Raises:
     ConfigError: a part that no scorer makes, or a setting that ``validate`` refuses.

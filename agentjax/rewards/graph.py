@@ -1,12 +1,11 @@
 """The reward graph: named scorers whose parts are logged one by one, and one formula over them.
 
 A scorer looks at one trajectory and its task and gives a number or a ``Reward``; a group scorer
-looks at all trajectories of a task at once. The formula is a tree of the nodes below. What cannot
-be computed is ``invalid(reason)`` and travels up to the total as such: it is never a zero.
+looks at all trajectories of a task at once. The formula is a tree of the nodes below. A part that
+cannot be computed is ``invalid(reason)``, and so is the total: it is never a zero.
 
-A scorer that breaks at what an episode holds is another matter: where it has a verdict on the same
-episode with nothing in it, the episode is to blame, and the part is 0, or less where nothing is
-worth less.
+An episode may break a scorer. If the scorer works on the same episode with an empty answer, the
+episode is at fault, and the part is 0 (or less, if an empty answer is worth less).
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class TurnScores:
   """A part that is earned turn by turn; the part is their sum.
 
   Attributes:
-    values: one a segment, as ``Trajectory.turn_rewards`` has them; None for what is not judged.
+    values: one per segment, as in ``Trajectory.turn_rewards``; None for segments that are not
+      judged.
   """
 
   values: Sequence[float | None]
@@ -62,7 +62,7 @@ class Node(Protocol):
     ...
 
   def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    """The value, or invalid where a part that the value depends on is invalid."""
+    """The value, or invalid if a part that it depends on is invalid."""
     ...
 
 
@@ -82,7 +82,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class WeightedSum:
-  """``sum_i weight_i * node_i``; a term of weight 0 is logged and never read."""
+  """``sum_i weight_i * node_i``; a term of weight 0 is only logged."""
 
   terms: tuple[tuple[float, Node], ...]
 
@@ -125,7 +125,7 @@ class Combined:
 class Gate:
   """``body`` where ``condition >= threshold``, else the constant ``closed``.
 
-  A closed gate does not read its body: an invalid part behind it does no harm.
+  A closed gate does not read its body, so an invalid part in it does not matter.
   """
 
   condition: Node
@@ -200,11 +200,11 @@ class RewardGraph:
   async def score(self, trajectory: Trajectory, task: Task) -> None:
     """Fills ``trajectory.reward_parts`` and ``trajectory.reward``.
 
-    A broken trajectory (ENV_ERROR, ENGINE_ERROR) is not scored: its reward is invalid. Where a part
-    that the formula depends on cannot be computed by no fault of the episode (its scorer raises, or
-    answers invalid), or the formula itself fails, the reward is invalid and the status becomes
-    VERIFIER_ERROR. Truncated trajectories are scored like any. A policy error is, too, and gets at
-    most 0; it is never invalid. What failed stands in ``metadata["fault"]``.
+    A broken trajectory (ENV_ERROR, ENGINE_ERROR) is not scored: its reward is invalid. If a part of
+    the formula cannot be computed and the episode is not at fault (its scorer raises, or returns
+    invalid), or the formula itself fails, the reward is invalid and the status becomes
+    VERIFIER_ERROR. Truncated trajectories are scored normally. So is a policy error, which gets at
+    most 0 and is never invalid. ``metadata["fault"]`` keeps the fault.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -245,7 +245,8 @@ class RewardGraph:
           await outcome
 
   async def score_parts(self, trajectory: Trajectory, task: Task) -> None:
-    """Fills the parts that look at this trajectory alone; ``compare`` makes the reward of them."""
+    """Fills the parts that depend only on this trajectory; ``compare`` computes the reward from
+    them."""
     if trajectory.task_id != task.id:
       raise ValueError(f"trajectory of task {trajectory.task_id} scored with task {task.id}")
     if trajectory.status.broken:
@@ -264,7 +265,7 @@ class RewardGraph:
       _log.warning("the reward formula failed on %s: %s", trajectory.address, describe(error))
       trajectory.reward = Reward.invalid(describe(error))
     if trajectory.status is Status.POLICY_ERROR:
-      # It has lost already: no part may pay for it, and none is needed to know.
+      # It has lost already: no part may pay it, and none is needed.
       trajectory.reward = Reward(min(trajectory.reward.value or 0.0, 0.0))
     if not trajectory.reward.valid:
       known = trajectory.metadata.get(FAULT)
@@ -286,7 +287,7 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
       trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
     return reward
   except Exception as error:
-    # It must not end the run, nor pass for a zero where it is a fault of ours.
+    # It must not end the run, and must not count as a zero if it is our fault.
     _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
     nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
@@ -294,7 +295,7 @@ async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) ->
 
 
 async def _on_nothing(scorer: Scorer, trajectory: Trajectory, task: Task) -> float | None:
-  """What the scorer gives for the episode with nothing in it; None where it fails at that too."""
+  """The scorer's result for the emptied episode; None if it fails there too."""
   try:
     found = scorer(emptied(trajectory), task)
     return as_reward(await found if inspect.isawaitable(found) else found).value
@@ -303,7 +304,7 @@ async def _on_nothing(scorer: Scorer, trajectory: Trajectory, task: Task) -> flo
 
 
 def emptied(trajectory: Trajectory) -> Trajectory:
-  """The episode as if nothing had been written in it: no tokens, no calls, an empty answer."""
+  """The episode without content: no tokens, no calls, an empty answer."""
   return dataclasses.replace(
     trajectory,
     segments=[],
@@ -316,7 +317,7 @@ def emptied(trajectory: Trajectory) -> Trajectory:
 
 
 def _decided(trajectory: Trajectory, fault: Fault, nothing: float | None) -> Reward:
-  """The part of an episode at which a scorer broke, and its fault on record."""
+  """The part of an episode that broke a scorer; records the fault."""
   if nothing is None and not fault.masks:
     fault = Fault(Owner.VERIFIER, "verifier", fault.detail)
   if fault.masks or FAULT not in trajectory.metadata:
@@ -365,9 +366,9 @@ async def _run_group(
 async def find_culprits(
   members: Sequence[Trajectory], works: Callable[[Sequence[Trajectory]], Awaitable[bool]]
 ) -> frozenset[int] | None:
-  """Indices of the members each of which keeps ``works`` from holding, all others being emptied.
+  """Indices of the members that make ``works`` fail when all other members are emptied.
 
-  None where it does not hold with all of them emptied: then it is no member's fault.
+  None if it also fails with all members emptied: then no member is at fault.
   """
   blank = [emptied(member) for member in members]
   if not await works(blank):
@@ -382,7 +383,7 @@ async def find_culprits(
 
 
 def as_reward(score: Score | TurnScores) -> Reward:
-  """What a scorer said as one value, or invalid."""
+  """The result of a scorer as one value, or invalid."""
   if isinstance(score, TurnScores):
     return Reward(float(sum(v for v in score.values if v is not None)))
   return score if isinstance(score, Reward) else Reward(float(score))

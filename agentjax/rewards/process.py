@@ -1,9 +1,9 @@
 r"""Process rewards: a number for every step of an episode. Numpy on the host; nothing is trained.
 
-* Monte-Carlo labels (Math-Shepherd, 2312.08935): from each step N completions are played; hard 1
-  if any of them succeeds, soft the share that does.
+* Monte-Carlo labels (Math-Shepherd, 2312.08935): from each step N completions are played; "hard" is
+  1 if any of them succeeds, "soft" is the share that succeeds.
 * Implicit rewards (PRIME, 2502.01456): ``r_t = beta (log pi_phi - log pi_ref)`` of the tokens
-  taken, where pi_phi was trained on outcomes alone (``objectives.preference``, preset
+  taken, where pi_phi was trained only on outcomes (``objectives.preference``, preset
   "implicit_prm").
 * Progress advantages (2606.26080): the same difference between the policy that reinforcement
   learning made and the one it started from recovers the optimal advantage; nothing else is

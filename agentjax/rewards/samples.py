@@ -1,8 +1,8 @@
 """The episodes that earned most, every so many steps, for people to read.
 
-Monitors find what somebody thought of; a trick that nobody thought of is found by reading what is
-paid. Each dump is a file of its own, ``top_rewards/step_00000150.jsonl`` in the run's directory,
-one episode a line, written whole or not at all; a step that is done again writes it again.
+Monitors only find known tricks; new ones are found by reading the episodes that earned most. Each
+dump is one file, ``top_rewards/step_00000150.jsonl`` in the run's directory, one episode per line,
+written completely or not at all; a step that is done again writes it again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SampleConfig(Config):
 
 
 def top_rewards(trajectories: Iterable[Trajectory], count: int) -> list[Trajectory]:
-  """The ``count`` highest valid rewards: of equals the first of each task before its second, then
-  by address. The order in which they come does not matter."""
+  """The episodes with the ``count`` highest valid rewards. Among equal rewards the first of each
+  task comes before its second; then addresses decide. The order of the input does not matter."""
   valid = [t for t in trajectories if t.reward.value is not None]
   valid.sort(key=lambda t: (-_value(t), t.address))
   seen: collections.Counter[tuple[float, int]] = collections.Counter()
@@ -64,7 +64,7 @@ def write_samples(
   tokenizer: Tokenizer,
   config: SampleConfig,
 ) -> pathlib.Path:
-  """Writes the dump of a step; those of later steps, which a resumed run is to do again, go.
+  """Writes the dump of a step; removes those of later steps, which a resumed run does again.
 
   Args:
     directory: of the run.

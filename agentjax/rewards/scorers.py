@@ -1,4 +1,4 @@
-"""Scorers that come with the project, by the name a RewardConfig uses."""
+"""Bundled scorers, by the name that a RewardConfig uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 
 def exact_match(trajectory: Trajectory, task: Task) -> float:
-  """1 where the final answer equals the task's (as numbers where both are), else 0.
+  """1 if the final answer equals the task's (numbers by value), else 0.
 
   A policy error counts as 0 whatever answer follows it.
   """
@@ -55,8 +55,8 @@ def sampled_tokens(trajectory: Trajectory, task: Task) -> float:
 def environment(trajectory: Trajectory, task: Task) -> Reward:
   """Sum of the rewards the environment gave step by step, as the rollout recorded it.
 
-  0 where the episode broke off before the first of them; invalid where it ran to its end without
-  any, since such an environment leaves the reward to other scorers.
+  0 if the episode broke off before the first of them. Invalid if it ended without any, because such
+  an environment leaves the reward to other scorers.
   """
   del task
   given = trajectory.reward_parts.get("environment")

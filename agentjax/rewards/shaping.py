@@ -1,4 +1,4 @@
-"""Parts of a reward that shape it by how an episode was written."""
+"""Parts of a reward that depend on the form of an episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentjax.trajectory.record import Task, Trajectory
 
 @dataclasses.dataclass(unsafe_hash=True)
 class OverlongConfig(ScorerConfig):
-  """When an episode is too long; give the part weight 1. DAPO (2503.14476) has 20480, 4096 and 1.
+  """Penalty for too long episodes; give the part weight 1. DAPO (2503.14476) has 20480, 4096 and 1.
 
   Attributes:
     limit: L, drawn tokens at which the whole penalty is due.
@@ -37,7 +37,7 @@ class OverlongConfig(ScorerConfig):
 def overlong(config: OverlongConfig) -> Scorer:
   """DAPO's soft penalty ``min(-(length - (L - B)) / B * p, 0)``; give it weight 1.
 
-  The length counts the tokens that the policy drew. It goes on falling past the limit.
+  The length counts the tokens that the policy drew. The penalty keeps growing past the limit.
   """
 
   def score(trajectory: Trajectory, task: Task) -> float:

@@ -6,13 +6,12 @@
 
 The box of the code runs the code and answers calls: a function and arguments go in, a plain value
 or the name of an exception comes out. The box of the tests runs the tests against stand-ins, takes
-the answers as data and gives the verdict. So what is expected is nowhere the code could look; its
-exit code, its output, its files, what it patches and what it leaves running mean nothing; an object
-that equals everything does not cross, since only exact built-in types do. Code that does not answer
-fails.
+the answers as data and gives the verdict. So the code cannot see the expected values. Its exit
+code, output, files, patches and background processes have no effect. An object that equals
+everything does not cross, because only exact built-in types do. Code that does not answer fails.
 
-Boxes run programs, they hold no conversations: a test whose call has no answer yet is run again
-when it has one (``boxed.tests``). Two boxes a round; a test that calls once needs one round.
+Boxes cannot exchange messages while they run: a test whose call has no answer yet is run again when
+the answer is known (``boxed.tests``). A round uses two boxes; a test with one call needs one round.
 """
 
 from __future__ import annotations
@@ -75,10 +74,10 @@ module.main()
 
 
 class VerifierFault(RuntimeError):
-  """No verdict, through no fault of the code: a broken sandbox, or tests that cannot be run.
+  """No verdict, and not by the code's fault: a broken sandbox, or tests that cannot be run.
 
   Attributes:
-    fault: which of the two.
+    fault: its kind.
   """
 
   def __init__(self, message: str, cause: str = "verifier"):
@@ -93,13 +92,13 @@ class UnitTestConfig(ScorerConfig):
 
   Attributes:
     credit: "all" pays 1 where every test passes and 0 otherwise; "fraction" pays the share of tests
-      that pass, which a program that is right on easy cases alone can live on.
+      that pass, so a program that is right only on easy cases is paid too.
     cpu_seconds: CPU time of the code, and of the test, for one test; 5 times that on the clock.
     wall_seconds: time of one box, with all tests.
-    verdict_seconds: time of all boxes of a verdict; code that needs more fails what is left. Give
-      less than ``rollout.reward_timeout``. Waiting for a place is counted in neither.
+    verdict_seconds: time of all boxes of a verdict; code that needs more fails the remaining tests.
+      Must be less than ``rollout.reward_timeout``. Waiting for a place does not count in either.
     concurrency: verdicts at once; no more than the sandbox runs.
-    rounds: times that tests are run again at most, to go on with answers they waited for.
+    rounds: how often tests are run again at most, with further answers.
     retries: further tries where the sandbox failed.
     sandbox: name of the sandbox of both boxes, in ``config.sandboxes``; its ``limits.memory_bytes``
       and ``limits.processes`` hold for each.
@@ -126,16 +125,16 @@ class UnitTests:
   """A file of tests: asserts at top level, functions ``test*`` or ``unittest`` classes; a file with
   none of these is one test. A test that imports pytest is run by pytest.
 
-  Arguments cross as copies, so a function is judged by what it returns, not by what it does to its
-  arguments; objects of the code's own classes are handled where they are, and only the plain values
-  they give are seen.
+  Arguments cross as copies, so a function is judged by what it returns, not by changes of its
+  arguments. Objects of the code's own classes stay in its box; the tests only see the plain values
+  that they return.
 
   Attributes:
     source: Python. Runs with the standard library and the names under test, nothing else.
     modules: module of the code -> its functions and classes that the tests use; they are there both
       as names and for import.
     files: further files of the code's box, by path, such as a module that the code imports. They
-      take the place of the code's own of that name.
+      replace the code's own files of that name.
   """
 
   source: str
@@ -181,7 +180,7 @@ class Verdict:
     return sum(case.passed for case in self.cases)
 
   def describe(self) -> str:
-    """One line: how many passed, and what the first other one says."""
+    """One line: how many passed, and the message of the first that did not."""
     failed = [case for case in self.cases if not case.passed]
     line = f"{self.passed} of {len(self.cases)} tests passed"
     return line + (f"; {failed[0].name}: {failed[0].reason}"[:300] if failed else "")
@@ -193,7 +192,7 @@ class UnitTestVerifier:
   Args:
     sandbox: back end of all boxes; owned and closed by this.
     config: see UnitTestConfig.
-    limits: of a run there, where neither the verifier nor the config sets them.
+    limits: of a run, if neither the verifier nor the config sets them.
   """
 
   def __init__(
@@ -214,11 +213,11 @@ class UnitTestVerifier:
   async def verify(self, code: Mapping[str, str], tests: UnitTests) -> Verdict:
     """Runs ``tests`` against the files ``code`` (path -> source).
 
-    A test that its clock has ended twice, beside other verdicts, is run a third time while no other
-    verdict is under way: then it is the code that is slow.
+    A test that timed out twice, while other verdicts ran, is run a third time while no other
+    verdict runs; if it times out again, the code is slow.
 
     Raises:
-      VerifierFault: there is no verdict, and the code is not to blame.
+      VerifierFault: there is no verdict, and the code is not at fault.
     """
     return await self._thread.wait(self._verify(code, tests))
 
@@ -245,9 +244,9 @@ class UnitTestVerifier:
   async def _try(
     self, code: Mapping[str, str], tests: UnitTests, cases: Mapping[str, list[str]], clock: Clock
   ) -> tuple[dict[str, CaseResult], set[str]]:
-    """Runs some tests to their ends; the results, and those that a clock has ended.
+    """Runs some tests; returns the results, and those that timed out.
 
-    Tests that were not asked because of one that was late are late too.
+    Tests that were skipped because an earlier one timed out count as timed out.
     """
     waiting = dict(cases)
     results: dict[str, CaseResult] = {}
@@ -293,9 +292,9 @@ class UnitTestVerifier:
     return results, late
 
   async def _plan(self, tests: UnitTests) -> dict[str, list[str]]:
-    """The first operations of every test, which no code has had a part in.
+    """The first operations of every test, before any code has run.
 
-    Whatever goes wrong here is the tests' fault.
+    An error here is the tests' fault.
     """
     key = (tests.source, tuple(sorted(tests.modules.items())))
     if (plan := self._plans.get(key)) is not None:
@@ -337,7 +336,7 @@ class UnitTestVerifier:
     cases: Mapping[str, list[str]],
     seconds: float,
   ) -> Report:
-    """What the code answers to the operations of each case; no line where it does not."""
+    """The code's answers to the operations of each case; no line without an answer."""
     request = {
       "modules": list(tests.modules),
       "cases": cases,
@@ -359,7 +358,7 @@ class UnitTestVerifier:
   async def _judge(
     self, tests: UnitTests, answers: Mapping[str, list[list[str]]], seconds: float
   ) -> dict[str, dict[str, Any] | str | None]:
-    """What each test makes of the answers; where these kept it from ending, why if known."""
+    """The outcome of each test with the answers; the reason if it could not end."""
     result = await self._run("tests", self._request(tests, answers), {}, seconds)
     report = await asyncio.to_thread(_read_report, result) or {}
     unknown = _OUT_OF_TIME if result.status is RunStatus.TIMEOUT else None
@@ -383,7 +382,8 @@ class UnitTestVerifier:
     files: Mapping[str, bytes],
     seconds: float = math.inf,
   ) -> SandboxResult:
-    """One run of a driver. What the code's own files bring a box to counts as its end."""
+    """One run of a driver. Failures of the box that the code's files cause count as an end of the
+    run."""
     seconds = min(self._config.wall_seconds, seconds)
     limits = dataclasses.replace(
       self._limits,
@@ -404,7 +404,7 @@ class UnitTestVerifier:
         fault = result.fault or Fault(Owner.INFRASTRUCTURE, "sandbox", result.detail)
       if not fault.masks:
         break
-    # A box that files of the code broke, while others work, is the code's doing.
+    # If the code's files break a box while other boxes work, it is the code's fault.
     ours = (
       not files or fault.cause == "queue" or (fault.masks and not await is_healthy(self._sandbox))
     )
@@ -423,7 +423,7 @@ def build_verifier(
   Args:
     config: its settings.
     sandboxes: those of the run, where ``config.sandbox`` is looked up.
-    sandbox: in the place of that one; owned and closed by the verifier.
+    sandbox: used instead of that one; owned and closed by the verifier.
   """
   settings = (sandboxes or Sandboxes()).settings(
     config.sandbox, "config.reward.settings.unit_tests.sandbox", packages=config.packages
@@ -434,8 +434,8 @@ def build_verifier(
 class UnitTestScorer:
   """The unit tests in ``task.metadata["unit_tests"]`` against the final answer, as a scorer.
 
-  0 where there is no answer, or a policy error; invalid where the verifier has no verdict. What
-  came out stands in ``trajectory.metadata["unit_tests"]``, for people.
+  0 without an answer or after a policy error; invalid without a verdict.
+  ``trajectory.metadata["unit_tests"]`` has the result in words.
   """
 
   def __init__(
@@ -481,7 +481,7 @@ def _driver(name: str) -> str:
 
 
 def _read_report(result: SandboxResult) -> Report | None:
-  """A driver's report; None where there is none of its form. It may come from hostile code."""
+  """A driver's report; None if it is malformed. It may come from hostile code."""
   if result.status is not RunStatus.OK:
     return None
   try:

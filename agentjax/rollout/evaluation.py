@@ -24,7 +24,7 @@ class EvaluationPlan:
   """What an evaluation measures.
 
   Attributes:
-    samples: n, episodes a task gets at the player's sampling settings; 0 leaves them out.
+    samples: n, sampled episodes per task; 0 for greedy ones only.
     pass_at: values k of pass@k, each in 1..samples.
     greedy: whether every task also runs once at temperature 0.
     success_part: reward part that tells success; "" means the total reward.
@@ -168,7 +168,7 @@ class EvaluationReport:
     return flat
 
   def estimates(self, scores: Scores) -> dict[str, Estimate | None]:
-    """What was to be measured of one set, by name; None where no episode has a verdict."""
+    """The estimates of one set, by name; None if no episode has a verdict."""
     named: dict[str, Estimate | None] = {}
     if self.greedy_statistics is not None:
       named["greedy"] = scores.greedy
@@ -203,9 +203,8 @@ async def play(
 ) -> Episodes:
   """Runs every task greedily and ``plan.samples`` times by sampling.
 
-  The keys of its draws differ from those of training at every step, and are the same for every
-  evaluation at one step, so that two evaluations of the same weights agree; so do those of which
-  each plays a part of the tasks.
+  The keys of its draws differ from those of training. They are the same for every evaluation at one
+  step, so two evaluations of the same weights agree, also if each plays only a part of the tasks.
 
   Args:
     tasks: with distinct ids.

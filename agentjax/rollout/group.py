@@ -1,4 +1,4 @@
-"""The episodes of one task in one step, and what a sampler of them is."""
+"""The episodes of one task in one step, and the protocol of samplers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from agentjax.trajectory.record import Task, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The episodes that one task gets in one step, and what runs them.
+  """The episodes of one task in one step, and the parts that run them.
 
   Attributes:
     task: what is to be solved.
     step: training step.
     size: episodes the group is to have.
     player, make_environment, program, prefixes: as in ``run_episode``.
-    running: lets as many episodes work at one time as ``RolloutConfig.concurrency`` says.
+    running: semaphore that bounds the episodes at work to ``RolloutConfig.concurrency``.
     known: episodes of the step that were finished earlier, by address, also those of other tasks.
   """
 
@@ -75,7 +75,7 @@ class Group:
     return sorted(mine, key=lambda t: t.address)
 
   def settle(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The group in the order of addresses; what is known already stays as it was recorded."""
+    """The group in the order of addresses; members that are known stay as recorded."""
     members = [self.known.get(t.address, t) for t in trajectories]
     return sorted(members, key=lambda t: t.address)
 
@@ -83,8 +83,8 @@ class Group:
 class Sampler(Protocol):
   """Makes the members of a group.
 
-  Which ones come out must not depend on time, unless it says so: a group of which a part is known
-  is made again as a whole, and the known members stand in for those of the same address.
+  The result must not depend on time, unless the sampler's documentation says so. A partly known
+  group is made again as a whole, and known members replace those of the same address.
   """
 
   async def sample(self, group: Group) -> list[Trajectory]:

@@ -1,7 +1,7 @@
-"""Gates of an environment: what is right must be paid in full, what is empty or a cheat nothing.
+"""Gates of an environment: a right answer must be paid in full, an empty one or a cheat nothing.
 
-An environment that fails a gate teaches the wrong thing, whatever the method; so the gates run
-before training (``python -m agentjax.check``) and, for what is bundled, in the tests.
+An environment that fails a gate teaches the wrong thing with any method. So the gates run before
+training (``python -m agentjax.check``), and in the tests for bundled worlds.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ async def check_environment(
     make_environment, rewards: as in a run.
     cheats: task -> name -> the policy's turns (see ``World.cheats``).
     reference: task -> the turns that must be paid in full.
-    at_most: what all other attempts may get: more than 0 where form alone is paid.
+    at_most: what all other attempts may get: more than 0 if the reward pays for form.
     timeout: seconds to score one attempt.
 
   Returns:
     One result an attempt, by task.
 
   Raises:
-    ValueError: a task without reference: nothing shows that it can be solved.
+    ValueError: a task without a reference, so that it may be unsolvable.
   """
   results = []
   for task in tasks:
@@ -98,10 +98,10 @@ async def check_environment(
 async def play_turns(
   task: Task, turns: Sequence[Message], make_environment: MakeEnvironment
 ) -> Trajectory:
-  """An episode in which the assistant messages of ``turns`` are what the policy says.
+  """An episode in which the policy says the assistant messages of ``turns``.
 
-  Of several agents each says the message that stands at its turn, and the reward is that of the
-  agent who acts first.
+  With several agents each says the message of its turn; the reward is that of the agent who acts
+  first.
   """
   environment = make_environment(task)
   trajectory = Trajectory(step=0, task_id=task.id, sample=0, source=task.source, segments=[])

@@ -17,7 +17,7 @@ BASELINE = -1  # sample of a group's greedy episode, which is compared with and 
 
 
 class Stream(enum.IntEnum):
-  """What a key is for; keys of different streams are unrelated."""
+  """The purpose of a key; keys of different streams are unrelated."""
 
   SAMPLE = 0  # tokens of one turn
   ENVIRONMENT = 1  # the environment's own random choices
@@ -66,7 +66,7 @@ def branch_draw(run_seed: int, address: Address, turn: int) -> float:
 
 
 def evaluation_seed(run_seed: int) -> int:
-  """Seed in [0, 2**63) in whose place evaluations of the run draw."""
+  """Seed in [0, 2**63) of the evaluations of a run."""
   return _as_int(derive(run_seed, Stream.EVALUATION)) >> 1
 
 

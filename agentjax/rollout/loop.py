@@ -56,7 +56,7 @@ class GroupPlayer:
   async def play(
     self, task: Task, addresses: Sequence[Address], finished: Mapping[Address, Trajectory]
   ) -> list[Trajectory]:
-    """The episodes of a group, by address; those in ``finished`` join it as they are."""
+    """The episodes of a group, by address; those in ``finished`` are included unchanged."""
     prefixes = SharedPrefixes(self.player.engine)
     sampled = {a: t for a, t in finished.items() if a[2] != keys.BASELINE}
     try:
@@ -164,16 +164,16 @@ async def collect(
 ) -> list[Trajectory]:
   """Runs ``samples_per_task`` episodes of every task and scores them.
 
-  The result depends on the weights, the tasks and the run's seed; not on the order of ``tasks``,
-  on concurrency, or on which episode ends first. Time-outs are the exception: what meets one
-  depends on the machine.
+  The result depends on the weights, the tasks and the run's seed; not on the order of ``tasks``, on
+  concurrency, or on which episode ends first. Time-outs are the exception: they depend on the
+  machine.
 
   A fault of an environment or a verifier masks its own trajectory and is logged. An error of the
   engine, the program or ``on_finish`` ends the collection; then, and when the collection is
   cancelled, every environment is closed and every context freed before it propagates.
 
   Args:
-    tasks: what to solve. A task that stands here n times gets n times the samples, in one group.
+    tasks: what to solve. A task that is listed n times gets n times the samples, in one group.
     step: training step, part of every address.
     samples_per_task: group size.
     player, make_environment, rewards, on_finish, program, sampler: see ``GroupPlayer``.
@@ -215,7 +215,7 @@ async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return []
   running = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
   try:
-    # Not gather, which would cancel them too: a second time, in the middle of their clean-up.
+    # Not gather: it would cancel them a second time, in the middle of their clean-up.
     await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
   finally:
     for task in running:

@@ -1,19 +1,19 @@
-r"""Does masking go with what the policy does? What a fault of ours would not show.
+r"""Tests whether masking depends on the policy's behaviour, which it must not for faults of ours.
 
-A fault of ours strikes siblings, who solve one task with one policy, whatever they do. So siblings
-are compared at one moment: at turn k those of a group who took turn k, at the end those who were
-scored. With x the number of calls, or of tokens drawn, in that turn (at the end: in the episode),
-r its ranks among the n siblings, and m of them masked at that moment,
+A fault of ours hits the members of a group (siblings) independently of what they do. So siblings
+are compared at the same moment: at turn k those that took turn k, at the end those that were
+scored. With x the number of calls, or of tokens drawn, in that turn (at the end: in the episode), r
+its ranks among the n siblings, and m of them masked at that moment,
 
     T = sum over moments, masked siblings of (r - mean r)
     V = sum over moments of m (n - m) / (n - 1) * population variance of r
     z = T / sqrt(V)
 
 is about standard normal where masking does not depend on x: the mean and the variance are those of
-drawing m of n without replacement (a stratified rank test, as the log-rank test is of survival). To
-compare at one moment matters: an episode that breaks ends early, and so has fewer calls than its
-siblings whatever the cause. A large |z| is no proof. A tool that fails by itself strikes those who
-call it; but somebody has to look.
+drawing m of n without replacement (a stratified rank test, as the log-rank test is of survival).
+The same moment matters: a broken episode ends early and so always has fewer calls than its
+siblings. A large |z| is no proof, because a tool that fails by itself also hits those who call it;
+but look into it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MaskingWatch:
     return {f"rollout/masking_z_{name}": value for name, value in self.z.items()}
 
   def add(self, trajectories: Sequence[Trajectory]) -> str | None:
-    """Takes in the episodes of a step; what to warn of, once in a run."""
+    """Adds the episodes of a step; returns a warning, at most once per run."""
     moments: dict[Hashable, list[tuple[tuple[float, ...], str]]] = collections.defaultdict(list)
     for trajectory in trajectories:
       for moment, features, cause in _moments(trajectory):

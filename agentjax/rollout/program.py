@@ -10,15 +10,15 @@ one ``Status``:
   truncated        tokens, turns or time ran out, or the prompt does not fit
   env_error        the environment failed by its own fault: masked
   policy_error     the policy drew markup that only the conversation itself may contain, such as a
-                   made-up tool result, what it wrote broke the environment, or that reported a
-                   breach: a legitimate negative, never worth more than losing
+                   made-up tool result; or its text broke the environment; or the environment
+                   reported a breach. It counts, and is never worth more than losing
                    (``Environment.least_return``)
   engine_error     the policy's log-probs were not finite: masked
   verifier_error   set where rewards are scored
 
-Whose fault a failure is, ``faults.fault_of`` decides; it stands in ``metadata["fault"]``.
+``faults.fault_of`` decides whose fault a failure is; ``metadata["fault"]`` keeps it.
 
-Whatever else the engine raises is no episode's fault: it propagates and ends the collection.
+Any other error of the engine is not the episode's fault: it propagates and ends the collection.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ T = TypeVar("T")
 
 MakeEnvironment = Callable[[Task], Environment]
 EpisodeProgram = Callable[["Episode"], Coroutine[Any, Any, None]]
+ContextManager = Callable[["Episode", Observation], Awaitable[Observation | None]]
 
 ENVIRONMENT_REWARD = "environment"  # reward part that holds what the environment itself paid
 
@@ -107,9 +108,9 @@ class Player:
     sampling: how tokens are drawn.
     config: turns, tokens and time-outs of an episode.
     run_seed: seed that all addressed randomness starts from.
-    seats: who plays in the place of the policy, by agent, where there are several.
-    only: name of the one policy that is measured; None lets all learn that are trained.
-    background: its episodes get slots of the engine when those of others want none.
+    seats: other players than the policy, by agent.
+    only: name of the one policy that is measured; with None all trained policies learn.
+    background: its episodes get slots of the engine only when those of others want none.
   """
 
   engine: Engine
@@ -140,7 +141,7 @@ class Player:
 
 
 class SharedPrefixes:
-  """Prompts prefilled once, however many episodes of a group start from them."""
+  """Prompts that are prefilled once for all episodes of a group."""
 
   def __init__(self, engine: Engine):
     self._engine = engine
@@ -172,7 +173,7 @@ class SharedPrefixes:
 
 
 class TurnWatcher(Protocol):
-  """Looks on as an episode takes its turns."""
+  """Is called before and after each turn of an episode."""
 
   async def before(self, episode: Episode) -> None:
     """The policy is about to take turn ``episode.turn``."""
@@ -183,9 +184,10 @@ class TurnWatcher(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class BranchPoint:
-  """An episode as it stood before a turn of the policy, for others to go on from there.
+  """An episode as it was before a turn of the policy, from which others can continue.
 
-  It holds a context of the engine, and what the environment keeps for ``state``, until ``release``.
+  It holds a context of the engine, and the environment's resources for ``state``, until
+  ``release``.
   """
 
   episode: Episode  # a copy that never acts
@@ -193,34 +195,31 @@ class BranchPoint:
   released: bool = False
 
   def release(self) -> None:
-    """Gives back what it holds; episodes that went on from here live on. May be called twice."""
+    """Frees its resources; episodes that continued from here are not affected. May be called
+    twice."""
     if self.released:
       return
     self.released = True
-    close_seats(self.episode._seats)
-    try:
-      self.episode._environment.discard(self.state)
-    except Exception as error:
-      _log.warning("a snapshot of %s cannot be freed", self.episode.address, exc_info=error)
+    self.episode.discard(self.state)
 
 
 class Episode:
-  """One run of one environment: its operations act for one seat, and record what happened.
+  """One run of one environment. Its operations act for one seat and record what happened.
 
-  Whoever the environment says acts next holds the turn: ``act``, ``step`` and ``length`` are about
-  that agent. An environment of one agent has one seat.
+  The environment says which agent acts next; ``act``, ``step`` and ``length`` refer to that agent.
+  An environment of one agent has one seat.
 
   A program calls ``reset``, ``open``, then ``act``, ``step`` and ``observe`` in turn. Each may
-  raise ``EpisodeEnd``; a program that catches it must raise it again. A program that is to be
-  branched leaves ``reset`` and ``open`` out where ``opened`` holds already, and keeps what it
-  remembers between turns in the episode.
+  raise ``EpisodeEnd``; a program that catches it must raise it again. A program that can be
+  branched skips ``reset`` and ``open`` if ``opened`` is true, and keeps its memory between turns in
+  the episode.
 
   Attributes:
     task: what is to be solved.
     address: (step, task id, sample), from which all its randomness follows.
     player: engine, chat and settings.
     turn: model calls made so far, for all seats.
-    watcher: looks on; None where nobody does.
+    watcher: called around turns; may be None.
   """
 
   def __init__(
@@ -269,11 +268,11 @@ class Episode:
 
   @property
   def opened(self) -> bool:
-    """Whether a conversation is under way, as it is from the start for one that was branched."""
+    """Whether a conversation has begun; for a branched episode this is true from the start."""
     return any(seat.opened for seat in self._seats.values())
 
   async def mark(self) -> BranchPoint | None:
-    """This moment, before a turn of the policy; None where the environment cannot be copied now.
+    """A branch point at this moment, before a turn; None if the environment cannot be copied now.
 
     Raises:
       ConfigError: the environment has no snapshots.
@@ -350,11 +349,11 @@ class Episode:
       seat.offered = self._environment.tools_of(agent)
 
   async def open(self, observation: Observation) -> None:
-    """Puts the first observation before the agent who acts first."""
+    """Shows the first observation to the agent who acts first."""
     await self._open(self._hear(observation, Boundary.RESET), Boundary.RESET)
 
   def _hear(self, observation: Observation, at: Boundary) -> tuple[Message, ...]:
-    """Gives the turn to whoever acts next; the messages that it has not taken in."""
+    """Gives the turn to the next agent; returns the messages that it has not read yet."""
     seats = self._seats
     if len(seats) == 1 and observation.next not in seats and not observation.others:
       observation = dataclasses.replace(observation, next=self._acting)
@@ -375,7 +374,7 @@ class Episode:
       raise self._failed(message, Fault(Owner.INFRASTRUCTURE, "environment", message), None)
 
   async def _open(self, messages: Sequence[Message], at: Boundary, *, shared: bool = True) -> None:
-    """Begins a conversation; ``shared`` where others of the group may begin alike."""
+    """Begins a conversation; ``shared`` if others of the group may begin with the same prompt."""
     seat, player = self.seat, self.seat.player
     with _encoding(at):
       spans = player.chat.prompt(messages, seat.offered)
@@ -399,7 +398,7 @@ class Episode:
     self._append(spans, seconds=0.0)
 
   async def act(self) -> Action:
-    """Lets the agent whose turn it is take it."""
+    """Draws the turn of the agent who acts now."""
     seat = self.seat
     if not seat.opened:
       raise RuntimeError("act() before open(observation)")
@@ -419,7 +418,7 @@ class Episode:
     return Action(text, calls, truncated=cut, agent=seat.agent)
 
   async def _sample(self, seat: Seat) -> bool:
-    """Draws a turn of ``seat`` and records it; whether it was cut off."""
+    """Draws a turn of ``seat`` and records it; returns whether it was cut off."""
     context, config, chat = seat.context, self.player.config, seat.player.chat
     assert context is not None
     grammar = None
@@ -464,7 +463,7 @@ class Episode:
     return cut
 
   async def _be_served(self, seat: Seat) -> bool:
-    """Asks the service of ``seat`` for a turn and records it; whether it was cut off."""
+    """Asks the service of ``seat`` for a turn and records it; returns whether it was cut off."""
     player, start = seat.player, time.monotonic()
     assert player.service is not None
     key = keys.service_key(self.player.run_seed, self.address, self.turn)
@@ -475,7 +474,7 @@ class Episode:
       message = f"{player.policy}, which plays {seat.agent}, raised {describe(error)}"
       fault = getattr(error, "fault", None)
       if isinstance(fault, Fault) and not fault.masks:
-        # It refused what it was asked, such as a conversation that has grown too long for it.
+        # The service refused the request, for instance because the conversation is too long.
         raise EpisodeEnd(Status.TRUNCATED, message, fault) from error
       fault = Fault(Owner.INFRASTRUCTURE, "service", message)
       raise self._failed(message, fault, error) from error
@@ -528,7 +527,7 @@ class Episode:
     return step
 
   async def observe(self, observation: Observation) -> None:
-    """Shows the agent who acts next what it has not seen, if a turn and room to react are left."""
+    """Shows the next agent its new messages, if a turn and room for an answer are left."""
     if not self.opened:
       raise RuntimeError("observe() before open(observation)")
     author = self._acting
@@ -557,12 +556,12 @@ class Episode:
     self._append(spans, seconds=self._asked_seconds)
 
   async def rewrite(self, observation: Observation) -> None:
-    """Shows the agent who acts next these messages in the place of all that it has seen.
+    """Shows the next agent these messages instead of its whole history.
 
-    Called in the place of ``observe`` by programs that summarise a history, discard some of it or
-    rebuild it from memory: the messages are the whole new history. In the record they begin a
-    branch of their own. What was drawn before stays on the branch that it was drawn on, and is
-    trained there; where the new history repeats it, it is text without loss.
+    Programs that summarise a history, discard parts of it or rebuild it from memory call this
+    instead of ``observe``. The messages are the whole new history and begin a new branch of the
+    record. Tokens drawn before stay on their own branch and are trained there; if the new history
+    repeats them, the repetition is text without loss.
     """
     if not self.opened:
       raise RuntimeError("rewrite() before open(observation)")
@@ -573,7 +572,7 @@ class Episode:
     await self._open(messages, Boundary.STEP, shared=False)
 
   def _next_turn(self, observation: Observation) -> tuple[Message, ...]:
-    """Gives the turn to whoever acts next, if one is left; what it has not taken in."""
+    """Gives the turn to the next agent, if a turn is left; returns its unread messages."""
     messages, limit = self._hear(observation, Boundary.STEP), self.player.config.max_turns
     if self.seat.turns >= limit:
       raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={limit} turns are used")
@@ -582,6 +581,14 @@ class Episode:
   def _record_experts(self, seat: Seat) -> None:
     if seat.player.learns and seat.context is not None and seat.context.experts is not None:
       self._builder.record_experts(seat.context.experts, seat.tip)
+
+  def discard(self, state: bytes) -> None:
+    """Frees the contexts of a copy, and what the environment keeps for its ``state``."""
+    close_seats(self._seats)
+    try:
+      self._environment.discard(state)
+    except Exception as error:
+      _log.warning("a snapshot of %s cannot be freed", self.address, exc_info=error)
 
   async def close(self) -> None:
     """Frees the contexts and the environment; never raises for what the environment does."""
@@ -632,7 +639,7 @@ class Episode:
     return trajectory
 
   def _paid(self) -> dict[str, Reward]:
-    """By agent the sum of what the environment paid; those that were never paid are left out."""
+    """Sum of the environment's payments by agent; agents without any are left out."""
     by_agent: dict[str, list[Reward]] = {}
     for agent, _, reward in self._rewards:
       by_agent.setdefault(agent, []).append(reward)
@@ -647,10 +654,10 @@ class Episode:
     }
 
   def _by_segment(self, paid: Mapping[str, Reward]) -> list[float | None]:
-    """What was paid for each segment, None where nothing was; [] where nobody was paid.
+    """Payment for each segment, None without one; [] if nobody was paid.
 
-    Who is paid before a turn of its own is paid for its prompt. Whoever's sum is invalid is left
-    out, and so is an agent that saw nothing.
+    An agent that is paid before its first turn is paid for its prompt. Agents with an invalid sum,
+    or that saw nothing, are left out.
     """
     values: list[float | None] = [None] * len(self._builder.segments)
     placed = False
@@ -662,7 +669,8 @@ class Episode:
     return values if placed else []
 
   def _take_back(self) -> None:
-    """After a breach the environment's rewards add up to its least, with the last turn."""
+    """After a breach the last turn lowers the sum of the environment's rewards to the least
+    possible."""
     agent = self._acting
     earned = _total([reward for name, _, reward in self._rewards if name == agent]).value
     least = self._environment.least_return
@@ -709,7 +717,7 @@ class Episode:
     return EpisodeEnd(status, message, fault)
 
   def _append(self, spans: Sequence[Span], *, seconds: float) -> None:
-    """Records spans that nobody drew, for the seat; the first one carries the time they took."""
+    """Records spans that were not drawn, for the seat; the first one carries the time they took."""
     seat = self.seat
     for owner, ids in spans:
       index = self._builder.append(
@@ -726,13 +734,22 @@ class Episode:
       seconds = 0.0
 
 
-async def tool_episode(episode: Episode) -> None:
-  """Agents act and the environment answers, until one of them or a limit ends the episode."""
+async def tool_episode(episode: Episode, context: ContextManager | None = None) -> None:
+  """Agents act and the environment answers, until one of them or a limit ends the episode.
+
+  Args:
+    episode: what is played.
+    context: gives the new history of the next agent, or None to append the observation.
+  """
   if not episode.opened:
     await episode.open(await episode.reset())
   while True:
-    step = await episode.step(await episode.act())
-    await episode.observe(step.observation)
+    observation = (await episode.step(await episode.act())).observation
+    history = None if context is None else await context(episode, observation)
+    if history is None:
+      await episode.observe(observation)
+    else:
+      await episode.rewrite(history)
 
 
 async def run_episode(
@@ -756,12 +773,12 @@ async def run_episode(
     program: what happens in it.
     task: what is to be solved.
     address: where its randomness comes from.
-    player, make_environment: who plays, and in which world.
+    player, make_environment: of the run.
     prefixes: of its group.
-    start: where it goes on from; None is the beginning.
-    watcher: looks on as it takes its turns.
-    branch: number of what it adds to a tree of episodes (``record.BRANCHES``), needed with
-      ``start``; None where it shares nothing.
+    start: branch point to continue from; None is the beginning.
+    watcher: called around its turns.
+    branch: number of its branch in a tree of episodes (``record.BRANCHES``), needed with ``start``;
+      None if it shares nothing.
   """
   try:
     environment = make_environment(task)
@@ -809,15 +826,15 @@ class _TooSlow(Exception):
 async def _bounded(
   call: Callable[[], Awaitable[T]], timeout: float, grace: float, clock: Clock
 ) -> T:
-  """``await call()``, or _TooSlow after ``timeout`` seconds of a clock that was begun with it, even
-  if it ignores cancellation."""
+  """``await call()``, or _TooSlow after ``timeout`` seconds of ``clock``, even if it ignores
+  cancellation."""
 
   async def run() -> T:
     return await call()
 
   task = asyncio.ensure_future(run())
   try:
-    # Not wait_for: it waits for ever on a coroutine that swallows its cancellation.
+    # Not wait_for: it waits for ever if a coroutine ignores its cancellation.
     done = await wait_within(task, timeout, clock)
   except asyncio.CancelledError:
     await _abandon(task, grace)
@@ -850,7 +867,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 @contextlib.contextmanager
 def _engine() -> Iterator[None]:
-  """Ends the episode where its context is too short, or lost to numbers that broke down."""
+  """Ends the episode if its context is too short, or lost because log-probs are not finite."""
   try:
     yield
   except NonFiniteError as error:

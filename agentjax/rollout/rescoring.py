@@ -1,4 +1,4 @@
-"""Scoring stored episodes again: with another verifier, other weights, or a monitor more."""
+"""Scoring stored episodes again: with another verifier, other weights, or a further monitor."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ async def rescore(
 ) -> list[Trajectory]:
   """Copies of ``trajectories`` with new rewards, in the order given; the originals stay.
 
-  What the environment paid during the episode stays; every other part is computed anew, and so is a
-  status of VERIFIER_ERROR. A graph that compares the members of a group gets those that are here.
+  Payments of the environment stay; every other part is computed again, and so is a status of
+  VERIFIER_ERROR. A graph that compares the members of a group gets the members among
+  ``trajectories``.
 
   Args:
     trajectories: finished episodes.
@@ -66,7 +67,8 @@ async def rescore(
 
 
 def write_store(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> None:
-  """A store of ``trajectories`` at ``path``, whole or not at all; an old one is replaced."""
+  """Writes a store of ``trajectories`` at ``path``, completely or not at all; an old one is
+  replaced."""
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   beside = target.with_name(f".{target.name}.{os.getpid()}")

@@ -18,15 +18,15 @@ from agentjax.trajectory.record import Trajectory
 
 @dataclasses.dataclass(unsafe_hash=True)
 class OversampleConfig(SamplerConfig):
-  """More episodes than a group needs, for the first of them.
+  """Starts more episodes than a group needs and takes the first ones.
 
   Attributes:
     factor: ``ceil(factor * group_size)`` episodes start.
     rule: which ones make the group. "shortest": those with the fewest tokens, prompt included, then
-      the lowest sample number; it does not depend on time, and whoever can no longer be among them
-      is abandoned. "first": those that end first, whereupon the others are abandoned; what that
-      gives depends on the machine, and favours quick tools. Both favour short episodes. One whose
-      environment failed is taken only where too few others are left.
+      the lowest sample number; this does not depend on time, and episodes that can no longer be
+      among them are abandoned. "first": those that end first; the others are then abandoned. This
+      depends on the machine and favours quick tools. Both favour short episodes. An episode whose
+      environment failed is taken only if too few others are left.
   """
 
   factor: Annotated[float, Range(1)] = 1.5
@@ -41,7 +41,7 @@ class OversampleConfig(SamplerConfig):
 class Oversample:
   """The first ``group.size`` of more episodes, by ``OversampleConfig.rule``.
 
-  Who is abandoned is cancelled where it stands: its slot and its environment are free at once.
+  An abandoned episode is cancelled at once, which frees its slot and its environment.
   """
 
   config: OversampleConfig
@@ -57,7 +57,7 @@ class Oversample:
 
 
 class _Race:
-  """Episodes of which those with the lowest ranks win."""
+  """Running episodes; those with the lowest ranks win."""
 
   def __init__(self, group: Group, rule: str):
     self.crew = Crew()
@@ -84,12 +84,12 @@ class _Race:
     self._abandon()
 
   def grown(self, sample: int, tokens: int) -> None:
-    """An episode at work will have at least so many tokens."""
+    """A running episode will have at least so many tokens."""
     self._tokens[sample] = tokens
     self._abandon()
 
   def _abandon(self) -> None:
-    """Cancels whoever cannot win any more."""
+    """Cancels episodes that cannot win any more."""
     winners = self.winners()
     if len(winners) < self._group.size or winners[-1].status.broken:
       return
@@ -102,7 +102,7 @@ class _Race:
 
 @dataclasses.dataclass(frozen=True)
 class _Length:
-  """Tells a race how long an episode has become."""
+  """Reports the length of an episode to a race."""
 
   race: _Race
   sample: int

@@ -25,15 +25,15 @@ class ScheduleConfig(Config):
   Attributes:
     mode: "sync": sample a step's groups, train on them, and so on; every token has staleness 0.
       "one_step_off": while step s is trained, the groups of step s + 1 are sampled with the weights
-      that step s began with; new weights wait for these groups to end. As exact to repeat as
-      "sync". "async": groups begin whenever fewer than (staleness + 1) * tasks_per_step are under
-      way, new weights reach episodes in their middle, and a step takes the groups that are whole.
-    staleness: bound on the staleness of a token, >= 0, in updates; to be set with "async", and None
-      otherwise. With 0 it is "sync".
-    stale: what "async" does about groups that take too long. "wait": a step waits for the groups
-      that would otherwise pass the bound; nothing is lost. "mask": no step waits, and tokens past
-      the bound get no loss weight. "drop": groups that began more than ``staleness`` updates ago
-      are given up, and others begin in their place.
+      that step s began with; new weights wait for these groups to end. As reproducible as "sync".
+      "async": groups begin whenever fewer than (staleness + 1) * tasks_per_step are running,
+      running episodes get new weights, and a step takes the finished groups.
+    staleness: bound on the staleness of a token, >= 0, in updates; set it with "async" only. 0 is
+      the same as "sync".
+    stale: what "async" does with slow groups. "wait": a step waits for the groups that would
+      otherwise pass the bound; nothing is lost. "mask": no step waits, and tokens past the bound
+      get no loss weight. "drop": groups that began more than ``staleness`` updates ago are
+      cancelled, and new ones begin in their place.
   """
 
   mode: Literal["sync", "one_step_off", "async"] = "sync"
@@ -79,7 +79,7 @@ class Pending(NamedTuple, Generic[Key]):
   Attributes:
     key: order among groups of one age.
     version: none of its tokens is of older weights.
-    whole: all its episodes have ended.
+    whole: whether all its episodes have ended.
   """
 
   key: Key
@@ -92,10 +92,10 @@ def choose(
 ) -> list[Key] | None:
   """The groups that ``step`` trains on, the oldest whole ones first; None where it has to wait.
 
-  A group of version v can be trained on up to step v + bound. With "wait" the choice is good if all
-  others can still be: for every later step d, of those that must be trained by d at most
-  (d - step) * size are left. As no more than (bound + 1) * size are ever under way, and new ones
-  have the newest version, there always is such a choice once all have ended.
+  A group of version v can be trained on up to step v + bound. With "wait" the choice is allowed if
+  all other groups can still be trained on in time: for every later step d, at most (d - step) *
+  size groups that are due by d are left. At most (bound + 1) * size groups run, and new ones have
+  the newest version, so such a choice exists once all have ended.
   """
   whole = sorted((p.version, p.key) for p in pending if p.whole)
   if len(whole) < size:

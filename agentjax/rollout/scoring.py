@@ -29,7 +29,7 @@ async def score(
 ) -> None:
   """Fills the rewards of some trajectories of one task, together where the graph compares them.
 
-  Of several agents each that learns is scored for itself, and compared with those of its name.
+  With several agents, each that learns is scored separately and compared with those of its name.
   """
   alone = [t for t in trajectories if not t.agents]
   roles: dict[str, dict[int, Trajectory]] = collections.defaultdict(dict)
@@ -54,11 +54,11 @@ async def _score_role(
   engine nor the other members of a group wait for them. They must be safe to run in several threads
   at once, and must not keep objects that are bound to an event loop.
 
-  After ``timeout`` seconds, waiting for places of others left out, the work is cancelled; a thread
-  that ignores that is left behind and can no longer change the trajectories. Those that take so
-  long though the same episodes with nothing in them do not get 0, or less where nothing is worth
-  less; the others are scored again without them. Where nothing is slow too, the verifier is: the
-  rewards are invalid and the status is VERIFIER_ERROR.
+  After ``timeout`` seconds, not counting the wait for places, the work is cancelled. A thread that
+  ignores this is abandoned and can no longer change the trajectories. Then each episode is compared
+  with an empty one. If an episode is slow and the empty one is not, it gets 0 (or less, if an empty
+  answer is worth less), and the others are scored again without it. If the empty one is slow too,
+  the verifier is at fault: the rewards are invalid and the status is VERIFIER_ERROR.
   """
   if await _scored(rewards, trajectories, task, timeout):
     return
@@ -135,7 +135,7 @@ async def _scored(
 
 
 class _Worker(threading.Thread):
-  """A thread with an event loop. Daemon: one that never comes back dies with the process."""
+  """A thread with an event loop. It is a daemon, so a blocked one dies with the process."""
 
   idle: list[_Worker] = []  # those that wait for work
 

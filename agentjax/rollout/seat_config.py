@@ -1,4 +1,4 @@
-"""Who plays the seats of an episode beside the policy: settings, chosen by name for each agent."""
+"""Settings of the other players of an episode's seats, chosen by name for each agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HERE = "agentjax.rollout.seat_config"
 
 
 class Bank(Protocol):
-  """What a run has for the players of its seats."""
+  """What a run provides to the players of its seats."""
 
   @property
   def chat(self) -> Chat:
@@ -31,7 +31,7 @@ class Bank(Protocol):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SeatConfig(Choice):
-  """Who plays a seat. What it writes carries loss where the seat is "trained" alone.
+  """Who plays a seat. Only tokens of a "trained" seat carry loss.
 
   Built in are "snapshot" (the policy of an earlier step), "checkpoint" (a policy on disk),
   "service" (a model behind an endpoint) and "trained" (a further policy that learns). One of your
@@ -59,8 +59,8 @@ class SnapshotSeat(SeatConfig):
   """A policy as it was: self-play against an earlier self.
 
   Attributes:
-    every: steps of reinforcement learning after which it becomes the present policy; 0 leaves it
-      as the stage began.
+    every: steps of reinforcement learning after which it is replaced by the present policy; 0 keeps
+      the policy of the stage's start.
     of: name of the policy, "policy" or one that another seat trains.
   """
 
@@ -109,7 +109,8 @@ class TrainedSeat(SeatConfig):
       ``path`` holds.
     path: RUN or RUN/checkpoints/STEP of a run with the same model and vocabulary.
     of: name of the policy in that run.
-    learning_rate: of its optimiser, which else is ``rl.optimizer``; none is the rate of that.
+    learning_rate: of its optimiser; all other settings are those of ``rl.optimizer``, and None
+      takes its rate too.
   """
 
   policy: str = ""
@@ -140,7 +141,7 @@ class TrainedSeat(SeatConfig):
 def policy_names(seats: Mapping[str, SeatConfig]) -> dict[str, str]:
   """Agent -> name of the policy that plays it; seats with the same settings have one policy.
 
-  It has the name that its settings give it, else is called after the first of its agents, in
+  The name is that in its settings, or else ``seat_AGENT`` with the first of its agents in
   alphabetical order.
 
   Raises:
@@ -161,7 +162,8 @@ def policy_names(seats: Mapping[str, SeatConfig]) -> dict[str, str]:
 
 
 def check_seats(seats: Mapping[str, SeatConfig], path: str) -> None:
-  """Raises ConfigError for names of policies that clash, and snapshots of no trained policy."""
+  """Raises ConfigError for equal names of policies, and for snapshots of a policy that is not
+  trained."""
   known = (POLICY, *trained_seats(seats))
   for agent, seat in seats.items():
     if isinstance(seat, SnapshotSeat):

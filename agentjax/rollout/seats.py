@@ -1,8 +1,8 @@
 """Seats of an episode: who plays which agent, in which context, on which branch of the record.
 
 An episode of one agent has one seat, which the policy plays. In an environment of several agents
-each has a seat of its own: it sees what the environment shows to that agent alone, and its tokens
-are a tree of segments of their own in the record.
+each has its own seat: it sees only what the environment shows to that agent, and its tokens are a
+separate tree of segments in the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentjax.trajectory.record import AGENT, POLICY, Message
 
 
 class Service(Protocol):
-  """A model that is asked for whole turns."""
+  """A model that writes whole turns."""
 
   async def reply(self, messages: Sequence[Message], *, key: int) -> str:
     """The next turn of a conversation; ``key`` addresses what is drawn, where that is possible."""
@@ -66,7 +66,7 @@ class Seat:
     drawn: ids of its latest turn.
     first, tip, last: indices of its first and latest segment, and of its latest turn.
     offered: tools that it may call.
-    heard: what it was shown and has not taken in, as it has not acted since.
+    heard: messages that it will read when it acts next.
     said: the conversation as messages, for a service.
   """
 
@@ -87,7 +87,7 @@ class Seat:
 
   @property
   def visible_to(self) -> tuple[str, ...]:
-    """Who sees its segments; () where there is nobody else."""
+    """Who sees its segments; () if there are no other agents."""
     return (self.agent,) if self.several else ()
 
   def grow(self, index: int, tokens: int) -> None:
@@ -96,7 +96,7 @@ class Seat:
     self.tip, self.length = index, self.length + tokens
 
   def restart(self, said: tuple[Message, ...]) -> None:
-    """Begins a conversation anew, on a branch of its own; turns are counted on."""
+    """Begins a new conversation on a new branch; the count of turns continues."""
     self.close()
     self.context, self.tip, self.opened = None, None, False
     self.length, self.drawn, self.said = 0, [], said
@@ -118,12 +118,12 @@ def take_seats(
 
   Args:
     agents: of the environment.
-    own: plays every seat that ``others`` does not name.
+    own: plays all other seats.
     others: who plays, by agent.
     rotate: players move on by so many agents.
 
   Raises:
-    ConfigError: ``others`` names an agent that there is not, or leaves no seat to the policy.
+    ConfigError: ``others`` names an unknown agent, or leaves no seat to the policy.
   """
   if not agents or len(set(agents)) != len(agents):
     raise ConfigError(
@@ -149,7 +149,7 @@ def take_seats(
 
 
 async def fork_seats(seats: Mapping[str, Seat]) -> dict[str, Seat]:
-  """Copies that go on from here, with contexts of their own."""
+  """Copies that continue from here, with their own contexts."""
   made: dict[str, Seat] = {}
   try:
     for agent, seat in seats.items():

@@ -1,4 +1,4 @@
-"""What a batch of episodes looked like: counts, shares, lengths and tool latencies."""
+"""Statistics of a batch of episodes: counts, shares, lengths and tool latencies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RolloutStatistics:
       left out.
     tools: latency and errors of every known tool that was called; calls of names the policy made
       up are counted together under "unknown".
-    close_errors: episodes whose environment failed to close; their content stands.
+    close_errors: episodes whose environment failed to close; they count normally.
     faults: distinct messages of environment faults with their counts, the most frequent first.
     masked: share of episodes masked, by cause (``masking_cause``).
     counted: share of episodes that failed by the policy's fault and count, by cause.
@@ -79,7 +79,7 @@ class RolloutStatistics:
   counted: dict[str, float]
 
   def alarm(self, threshold: float) -> str | None:
-    """What to warn of where more than the share ``threshold`` of the episodes got no verdict."""
+    """A warning if more than the share ``threshold`` of the episodes got no verdict."""
     if self.no_verdict_share <= threshold:
       return None
     reasons = "; ".join(list(self.faults)[:3])
@@ -125,7 +125,7 @@ class RolloutStatistics:
 
 
 def apart(trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
-  """The sampled episodes, and the greedy ones that groups are compared with; order stays."""
+  """The sampled episodes, and the greedy baselines of groups; in the same order."""
   greedy = [t for t in trajectories if t.sample == keys.BASELINE]
   return [t for t in trajectories if t.sample != keys.BASELINE], greedy
 
@@ -178,8 +178,8 @@ def rollout_statistics(
 
 
 def masking_cause(trajectory: Trajectory) -> str:
-  """Why an episode is masked: the cause of its fault (``faults.Fault``), "screened" where a monitor
-  took it out; "" where it counts."""
+  """Why an episode is masked: the cause of its fault (``faults.Fault``), "screened" if a monitor
+  removed it; "" if it counts."""
   if not trajectory.status.masked:
     return ""
   if (trajectory.reward.reason or "").startswith(SCREENED):
@@ -214,7 +214,7 @@ def _shares(
 
 
 def group_diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """How far apart the samples of one task in one round are; {} without a group of two.
+  """How different the samples of one task in one round are; {} without a group of two.
 
   Samples without a token, whose episodes failed at once, are left out.
 

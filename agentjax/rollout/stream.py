@@ -1,9 +1,9 @@
-"""A stream of groups: some always under way, handed over whole, each exactly once.
+"""A stream of groups: some are always running, and each finished group is taken exactly once.
 
-Groups begin in the order of their tasks: round by round, one batch of tasks each, within a round by
-task id. The round stands in their addresses where ``collect`` has the step, so that what they draw
-does not depend on when they run. The groups go on between calls, in the event loop that all
-coroutines of a stream belong to: nothing of a stream is read or changed in another thread.
+Groups begin in the order of their tasks: a round is one batch of tasks, and within a round the
+order is by task id. Addresses contain the round where those of ``collect`` contain the step, so
+draws do not depend on when a group runs. Groups run between calls in the event loop of the stream;
+no other thread reads or changes a stream.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class _Group:
 
 
 class StreamState(NamedTuple):
-  """What a stream goes on from.
+  """The state from which a stream continues.
 
   Attributes:
-    plain: JSON: which groups are still to be trained on.
+    plain: JSON: the groups that are not trained on yet.
     episodes: those that have ended and belong to such groups; they are not run again.
   """
 
@@ -58,8 +58,8 @@ class StreamState(NamedTuple):
 class GroupStream:
   """Starts groups, keeps them going and hands them over.
 
-  ``set_state``, ``awaits`` and ``remember`` are for the time before the first group begins. All
-  other methods are coroutines and run in one event loop, in which ``accept`` is called too.
+  Call ``set_state``, ``awaits`` and ``remember`` only before the first group begins. All other
+  methods are coroutines and run in one event loop, in which ``accept`` is called too.
 
   Args:
     playing: plays a group.
@@ -68,13 +68,13 @@ class GroupStream:
     group_size: episodes of a group.
     schedule: which groups a step takes.
     share: the part of a round's groups that is played here.
-    accept: whether a group that has ended is to be trained on; None takes all. One that is not is
-      given up at once, and another begins in its place. Which groups a step gets then depends on
-      ``accept``, the seed and the weights, not on what ends first.
-    refill: how many may begin so for one step; then the step takes fewer groups.
+    accept: whether a finished group is trained on; None takes all. A refused group is dropped at
+      once, and another begins in its place. Which groups a step gets depends on ``accept``, the
+      seed and the weights, not on what ends first.
+    refill: most replacements for one step; after that the step takes fewer groups.
 
   Attributes:
-    dropped: groups given up so far, as the schedule says.
+    dropped: groups that the schedule has dropped so far.
   """
 
   def __init__(
@@ -109,11 +109,11 @@ class GroupStream:
   # States.
 
   def awaits(self, address: Address) -> bool:
-    """Whether the episode belongs to a group that was not trained on."""
+    """Whether the episode belongs to a group that is not trained on yet."""
     return address[0] >= self._oldest_round and address[:2] not in self._consumed
 
   def remember(self, episodes: Iterable[Trajectory]) -> None:
-    """Episodes that are not to be run again."""
+    """Takes finished episodes, which are not run again."""
     for episode in episodes:
       self._kept.setdefault(episode.address[:2], {})[episode.address] = episode
 
@@ -126,7 +126,7 @@ class GroupStream:
     self._refused_now = plain["refused"]
 
   async def get_state(self) -> StreamState:
-    """What a later process goes on from."""
+    """The state from which a later process continues."""
     plain = {
       "round": self._oldest_round,
       "tasks": self._rounds[0].position if self._rounds else self._tasks.get_state(),
@@ -140,14 +140,14 @@ class GroupStream:
     self._consume(groups)
 
   async def take_refused(self) -> list[Trajectory]:
-    """Episodes of the groups that ``accept`` gave up since the last call."""
+    """Episodes of the groups that ``accept`` refused since the last call."""
     refused, self._refused = self._refused, []
     return refused
 
   # Playing.
 
   async def fill(self, version: int, count: int) -> None:
-    """Starts groups until ``count`` are under way or wait to be taken.
+    """Starts groups until ``count`` are running or wait to be taken.
 
     Args:
       version: of the engine's weights; all later tokens are of these or of newer ones.
@@ -159,12 +159,11 @@ class GroupStream:
   async def take(self, step: int, size: int) -> list[Trajectory]:
     """The groups that ``step`` trains on, ``size`` of them, in the order of their addresses.
 
-    They stay noted as not consumed until ``consume`` is called. With "drop" there may be fewer
-    groups under way afterwards than there were, besides those taken. Where ``refill`` is used up
-    there may be fewer than ``size``, or none.
+    They count as not consumed until ``consume`` is called. With "drop" further groups may be
+    cancelled. If ``refill`` is used up there may be fewer than ``size``, or none.
 
     Raises:
-      What ends an episode without being its own fault: errors of the engine or of the program.
+      Errors of the engine or of the program.
     """
     while True:
       self._changed.clear()

@@ -1,4 +1,4 @@
-"""A readable file of trajectories: what the policy saw, wrote and called, and what it earned."""
+"""A readable file of trajectories: what the policy saw, wrote, called and earned."""
 
 from __future__ import annotations
 

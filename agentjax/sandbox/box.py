@@ -1,4 +1,4 @@
-"""What the boxes of all back ends share: one thing at a time, and nothing once closed."""
+"""Shared by the boxes of all back ends: one operation at a time, and none once closed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class ExclusiveBox:
 
   def __init__(self, back_end: str):
     self._back_end = back_end
-    self._busy = asyncio.Lock()
+    self.busy = asyncio.Lock()
     self._closed = False
 
   async def session(self, *, limits: SandboxLimits | None = None) -> Session:
     """Refused: most back ends have no sessions."""
     raise SandboxError(
-      f"the {self._back_end} back end has no sessions (Capabilities.sessions); use "
-      "kind='embedded', or cells that need nothing of earlier ones"
+      f"the {self._back_end} back end has no sessions (Capabilities.sessions); use 'embedded' in "
+      "config.sandboxes, or cells that need nothing of earlier ones"
     )
 
   async def upload(self, path: str, content: bytes) -> None:
     """Writes one file below the work directory; never through a link."""
-    async with self._turn():
+    async with self.turn():
       await self._put(path, content)
 
   async def close(self) -> None:
@@ -42,13 +42,13 @@ class ExclusiveBox:
       return
     self._closed = True
     await self._interrupt()
-    async with self._busy:
+    async with self.busy:
       await self._wipe()
 
   @contextlib.asynccontextmanager
-  async def _turn(self) -> AsyncIterator[None]:
-    """Nothing else happens in the box meanwhile. Raises SandboxError once it is closed."""
-    async with self._busy:
+  async def turn(self) -> AsyncIterator[None]:
+    """Exclusive use of the box. Raises SandboxError once it is closed."""
+    async with self.busy:
       self._check_open()
       yield
 

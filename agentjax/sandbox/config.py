@@ -1,4 +1,4 @@
-"""Which sandboxes a run has: the settings of a back end are the choice, and each has a name."""
+"""Settings of a run's sandboxes: each has a name and is a choice of a back end."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class SandboxConfig(Choice):
 
   @property
   def overhead_seconds(self) -> float:
-    """What a run may take beyond its own wall clock; waiting for a place is no part of it."""
+    """Seconds that a run may take beyond its own wall clock, without waiting for a place."""
     return 0.0
 
   def with_packages(self, packages: tuple[str, ...]) -> Self:
     """These settings for programs that import ``packages``.
 
-    Only the embedded back end loads packages. In the others they are a matter of the image or of
-    the machine, and this changes nothing.
+    Only the embedded back end loads packages. For the others the image or the machine has them, and
+    this changes nothing.
     """
     del packages
     return self
@@ -65,8 +65,8 @@ class SandboxConfig(Choice):
 
     Raises:
       ConfigError: a setting that cannot be used.
-      SandboxError: a package that the back end needs is not installed; what it needs of the machine
-        is found out by ``start``.
+      SandboxError: a package that the back end needs is not installed. ``start`` checks the
+        machine.
     """
     raise NotImplementedError(f"{type(self).__name__} must define build()")
 
@@ -97,10 +97,10 @@ class LocalSandboxConfig(SandboxConfig):
       check(name in known, f"{path}.require", self.require, ", ".join(known))
 
   def check_protections(self, found: Collection[str], name: str, by: str = "") -> None:
-    """Logs what holds in back end ``name``, and by what means.
+    """Logs the protections of back end ``name``, and their mechanisms.
 
     Raises:
-      SandboxError: something required does not hold, and ``allow_unisolated`` is False.
+      SandboxError: a required protection is missing, and ``allow_unisolated`` is False.
     """
     listed = ", ".join(sorted(found)) or "nothing"
     missing = [p for p in self.require if p not in found]
@@ -116,7 +116,7 @@ class LocalSandboxConfig(SandboxConfig):
 
 
 class Sandboxes:
-  """The sandboxes of a run by name; whatever needs one is given the name.
+  """The sandboxes of a run by name.
 
   Args:
     settings: name -> settings of its back end. None is one with all defaults, "default".
@@ -147,5 +147,5 @@ class Sandboxes:
 
 
 def default_sandboxes() -> dict[str, SandboxConfig]:
-  """What a run has that names no sandbox: the embedded one with its defaults, "default"."""
+  """The default: one embedded sandbox with default settings, called "default"."""
   return {DEFAULT: SandboxConfig.from_name("embedded", "config.sandboxes.default")}

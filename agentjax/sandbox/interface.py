@@ -1,7 +1,7 @@
-"""What a sandbox is: a back end that opens boxes; a box runs programs over one work directory.
+"""The protocol of sandboxes: a back end opens boxes; a box runs programs over one work directory.
 
-Back ends differ in strength and in what they offer, so both are data: ``protections`` are what was
-probed to hold on this machine, ``capabilities`` what may be asked for.
+Back ends differ in their protections and features, so both are data: ``protections`` were probed on
+this machine, ``capabilities`` list the features.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SandboxError(RuntimeError):
 
 
 class BoxContentError(SandboxError):
-  """What programs left in a box cannot be read, saved or replaced: it is their fault."""
+  """Files that programs left in a box cannot be read, saved or replaced; the programs' fault."""
 
   fault = Fault(Owner.POLICY, "files")
 
@@ -59,7 +59,7 @@ class Protection(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-  """What a back end offers beyond running one program."""
+  """Features of a back end beyond running one program."""
 
   files: bool  # upload and download
   snapshot: bool  # a work directory can be saved and a box opened from it
@@ -155,7 +155,7 @@ class SandboxResult:
     detail: one line on why, empty when status is OK.
     truncated: whether output is missing.
     restarted: in a session, the interpreter is a new one, so names of earlier cells are gone.
-    fault: what failed where status is INFRA_ERROR, else None.
+    fault: what failed, if status is INFRA_ERROR; else None.
   """
 
   status: RunStatus
@@ -172,16 +172,16 @@ class SandboxResult:
 class Session(Protocol):
   """A Python interpreter that lives from cell to cell. Close it in a ``finally``.
 
-  Names, modules and open files stay; what a cell started (processes) dies with the cell. All limits
-  hold for each cell, but memory and files, which are counted as they pile up. A cell that raises,
-  or calls ``sys.exit``, leaves the interpreter alive. A cell that ends as TIMEOUT, OUTPUT_LIMIT or
-  KILLED, or in which memory of the whole exceeds its limit, takes the interpreter with it; the next
-  cell gets a fresh one and its result says ``restarted``.
+  Names, modules and open files are kept; processes that a cell started die with the cell. All
+  limits hold for each cell, except memory and files, which count over all cells. A cell that
+  raises, or calls ``sys.exit``, leaves the interpreter alive. A cell that ends as TIMEOUT,
+  OUTPUT_LIMIT or KILLED, or in which memory of the whole exceeds its limit, ends the interpreter
+  too; the next cell gets a new one, and its result says ``restarted``.
   """
 
   @property
   def alive(self) -> bool:
-    """Whether an interpreter with the names of earlier cells is there."""
+    """Whether the interpreter with the names of earlier cells is alive."""
     ...
 
   async def run(
@@ -269,7 +269,7 @@ class Sandbox(Protocol):
     ...
 
   async def start(self) -> frozenset[Protection]:
-    """Readies the back end and returns the protections that hold; repeated calls are free.
+    """Starts the back end and returns the protections that hold; repeated calls do nothing.
 
     Raises:
       SandboxError: it cannot run here, or a protection that the settings require is missing.
@@ -302,7 +302,7 @@ async def run_once(
 
 
 async def is_healthy(sandbox: Sandbox) -> bool:
-  """Whether an idle program ends well in a fresh box: what fails beside it fails by itself."""
+  """Whether an idle program ends well in a fresh box: then other failures are not the sandbox's."""
   try:
     return (await run_once(sandbox, PythonScript("pass"))).status is RunStatus.OK
   except (SandboxError, OSError):

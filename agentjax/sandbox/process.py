@@ -104,8 +104,8 @@ class ProcessSandbox:
     self.config.validate("sandbox")
     self._zygote: _Zygote | None = None
     self._starting = threading.Lock()
-    self._boxes: set[ProcessBox] = set()
-    self._places = Places(self.config.concurrency, self.config.queue_seconds)
+    self.boxes: set[ProcessBox] = set()
+    self.places = Places(self.config.concurrency, self.config.queue_seconds)
 
   @property
   def protections(self) -> frozenset[Protection]:
@@ -118,28 +118,28 @@ class ProcessSandbox:
     return tuple(self._zygote.mechanisms) if self._zygote is not None else ()
 
   async def start(self) -> frozenset[Protection]:
-    return (await self._ready()).protections
+    return (await self.ready()).protections
 
   async def create(self, snapshot: bytes | None = None) -> ProcessBox:
-    zygote = await self._ready()
+    zygote = await self.ready()
     box = ProcessBox(self, zygote, len(snapshot or b""))
-    self._boxes.add(box)
+    self.boxes.add(box)
     if snapshot is not None:
       try:
-        await asyncio.to_thread(box._unpack, snapshot)
+        await asyncio.to_thread(box.unpack, snapshot)
       except BaseException:
         await box.close()
         raise
     return box
 
   async def close(self) -> None:
-    for box in list(self._boxes):
+    for box in list(self.boxes):
       await box.close()
     if self._zygote is not None:
       self._zygote.end()
       self._zygote = None
 
-  async def _ready(self) -> _Zygote:
+  async def ready(self) -> _Zygote:
     if self._zygote is None or not self._zygote.alive:
       await asyncio.to_thread(self._start)
     assert self._zygote is not None
@@ -180,7 +180,7 @@ class ProcessBox(ExclusiveBox):
       self._files = _Folder(zygote.directory, self.uid)
     self._zygote = zygote  # its directory lives as long as its boxes
     self._connection: socket.socket | None = None
-    self._session: ProcessSession | None = None
+    self.open_session: ProcessSession | None = None
 
   async def exec(
     self,
@@ -191,40 +191,40 @@ class ProcessBox(ExclusiveBox):
     limits: SandboxLimits | None = None,
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
-    async with self._turn(), contextlib.AsyncExitStack() as held:
-      if self._session is not None:
+    async with self.turn(), contextlib.AsyncExitStack() as held:
+      if self.open_session is not None:
         raise SandboxError("a session is open in this box; close it, or run its cells")
-      if (full := await self._wait_for_place(held)) is not None:
+      if (full := await self.wait_for_place(held)) is not None:
         return full
-      watcher = await self._new_run(as_request(program), limits, stdin, files or {})
+      watcher = await self.new_run(as_request(program), limits, stdin, files or {})
       if watcher is None:
         return infra_error("the sandbox's interpreter is gone")
-      return (await self._converse(watcher, b"", limits)).result
+      return (await self.converse(watcher, b"", limits)).result
 
   async def session(self, *, limits: SandboxLimits | None = None) -> ProcessSession:
-    async with self._turn():
-      if self._session is not None:
+    async with self.turn():
+      if self.open_session is not None:
         raise SandboxError("a session is open in this box; close it before you open another")
-      self._session = ProcessSession(self, limits or self._sandbox.config.limits)
-      return self._session
+      self.open_session = ProcessSession(self, limits or self._sandbox.config.limits)
+      return self.open_session
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._turn():
+    async with self.turn():
       return await asyncio.to_thread(lambda: sandbox_files.read_file(self._root(), path, max_bytes))
 
   async def snapshot(self) -> bytes:
-    async with self._turn():
-      if self._session is not None:
+    async with self.turn():
+      if self.open_session is not None:
         raise SandboxError("a session is open in this box, and its names are in no snapshot")
       return await asyncio.to_thread(lambda: sandbox_files.pack(self._root(), _SNAPSHOT_BYTES))
 
   async def _interrupt(self) -> None:
-    self._stop()
+    self.stop_run()
 
   async def _wipe(self) -> None:
-    if self._session is not None:
-      await self._session._end()
-    self._sandbox._boxes.discard(self)
+    if self.open_session is not None:
+      await self.open_session.end()
+    self._sandbox.boxes.discard(self)
     if not self._files.drop():
       await asyncio.to_thread(sandbox_files.wipe, self._files.path)
 
@@ -242,23 +242,23 @@ class ProcessBox(ExclusiveBox):
     for path, content in files.items():
       sandbox_files.write_file(self._root(), path, content, self.uid)
 
-  def _unpack(self, snapshot: bytes) -> None:
+  def unpack(self, snapshot: bytes) -> None:
     sandbox_files.unpack(self._root(), snapshot, self.uid)
 
-  def _stop(self) -> None:
+  def stop_run(self) -> None:
     """Ends what runs now, without waiting for its end."""
     if self._connection is not None:
       self._connection.shutdown(socket.SHUT_WR)  # the watcher takes it as "stop"
 
-  async def _wait_for_place(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
+  async def wait_for_place(self, held: contextlib.AsyncExitStack) -> SandboxResult | None:
     """Takes one of the places for runs; what to answer when none gets free in time."""
     try:
-      await held.enter_async_context(self._sandbox._places.one())
+      await held.enter_async_context(self._sandbox.places.one())
     except QueueTimeout as error:
       return infra_error(str(error), "queue")
     return None
 
-  async def _new_run(
+  async def new_run(
     self,
     program: dict[str, Any],
     limits: SandboxLimits,
@@ -266,7 +266,7 @@ class ProcessBox(ExclusiveBox):
     files: Mapping[str, bytes] | None = None,
   ) -> socket.socket | None:
     """The socket to a watcher that was given the run; None when there is none to be had."""
-    zygote = await self._sandbox._ready()
+    zygote = await self._sandbox.ready()
     files = files or {}
     bounds = limits.to_dict()
     request = {
@@ -274,7 +274,7 @@ class ProcessBox(ExclusiveBox):
       "limits": bounds,
       "directory": self._files.path,
       "uid": self.uid,
-      "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox._boxes),
+      "tasks_of_user": zygote.tasks_of_user + _TASKS_OF_SESSION * len(self._sandbox.boxes),
     }
     order = {"session": program["kind"] == "session", "limits": bounds}
     try:
@@ -289,9 +289,7 @@ class ProcessBox(ExclusiveBox):
     finally:
       os.close(directory)
 
-  async def _converse(
-    self, connection: socket.socket, cell: bytes, limits: SandboxLimits
-  ) -> _Reply:
+  async def converse(self, connection: socket.socket, cell: bytes, limits: SandboxLimits) -> _Reply:
     """Sends a session's cell and waits for the reply; closes ``connection`` unless it goes on."""
     self._connection = connection
     keep = ended = False
@@ -360,10 +358,10 @@ class ProcessSession:
     if wall_seconds is not None:
       limits = dataclasses.replace(limits, wall_seconds=wall_seconds)
     cell = {"source": source, "seed": seed, "wall_seconds": limits.wall_seconds}
-    async with self._box._turn(), contextlib.AsyncExitStack() as held:
+    async with self._box.turn(), contextlib.AsyncExitStack() as held:
       if self._closed:
         raise SandboxError("the session is closed; open another with Box.session()")
-      if (full := await self._box._wait_for_place(held)) is not None:
+      if (full := await self._box.wait_for_place(held)) is not None:
         return full
       encoded = json.dumps(cell).encode()
       for _ in range(2):  # the machine may have taken the memory of one that waited
@@ -377,29 +375,29 @@ class ProcessSession:
     if self._closed:
       return
     self._closed = True
-    if self._box._session is self:
-      self._box._stop()
-    async with self._box._busy:
-      await self._end()
-      if self._box._session is self:
-        self._box._session = None
+    if self._box.open_session is self:
+      self._box.stop_run()
+    async with self._box.busy:
+      await self.end()
+      if self._box.open_session is self:
+        self._box.open_session = None
 
   async def _ask(self, cell: bytes) -> _Reply:
     connection, self._connection = self._connection, None
     self._alive = False
     if connection is None:
-      connection = await self._box._new_run({"kind": "session"}, self._limits)
+      connection = await self._box.new_run({"kind": "session"}, self._limits)
       if connection is None:
         return _Reply(infra_error("the sandbox's interpreter is gone"))
     self._used = True
     wall = json.loads(cell)["wall_seconds"]
     limits = dataclasses.replace(self._limits, wall_seconds=wall)
-    reply = await self._box._converse(connection, cell, limits)
+    reply = await self._box.converse(connection, cell, limits)
     if reply.alive:
       self._connection, self._alive = connection, True
     return reply
 
-  async def _end(self) -> None:
+  async def end(self) -> None:
     """Ends the interpreter; the box is held."""
     connection, self._connection = self._connection, None
     self._alive = False

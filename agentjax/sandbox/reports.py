@@ -1,4 +1,4 @@
-"""JSON that hostile code may have written, bounded before it is read."""
+"""Reads JSON that hostile code may have written, with bounds that are checked first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def bounded_json(text: str, *, max_characters: int, max_values: int, max_depth: int) -> Any:
-  """``json.loads(text)``, which is refused before it costs more than its text.
+  """``json.loads(text)``, refused if it would need too much memory.
 
-  A parsed value takes up to 25 times the memory of its text (``{},`` becomes a dict), so what
-  stands outside of strings is counted first.
+  A parsed value takes up to 25 times the memory of its text (``{},`` becomes a dict), so the
+  characters outside of strings are counted first.
 
   Args:
     text: what to parse.

@@ -1,4 +1,4 @@
-"""From how a run ended to a SandboxResult: one reading for all back ends."""
+"""Converts the end of a run to a SandboxResult, for all back ends."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def text(output: Output | Kept) -> str:
 
 
 def infra_error(detail: str, cause: str = "sandbox") -> SandboxResult:
-  """A run that failed by no fault of the program; ``cause`` as in ``faults.Fault``."""
+  """The result of a run that failed without the program's fault; ``cause`` as in
+  ``faults.Fault``."""
   fault = Fault(Owner.INFRASTRUCTURE, cause, detail)
   return SandboxResult(RunStatus.INFRA_ERROR, "", "", None, 0.0, detail, fault=fault)

@@ -19,7 +19,7 @@ def fingerprint(tree: Any) -> str:
 
   Each 32-bit pattern is mixed with its position and summed modulo 2**32, so the result is exact and
   the same for every sharding and summation order; one changed bit changes it. Not cryptographic.
-  Sharded arrays are hashed where they lie: only the sums travel.
+  Sharded arrays are hashed on their devices; only sums are exchanged.
   """
   with dispatching():
     every = [in_order(_leaf_sums(leaf)) for leaf in jax.tree.leaves(tree)]
@@ -42,7 +42,7 @@ def _leaf_sums(leaf: jax.Array) -> jax.Array:
   position *= jnp.uint32(0x01000193)
   odd = jnp.asarray(_ODD).reshape(_WORDS, *(1 for _ in bits.shape))
   mixed = _mix(bits ^ _mix(position + odd) ^ odd)
-  # One sum for all words, so that one reduction crosses the devices.
+  # One sum for all words, so that the devices exchange only one reduction.
   return jnp.sum(mixed, axis=tuple(range(1, mixed.ndim)), dtype=jnp.uint32)
 
 

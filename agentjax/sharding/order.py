@@ -1,4 +1,4 @@
-"""Keeping programs apart that CPUs would run at once."""
+"""Keeps programs in order that CPUs would run at the same time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _lock = threading.RLock()
 
 
 def in_order(value: T) -> T:
-  """``value``; where CPUs stand for several devices, not before it is computed.
+  """``value``; if CPUs stand for several devices, waits until it is computed.
 
   Call it on the result of a program that exchanges data between devices, before the next such
-  program that does not depend on it. An accelerator runs programs in the order in which they were
-  dispatched, and waits for nothing here. CPUs run them at once: then threads of one wait for those
-  of another, or processes take them in different orders, and all wait for ever.
+  program that does not depend on it. An accelerator runs programs in the order of dispatch, so
+  there is no wait. CPUs run them at the same time: threads of one program may wait for those of
+  another, or processes may run them in different orders, and all wait for ever.
   """
   if jax.default_backend() == "cpu" and jax.device_count() > 1:
     jax.block_until_ready(value)
@@ -29,10 +29,10 @@ def in_order(value: T) -> T:
 
 @contextlib.contextmanager
 def dispatching() -> Iterator[None]:
-  """Held while programs are dispatched that exchange data between devices, by any thread.
+  """A lock for dispatching programs that exchange data between devices, for all threads.
 
-  Devices run programs in the order in which they come. Where two threads dispatched at once, one
-  device could get them in another order than the next, and each would wait for the other for ever.
+  Devices run programs in the order of dispatch. If two threads dispatched at the same time, two
+  devices could get different orders and wait for each other for ever.
   """
   with _lock:
     yield

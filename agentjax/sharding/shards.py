@@ -1,4 +1,4 @@
-"""Code that runs on each device's part of the arrays, and what it asks of the other devices."""
+"""Code that runs on each device's part of the arrays, and its communication with other devices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def on_shards(
 ) -> Array:
   """``function`` of each device's parts of the arguments, under ``jax.shard_map``.
 
-  Kernels need this, as the compiler cannot split them, and so does what reaches across time. With
-  no mesh, or a mesh of one device, it is a plain call.
+  Kernels need this, because the compiler cannot split them, and so does code that reaches across
+  time. With no mesh, or a mesh of one device, it is a plain call.
 
   Args:
     function: its arguments are the device's parts, its result a part of the whole.
@@ -71,7 +71,7 @@ def index(axis: str) -> Array:
 
 
 def whole(x: Array) -> Array:
-  """[B, T, ...] with all of time, of what the shards hold, inside ``on_shards``."""
+  """[B, T, ...] with all of time, gathered from the shards, inside ``on_shards``."""
   if ways("time") == 1:
     return x
   return jax.lax.all_gather(x, LOGICAL_AXES["time"], axis=1, tiled=True)

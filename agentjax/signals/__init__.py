@@ -1,5 +1,6 @@
-"""What is known of a token beyond its sampling, one module a signal; see ``signals.signal``."""
+"""Signals: columns of a token that are computed after sampling, one module per signal; see
+``signals.signal``."""
 
-# Settings of a run name settings of signals, which train networks: the two packages import modules
-# of each other, and they load in one order whichever of them is asked for first.
+# Settings of a run contain settings of signals, and signals train networks. So the two packages
+# import each other; this line makes them load in the same order, whichever is imported first.
 import agentjax.training  # noqa: F401

@@ -1,4 +1,4 @@
-"""The reward of a group's greedy episode, which its members are compared with (ReMax)."""
+"""The reward of a group's greedy episode, the baseline of its members (ReMax)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentjax.trajectory.record import Reward, Trajectory
 class GreedyBaseline(Signal):
   """Each episode carries the reward of the greedy episode of its group.
 
-  Without one, or with one that has no reward, there is nothing to learn from the group.
+  If the greedy episode is missing or has no reward, the group is not trained on.
   """
 
   name = "greedy_baseline"

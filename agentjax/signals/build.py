@@ -49,7 +49,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
 
 
 def build_teachers(parts: Parts, tools: SignalTools) -> Teachers:
-  """The teachers that ``config.rl.teachers`` names; they are loaded when first asked."""
+  """The teachers that ``config.rl.teachers`` names; they are loaded at their first use."""
   return Teachers(
     parts.experiment.rl.teachers,
     parts.chat,
@@ -62,7 +62,7 @@ def build_teachers(parts: Parts, tools: SignalTools) -> Teachers:
 
 
 class SignalBuilder:
-  """Makes the signals of each phase; what several phases use is made once.
+  """Makes the signals of each phase; signals that several phases share are made once.
 
   Args:
     parts: of the run.

@@ -1,4 +1,4 @@
-"""Self-consistency of a group: how far its answers agree (``objective.ambiguity``)."""
+"""Self-consistency of a group: how many of its answers agree (``objective.ambiguity``)."""
 
 from __future__ import annotations
 

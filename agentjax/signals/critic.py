@@ -1,4 +1,4 @@
-"""A critic that is a network of its own: size, input, learning rate and all."""
+"""A critic that is a separate network with its own size, input and learning rate."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CRITIC = "critic"  # name of the network
 
 @dataclasses.dataclass(unsafe_hash=True)
 class CriticConfig(Choice):
-  """A network that predicts rewards, beside the policy; without it the critic is a head on that.
+  """A separate network that predicts rewards; without it the critic is a head on the policy.
 
-  This one reads all that the policy saw. Another choice is a class below it, such as one that reads
-  prompts alone (``agentjax.recipes.sppo``).
+  This one reads everything that the policy saw. Other choices are subclasses, such as one that
+  reads only prompts (``agentjax.recipes.sppo``).
 
   Attributes:
     model: its size; None is the policy's. Its vocabulary is the policy's.
@@ -58,7 +58,8 @@ class CriticConfig(Choice):
     }
 
   def check_centre(self, centre: str, path: str) -> None:
-    """Raises ConfigError for an ``advantage.centre`` that asks for what it does not read."""
+    """Raises ConfigError for an ``advantage.centre`` that needs other values than the critic
+    gives."""
 
   def build(self, loss: ValueLossConfig, tools: SignalTools, updates: int) -> Critic:
     """The critic of a run; arguments as ``Critic`` has them."""
@@ -92,7 +93,7 @@ def critic_spec(
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """What a critic reads, here the batch of the update itself.
+  """The rows that a critic reads, here the batch of the update itself.
 
   Attributes:
     batch: [b, t], on the mesh.
@@ -111,7 +112,7 @@ class Reading:
 
 
 class Critic(Signal):
-  """Values of a network of its own, which learns from the returns of every batch.
+  """Values from a separate network, which learns from the returns of every batch.
 
   Args:
     config: see CriticConfig.

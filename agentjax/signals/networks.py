@@ -1,4 +1,5 @@
-"""What signals that own a network share: a reader of the policy's tokens with a linear head."""
+"""Helpers for signals with a network: a model that reads the policy's tokens, with a linear
+head."""
 
 from __future__ import annotations
 

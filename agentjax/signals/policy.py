@@ -1,4 +1,4 @@
-"""What the trainer's own policy says of the tokens before an update, in one forward pass."""
+"""Old log-probs and values of the trainer's policy before an update, in one forward pass."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PolicyScores(Signal):
   Args:
     recomputed: adds old log-probs.
     critic: adds values.
-    replaces_behaviour: the tokens are not conditioned as they were sampled, so the log-probs take
-      the place of the sampler's, too.
+    replaces_behaviour: the tokens have another context than in sampling, so the log-probs also
+      replace the sampler's.
   """
 
   name = "policy"

@@ -1,4 +1,4 @@
-"""What the frozen reference policy says of the tokens."""
+"""Log-probs of the tokens under the frozen reference policy."""
 
 from __future__ import annotations
 

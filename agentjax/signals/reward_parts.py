@@ -1,4 +1,4 @@
-"""Parts of the reward by themselves: of episodes, and of turns."""
+"""Single parts of the reward: of episodes, and of turns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PartRewards(Signal):
 
 
 class TurnRewards(Signal):
-  """What tokens are paid of the outcome for their turns, for ``advantage.turn_rewards``.
+  """Rewards of turns as a part of the outcome, for ``advantage.turn_rewards``.
 
   It stands on the turn's last token that is trained on (``packing.paid_by_turn``).
 
@@ -76,9 +76,9 @@ class TurnRewards(Signal):
 
 
 def with_selected_weights(packed: Batch, batch: Batch) -> Batch:
-  """``packed`` with weights on those tokens alone that a signal has selected, on the host.
+  """``packed`` with weights only on the tokens that a signal has selected, on the host.
 
-  Rewards of steps stand on tokens that keep their weight.
+  Rewards of steps are placed on tokens that keep their weight.
   """
   if "selected" not in batch.columns:
     return packed
@@ -103,7 +103,7 @@ def check_turn_rewards(episodes: Sequence[Trajectory], names: Sequence[str]) -> 
   """Refuses parts of the reward that no turn has earned.
 
   Raises:
-    ConfigError: what the turns were paid is not what the part says.
+    ConfigError: the sum of the turns' rewards differs from the part.
   """
   for trajectory in episodes:
     for name in names:

@@ -1,4 +1,4 @@
-"""The protocol of signals: what a method wants to know of tokens before they are trained on.
+"""The protocol of signals, which compute columns of tokens before training on them.
 
 A signal names the columns that it needs and those that it adds. A training step packs its episodes,
 runs the signals in the order of their needs, prepares and updates; it knows no signal by name. A
@@ -55,11 +55,11 @@ Metrics = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class SignalTools:
-  """What a run gives to a signal when it is built.
+  """What a run provides to a signal when it is built.
 
   Attributes:
     model: the policy.
-    token_bytes: bytes of every token, None for those that are no text.
+    token_bytes: bytes of every token, None for control tokens.
     mesh: that of the updates.
     pack: sequences to a batch on the host.
     rows: rows a forward pass, of which a batch is a multiple.
@@ -80,12 +80,12 @@ class SignalTools:
 
 @dataclasses.dataclass(frozen=True)
 class StepContext:
-  """What a signal is given with the episodes of a training step.
+  """Context of the episodes of a training step.
 
   Attributes:
     step: number of the training step.
-    policy: gives the policy as the step begins, with adapters added in.
-    beside: episodes of the step that are compared with and not trained on.
+    policy: returns the policy at the start of the step, with adapters added in.
+    beside: episodes of the step that serve as baselines and are not trained on.
   """
 
   step: int
@@ -95,16 +95,16 @@ class StepContext:
 
 @dataclasses.dataclass(frozen=True)
 class BatchContext:
-  """What a signal is given with a batch.
+  """Context of a batch.
 
   Attributes:
     step: number of the training step.
-    policy: gives the policy as the batch is prepared, with adapters added in.
+    policy: returns the policy at this moment, with adapters added in.
     sequences: what was packed, in the order of the batch.
-    packed: the batch as it was packed, on the host; what signals add is not in it.
+    packed: the batch as it was packed, on the host, without columns of signals.
     score: log-probs and values [B, T] of a batch under ``state.Weights``, on the mesh.
     rows: how batches are placed on the mesh and cut into micro-batches.
-    notes: what a signal keeps from ``__call__`` for its ``for_update``.
+    notes: values that a signal keeps from ``__call__`` for its ``for_update``.
   """
 
   step: int
@@ -118,11 +118,11 @@ class BatchContext:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a signal says of a batch.
+  """The result of a signal on a batch.
 
   Attributes:
     columns: by name: [B, T, ...] of tokens and turns, [N, ...] of sequences; on the mesh, or on the
-      host where it was computed there. A core column takes the place of the batch's.
+      host where it was computed there. A core column replaces the batch's.
     networks: those that have changed, by name.
     metrics: of the batch.
   """
@@ -134,7 +134,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class ForUpdate:
-  """What the update on a batch is given beside the batch and what ``prepare`` says of it.
+  """Further inputs of an update, besides the batch and the result of ``prepare``.
 
   Attributes:
     fields: of ``update.UpdateBatch``, arrays [B, ...].
@@ -148,11 +148,11 @@ class ForUpdate:
 
 
 class Signal:
-  """A signal that does nothing; override what yours does.
+  """Base of signals, which does nothing; override the methods that you need.
 
   Attributes:
-    name: tells it from the other signals of a run; the key of its state in checkpoints.
-    needs: columns that other signals add and that it reads, where such signals run.
+    name: unique among the signals of a run; the key of its state in checkpoints.
+    needs: columns of other signals that it reads, if such signals run.
     adds: columns that it adds. They are registered when the run is built.
     networks: its own, by name; they are part of ``TrainState.networks`` while the stage of
       reinforcement learning lasts, and of its checkpoints.
@@ -191,7 +191,7 @@ class Signal:
   def learn(
     self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
   ) -> Result:
-    """Own networks after they have learnt from what ``prepare`` says of a batch, and metrics.
+    """Its networks after learning from the result of ``prepare`` on a batch, and metrics.
 
     Args:
       context, networks, batch: as in ``__call__``; the batch has all columns.
@@ -201,22 +201,24 @@ class Signal:
     return Result()
 
   def for_update(self, context: BatchContext, prepared: Any) -> ForUpdate:
-    """What the update needs beside ``objectives.Prepared``, once that is known."""
+    """Further inputs of the update, once ``objectives.Prepared`` is known."""
     del context, prepared
     return ForUpdate()
 
   def get_state(self) -> Any:
-    """JSON-able; what ``set_state`` takes. None is saved nowhere."""
+    """JSON-able state, which ``set_state`` takes. None is not saved."""
     return None
 
   def set_state(self, state: Any) -> None:
-    """Goes back to what ``get_state`` gave."""
+    """Restores the state of ``get_state``."""
     raise NotImplementedError(f"the signal {self.name!r} has a state and no set_state()")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SignalConfig(Choice):
   """Settings of a signal that ``config.rl.signals`` or ``config.rl.process`` chooses."""
+
+  group = "agentjax.signals"
 
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
@@ -231,9 +233,9 @@ class SignalConfig(Choice):
     """Raises ConfigError for a model that the signal cannot read; ``path`` names these settings."""
 
   def check_run(self, experiment: Experiment, path: str) -> None:
-    """Raises ConfigError for a run that the signal has no place in; ``path`` names these settings.
+    """Raises ConfigError for a run that the signal does not fit; ``path`` names these settings.
 
-    A signal that pays tokens refuses objectives that pay at the end alone here.
+    A signal that rewards tokens refuses here objectives that pay only at the end.
     """
 
   def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
@@ -246,7 +248,8 @@ class SignalConfig(Choice):
     return {}
 
   def optimizers(self) -> Mapping[str, tuple[OptimizerConfig, str, str]]:
-    """By field: an optimiser, what it moves in words, and the metric of its ``max_bad_steps``."""
+    """By field: an optimiser, the name in words of what it trains, and the metric of its
+    ``max_bad_steps``."""
     return {}
 
   def build(self, tools: SignalTools) -> Signal:
@@ -255,11 +258,12 @@ class SignalConfig(Choice):
 
 
 def order_signals(signals: Sequence[Signal]) -> tuple[Signal, ...]:
-  """Signals in the order of their needs, else as given; registers the columns that they add.
+  """Signals in the order of their needs, otherwise in the given order; registers the columns that
+  they add.
 
   Raises:
     ConfigError: two have one name or add one column, or they need each other.
-    ColumnError: a need is no registered column.
+    ColumnError: a needed column is not registered.
   """
   owner: dict[str, Signal] = {}
   named: set[str] = set()
@@ -318,13 +322,13 @@ def own_networks(signals: Sequence[Signal]) -> dict[str, NetworkSpec]:
 
 
 def get_states(signals: Mapping[str, Signal]) -> dict[str, Any]:
-  """Of the signals that have a state, by name."""
+  """The states of the signals that have one, by name."""
   states = {name: signal.get_state() for name, signal in signals.items()}
   return {name: state for name, state in states.items() if state is not None}
 
 
 def set_states(signals: Mapping[str, Signal], states: Mapping[str, Any]) -> None:
-  """Goes back to what ``get_states`` gave.
+  """Restores the states of ``get_states``.
 
   Raises:
     ConfigError: a state of a signal that the run does not have.

@@ -1,8 +1,8 @@
-"""Teachers: other policies that are asked what they think of the student's tokens.
+"""Teachers: other policies that score the student's tokens.
 
 A teacher reads the ids that the student wrote, so it must share the student's vocabulary. Before an
-update it is asked once about the whole batch; the update itself needs no more than the answers and,
-for the exact divergence, the teacher's output projection.
+update it scores the whole batch once; the update itself only needs the scores and, for the exact
+divergence, the teacher's output projection.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TeacherConfig(Config):
 
   Attributes:
     path: RUN, RUN/checkpoints/STEP, or a Hugging Face folder.
-    sources: data sets (``Task.source``) whose episodes it is asked about; empty is all that no
-      other teacher names.
+    sources: data sets (``Task.source``) whose episodes it scores; empty means all that no other
+      teacher names.
   """
 
   path: FilePath = ""
@@ -75,7 +75,7 @@ class TeacherConfig(Config):
 
 
 def check_teachers(teachers: Sequence[TeacherConfig], path: str) -> None:
-  """Raises ConfigError where it is not clear which teacher a data set has."""
+  """Raises ConfigError if it is not clear which teacher a data set has."""
   named: set[str] = set()
   for i, teacher in enumerate(teachers):
     where = f"{path}[{i}]"
@@ -92,7 +92,7 @@ def route(teachers: Sequence[TeacherConfig], sources: Sequence[str]) -> list[int
   """Index of the teacher of every source.
 
   Raises:
-    ConfigError: a source that no teacher takes.
+    ConfigError: a source without a teacher.
   """
   owner = {source: i for i, teacher in enumerate(teachers) for source in teacher.sources}
   rest = next((i for i, teacher in enumerate(teachers) if not teacher.sources), None)
@@ -160,7 +160,7 @@ def load_teacher(
 
 
 def _plain(model: ModelConfig) -> ModelConfig:
-  """Nothing is sampled from a teacher that its log-probs would have to equal."""
+  """A teacher does not sample, so its log-probs need not equal a sampler's."""
   return dataclasses.replace(model, exact_chunk=0).freeze()
 
 
@@ -186,12 +186,12 @@ def template_fingerprint(chat: Chat, settings: Config) -> str:
 
 @flax.struct.dataclass
 class TeacherTargets:
-  """What an update is given of the teacher at K tokens a row (``UpdateBatch.kept``).
+  """The teacher's scores at K tokens per row (``UpdateBatch.kept``), for an update.
 
   Attributes:
-    hidden: [B, K, teacher embed], the states that predict the tokens; None but for form "full".
-    ids, log_probs: int32 and float32 [B, K, k], candidates and what the teacher gives them; None
-      but for form "top_k".
+    hidden: [B, K, teacher embed], the states that predict the tokens; None except for form "full".
+    ids, log_probs: int32 and float32 [B, K, k], candidates and the teacher's log-probs of them;
+      None except for form "top_k".
   """
 
   hidden: Array | None = None
@@ -216,10 +216,9 @@ def make_ask(
   """Builds ``ask(student_params, teacher_params, token_ids, segment_ids, positions)``.
 
   Arguments and results are rows [B, T, ...]. Results are aligned with the token that they are
-  about, ``hidden`` is the state before it. By what the settings need: ``log_probs`` of the tokens;
+  about, ``hidden`` is the state before it. Depending on the settings: ``log_probs`` of the tokens;
   ``hidden``; ``ids`` and ``candidates`` [B, T, k]; ``entropies`` and ``divergences``; the
-  diagnostics of ``distillation.compare``. Without a comparison the student's parameters are not
-  used.
+  diagnostics of ``distillation.compare``. The student's parameters are used only for comparisons.
   """
   student = _plain(student)
 
@@ -270,17 +269,17 @@ def make_ask(
         [readout(teacher_params, teacher, hidden, temperature)],
         size=student.logits_chunk,
       )
-    # What is read off a state is about the token after it.
+    # The values of a state refer to the token after it.
     return answers | {name: jnp.roll(value, 1, axis=1) for name, value in states.items()}
 
   return jax.jit(ask)
 
 
 class Teachers:
-  """Asks each teacher about the episodes of its data sets.
+  """Lets each teacher score the episodes of its data sets.
 
   Args:
-    configs: where they are; they are loaded when first asked.
+    configs: where they are; they are loaded at their first use.
     chat, student: how the student writes, and its model.
     mesh: that of the updates.
     temperature: divides the logits of student and teachers alike.
@@ -330,10 +329,10 @@ class Teachers:
     batch: Batch,
     sequences: Sequence[PackedSequence],
   ) -> dict[str, Any]:
-    """What the teachers say of a batch, on its grid [B, T, ...]; see ``make_ask``.
+    """The teachers' scores of a batch, on its grid [B, T, ...]; see ``make_ask``.
 
-    What was stored stands for a teacher that would be asked for nothing else. One teacher's answers
-    stay on the mesh; those of several are joined on the host.
+    Stored scores are used if they suffice. Scores of one teacher stay on the mesh; those of several
+    are joined on the host.
 
     Args:
       settings: what to ask.
@@ -342,8 +341,8 @@ class Teachers:
       sequences: what was packed, in the order of the batch.
 
     Raises:
-      ConfigError: no teacher takes a sequence; nothing was stored for a weighted token, or fewer
-        candidates than are asked for.
+      ConfigError: a sequence has no teacher; a weighted token has no stored score, or fewer
+        candidates than needed.
     """
     stored = _stored_answers(settings, batch)
     if stored is not None:
@@ -370,10 +369,10 @@ class Teachers:
     settings: DistillationConfig,
     policy: Params | None = None,
   ) -> list[dict[str, np.ndarray]]:
-    """What the teachers say of all tokens of episodes: arrays [n, ...] each, see ``make_ask``.
+    """The teachers' scores of all tokens of episodes: arrays [n, ...] each, see ``make_ask``.
 
     Args:
-      trajectories: what they are asked about; what is stored with them is not looked at.
+      trajectories: to be scored; scores stored with them are ignored.
       settings: what they are asked.
       policy: the student, where it is compared with.
 
@@ -391,7 +390,7 @@ class Teachers:
   def _answers(
     self, number: int, settings: DistillationConfig, policy: Params | None, batch: Batch
   ) -> dict[str, Array]:
-    """What one teacher says of all rows, one micro-batch at a time, on the mesh."""
+    """Scores of one teacher for all rows, one micro-batch at a time, on the mesh."""
     teacher, student = self[number], self._student
     logits = settings.form != "sampled" or settings.needs_comparison
     if logits and teacher.model.vocab_size != student.vocab_size:
@@ -418,7 +417,7 @@ class Teachers:
 
 
 def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
-  """What ``make_ask`` would answer, as it was stored; None where that is not there."""
+  """The stored result of ``make_ask``; None if it was not stored."""
   names = {"log_probs": "teacher_log_probs"}
   if settings.form == "top_k":
     names = {"candidates": "teacher_top_log_probs", "ids": "teacher_top_ids"}
@@ -473,7 +472,7 @@ def kept_places(weights: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def targets_at(answers: Mapping[str, Array], places: Array, form: str) -> TeacherTargets:
-  """The answers that the update needs, of the tokens at ``places`` alone."""
+  """The scores that the update needs, only for the tokens at ``places``."""
   index = places[:, :, None]
   if form == "full":
     return TeacherTargets(hidden=jnp.take_along_axis(answers["hidden"], index, axis=1))
@@ -495,8 +494,8 @@ def teacher_divergences(
 ) -> Array:
   """Float32 [B, T]: divergence from the teacher at the kept tokens, 0 at the others.
 
-  The student's hidden states of the kept tokens are gathered first, so that logits are made for
-  these alone, ``config.logits_chunk`` time steps at once.
+  The student's hidden states of the kept tokens are gathered first, so that logits are computed
+  only for these, ``config.logits_chunk`` time steps at once.
 
   Args:
     params, config: the student.

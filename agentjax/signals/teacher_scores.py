@@ -1,4 +1,4 @@
-"""What teachers say of the tokens: log-probs, which tokens to learn from, what to move towards."""
+"""Scores of teachers: log-probs, which tokens to learn from, and targets of divergences."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _DIAGNOSTICS = ("overlap", "overlap_advantage", "overlap_mass", "entropy_gap")
 
 
 class TeacherScores(Signal):
-  """Answers of the teachers to what ``objective.distillation`` asks.
+  """The teachers' scores that ``objective.distillation`` needs.
 
   Adds the teacher's log-probs of the tokens (form "sampled") and the selected tokens (``keep``
-  below 1). The other forms give the update what the teacher says at the tokens that are kept.
+  below 1). The other forms give the teacher's scores of the kept tokens to the update.
 
   Args:
-    teachers: who is asked.
-    settings: what is asked.
+    teachers: that score.
+    settings: which scores.
     multiple: kept tokens of a row are a multiple of it (``sharding.time_multiple``).
     whole_rows: the update scores whole rows, as exact log-probs need.
   """

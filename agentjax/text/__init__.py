@@ -1,4 +1,4 @@
-"""Text: tokenizers, conversations as ids that only grow, tool calls inside turns. No jax."""
+"""Text: tokenizers, conversations as append-only ids, tool calls inside turns. No jax."""
 
 from agentjax.text.build import FolderKind, build_chat, check_chat, read_chat
 from agentjax.text.chat import (

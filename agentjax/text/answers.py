@@ -1,4 +1,4 @@
-"""How a final answer is marked in text: a line ``#### ANSWER``, as in GSM8K (2110.14168)."""
+"""Final answers in text, marked by a line ``#### ANSWER``, as in GSM8K (2110.14168)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_marked_answer(text: str) -> str | None:
 
 
 def read_tagged_answer(text: str) -> str | None:
-  """What stands in the last closed ``<answer>...</answer>``; None where there is none."""
+  """The content of the last closed ``<answer>...</answer>``; None without one."""
   opening, closing = "<answer>", "</answer>"
   start = text.rfind(opening, 0, max(text.rfind(closing), 0))
   if start < 0:

@@ -16,7 +16,7 @@ from agentjax.text.tool_calls import ToolCallFormat
 
 @dataclasses.dataclass(frozen=True)
 class FolderKind:
-  """A kind of folder that holds a vocabulary and how conversations are written in it.
+  """A kind of folder that holds a vocabulary and a chat format.
 
   Attributes:
     formats: of tool calls, for ``ChatConfig.tool_call_format`` beside "auto".
@@ -49,7 +49,7 @@ def read_chat(
 
 
 def check_chat(chat: ChatConfig, tokenizer: TokenizerConfig, path: str = "config") -> None:
-  """Raises ConfigError where a format of calls does not belong to the vocabulary's markup."""
+  """Raises ConfigError if a format of calls does not fit the vocabulary's markup."""
   folder = folder_kind(tokenizer.kind) if tokenizer.reads_folder else None
   allowed = ("auto", *(folder.formats if folder is not None else get_args(ToolCallFormat)))
   check(
@@ -84,7 +84,7 @@ def build_chat(
   Args:
     chat, tokenizer: which.
     lines, directory: as in ``build_tokenizer``.
-    pretrained: Hugging Face folder of the run; read by such a kind without a path.
+    pretrained: Hugging Face folder of the run, which is read if the tokenizer has no path.
 
   Raises:
     TokenizerError: files that cannot be used.

@@ -1,12 +1,12 @@
-"""Conversations as token ids that only ever grow.
+"""Conversations as append-only token ids.
 
-A ``Chat`` writes conversations over one vocabulary and reads the policy's turns back. Whatever its
-markup, the ids of a longer conversation start with the ids of the shorter one, also when the
-policy's own turn is spelled in tokens that encoding its text would never give: what comes after a
-turn is encoded alone and appended.
+A ``Chat`` writes conversations over one vocabulary and reads the policy's turns back. With any
+markup, the ids of a longer conversation start with the ids of the shorter one, also if the policy
+drew tokens that encoding its text would not give: what comes after a turn is encoded separately and
+appended.
 
-``MarkedChat`` writes the markup of our own vocabularies; ``build.FolderKind`` names others, such as
-the chat template of a Hugging Face folder.
+``MarkedChat`` is for our own vocabularies; ``build.FolderKind`` is for others, such as the chat
+template of a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class ChatConfig(Config):
   """How conversations are written.
 
   Attributes:
-    tool_call_format: "auto" is "compact" for our own vocabularies and what the chat template shows
-      for a Hugging Face folder. Ours: "compact", ``<|call|>NAME TEXT``; "json",
-      ``<|call|>{"name": NAME, "arguments": {...}}``. Templates: "hermes",
-      ``<tool_call>{"name": NAME, "arguments": {...}}</tool_call>``; "xml",
+    tool_call_format: "auto" is "compact" for our own vocabularies, and the format of the chat
+      template for a Hugging Face folder. Ours: "compact", ``<|call|>NAME TEXT``; "json",
+      ``<|call|>{"name": NAME, "arguments": {...}}``. Templates: "hermes", ``<tool_call>{"name":
+      NAME, "arguments": {...}}</tool_call>``; "xml",
       ``<tool_call><function=NAME><parameter=P>VALUE</parameter></function></tool_call>``.
     system_prompt: system message before every conversation that has none of its own; "" adds none.
     thinking: given to a chat template as ``enable_thinking``; None leaves it to the template.
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 
 class TargetSpan(NamedTuple):
-  """A run of ids of a demonstration; ``target`` where the policy should learn to write them."""
+  """A run of ids of a demonstration; ``target`` if the policy should learn to write them."""
 
   owner: str
   ids: list[int]
@@ -80,7 +80,7 @@ class Chat(abc.ABC):
     tokenizer: the vocabulary.
     stop_ids: ids that end a turn of the policy.
     reserved_ids: ids that only the conversation itself may contain. A policy that draws one within
-      its turn forges what others say.
+      its turn forges the words of others.
   """
 
   tokenizer: Tokenizer
@@ -92,15 +92,15 @@ class Chat(abc.ABC):
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """SHA-256 hex: equal where conversations have the same ids and ids the same meaning."""
+    """SHA-256 hex; equal if conversations have the same ids and ids the same meaning."""
 
   def prompt(self, messages: Sequence[Message], tools: Sequence[DescribedTool] = ()) -> list[Span]:
-    """Ids of a conversation's beginning, up to where the policy goes on.
+    """Ids of a conversation's beginning, up to the policy's turn.
 
     The last span, of owner "assistant", asks the policy for its turn.
 
     Args:
-      messages: what was said; the chat's system prompt comes first where they have none.
+      messages: of the conversation; the chat's system prompt comes first if they have none.
       tools: what the policy may call.
 
     Raises:
@@ -119,12 +119,12 @@ class Chat(abc.ABC):
 
     Args:
       messages: tool results, or words of a user; the policy's own turns stand as sampled.
-      turn: ids the policy drew; where they lack the end of a turn, that comes first.
+      turn: ids that the policy drew; if they lack the end of a turn, it is added first.
       tools: those of the conversation's prompt.
 
     Raises:
       ValueError: an assistant message, or a role that is not in ``ROLES``.
-      PrefixError: a chat template that would change what was said before.
+      PrefixError: the chat template would change earlier text.
     """
     _check_messages(messages)
     for message in messages:
@@ -147,8 +147,8 @@ class Chat(abc.ABC):
   def parse(self, turn: Sequence[int], tools: Sequence[DescribedTool] = ()) -> ParsedTurn:
     """Reads the ids the policy sampled in one turn.
 
-    What cannot be read as a call becomes a ``ToolCall`` with ``error`` set, for the environment to
-    answer. A tool that is not in ``tools`` is no error here.
+    Text that cannot be read as a call becomes a ``ToolCall`` with ``error`` set, which the
+    environment answers. A tool that is not in ``tools`` is no error here.
 
     Raises:
       ValueError: ids follow one of ``stop_ids``.
@@ -156,7 +156,8 @@ class Chat(abc.ABC):
 
   @abc.abstractmethod
   def turn_language(self, tools: Sequence[DescribedTool] = ()) -> Language:
-    """Turns that ``parse`` finds no fault in: free text, and calls whose arguments fit their tool.
+    """Turns that ``parse`` accepts without error: free text, and calls whose arguments fit their
+    tool.
 
     Over bytes and control tokens, without the id of ``stop_ids`` that ends a turn.
 
@@ -170,10 +171,10 @@ class Chat(abc.ABC):
     demonstration: Sequence[Message],
     tools: Sequence[DescribedTool] = (),
   ) -> list[TargetSpan]:
-    """A worked solution for supervised learning, in the very ids an episode would have.
+    """A worked solution for supervised learning, in the same ids as an episode.
 
-    Assistant turns are targets with their calls and their end; the prompt, tool results and what
-    asks for a turn are not.
+    Assistant turns with their calls and end are targets; the prompt, tool results and the start of
+    a turn are not.
 
     Raises:
       ValueError: the demonstration does not start and end with an assistant message.
@@ -229,7 +230,7 @@ class MarkedChat(Chat):
     super().__init__(system_prompt)
     self.tokenizer = tokenizer
     self.stop_ids = (tokenizer.special.end,)
-    # Whoever may write <|tool|> could make up what its tools answered.
+    # A policy that may write <|tool|> could make up its tools' answers.
     special = tokenizer.special
     self.reserved_ids = frozenset(dataclasses.astuple(special)) - {special.call, special.end}
     self._format = tool_call_format
@@ -285,7 +286,7 @@ def conversation_texts(
   tool_call_format: ToolCallFormat = "compact",
   schemas: Schemas | None = None,
 ) -> Iterator[str]:
-  """Every text that ``MarkedChat`` encodes for ``messages``: what a tokenizer is trained on."""
+  """Every text that ``MarkedChat`` encodes for ``messages``, on which a tokenizer is trained."""
   for message in messages:
     yield message.content
     for call in message.tool_calls:

@@ -1,8 +1,8 @@
 """JSON values that satisfy a schema, as a regular language.
 
-What is written is what ``json.dumps`` writes, with or without the space behind ``,`` and ``:``, and
-properties in the order of the schema. Everything in the language satisfies the schema; the few ways
-to satisfy it that are left out are named in ``json_language``.
+The texts are those of ``json.dumps``, with or without the space after ``,`` and ``:``, with
+properties in the order of the schema. Every text of the language satisfies the schema;
+``json_language`` names the valid texts that are not in the language.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _digits = "(0|[1-9][0-9]*)"
 _fraction_and_exponent = r"(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
 _hex = "[0-9a-fA-F]"
 _escape = regex(
-  # Halves of surrogate pairs are no characters: both are written, or none.
+  # Halves of surrogate pairs are not characters: both are written, or none.
   rf'\\(["\\/bfnrt]|u([0-9a-cA-Ce-fE-F]{_hex}{{3}}|[dD][0-7]{_hex}{{2}}'
   rf"|[dD][89abAB]{_hex}{{2}}\\u[dD][c-fC-F]{_hex}{{2}}))"
 )
@@ -66,16 +66,16 @@ _character = either(_plain, _escape)
 def json_language(schema: Schema) -> Language:
   """The values of a schema, written as JSON.
 
-  Understood are type, enum, const, anyOf, references within the schema that do not recur, bounds on
+  Supported are type, enum, const, anyOf, references within the schema that do not recur, bounds on
   length (strings, arrays), patterns, bounds of integers (of numbers where they are integers and
-  inclusive), properties, required, additionalProperties, and the keywords that only comment.
+  inclusive), properties, required, additionalProperties, and keywords that are only comments.
 
-  Left out of what the schema allows: other orders of properties; properties that are not declared,
-  where some are; values nested deeper than ``FREE_DEPTH`` where nothing is said about them;
-  integers written 2.0, exponents beyond 99, and escapes in strings with a pattern.
+  Not in the language, though valid: other orders of properties; undeclared properties besides
+  declared ones; values nested deeper than ``FREE_DEPTH`` without a schema; integers written 2.0,
+  exponents beyond 99, and escapes in strings with a pattern.
 
   Raises:
-    LanguageError: a keyword that is not understood, or nothing satisfies the schema.
+    LanguageError: an unsupported keyword, or nothing satisfies the schema.
   """
   return _value(schema, _Where(schema))
 
@@ -83,7 +83,7 @@ def json_language(schema: Schema) -> Language:
 def string_language(schema: Schema, *, where: str = "") -> Language | None:
   """The bare texts of a schema of strings, for formats that write them without quotes.
 
-  None where any text will do.
+  None if any text is allowed.
   """
   at = _Where(schema, where)
   _check_known(schema, at)
@@ -96,7 +96,7 @@ def string_language(schema: Schema, *, where: str = "") -> Language | None:
 
 
 class _Where:
-  """A place in a schema: the whole, for references, and the path, for messages."""
+  """A place in a schema: the whole schema, for references, and the path, for messages."""
 
   def __init__(self, root: Schema, path: str = "", open_references: tuple[str, ...] = ()):
     self.root = root
@@ -166,7 +166,7 @@ def _check_known(schema: Schema, at: _Where) -> None:
 
 
 def _implied(schema: Mapping[str, Any]) -> str | None:
-  """The type that keywords without one speak of; other types would be free of them."""
+  """The type that a keyword implies; it does not restrict other types."""
   return next((n for n, keywords in _OF_TYPE.items() if keywords & schema.keys()), None)
 
 
@@ -206,7 +206,7 @@ def _is(value: Any, name: str) -> bool:
 
 
 def _spellings(value: Any) -> list[str]:
-  """With and without spaces; texts with characters as they are, and escaped."""
+  """Spellings with and without spaces; texts with plain and with escaped characters."""
   return list(
     dict.fromkeys(
       json.dumps(value, ensure_ascii=ascii_only, separators=separators, allow_nan=False)
@@ -379,7 +379,7 @@ def _members(members: Sequence[tuple[Language, bool]]) -> Language:
   """Members in order, with commas between; those that are not required may be left out."""
 
   def build(nfa: Nfa, start: int) -> int:
-    # Up to here nothing was written, or something was; after a member it always was.
+    # Two cases: nothing was written so far, or something was; after a member it is the second.
     nothing: int | None = start
     something: int | None = None
     for member, required in members:

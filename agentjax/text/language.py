@@ -1,9 +1,9 @@
 """Regular languages over bytes and control tokens, and the automata that accept them.
 
-A ``Language`` is a recipe that adds itself to a non-deterministic automaton; small ones are joined
-by ``seq``, ``either``, ``repeat`` and ``separated``. ``compile_language`` makes the smallest
-deterministic automaton, from which no state is a dead end. Letters are the 256 bytes of UTF-8 text
-and, apart from them, control tokens by their ids: markup that no text can spell.
+A ``Language`` is a function that adds itself to a non-deterministic automaton; small ones are
+joined by ``seq``, ``either``, ``repeat`` and ``separated``. ``compile_language`` makes the smallest
+deterministic automaton; none of its states is a dead end. Letters are the 256 bytes of UTF-8 text,
+and control tokens by their ids: markup that no text can spell.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ any_byte = byte_set(range(NUM_BYTES))
 
 
 def control(*token_ids: int) -> Language:
-  """One control token out of some; none gives the language without any text."""
+  """One of some control tokens; without any, the language is empty."""
 
   def build(nfa: Nfa, start: int) -> int:
     return _step(nfa, start, sum(1 << nfa.letter(i) for i in set(token_ids)))
@@ -114,7 +114,7 @@ def literal(text: str | bytes) -> Language:
 
 
 def characters(ranges: Ranges) -> Language:
-  """One character of some ranges of code points, in UTF-8; surrogates are none."""
+  """One character of some ranges of code points, in UTF-8; surrogates are excluded."""
 
   def build(nfa: Nfa, start: int) -> int:
     end = nfa.state()
@@ -148,7 +148,7 @@ def either(*parts: Language) -> Language:
   def build(nfa: Nfa, start: int) -> int:
     end = nfa.state()
     for part in parts:
-      # A start of its own: a part that loops back to it must not enter its siblings.
+      # A new start: a part that loops back to its start must not enter its siblings.
       own = nfa.state()
       nfa.jumps[start].append(own)
       nfa.jumps[part(nfa, own)].append(end)
@@ -212,7 +212,7 @@ def accepted_by(automaton: Automaton) -> Language:
 
 
 def without(*texts: str) -> Language:
-  """Bytes in which none of the texts stands."""
+  """Bytes that contain none of the texts."""
   if not texts:
     return repeat(any_byte)
   found = seq(repeat(any_byte), either(*map(literal, texts)), repeat(any_byte))
@@ -228,7 +228,7 @@ def compile_language(language: Language) -> Automaton:
   """The smallest automaton of a language.
 
   Raises:
-    LanguageError: it needs more than ``MAX_STATES`` states on the way, or nothing is in it.
+    LanguageError: it needs more than ``MAX_STATES`` states at some point, or it is empty.
   """
   nfa = Nfa()
   start = nfa.state()
@@ -243,10 +243,10 @@ def compile_language(language: Language) -> Automaton:
 def regex(pattern: str) -> Language:
   r"""What ``re.fullmatch(pattern, text)`` accepts.
 
-  Understood are characters, ``.``, sets, ``\d \w \s \D \W \S``, groups, ``|``, and the quantifiers
+  Supported are characters, ``.``, sets, ``\d \w \s \D \W \S``, groups, ``|``, and the quantifiers
   ``* + ? {n} {n,} {n,m}``, lazy or not; ``^`` first and ``$`` last may stand. ``\d``, ``\w`` and
-  ``\s`` are those of ASCII, as JSON Schema has them; their opposites leave out what Python or
-  ASCII count in, so that what is accepted is accepted by both.
+  ``\s`` are those of ASCII, as JSON Schema has them; their opposites exclude what either Python or
+  ASCII includes, so that both accept every accepted text.
 
   Raises:
     LanguageError: the pattern is no regular expression, or holds look-around, back-references,
@@ -388,7 +388,7 @@ class _Regex:
     return ((ord(found), ord(found)),)
 
   def _escape(self, *, negative: bool) -> Ranges:
-    """The characters of an escape; in a negative set, all that anybody might count to them."""
+    """The characters of an escape; in a negative set, all that some standard includes."""
     found = self._take()
     if found.lower() in _CLASSES:
       # A class is taken narrow, its opposite leaves out the wide one, and in sets that are
@@ -423,7 +423,7 @@ _WIDE: dict[str, Callable[[str], bool]] = {
 
 @functools.cache
 def _wide(name: str) -> Ranges:
-  """What a class holds in all of Unicode."""
+  """The characters of a class in all of Unicode."""
   inside = np.array([_WIDE[name](chr(c)) for c in range(_LAST + 1)])
   borders = np.flatnonzero(np.diff(np.concatenate([[0], inside, [0]]).astype(np.int8)))
   return tuple((int(a), int(b) - 1) for a, b in borders.reshape(-1, 2))
@@ -485,7 +485,7 @@ def _too_large(states: int) -> str:
 
 
 def _determinised(nfa: Nfa, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-  """Subset construction over sets of letters that no edge tells apart."""
+  """Subset construction over sets of letters with the same edges."""
   masks = sorted({mask for edges in nfa.edges for mask, _ in edges})
   letters = NUM_BYTES + len(nfa.controls)
   signatures: dict[tuple[bool, ...], int] = {}
@@ -535,12 +535,12 @@ def _determinised(nfa: Nfa, start: int, end: int) -> tuple[np.ndarray, np.ndarra
 def _smallest(
   next_state: np.ndarray, accepting: np.ndarray, controls: tuple[int, ...]
 ) -> Automaton:
-  """Drops dead ends, merges states that nothing tells apart, and puts the start first."""
+  """Drops dead ends, merges equivalent states, and puts the start first."""
   alive = alive_states(next_state, accepting)
   if not alive[0]:
     raise LanguageError("no text at all is in this language.")
   usable = (next_state >= 0) & alive[next_state]
-  # Letters that act alike are looked at once.
+  # Letters with the same effect are handled once.
   columns, kinds = np.unique(np.where(usable, next_state, -1), axis=1, return_inverse=True)
   weights = np.random.default_rng(0).integers(1, 2**63, columns.shape[1] + 1, dtype=np.uint64)
   labels = accepting.astype(np.int64)
@@ -568,7 +568,7 @@ def _smallest(
 
 
 def alive_states(next_state: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-  """bool [states]: from where an accepting state can be reached."""
+  """bool [states]: whether an accepting state can be reached."""
   sources = np.broadcast_to(np.arange(len(next_state))[:, None], next_state.shape)
   real = next_state >= 0
   pairs = np.unique(np.stack([sources[real], next_state[real]], axis=-1), axis=0)
@@ -611,7 +611,7 @@ def _intersection(left: Automaton, right: Automaton) -> Automaton:
 
 
 def lifted(automaton: Automaton, pieces: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
-  """The automaton over tokens in the place of letters.
+  """The automaton over tokens instead of letters.
 
   Tokens that lead every state to the same place share a class; class 0 is forbidden everywhere.
 

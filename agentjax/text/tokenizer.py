@@ -1,8 +1,8 @@
 """Text to token ids and back, exactly: byte and sentencepiece vocabularies that share special ids.
 
-The first eight ids of these mark roles, calls and ends. ``encode`` never yields them, whatever the
-text spells, so text cannot forge a role; only the chat rendering and the policy can. Vocabularies
-of folders (``build.FolderKind``) follow the same protocol.
+The first eight ids of these mark roles, calls and ends. ``encode`` never yields them for any text,
+so text cannot forge a role; only the chat rendering and the policy can. Vocabularies of folders
+(``build.FolderKind``) follow the same protocol.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SPECIAL_SPELLINGS = (
 NUM_BYTES = 256
 _UNKNOWN = len(SPECIAL_SPELLINGS)  # sentencepiece insists on an unknown piece; bytes make it unused
 _SPACE = "\u2581"  # sentencepiece writes a space as this character
-# What sentencepiece would skip a line for or must never learn. All of it is reached through bytes.
+# Characters for which sentencepiece would skip a line, or which it must never learn. They are
+# spelled in bytes.
 _NOT_LEARNT = re.compile(
   "|".join([r"[\x00-\x1f\x7f\u2581\u2585\ud800-\udfff]", *map(re.escape, SPECIAL_SPELLINGS)])
 )
@@ -61,7 +62,7 @@ class SpecialTokens:
 
 
 class Tokenizer(Protocol):
-  """What the rest of the house needs of a vocabulary."""
+  """The protocol of vocabularies."""
 
   name: str
   vocab_size: int
@@ -84,11 +85,11 @@ class Tokenizer(Protocol):
     ...
 
   def token_bytes(self) -> list[bytes | None]:
-    """UTF-8 bytes of the text each id stands for; None where it is markup or means nothing."""
+    """UTF-8 bytes of the text of each id; None for markup and unused ids."""
     ...
 
   def fingerprint(self) -> str:
-    """SHA-256 hex of the vocabulary: equal where ids mean the same."""
+    """SHA-256 hex of the vocabulary; equal if ids have the same meaning."""
     ...
 
 
@@ -124,8 +125,8 @@ class ByteTokenizer:
 class SentencePieceTokenizer:
   """A sentencepiece model as ``train_sentencepiece`` makes them.
 
-  Digits are one token each, whitespace is kept as it is, and what the pieces do not cover is
-  spelled in bytes, so every text round-trips.
+  Each digit is one token, whitespace is kept, and characters without a piece are spelled in bytes,
+  so every text round-trips.
 
   Args:
     model_file: path of the model.
@@ -203,18 +204,18 @@ def train_sentencepiece(
   model_type: Literal["bpe", "unigram"] = "bpe",
   character_coverage: float = 1.0,
 ) -> int:
-  """Trains a vocabulary on ``lines`` and writes the model beside ``model_path``, then renames.
+  """Trains a vocabulary on ``lines`` and writes ``model_path`` atomically.
 
   The same lines give the same bytes: one thread, no sampling of the input, no path in the model.
 
   Args:
-    lines: any texts; control characters and spellings of special tokens are never learnt.
+    lines: any texts; control characters and spellings of special tokens are never learned.
     model_path: file to write; an existing one is replaced.
     vocab_size: upper bound of ids, with the 8 special, 1 unknown and 256 byte pieces. A small
       corpus gives fewer.
     model_type: "bpe" or "unigram".
-    character_coverage: share of the characters of the corpus that get a piece of their own; the
-      rest are spelled in bytes.
+    character_coverage: share of the corpus's characters that get their own piece; the rest are
+      spelled in bytes.
 
   Returns:
     The number of ids in the vocabulary.
@@ -287,8 +288,8 @@ class TokenizerConfig(Config):
       on the text of the training tasks when a run starts and kept in its work directory;
       "huggingface", ``tokenizer.json`` and the chat template of a folder; or "module:attribute" of
       another ``text.FolderKind``.
-    path: model file of kind "sentencepiece", or folder of a kind that reads one, where None is the
-      folder of ``config.pretrained``.
+    path: model file of kind "sentencepiece", or folder of a kind that reads one; for such a kind
+      None is the folder of ``config.pretrained``.
     vocab_size: upper bound of ids, for kind "sentencepiece_from_tasks" only. Ours.
   """
 
@@ -298,7 +299,7 @@ class TokenizerConfig(Config):
 
   @property
   def reads_folder(self) -> bool:
-    """Whether a folder says how conversations are written; else they are in our own markup."""
+    """Whether a folder has the chat format; otherwise it is our own markup."""
     return self.kind not in _MARKED_KINDS
 
   def validate(self, path: str = "config") -> None:
@@ -334,7 +335,7 @@ def build_tokenizer(
   lines: Iterable[str] = (),
   directory: str | os.PathLike[str] | None = None,
 ) -> MarkedTokenizer:
-  """The tokenizer of a run whose vocabulary holds our markup.
+  """The tokenizer of a run whose vocabulary has our markup.
 
   Args:
     config: which one; not one that reads a folder (see ``build_chat``).
@@ -366,7 +367,7 @@ def build_tokenizer(
 
 
 class _Sentences:
-  """The learnable stretches of the lines, counted: an empty corpus deserves its own error."""
+  """The learnable parts of the lines, counted, because an empty corpus gets its own error."""
 
   def __init__(self, lines: Iterable[str]) -> None:
     self._lines = lines

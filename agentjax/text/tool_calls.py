@@ -1,4 +1,4 @@
-"""How a call of a tool is written in a turn of the policy, and read back from its ids."""
+"""Writing calls of tools in a turn of the policy, and reading them back from its ids."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ParsedTurn(NamedTuple):
 
 
 class DescribedTool(Protocol):
-  """The part of a tool that the policy is told."""
+  """The part of a tool that the policy sees."""
 
   @property
   def name(self) -> str: ...
@@ -56,7 +56,7 @@ def tool_schemas(tools: Sequence[DescribedTool]) -> dict[str, Mapping[str, Any]]
 
 
 def text_parameter(schema: Mapping[str, Any]) -> str | None:
-  """The one required parameter of a tool if it is a string: a compact call is its bare text."""
+  """The only required parameter of a tool, if it is a string: a compact call is its text."""
   required = list(schema.get("required", ()))
   if len(required) != 1:
     return None
@@ -111,9 +111,9 @@ def parse_turn(
 ) -> ParsedTurn:
   """Reads the ids the policy sampled in one turn.
 
-  Only the special ids count as markup: text that spells ``<|call|>`` stays text. What cannot be
-  read becomes a ``ToolCall`` with ``error`` set and no arguments, for the environment to answer. A
-  name that is not in ``schemas`` is no error here; its compact text is the argument "input".
+  Only the special ids count as markup: text that spells ``<|call|>`` stays text. An unreadable call
+  becomes a ``ToolCall`` with ``error`` set and no arguments, which the environment answers. A name
+  that is not in ``schemas`` is no error here; its compact text is the argument "input".
 
   Args:
     tokenizer: the one the ids are of.
@@ -151,9 +151,9 @@ def parse_turn(
 
 
 def turn_language(schemas: Schemas, tool_call_format: ToolCallFormat, call_id: int) -> Language:
-  """Turns in which ``parse_turn`` finds no fault: text, then calls of known tools.
+  """Turns that ``parse_turn`` accepts without error: text, then calls of known tools.
 
-  Every call has arguments that satisfy its schema. The ``<|end|>`` is left to the caller.
+  Arguments of every call satisfy its schema. The caller adds ``<|end|>``.
 
   Raises:
     LanguageError: a schema that has no automaton (see ``json_language``), or a tool whose name the
@@ -247,7 +247,8 @@ def _parse_compact(text: str, schemas: Schemas) -> ToolCall:
 
 
 def parse_json_call(text: str) -> ToolCall:
-  """The call that ``{"name": NAME, "arguments": {...}}`` writes; ``error`` set where it is none."""
+  """The call in ``{"name": NAME, "arguments": {...}}``; ``error`` is set if the text is not such a
+  call."""
   value, error = _load(text)
   if error is not None:
     return ToolCall("", {}, error=f"a call must be a JSON object: {error}")
@@ -262,7 +263,7 @@ def parse_json_call(text: str) -> ToolCall:
 
 
 def load_json(text: str) -> tuple[Any, str | None]:
-  """A JSON value, or why it is none. Whatever a policy writes, nothing is raised."""
+  """A JSON value, or the reason why it is not one. Never raises."""
   too_deep = f"it is nested more than {_MOST_LEVELS} deep"
   try:
     value = json.loads(text, parse_constant=_no_constant)
@@ -286,7 +287,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _load(text: str) -> tuple[dict[str, Any], str | None]:
-  """A JSON object, or why it is none."""
+  """A JSON object, or the reason why it is not one."""
   value, error = load_json(text)
   if error is None and not isinstance(value, dict):
     error = f"got a JSON {type(value).__name__}"

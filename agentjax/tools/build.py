@@ -1,4 +1,4 @@
-"""Which tools a run has: settings, and the registry made of them."""
+"""Settings of a run's tools, and the registry that is built from them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ToolsConfig(Config):
       "python", "search", "shell", "sql", "web_page"), a name of ``settings``, that of an entry
       point, or ``module:attribute`` of a tool of your own (a function, typed, or any object that
       follows the Tool protocol).
-    settings: those of the tools that shall not have their defaults, by name.
+    settings: of tools that do not have the defaults, by name.
     timeout: seconds one call may take at most, retries included; waiting for places that other
       episodes hold is not counted.
-    retries: further tries of a call that failed by no fault of the policy.
+    retries: further tries of a call that failed without the policy's fault.
     calls_per_turn: calls of one turn that are run; each further one is answered with an error.
     workspace: where shell, files and web_page work, one for each episode, and the sandbox of SQL.
   """
@@ -47,11 +47,11 @@ class ToolsConfig(Config):
       check(name in self.names, f"{path}.settings", name, f"one of {path}.names = {self.names}")
 
   def tool(self, name: str) -> ToolConfig:
-    """Settings of one of ``names``; a copy, where the tool has its defaults."""
+    """Settings of one of ``names``; a copy if the tool has its defaults."""
     return self.settings.get(name) or ToolConfig.from_name(name, "config.tools.names")
 
   def check_sandboxes(self, sandboxes: Sandboxes, path: str = "config.tools") -> None:
-    """Raises ConfigError where a built-in tool cannot work in the sandboxes of a run."""
+    """Raises ConfigError if a built-in tool cannot work in the sandboxes of a run."""
     bench = Workbench(sandboxes, self.workspace)
     for name in self.names:
       if is_own(name):

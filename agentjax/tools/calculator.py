@@ -85,7 +85,7 @@ def format_value(value: Fraction, significant_digits: int = 10) -> str:
 
 
 class CalculatorTool:
-  """The calculator as a tool; what the policy got wrong comes back as status ERROR."""
+  """The calculator as a tool; a wrong call gets status ERROR."""
 
   name = "calculator"
   description = (

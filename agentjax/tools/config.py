@@ -1,4 +1,4 @@
-"""A tool as a choice: settings that build it, and what they build it from."""
+"""A tool as a choice: settings that build it, and shared resources for building."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOOL = "a typed function, or an object with name, description, parameters and a
 
 
 class Workbench:
-  """What the tools of a run are built on.
+  """Shared resources of the tools of a run.
 
   Args:
     sandboxes: those of the run.
@@ -72,12 +72,12 @@ class ToolConfig(Choice):
     return OwnTool(name, found if described else FunctionTool(found))  # type: ignore[return-value]
 
   def call_seconds(self, bench: Workbench) -> tuple[float, float]:
-    """Wall clock of one call and what a call may take beyond it; zeros where nothing bounds it."""
+    """Wall clock of one call, and the overhead that a call may add; zeros if there is no bound."""
     del bench
     return 0.0, 0.0
 
   def check_run(self, bench: Workbench, path: str) -> None:
-    """Raises ConfigError where the settings do not suffice for a run.
+    """Raises ConfigError if the settings do not suffice for a run.
 
     Args:
       bench: what the tool would be built on.

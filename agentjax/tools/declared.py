@@ -1,4 +1,5 @@
-"""Tools that a conversation declares and that nobody runs: a name, a description, a JSON schema."""
+"""Tools that a conversation declares but that are never run: a name, a description, a JSON
+schema."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _PYTHON_TYPES = {
 
 @dataclasses.dataclass
 class DeclaredTool:
-  """What the policy is told of a tool. Calling it is a fault of whoever tries."""
+  """The policy's view of a tool, which must not be called."""
 
   name: str
   description: str
@@ -42,8 +43,8 @@ class DeclaredTool:
 def read_tool(value: Any) -> DeclaredTool:
   """A tool from ``{name, description, parameters}``, bare or as OpenAI's ``{"function": {...}}``.
 
-  Python's names of types, which some data sets write in the place of JSON schema's ("dict",
-  "str, optional", "List[int]"), are translated. No parameters means an object without properties.
+  Python's names of types, which some data sets use instead of JSON schema's ("dict", "str,
+  optional", "List[int]"), are translated. No parameters means an object without properties.
 
   Raises:
     ValueError: no name, or parameters that are no JSON schema of an object.
@@ -78,7 +79,7 @@ def read_tools(values: Any) -> tuple[DeclaredTool, ...]:
 
 
 def declared_tools(metadata: Mapping[str, Any]) -> tuple[DeclaredTool, ...]:
-  """The tools that a task declares for itself; empty where it declares none."""
+  """The tools that a task declares; empty if it declares none."""
   return tuple(DeclaredTool(**tool) for tool in metadata.get(DECLARED_TOOLS, ()))
 
 

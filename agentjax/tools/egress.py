@@ -1,8 +1,8 @@
 """Egress: which hosts, ports and addresses tools may reach. What is not allowed is denied.
 
-A name is checked when it is asked for and each address when it is about to be connected to, which
-must be the very address that was checked: a name that answers differently the second time (DNS
-rebinding) gains nothing. ``adapters.tools.egress_http`` does both for aiohttp.
+A name is checked before it is resolved, and each address before the connection, which must use the
+checked address. So a name that resolves differently the second time (DNS rebinding) gains nothing.
+``adapters.tools.egress_http`` does both for aiohttp.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclasses.dataclass(unsafe_hash=True)
 class EgressConfig(Config):
-  """What may be reached. A pattern is ``host``, ``host:port`` or ``host:*``.
+  """Hosts that may be reached. A pattern is ``host``, ``host:port`` or ``host:*``.
 
   The host of a pattern is a name, ``*.name`` for all names below it, ``*`` for any, or an address
   (IPv6 in brackets).
 
   Attributes:
-    allow: patterns of what may be reached; without a port they stand for 80 and 443.
-    deny: patterns that take precedence; without a port they stand for every port.
-    allow_addresses: ranges such as "10.1.0.0/16" that may be reached although they are no public
-      addresses. Loopback, private, link-local (cloud metadata), shared, multicast and reserved
-      addresses are refused otherwise, whatever name leads to them.
+    allow: patterns of hosts that may be reached; without a port they mean ports 80 and 443.
+    deny: patterns that take precedence; without a port they mean every port.
+    allow_addresses: ranges such as "10.1.0.0/16" that may be reached although they are not public.
+      Loopback, private, link-local (cloud metadata), shared, multicast and reserved addresses are
+      refused otherwise, for any name.
   """
 
   allow: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class EgressPolicy:
     self._networks = [ipaddress.ip_network(text) for text in config.allow_addresses]
 
   def check_host(self, host: str, port: int) -> None:
-    """Raises EgressDenied unless the name or address ``host`` may be asked for at ``port``."""
+    """Raises EgressDenied unless the name or address ``host`` may be used at ``port``."""
     try:
       name = normal_host(host)
     except ValueError as error:
@@ -126,8 +126,8 @@ class EgressPolicy:
     self._check_range(found, host, port)
 
   def check_url(self, url: str) -> None:
-    """Raises EgressDenied unless ``url`` is http or https, holds no password, and its host may be
-    asked for. Redirects and addresses are for whoever connects to check."""
+    """Raises EgressDenied unless ``url`` is http or https, has no password, and its host is
+    allowed. The caller must check redirects and addresses."""
     try:
       parts = urllib.parse.urlsplit(url)
       host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()
@@ -149,7 +149,7 @@ class EgressPolicy:
 
 
 def urls(text: str) -> Iterator[str]:
-  """The addresses with a scheme that stand in ``text``."""
+  """The addresses with a scheme in ``text``."""
   for match in _URL.finditer(text):
     yield match.group().rstrip(".,;:!?)]}")
 
@@ -181,7 +181,7 @@ def _address(text: str) -> Address | None:
 
 
 def _embedded(address: Address) -> Iterator[Address]:
-  """IPv4 addresses that an IPv6 one is a way to."""
+  """IPv4 addresses that are embedded in an IPv6 address."""
   if isinstance(address, ipaddress.IPv4Address):
     return
   if address.ipv4_mapped is not None:

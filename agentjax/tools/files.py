@@ -1,4 +1,4 @@
-"""Looking at, searching and changing the files of a workspace, as a tool."""
+"""The tool that views, searches and changes the files of a workspace."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class FilesConfig(ToolConfig):
 class FilesTool(WorkspaceTool):
   """Views, creates, edits and searches text files of the episode's workspace.
 
-  All of it happens inside the sandbox: a path that leads out, a hostile pattern or a binary file is
-  an answer to the policy (status ERROR, TIMEOUT), never a fault. Files come by name, those of a
-  folder before those of its folders. ``search`` and ``list`` leave out folders named ``.git``;
+  Everything runs inside the sandbox: a path that leads out, a hostile pattern or a binary file
+  gives an answer to the policy (status ERROR, TIMEOUT), never a fault. Files come by name, those of
+  a folder before those of its folders. ``search`` and ``list`` leave out folders named ``.git``;
   ``search`` also binary files, those over ``max_file_bytes``, and links.
 
   Args:

@@ -1,7 +1,7 @@
 """The side of the files tool that runs inside the sandbox, with the work directory as ``.``.
 
 Reads one JSON request from stdin, prints text for the policy and ends with 0, or with ``REFUSED``
-where the request cannot be met. Standard library only; nothing may be imported from the work
+if the request cannot be carried out. Standard library only; nothing may be imported from the work
 directory, where the policy can plant modules.
 """
 
@@ -23,7 +23,7 @@ _LINE_CHARACTERS = 300  # shown of a line that matches a search
 
 
 class Refused(Exception):
-  """The request cannot be met; the message is written for the policy."""
+  """The request cannot be carried out; the message is for the policy."""
 
 
 def inside(path: str) -> str:

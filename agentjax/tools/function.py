@@ -21,7 +21,7 @@ _MAX_ABANDONED = 64  # threads of one tool whose calls timed out and still run; 
 
 
 class ToolError(Exception):
-  """Raised inside a function tool for what the policy did wrong; its text is what the policy sees.
+  """Raised inside a function tool for an error of the policy, which sees its text.
 
   Any other exception counts as a fault of the system, which is retried and then masked.
   """
@@ -35,8 +35,8 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
   A parameter annotated ``ToolContext`` receives the call's context and is no part of the schema. A
   result that is neither str nor ToolResult is written as JSON.
 
-  A sync function runs in a thread of its own, so that it may block. Python cannot stop a thread: a
-  sync function that never returns costs one thread a call until it does.
+  A sync function runs in its own thread, so it may block. Python cannot stop a thread: each call of
+  a sync function that never returns occupies a thread.
 
   Raises:
     TypeError: a parameter without annotation, of an unsupported type, positional-only or starred.
@@ -45,7 +45,7 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
 
 
 class FunctionTool:
-  """What ``function_tool`` returns; satisfies the Tool protocol."""
+  """The result of ``function_tool``; satisfies the Tool protocol."""
 
   def __init__(self, function: Callable[..., Any]):
     self.name = function.__name__

@@ -1,9 +1,8 @@
-"""Who may stand between a policy and its tools: one interceptor for each episode.
+"""Interception of tool calls: one interceptor for each episode.
 
-``ToolRegistry.call`` asks the interceptor of the running episode, if there is one. It is set for
-all that an environment does in a step, tasks it starts included, so that every environment whose
-tools stand in a registry is guarded without knowing of it. One that runs calls by other means does
-so through ``intercept``.
+``ToolRegistry.call`` asks the interceptor of the running episode, if there is one. It is set during
+a step of an environment, also in tasks that the step starts. So every environment whose tools are
+in a registry is guarded. An environment that runs calls in another way must use ``intercept``.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ Run = Callable[[ToolCall, ToolContext], Awaitable[ToolResult]]
 
 
 class Interceptor(Protocol):
-  """Decides what becomes of a call: runs it, runs another one, or answers in its place."""
+  """Decides about a call: runs it, runs another one, or answers instead."""
 
   async def __call__(self, call: ToolCall, context: ToolContext, run: Run) -> ToolResult:
-    """``run`` executes a call without being asked again."""
+    """``run`` executes a call without further interception."""
     ...
 
 
@@ -43,7 +42,7 @@ def intercepted_by(interceptor: Interceptor) -> Iterator[None]:
 
 
 async def intercept(call: ToolCall, context: ToolContext, run: Run) -> ToolResult:
-  """``run(call, context)``, by way of the interceptor where there is one."""
+  """``run(call, context)``, through the interceptor if there is one."""
   interceptor = _interceptor.get()
   if interceptor is None:
     return await run(call, context)

@@ -1,4 +1,4 @@
-"""What a policy sees of a program's output: head and tail, and how the program ended."""
+"""The policy's view of a program's output: head and tail, and how the program ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def joined(first: str, second: str) -> str:
-  """Both, each without its trailing newlines, on lines of their own; an empty one is left out."""
+  """Both, without trailing newlines, on separate lines; an empty one is left out."""
   return "\n".join(part for part in (first.rstrip("\n"), second.rstrip("\n")) if part)
 
 
@@ -30,7 +30,7 @@ def is_unicode(text: str) -> bool:
 
 
 def as_tool_result(result: SandboxResult, max_characters: int) -> ToolResult:
-  """Stdout and stderr, clipped, then why the run failed where they do not say it themselves."""
+  """Stdout and stderr, clipped, then why the run failed, unless they say so."""
   shown = clip(joined(result.stdout, result.stderr), max_characters)
   if result.status is RunStatus.OK:
     shown = shown or "(no output)"

@@ -1,4 +1,4 @@
-"""What a tool is: a name, a JSON schema, an async call, a result with a kind."""
+"""The protocol of tools: a name, a JSON schema, an async call, a result with a status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ToolStatus(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-  """Text for the policy, and what became of the call.
+  """Text for the policy, and how the call ended.
 
   Attributes:
     status: how it ended.
@@ -33,9 +33,9 @@ class ToolResult:
     seconds: wall time.
     artifacts: files by name that are not text, such as a screenshot; for environments and people.
       A run keeps them in its folder ``artifacts`` by content hash.
-    shown: names of artifacts, PNG or JPEG, that the policy sees after ``output``; none where it
-      reads text alone.
-    fault: what failed where status is INFRA_ERROR; None where nothing more is known.
+    shown: names of artifacts, PNG or JPEG, that the policy sees after ``output``; none if it reads
+      only text.
+    fault: what failed, if status is INFRA_ERROR; None if nothing more is known.
   """
 
   status: ToolStatus
@@ -58,15 +58,14 @@ class ToolContext:
 class Tool(Protocol):
   """A tool. ``parameters`` is a JSON schema of type object.
 
-  A tool may have more, which the registry looks for:
+  A tool may have these too, which the registry uses:
 
-    stateful: bool, True where the calls of an episode depend on its earlier ones. An environment
-      that goes on from a snapshot then makes those calls again first.
-    async end_episode(episode: str): the episode (``ToolContext.episode``) makes no more calls;
-      frees what is held for it.
-    async is_healthy() -> bool: whether what the tool runs in works for an idle program now. A call
-      that fails again and again while it does has broken its own box, and is answered as KILLED.
-    async close(): frees what the tool holds; no calls follow.
+    stateful: bool, True if the calls of an episode depend on its earlier ones. An environment that
+    continues from a snapshot then repeats those calls first. async end_episode(episode: str): the
+    episode (``ToolContext.episode``) makes no more calls; frees its resources. async is_healthy()
+    -> bool: whether the tool's sandbox works for an idle program now. If it does, a call that fails
+    repeatedly has broken its own box and gets KILLED. async close(): frees the tool's resources; no
+    calls follow.
   """
 
   name: str

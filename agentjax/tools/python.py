@@ -1,4 +1,4 @@
-"""Python as a tool: a fresh interpreter for every call, or one that an episode keeps."""
+"""Python as a tool: a fresh interpreter for every call, or one per episode."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class PythonToolConfig(ToolConfig):
 class PythonTool:
   """Runs a cell of Python: the policy sees what it prints, the value of a final expression, errors.
 
-  Nothing lasts from call to call. ``random`` is seeded by the call's context, and string hashes are
-  fixed, so the same call of the same episode prints the same.
+  Nothing is kept from call to call. ``random`` is seeded by the call's context, and string hashes
+  are fixed, so the same call of the same episode prints the same.
 
   Args:
     sandbox: any back end; this tool owns it and closes it.
@@ -114,9 +114,9 @@ class PythonTool:
 class PythonSessionTool:
   """Runs the cells of an episode in one interpreter, which keeps names, imports and files.
 
-  An interpreter that a cell took with it (by its time, its memory, a crash) is replaced at the next
-  call, and the policy is told. The same calls with the same seeds print the same, so an episode can
-  be repeated by making its calls again.
+  If a cell ends its interpreter (by time, memory or a crash), the next call gets a new one, and the
+  policy is told. The same calls with the same seeds print the same, so an episode can be repeated
+  by making its calls again.
 
   Args:
     sandbox: a back end with sessions; this tool owns it and closes it.
@@ -206,7 +206,7 @@ class PythonSessionTool:
     await self._sandbox.close()
 
   async def _make_room(self, *, new: bool) -> None:
-    """Closes sessions that no call is using: those beyond the bound, and those unused for long."""
+    """Closes unused sessions: those beyond the bound, and those unused for long."""
     opened = [e for e in self._episodes.values() if e.box is not None]  # longest unused first
     excess = len(opened) + new - self._max_sessions
     now = time.monotonic()
@@ -218,7 +218,7 @@ class PythonSessionTool:
 
 
 class _Episode:
-  """What is kept for an episode: a box and its session while open, and what has to be told."""
+  """The state of an episode: a box and its session while open, and messages for the policy."""
 
   def __init__(self) -> None:
     self.lock = asyncio.Lock()

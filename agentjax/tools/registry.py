@@ -38,11 +38,11 @@ class ToolSchemaError(ValueError):
 class ToolRegistry:
   """Tools by name, and the one way to call them.
 
-  A call never raises for anything the policy or a tool does: what went wrong is a ToolResult that
-  the policy reads (unknown tool, malformed or invalid arguments, what these bring a tool to, a file
-  that they name and that is not there: ERROR; too slow: TIMEOUT; it broke its own box: KILLED) or
-  that masks the trajectory (a fault of ours, also on its retry: INFRA_ERROR); ``faults.fault_of``
-  and the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
+  A call never raises for anything that the policy or a tool does. Errors become a ToolResult. The
+  policy reads it if the fault is the policy's: ERROR (unknown tool, bad arguments and their
+  effects, a file that they name and that is missing), TIMEOUT (too slow), KILLED (it broke its own
+  box). INFRA_ERROR, a fault of ours also on its retry, masks the trajectory. ``faults.fault_of`` and
+  the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
 
   Args:
     tools: tools with distinct names and valid JSON schemas.
@@ -50,10 +50,10 @@ class ToolRegistry:
       episodes hold is not counted.
     retries: further tries after INFRA_ERROR.
     calls_per_turn: calls of one turn that an environment runs at most.
-    grace: seconds a cancelled tool has to clean up before it is left behind; ours.
+    grace: seconds that a cancelled tool has to clean up before it is abandoned; ours.
 
   Attributes:
-    artifacts: where files that tools make are kept; None drops them.
+    artifacts: store of files that tools make; None drops them.
 
   Raises:
     ToolSchemaError: a bad or repeated name, or parameters that are no JSON schema of an object.
@@ -94,13 +94,13 @@ class ToolRegistry:
 
   @property
   def schemas(self) -> dict[str, Mapping[str, Any]]:
-    """Parameters (JSON schema) by tool name; what a parser of the policy's turns needs."""
+    """Parameters (JSON schema) by tool name, for parsers of the policy's turns."""
     return {name: tool.parameters for name, tool in self._tools.items()}
 
   async def call(self, call: ToolCall, context: ToolContext) -> ToolResult:
     """Runs one call; ``context.timeout`` seconds bound it, retries included.
 
-    A call that is well formed goes through the episode's guards first (``tools.hooks``).
+    A well-formed call passes the episode's guards first (``tools.hooks``).
     """
     if problem := self._problem(call):
       return _as_text(_error(problem))
@@ -122,7 +122,7 @@ class ToolRegistry:
     return frozenset(name for name, t in self._tools.items() if getattr(t, "stateful", False))
 
   async def end_episode(self, episode: str) -> None:
-    """Tells the tools that hold something for an episode that it is over; never raises."""
+    """Tells tools with resources for an episode that it is over; never raises."""
     for tool in self._tools.values():
       ending = getattr(tool, "end_episode", None)
       if ending is not None:
@@ -132,7 +132,7 @@ class ToolRegistry:
           _log.warning("tool %s could not end episode %s", tool.name, episode, exc_info=True)
 
   async def close(self) -> None:
-    """Closes the tools that hold something (a sandbox, a connection): those with a ``close``."""
+    """Closes the tools that have a ``close``."""
     for tool in self._tools.values():
       closing = getattr(tool, "close", None)
       if closing is not None:
@@ -177,7 +177,7 @@ class ToolRegistry:
       return False
 
   def _problem(self, call: ToolCall) -> str | None:
-    """What keeps a call from being run at all."""
+    """Why a call cannot be run; None if it can."""
     if call.error is not None:
       return f"the call could not be read: {call.error}"
     if call.name not in self._tools:
@@ -203,7 +203,7 @@ class ToolRegistry:
     tool = self._tools[call.name]
     task = asyncio.ensure_future(_invoke(tool, call, dataclasses.replace(context, timeout=left)))
     try:
-      # Not wait_for: it would wait for ever on a tool that swallows its cancellation.
+      # Not wait_for: it would wait for ever if a tool ignores its cancellation.
       done = await wait_within(task, context.timeout, clock)
     except asyncio.CancelledError:
       await self._abandon(task, call.name)

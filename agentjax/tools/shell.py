@@ -1,4 +1,4 @@
-"""The shell as a tool: each command runs in the episode's workspace, whose files last."""
+"""The shell as a tool: each command runs in the episode's workspace, which keeps its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentjax.tools.output import as_tool_result, is_unicode, joined
 from agentjax.tools.protocol import Tool, ToolContext, ToolResult, ToolStatus
 from agentjax.tools.workspace import Workspaces, WorkspaceTool
 
-# One stream, so that errors stand where they happened. $0 is the command, $1 the seed.
+# One stream, so that errors appear where they happened. $0 is the command, $1 the seed.
 _RUN = """
 exec 2>&1
 command -v bash >/dev/null && exec bash -c "RANDOM=$1; $0"
@@ -42,8 +42,8 @@ class ShellTool(WorkspaceTool):
   """Runs a command with bash, or sh where there is none, in the workspace of the episode.
 
   Standard output and error come back as one text, in the order in which they were written, then the
-  exit code unless it is 0 (status ERROR then). Files last from call to call; variables, the current
-  directory and background processes do not. ``$RANDOM`` is seeded by the call's context.
+  exit code unless it is 0 (status ERROR then). Files are kept from call to call; variables, the
+  current directory and background processes are not. ``$RANDOM`` is seeded by the call's context.
 
   Args:
     workspaces: where it works; other tools may share them.

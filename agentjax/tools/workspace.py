@@ -1,7 +1,7 @@
-"""Files that an episode works on: a box kept from call to call, saved and restored by content hash.
+"""The files of an episode: a box kept from call to call, saved and restored by content hash.
 
-The tools that act on files (shell, files, web_page) share one ``Workspaces``, so that what one of
-them writes the others see. An environment that branches or resumes keeps the hash that ``snapshot``
+The tools that act on files (shell, files, web_page) share one ``Workspaces``, so that each sees
+what the others write. An environment that branches or resumes keeps the hash that ``snapshot``
 returns; equal trees have equal hashes, and each content is stored once.
 """
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _WRITING = threading.RLock()  # several stores may have one folder
 
-# Links are made inside the box, where one that leads outside is harmless, and never by the host.
+# Links are made inside the box, where a link to the outside is harmless, never by the host.
 _MAKE_LINKS = """
 import json, os, sys
 for path, target in json.load(sys.stdin):
@@ -74,12 +74,13 @@ class WorkspaceConfig(Config):
     sandbox: name of the sandbox where all of them run, and SQL too, in ``config.sandboxes``; a back
       end with files and snapshots.
     files: folder whose files every workspace starts with; None starts empty.
-    store: folder of saved trees, where all of them stay; None is a temporary one that holds only
-      what an episode can still go back to, gone when the tools are closed.
+    store: folder of saved trees, which keeps all of them; None is a temporary one, which only keeps
+      trees that an episode can still return to and is deleted with the tools.
     max_open: workspaces kept open; those unused the longest are saved and closed beyond that, and
       opened again at their next call. Each takes memory for its files, where the sandbox's
       ``disk`` is "memory".
-    max_bytes: disk space of one workspace; a shell command that leaves more sets it back.
+    max_bytes: disk space of one workspace; if a shell command leaves more, the workspace is reset
+      to its start.
     max_files: files and folders of one workspace, likewise.
   """
 
@@ -114,13 +115,13 @@ class TreeEntry:
 
 
 class TreeStore:
-  """Trees of files by the hash of what they hold; each content is stored once.
+  """Trees of files by the hash of their contents; each content is stored once.
 
   The id of a tree is the SHA-256 of its manifest: one JSON line ``[path, kind, value]`` an entry,
-  sorted by path. Times, owners and modes but the executable bit are no part of it.
+  sorted by path. Times, owners and modes except the executable bit are not part of it.
 
-  Whoever puts a tree holds it until ``release``. A temporary store deletes what nobody holds; one
-  in a folder of its own keeps everything.
+  The caller that puts a tree holds it until ``release``. A temporary store deletes trees without
+  holders; a store in a given folder keeps everything.
 
   Args:
     directory: where trees are kept, made when missing; None is a temporary folder.
@@ -158,7 +159,7 @@ class TreeStore:
       self._uses["trees", tree] += 1
 
   def release(self, tree: str) -> None:
-    """Gives back what ``put``, ``put_files``, ``put_directory`` or ``hold`` gave."""
+    """Releases a tree of ``put``, ``put_files``, ``put_directory`` or ``hold``."""
     if self._temporary is None:
       return
     with _WRITING:
@@ -170,11 +171,11 @@ class TreeStore:
       self._forget(entries)
 
   def entries(self, tree: str) -> tuple[TreeEntry, ...]:
-    """What a tree holds, sorted by path.
+    """The entries of a tree, sorted by path.
 
     Raises:
       KeyError: no such tree in this store.
-      SandboxError: what is stored is damaged.
+      SandboxError: the stored tree is damaged.
     """
     lines = self._read("trees", tree).decode().splitlines()
     return tuple(TreeEntry(*json.loads(line)) for line in lines)
@@ -199,7 +200,7 @@ class TreeStore:
     return buffer.getvalue()
 
   def close(self) -> None:
-    """Removes a temporary store; one in a folder of its own stays."""
+    """Removes a temporary store; a store in a given folder is kept."""
     if self._temporary is not None:
       with _WRITING:
         self._uses.clear()  # nothing is left to release
@@ -305,8 +306,8 @@ class _Workspace:
 class Workspaces:
   """A work directory for each episode, made at its first use and kept until ``end``.
 
-  Calls of one episode run one at a time, in the order in which they were made. Nothing that a
-  program starts outlives its call; files do.
+  Calls of one episode run one at a time, in the order in which they were made. Processes end with
+  their call; files are kept.
 
   Args:
     sandbox: any back end with files and snapshots; closed with this object.
@@ -335,7 +336,7 @@ class Workspaces:
 
   @contextlib.asynccontextmanager
   async def use(self, episode: str, start: Mapping[str, bytes] | None = None) -> AsyncIterator[Box]:
-    """The box of ``episode``, for this caller alone.
+    """The box of ``episode``, exclusively for this caller.
 
     Args:
       episode: as in ``ToolContext``.
@@ -376,7 +377,7 @@ class Workspaces:
     """Saves the workspace; the id of its tree, which the caller holds (``TreeStore.release``).
 
     Raises:
-      BoxContentError: it cannot be saved, as it is, while the sandbox works.
+      BoxContentError: its contents cannot be saved, although the sandbox works.
       SandboxError: the sandbox failed.
     """
     return await self._pack(episode, self.store.put)
@@ -398,9 +399,9 @@ class Workspaces:
     return await is_healthy(self._sandbox)
 
   async def restore(self, episode: str, tree: str) -> None:
-    """Sets the workspace to ``tree``, whatever it held; makes it where there is none.
+    """Sets the workspace to ``tree``; makes it if there is none.
 
-    The caller holds the tree for as long as there is the workspace.
+    The caller must hold the tree as long as the workspace exists.
 
     Raises:
       KeyError: no such tree in the store.
@@ -412,7 +413,7 @@ class Workspaces:
       await self._reset(workspace, saved)
 
   async def set_back_if_too_big(self, episode: str) -> str | None:
-    """Where the workspace outgrew its bounds, sets it back to its start and says so."""
+    """Resets a workspace that exceeds its bounds to its start, and returns a message."""
     async with self._hold(episode) as workspace:
       assert workspace.box is not None
       found = await workspace.box.exec(PythonScript(_MEASURE))
@@ -429,7 +430,7 @@ class Workspaces:
     )
 
   async def end(self, episode: str) -> None:
-    """Wipes the workspace; what was saved of it stays in the store."""
+    """Wipes the workspace; saved trees stay in the store."""
     workspace = self._held.pop(episode, None)
     if workspace is None:
       return
@@ -542,6 +543,6 @@ async def _make_links(box: Box, saved: _Saved) -> None:
 
 
 def _discard(files: _Files) -> None:
-  """Removes what was saved for a closed workspace alone."""
+  """Removes a tree that was saved only for a closed workspace."""
   if isinstance(files, _Saved) and files.private:
     files.store.close()

@@ -11,12 +11,12 @@ from agentjax.trajectory.record import POLICY
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AlternateConfig(Config):
-  """Trained policies take turns to learn; the others play and stay as they are.
+  """Trained policies learn in turns; those that wait still play, with unchanged weights.
 
   Attributes:
     every: steps of a turn.
-    order: names of policies, turn by turn, and then from the start again; () is "policy" and then
-      the others in alphabetical order. A policy that is not named never learns.
+    order: names of policies in the order of their turns, which then repeats; () is "policy" and
+      then the others in alphabetical order. A policy that is not named never learns.
   """
 
   every: PositiveInt = 10

@@ -1,7 +1,7 @@
-"""Losses beside the objective's: what keeps routers, logits and look-ahead heads in shape.
+"""Additional losses: of routers, logits and prediction heads.
 
-Each is a sum over micro-batches with counts of the whole batch as denominators, so that the number
-of micro-batches changes no gradient.
+Each is a sum over micro-batches divided by counts of the whole batch, so the number of
+micro-batches changes no gradient.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agentjax.models import ModelConfig, TokenScores
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AuxiliaryConfig(Config):
-  """What the updates of a stage do beside their objective.
+  """Additional losses and rules of a stage's updates.
 
   Attributes:
     router_bias_rate: step of the aux-loss-free expert bias (models.update_router_bias).
     balance_coefficient, sequence_balance_coefficient, router_z_coefficient: weights of the routers'
-      losses (``auxiliary_losses``): balance over the whole batch, which costs a forward pass of its
-      own; balance within each sequence; squared log-normaliser.
+      losses (``auxiliary_losses``): balance over the whole batch, which needs an extra forward
+      pass; balance within each sequence; squared log-normaliser.
     z_loss_coefficient: weight of the output distribution's squared log-normaliser.
     mtp_coefficient: weight of the loss of ``model.mtp``, which must be set.
     qk_clip: attention heads whose largest score on a batch is above this are scaled down after its
@@ -45,7 +45,7 @@ class AuxiliaryConfig(Config):
 
 @flax.struct.dataclass
 class WholeBatch:
-  """What micro-batches are parts of.
+  """Counts of the whole batch.
 
   Attributes:
     tokens, sequences: float32 scalars, how many there are.
@@ -64,7 +64,7 @@ class Auxiliary(NamedTuple):
     total: float32 scalar, the sum of all losses times their coefficients.
     metrics: each loss without its coefficient, and ``mtp/nll_k``.
     load: float32 [routers, experts] of all routers in the order of ``update_router_bias``, those of
-      the look-ahead heads last; None without any.
+      the prediction heads last; None without routers.
   """
 
   total: Array

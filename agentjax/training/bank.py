@@ -17,7 +17,7 @@ from agentjax.trajectory.record import POLICY
 class PolicyBank:
   """Serves the policies that ``config.seats`` names; seats with the same settings share one.
 
-  Each policy has an engine of its own. Those on disk are loaded as it is made.
+  Each policy has its own engine. Policies on disk are loaded when the bank is made.
 
   Args:
     parts: host-side parts of the run.
@@ -63,7 +63,7 @@ class PolicyBank:
 
     Raises:
       CheckpointError: there is nothing to load.
-      ConfigError: its vocabulary is no longer what it was made with.
+      ConfigError: its vocabulary has changed since it was made.
     """
     engine, chat, _ = self._pool.serve(path, policy)
     return engine, chat
@@ -75,7 +75,7 @@ class PolicyBank:
   def publish(
     self, step: int, params: Callable[[str], Params], *, version: int | None = None
   ) -> None:
-    """Gives the engines their weights, where they do not have those of ``step``.
+    """Gives the engines the weights of ``step``, unless they have them already.
 
     Args:
       step: which episodes are to be sampled for.
@@ -100,9 +100,9 @@ class PolicyBank:
       engine.close()
 
   def _version(self, name: str, step: int) -> int:
-    """The step at whose beginning the snapshot was taken that ``step`` plays with.
+    """The step at which the snapshot was taken that is used in ``step``.
 
-    Before the stage it is the present policy, under a number of its own.
+    Before the stage the snapshot is the present policy and has a number of its own.
     """
     since, every = step - self._first, self._every[name]
     if since < 0:

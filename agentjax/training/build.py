@@ -1,4 +1,4 @@
-"""The host-side parts of a run, built once from its config and what the caller brings along."""
+"""The host-side parts of a run, built once from its config and the caller's extensions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentjax.rewards.graph import RewardGraph, Scorer
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.group import Sampler
 from agentjax.rollout.guards import guard_environments
-from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player, tool_episode
+from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.sandbox.config import Sandboxes
 from agentjax.text.answers import read_marked_answer
@@ -37,31 +37,32 @@ from agentjax.world.world import PlainWorld, Site, World
 
 @dataclasses.dataclass(frozen=True)
 class Extensions:
-  """What a caller adds to or puts in the place of a config's parts; all optional.
+  """Parts that a caller adds to a config, or that replace parts of it; all optional.
 
   A config can name the same things by ``module:attribute`` (``tools.names``, ``data.source``,
-  ``world``, ``reward.parts``, ``rollout.sampler``), and is then the whole run.
+  ``world``, ``reward.parts``, ``rollout.program``, ``rollout.sampler``); then the saved config
+  describes the whole run.
 
   Attributes:
     tools: further tools, beside those the config names.
-    tasks: tasks in the place of ``config.data``.
-    make_environment: environment of a task, in the place of that of ``config.world``.
+    tasks: replace those of ``config.data``.
+    make_environment: makes the environment of a task; replaces that of ``config.world``.
     scorers: further scorers by name, which ``config.reward`` may then use.
-    program: what an episode does, in the place of the tool loop.
-    sampler: how training's groups come about, in the place of ``config.rollout.sampler``.
+    program: what happens in an episode; replaces ``config.rollout.program``.
+    sampler: how the groups of training are made; replaces ``config.rollout.sampler``.
   """
 
   tools: Sequence[Tool] = ()
   tasks: TaskSplits | None = None
   make_environment: MakeEnvironment | None = None
   scorers: Mapping[str, Scorer] = dataclasses.field(default_factory=dict)
-  program: EpisodeProgram = tool_episode
+  program: EpisodeProgram | None = None
   sampler: Sampler | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-  """What judges the episodes of a run; it needs neither model nor vocabulary."""
+  """The parts that judge the episodes of a run; they need neither model nor vocabulary."""
 
   tasks: TaskSplits
   registry: ToolRegistry
@@ -70,11 +71,11 @@ class Scoring:
   rewards: RewardGraph
 
   async def start(self) -> None:
-    """Starts the world; on the event loop that plays the episodes, before the first of them."""
+    """Starts the world; called on the event loop of the episodes, before the first of them."""
     await self.world.start(self.site)
 
   async def close(self) -> None:
-    """Frees what tools, environments and verifiers hold."""
+    """Frees the resources of tools, environments and verifiers."""
     await self.world.close()
     await self.registry.close()
     await self.rewards.close()
@@ -235,7 +236,7 @@ def build_parts(
     make_environment=guard_environments(
       world.environment, experiment.guards, registry, offered=world.tools
     ),
-    program=extensions.program,
+    program=extensions.program or experiment.rollout.program.build(),
     sampler=extensions.sampler or experiment.rollout.sampler.build(scoring.rewards),
   )
 

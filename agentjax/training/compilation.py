@@ -1,4 +1,4 @@
-"""How long this process has traced, lowered and compiled programs, as jax tells it."""
+"""Seconds that this process spent on tracing, lowering and compiling, as jax reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = 1000  # spans that a later event may still contain
 
 
 def seconds() -> float:
-  """Since this module was imported; what is done at the same time counts once."""
+  """Seconds since this module was imported; simultaneous work counts once."""
   with _lock:
     return _closed + sum(end - start for start, end in _spans)
 
@@ -32,7 +32,7 @@ def _note(event: str, duration_secs: float, **_: str | int) -> None:
   end = time.monotonic()
   start = end - duration_secs
   with _lock:
-    # A function that is traced within another tells its time first; it is a part of the other's.
+    # A nested function reports its time first; the outer function's time includes it.
     while _spans and _spans[-1][1] > start:
       start = min(start, _spans.pop()[0])
     _spans.append((start, end))

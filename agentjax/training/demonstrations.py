@@ -1,4 +1,4 @@
-"""Worked solutions as trajectories, so that a warm start goes the same way as everything else."""
+"""Worked solutions as trajectories, so that a warm start uses the same code as episodes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Is the policy collapsing? Early signs in a run's metrics, and how much answers depend on prompts.
 
-Entropy sees how much the answers Z vary, H(Z) = I(X; Z) + H(Z | X), and not whether that has
-anything to do with the prompt X. A policy whose answers vary but fit any prompt (template collapse,
-2604.06268) has I(X; Z) near 0; ``mutual_information`` estimates it from the log-probs of every
-answer after every prompt. ``CollapseMonitor`` watches the signs of an echo trap (2504.20073): the
-spread of rewards in a group falls first, then entropy moves oddly, then gradients spike.
+Entropy measures how much the answers Z vary, H(Z) = I(X; Z) + H(Z | X), but not whether they depend
+on the prompt X. A policy whose answers vary but fit any prompt (template collapse, 2604.06268) has
+I(X; Z) near 0; ``mutual_information`` estimates it from the log-probs of every answer after every
+prompt. ``CollapseMonitor`` watches the signs of an echo trap (2504.20073): the spread of rewards in
+a group falls first, then entropy moves oddly, then gradients spike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DiagnosticsConfig(Config):
     information_every: steps between estimates of the mutual information of prompts and answers; 0
       makes none. RAGEN-2 has 5. Each costs ``prompts * samples * prompts`` scored answers.
     prompts, samples: tasks compared, and answers to each; at most what a step has.
-    reasoning_end: text that ends the part of a turn that is looked at, such as "</think>"; "" takes
+    reasoning_end: only the part of a turn up to this text is used, such as "</think>"; "" uses
       whole turns.
     window: steps that are averaged.
     reward_std_floor: warns once the mean spread of rewards in a group, over the last ``window``
@@ -45,13 +45,13 @@ class DiagnosticsConfig(Config):
     entropy_jump, gradient_spike: warns where the entropy of what was sampled, or the norm of the
       gradient, is above so many times its median over the last ``window`` steps. Ours.
     entropy_rise: warns where that entropy is above so many times its median over the first
-      ``window`` steps, however slowly it came there. Ours.
+      ``window`` steps, even if it rose slowly. Ours.
     information_floor: warns where the information of first turns is below this share of its first
       estimate. Ours.
     repetition: warns where the mean share of repeated runs of 4 tokens is above this. Ours.
     success_floor, success_patience: warns where so many held-out evaluations in a row show a
       success below the floor (RAGEN: 5, 1%).
-    stop: ends the run, after a checkpoint, where ``reward_std_floor`` or ``success_floor`` warns.
+    stop: ends the run after a checkpoint when ``reward_std_floor`` or ``success_floor`` warns.
   """
 
   information_every: NonNegativeInt = 0
@@ -75,13 +75,13 @@ class DiagnosticsConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class MutualInformation:
-  """How far answers tell which prompt they were given to.
+  """How well answers identify their prompts.
 
   Attributes:
     per_token: mean of (log p(Z|X) - log p(Z)) / |Z|, nats; p(Z) is the mean over the prompts.
     sequence: mean of log p(Z|X) - log p(Z), nats; at most log(number of prompts).
     retrieval_accuracy: share of answers whose own prompt makes them likeliest.
-    chance: what that would be if answers did not depend on prompts.
+    chance: the same share for answers that do not depend on prompts.
     z_score: ``per_token`` over the standard deviation of log p(Z) / |Z| among the answers.
   """
 
@@ -142,8 +142,8 @@ def answer_pairs(
 ) -> Pairs | None:
   """Token ids of prompts and answers to compare; None with fewer than two tasks.
 
-  "first": the first turn of ``samples`` episodes of each task. "any": one turn, drawn evenly from
-  one episode of each task, after all that stood before it.
+  "first": the first turn of ``samples`` episodes of each task. "any": one random turn from one
+  episode of each task; its prompt is everything before it.
 
   Args:
     trajectories: of one step; tasks and episodes are drawn from them.
@@ -177,7 +177,7 @@ def answer_pairs(
 
 
 def _split(segments: Sequence[Segment], place: int) -> tuple[np.ndarray, np.ndarray]:
-  """What stands before the first token drawn in a segment, and the tokens drawn from there on."""
+  """The tokens before the first drawn token of a segment, and the drawn tokens from there on."""
   before, at = [], segments[place].parent
   while at is not None:
     before.append(segments[at].token_ids)
@@ -209,7 +209,7 @@ def _until(
 
 
 def repetition(trajectories: Sequence[Trajectory]) -> float:
-  """Share of runs of 4 drawn tokens that stood earlier in the episode, mean over episodes."""
+  """Share of runs of 4 drawn tokens that occurred earlier in the episode, mean over episodes."""
   shares = []
   for trajectory in trajectories:
     drawn = [s.token_ids[s.sampled].tolist() for s in trajectory.segments]
@@ -237,7 +237,7 @@ def collapse_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class Sign(NamedTuple):
-  """Something that points to a collapse; ``ends`` where the run is to stop for it."""
+  """A sign of a collapse; ``ends`` says whether the run must stop."""
 
   name: str
   message: str
@@ -296,7 +296,7 @@ class CollapseMonitor:
     return signs
 
   def _drifts(self, values: Mapping[str, float | None]) -> list[Sign]:
-    """What has moved away from where the run began, at whatever speed."""
+    """Signs by comparison with the first steps of the run, so that slow changes are seen too."""
     signs = []
     first = self._values[_ENTROPY][: self._config.window]
     now = values.get(_ENTROPY)

@@ -35,6 +35,7 @@ from agentjax.rewards import RewardConfig
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import EvaluationPlan
 from agentjax.rollout.guards import GuardsConfig
+from agentjax.rollout.guards.interface import strings
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.rollout.seat_config import SeatConfig, check_seats, trained_seats
 from agentjax.sandbox.config import SandboxConfig, Sandboxes, default_sandboxes
@@ -69,7 +70,7 @@ class SupervisedStage(AuxiliaryConfig):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
-    token_sets: the loss of a token runs over a set of tokens that this chooses, such as
+    token_sets: chooses a set of tokens for each place, over which its loss is computed, such as
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
 
@@ -97,14 +98,14 @@ class PhaseConfig(Config):
 
   Attributes:
     steps: training steps it lasts.
-    objective: in the place of the stage's.
-    context: what the tokens are conditioned on in the update, not in sampling. "episode": all that
-      the policy saw; "response": the first token of the conversation and what followed the prompt,
-      so that log P(y) is trained instead of log P(y | x) (2604.14142). Ratios are then to the
-      trainer's own log-probs, and nothing is compared with the sampler's.
-    trains: "all" networks, or the "values" alone: the policy and what the optimiser keeps of it
-      stay as they are. With ``advantage.value_lambda`` 1 this is VAPO's value pre-training
-      (2504.05118) on Monte-Carlo returns.
+    objective: replaces the stage's.
+    context: what the tokens are conditioned on in the update (not in sampling). "episode":
+      everything that the policy saw. "response": only the first token of the conversation and what
+      follows the prompt, so that log P(y) is trained instead of log P(y | x) (2604.14142); ratios
+      are then to the trainer's own log-probs, and there is no comparison with the sampler.
+    trains: "all" networks, or only the "values": the policy and its optimiser state do not change.
+      With ``advantage.value_lambda`` 1 this is VAPO's value pre-training (2504.05118) on
+      Monte-Carlo returns.
     passes: see RLStage.
   """
 
@@ -137,37 +138,35 @@ class RLStage(AuxiliaryConfig):
     epochs: passes over the round's episodes.
     old_log_probs: "behaviour" trusts the sampler's log-probs as the ratio's denominator (one
       forward pass less); "recomputed" asks the trainer before the first update.
-    objective: how credit is given and the loss; presets stand in agentjax.recipes.presets. A
-      critic is trained where ``objective.advantage.credit`` is "gae" or ``centre`` is
-      "prompt_value".
+    objective: advantages and the loss; presets are in agentjax.recipes.presets. A critic is trained
+      where ``objective.advantage.credit`` is "gae" or ``centre`` is "prompt_value".
     replay_experts: the update sends every token to the experts that the sampler's routers chose
       (router replay, 2510.11370), which the engine then records.
     schedule: how sampling and updates take turns, and how old a token may be when it is trained on.
     mismatch_alarm: a token whose log-probs by sampler and trainer differ by more than this, in
       nats, raises a warning that names it, and ``mismatch/alarmed`` is the share of such tokens.
-      Tokens of older weights differ by what the policy has learned since, too. Ours.
+      Tokens of older weights also differ because the policy has learned since. Ours.
     weights: rules whose product is the loss weight of a token.
     sampling: how episodes are drawn.
-    selection: which of the sampled groups a step is trained on, and whether others are sampled in
-      the place of those that are not.
+    selection: which of the sampled groups a step is trained on, and whether the others are replaced
+      by new ones.
     diagnostics: what is watched for signs of collapse.
-    phases: what the stage begins with, one after the other, before ``objective`` takes over. As a
-      phase ends, the reference policy becomes the present one; the optimiser goes on.
+    phases: run one after the other at the start of the stage, before ``objective``. At the end of a
+      phase the present policy becomes the reference policy; the optimiser state is kept.
     teachers: policies that ``objective.distillation`` learns from, by data set.
-    rollouts: folder of stored episodes (``training.stored``) that are trained on in the place of
-      new ones, one group a task, in the seed's order and again from the start when all were used;
-      None samples.
-    signals: what else is computed of the tokens before they are trained on, or changes the rewards
-      of a step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
-    process: a signal that rewards steps beside the reward, such as "prime", by two policies'
-      log-probs (``agentjax.recipes.prime``); None is off. Rewards of
-      turns that scorers or environments give are ``objective.advantage.turn_rewards``.
-    critic: a critic that is a network of its own, by name: "episode" reads all that the policy saw,
-      "prompt" prompts alone; None is a value head on the policy.
-    passes: what updates are made of every batch, where a method makes several, such as
-      ``agentjax.recipes.agentic_grpo:StagedConfig``; None is one update of all of it.
-    alternate: whose turn it is to learn, where ``config.seats`` adds trained policies; None lets
-      all of them learn at every step.
+    rollouts: folder of stored episodes (``training.stored``) that are trained on instead of new
+      ones: one group per task, in an order by the seed, repeated when all were used. None samples.
+    signals: compute further columns of the tokens before training, or change the rewards of a
+      step's episodes, such as ``agentjax.recipes.meds:MedsConfig`` (``signals.signal``).
+    process: a signal that rewards steps in addition to the reward, such as "prime", from the
+      log-probs of two policies (``agentjax.recipes.prime``); None is off. For rewards of turns by
+      scorers or environments see ``objective.advantage.turn_rewards``.
+    critic: a separate network as critic, by name: "episode" reads everything that the policy saw,
+      "prompt" reads only prompts; None is a value head on the policy.
+    passes: several updates per batch, such as ``agentjax.recipes.agentic_grpo:StagedConfig``; None
+      is one update.
+    alternate: which policy learns when, if ``config.seats`` adds trained policies; None lets all of
+      them learn at every step.
   """
 
   steps: NonNegativeInt = 0
@@ -220,7 +219,8 @@ class RLStage(AuxiliaryConfig):
     return (*self.phases, last)
 
   def phase_of(self, number: int) -> tuple[int, bool]:
-    """Of the stage's step ``number``, from 0: index in ``all_phases``, and whether that begins."""
+    """Index in ``all_phases`` of the stage's step ``number`` (from 0), and whether its phase begins
+    there."""
     first = 0
     for i, phase in enumerate(self.phases):
       if number < first + phase.steps:
@@ -333,7 +333,7 @@ class HeldOutConfig(Config):
   """What is measured on held-out tasks, and when.
 
   Attributes:
-    tasks: held-out tasks used, the first so many; 0 switches evaluation off.
+    tasks: how many held-out tasks are used, from the first on; 0 switches evaluation off.
     every: RL steps between greedy evaluations while training; 0 for before and after only.
     interleaved: evaluations run beside the next step, with the weights that it begins with and
       behind its episodes, instead of stopping the run. They give the results that they would have
@@ -381,8 +381,8 @@ class HeldOutConfig(Config):
 class DeviceConfig(Config):
   """Which devices train and which sample, as numbers among the devices of each process.
 
-  With both empty, all devices do both in turn. Else the two must not share a device: updates and
-  sampling then run side by side, and new weights are copied from the ones to the others.
+  With both empty, all devices do both in turn. Otherwise the two must not share a device: updates
+  and sampling run at the same time, and new weights are copied to the rollout devices.
 
   Attributes:
     training: devices that ``mesh`` is laid over; empty takes those that ``rollout`` leaves.
@@ -417,26 +417,26 @@ class DeviceConfig(Config):
 class Experiment(Config):
   """Everything a run needs; saved as ``config.json`` in the run's directory.
 
-  Where the policy comes from: ``start_from`` if it is set, else ``pretrained`` if that is, else
-  chance. With ``pretrained`` the folder's ``config.json`` decides the architecture; ``model`` may
-  repeat it or keep its defaults, and chooses how the model is run (``models.huggingface``'s
-  RUNTIME_FIELDS: dtypes, remat, chunks, kernels). A run's checkpoints belong to the folder's
-  contents: they load wherever an unchanged copy of it stands.
+  The policy starts from ``start_from`` if it is set, else from ``pretrained`` if that is set, else
+  with random weights. With ``pretrained`` the folder's ``config.json`` decides the architecture;
+  ``model`` may repeat it or keep its defaults, and chooses how the model is run
+  (``models.huggingface``'s RUNTIME_FIELDS: dtypes, remat, chunks, kernels). The run's checkpoints
+  load only with a folder of the same contents, anywhere.
 
   Attributes:
     name: shown in plots and logs.
     seed: addresses all randomness of the run.
-    sandboxes: where code runs that is not to be trusted, by names that tools, worlds and verifiers
-      refer to.
+    sandboxes: where untrusted code runs, by names that tools, worlds and verifiers refer to.
     world: what episodes take place in, by name: a folder of ``agentjax.worlds``, or
       ``module:attribute`` of your own.
-    seats: who plays in the place of the policy, by agent, where the world's environments have
-      several; agents that are not named here are the policy's. In training and evaluation alike.
-    model: the policy; ``vocab_size`` follows the tokenizer where that is trained on the tasks.
+    seats: other players than the policy, by agent, for environments with several agents; the policy
+      plays agents that are not named. In training and evaluation.
+    model: the policy: its fields, or a name such as "qwen3_8b". ``vocab_size`` follows the
+      tokenizer if that is trained on the tasks.
     mesh: how devices are shared in updates.
     devices: which devices train and which sample.
     lora: trains low-rank adapters on the frozen policy, which is then the reference as well; None
-      trains the policy itself. ``start_from`` then names a run that was made without.
+      trains the policy itself. ``start_from`` then names a run without adapters.
     pretrained: Hugging Face folder (``config.json``, ``*.safetensors``, ``tokenizer.json``, a chat
       template) whose model is trained; needs ``tokenizer.kind`` "huggingface".
     start_from: checkpoint directory of an earlier run whose networks are taken over; the earlier
@@ -595,7 +595,7 @@ class Experiment(Config):
       self._check_preference(settings.preference, path, objective, recomputed)
 
   def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
-    """What is compared with what: groups are large enough, baselines are there."""
+    """Groups are large enough for comparisons, and baselines exist."""
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
@@ -665,7 +665,7 @@ class Experiment(Config):
   def _check_repeated_updates(
     self, settings: ObjectiveConfig, path: str, objective: str, recomputed: bool
   ) -> None:
-    """Losses that need, or do not bear, several updates of one batch."""
+    """Losses that need several updates per batch, or do not allow them."""
     loss, updates = settings.policy_loss, self.rl.minibatches * self.rl.epochs
     on_policy = recomputed or self.rl.schedule.mode == "sync"
     check(
@@ -688,7 +688,8 @@ class Experiment(Config):
   def _check_preference(
     self, preference: PreferenceConfig, path: str, objective: str, recomputed: bool
   ) -> None:
-    """Its weights are those of the policy before the update."""
+    """Checks the fields that a preference loss needs: its weights are computed before the
+    update."""
     once = f"1 with {objective}.preference; further passes are further steps"
     for field in ("minibatches", "epochs"):
       value = getattr(self.rl, field)
@@ -776,7 +777,7 @@ class Experiment(Config):
 
 
 def check_model_features(experiment: Experiment, model: ModelConfig, path: str = "config") -> None:
-  """Raises ConfigError where a stage asks for what the model has not.
+  """Raises ConfigError if a stage asks for something that the model does not have.
 
   Args:
     experiment: its stages and ``lora`` are looked at.
@@ -822,7 +823,7 @@ def check_model_features(experiment: Experiment, model: ModelConfig, path: str =
 
 
 def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
-  """What exact log-probs ask of a run."""
+  """Checks the fields that exact log-probs need."""
   name, stage = f"{path}.model.exact_chunk", experiment.rl
   check(
     stage.row_length % chunk == 0,
@@ -852,19 +853,7 @@ def _check_exact(experiment: Experiment, chunk: int, path: str) -> None:
 
 def own_names(experiment: Experiment) -> tuple[str, ...]:
   """All that an experiment names by ``module:attribute``, each once."""
-  phases = [phase.objective for phase in experiment.rl.all_phases]
-  every = (
-    *(objective.function for objective in phases),
-    *(own.chosen for objective in phases if (own := objective.advantage.function) is not None),
-    *experiment.reward.parts,
-    *(part.chosen for part in experiment.reward.settings.values()),
-    *experiment.tools.names,
-    *(seat.chosen for seat in experiment.seats.values()),
-    experiment.world.chosen,
-    None if experiment.data.source is None else experiment.data.source.chosen,
-    experiment.rollout.sampler.chosen,
-  )
-  return tuple(dict.fromkeys(name for name in every if name is not None and is_own(name)))
+  return tuple(dict.fromkeys(filter(is_own, strings(experiment.to_dict()))))
 
 
 def write_experiment(experiment: Experiment) -> str:

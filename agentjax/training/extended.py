@@ -1,9 +1,11 @@
-"""What a run was extended with: written down at its start, and used again or asked for.
+"""The Python objects that a run was extended with: recorded at its start, and imported or asked for
+later.
 
 ``Extensions`` and an objective of one's own are Python objects, which ``config.json`` cannot hold.
 ``extensions.json`` in the run's directory names each (module and qualified name) with a hash of its
-source. Whatever reads the run later takes the objects that it is given, imports those that a module
-has under their name, and refuses to go on without the others: it would measure another world.
+source. Whatever reads the run later uses the objects that the caller passes, imports the others by
+name, and raises an error if one cannot be imported: without it the results would be those of
+another world.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Description = dict[str, dict[str, str | None]]
 
 
 class Extended(NamedTuple):
-  """What a run is extended with."""
+  """The objects that a run is extended with."""
 
   extensions: Extensions
   objective: LossFunction | None = None
@@ -47,12 +49,12 @@ class Extended(NamedTuple):
 
 
 def describe(extended: Extended) -> Description:
-  """Of every part that is not the default."""
+  """The description of every part that is not the default."""
   return {part: _describe(value) for part, value in _values(extended).items()}
 
 
 def read_description(directory: pathlib.Path) -> Description | None:
-  """What the run of ``directory`` wrote down; None where it is no run, or one from before.
+  """The description that the run of ``directory`` wrote; None if there is none.
 
   Raises:
     ConfigError: the file is damaged.
@@ -95,13 +97,13 @@ def use_recorded(
   call: str,
   needed: Collection[str] = OF_EPISODES,
 ) -> tuple[Extended, list[str]]:
-  """``given``, completed with what the run of ``directory`` was extended with.
+  """``given``, completed with the recorded parts of the run of ``directory``.
 
   Args:
-    directory: of the run; where it has no ``extensions.json``, ``given`` is all there is.
-    given: parts in the caller's hands; the others are imported by the names written down.
+    directory: of the run; without an ``extensions.json`` only ``given`` is used.
+    given: parts that the caller passes; the others are imported by their recorded names.
     call: Python call that takes extensions, for the message.
-    needed: fields that matter here; others are left as they are given.
+    needed: fields that are completed; others stay as they are in ``given``.
 
   Returns:
     The parts, and words for each that is not what the run began with.
@@ -139,7 +141,8 @@ def extensions_of_run(
   call: str,
   needed: Collection[str] = OF_EPISODES,
 ) -> Extensions:
-  """As ``use_recorded``, for what looks at a run; warns of parts that changed or were imported."""
+  """As ``use_recorded``, for evaluations and similar; warns of parts that changed or were
+  imported."""
   given = Extended(extensions or Extensions())
   extended, differing = use_recorded(directory, given, call=call, needed=needed)
   for words in differing:
@@ -226,7 +229,7 @@ def _source_hash(value: Any, defined: Any) -> str | None:
 
 
 def _canonical(value: Any) -> str:
-  """JSON; what JSON has not becomes words without addresses in memory."""
+  """JSON; other values become words without addresses in memory."""
 
   def plain(other: Any) -> Any:
     if dataclasses.is_dataclass(other) and not isinstance(other, type):
@@ -245,7 +248,8 @@ def _canonical(value: Any) -> str:
 
 
 def _attribute(one: Mapping[str, str | None]) -> str:
-  """The qualified name: a module run as a script is __main__, and is the same module."""
+  """The qualified name without the module, since a module that runs as a script is called
+  __main__."""
   return str(one["name"]).partition(":")[2]
 
 

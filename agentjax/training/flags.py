@@ -98,9 +98,9 @@ def set_field(
 
   Args:
     settings: the tree; not frozen.
-    parts: names on the way to the field. A part that is None is made on the way, if all its fields
-      have defaults; a thing that is to be chosen is not, but for one in a table, whose name there
-      is one that chooses.
+    parts: names on the way to the field. A part that is None is made, if all its fields have
+      defaults. A ``Choice`` is not made, except in a table where its name is also the name of a
+      choice.
     text: the value. A ``Choice`` and an objective are named; "none" is None where that is allowed.
     name: of the tree, for messages.
     argument: the flag as written, for messages.
@@ -128,7 +128,7 @@ def set_field(
 
 
 def _enter(node: Any, part: str, hint: Any, where: str, argument: str) -> Any:
-  """What the field ``part`` of ``node`` holds; made where it is None, or missing in a table."""
+  """The value of the field ``part`` of ``node``; made if it is None, or missing in a table."""
   value = node.get(part) if isinstance(node, Table) else getattr(node, part)
   if isinstance(value, Config | Table):
     return value
@@ -266,7 +266,8 @@ def describe_hint(hint: Any) -> str:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-  """Of a union, None first: "none" is None where it can be, and not a word."""
+  """The members of a union, None first: "none" is read as None if that is allowed, not as a
+  word."""
   union = typing.get_origin(hint) in (typing.Union, types.UnionType)
   options = typing.get_args(hint) if union else (hint,)
   return tuple(sorted(options, key=lambda option: option is not type(None)))

@@ -1,4 +1,4 @@
-"""Stopping well: a signal lets an update finish and cancels what only samples."""
+"""Orderly stop: a signal lets an update finish and cancels sampling."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
   """Context in which SIGINT and SIGTERM set ``requested``; a second one acts as usual.
 
-  Python handles a signal only when the main thread comes back from what it calls, and compiling may
-  take minutes. So a thread of its own says at once that the signal came, and a second one that
-  comes before the first was handled ends the process: a run may be killed at any instant.
+  Python handles a signal only when the main thread returns from the present call, and compiling may
+  take minutes. So another thread reports the signal at once. A second signal that comes before the
+  first was handled ends the process: a run may be killed at any instant.
 
   Signals reach the main thread only; elsewhere the context answers to no signal. Of several
   processes one that gets a signal tells the others at once, and they do as if they had got it.
 
   Attributes:
     requested: whether a signal came, here or to another process.
-    tell: says a line to whoever watches; called from another thread.
+    tell: prints a line; called from another thread.
   """
 
   def __init__(self) -> None:

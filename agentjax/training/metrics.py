@@ -1,10 +1,10 @@
-"""Metrics: one JSONL row a step (exact), TensorBoard beside it, and a reward plot.
+"""Metrics: one JSONL row per step (exact), TensorBoard files, and a reward plot.
 
-Wall times live under ``time/``, memory under ``memory/``; they are the only entries that differ
-between identical runs. Seconds of a step: ``time/step`` in all, of which ``time/rollout`` waits for
-episodes, ``time/update`` is spent on updates, ``time/evaluation`` on held-out tasks and
-``time/compilation``, within these, on programs, and ``time/publish`` on weights for the engines, of
-which ``memory/published`` GiB were sent; ``time/save`` is the checkpoint before the step.
+Wall times are under ``time/``, memory under ``memory/``; only these differ between identical runs.
+``time/step`` is the whole step in seconds. ``time/rollout`` is the wait for episodes,
+``time/update`` the updates, ``time/evaluation`` the held-out tasks, ``time/publish`` the weights for
+the engines, of which ``memory/published`` GiB were sent; ``time/compilation`` is contained in these.
+``time/save`` is the checkpoint before the step.
 """
 
 from __future__ import annotations

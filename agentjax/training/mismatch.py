@@ -79,7 +79,7 @@ def mismatch_report(
 
   Replayed tokens (the column ``replayed``) are left out.
 
-  It is computed where the arrays are: a few numbers come to the host, and no token travels.
+  It is computed on the devices of the arrays; only a few numbers come to the host.
 
   Args:
     batches: arrays [B, T].
@@ -184,8 +184,8 @@ def _k3(gap: Array) -> Array:
 def _order_statistics(grids: _Grids, ranks: Array) -> Array:
   """The |gap| of the weighted tokens that have these ranks from 0, exactly.
 
-  Bits of floats that are not negative have the order of the floats, so each is found by halving:
-  counts cross the devices, and nothing is sorted or gathered.
+  The bit patterns of non-negative floats have the order of the floats, so each is found by
+  bisection: only counts are exchanged between devices; nothing is sorted or gathered.
   """
   gaps = [_gap(grid) for grid in grids]
   bits = [(jax.lax.bitcast_convert_type(jnp.abs(gap), jnp.int32), inside) for gap, inside in gaps]

@@ -1,4 +1,4 @@
-"""Models on disk, each loaded once and served by an engine, for flows that make data."""
+"""Models on disk, each loaded once and served by an engine, for commands that generate data."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def load_policy_with_chat(
 
   Args:
     path: RUN, RUN/checkpoints/STEP, or the folder.
-    experiment: its mesh, and for a folder how the model is run; what the policy is and how its
-      conversations are written, is its own.
+    experiment: its mesh, and for a folder how the model is run. Architecture and chat format are
+      those of the policy on disk.
     policy: name of it in the run.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Which array went bad first, where an update meets NaN or inf."""
+"""Finds the first array with NaN or inf in an update."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def first_nonfinite(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def broken_update(values: Mapping[str, float]) -> str:
   """Which norm of a step's updates is NaN or inf, as "NAME=nan"; "" where none is.
 
-  Updates with such gradients are skipped and have the norm 0: then it is the optimiser's state or
-  the parameters themselves that broke, and no later update mends them.
+  Updates with such gradients are skipped and have the norm 0. So if a norm is not finite, the
+  optimiser's state or the parameters are not, and no later update repairs them.
   """
   norms = {name: values[name] for name in values if name.split("/")[-1] == "update_norm"}
   return next((f"{k}={v:g}" for k, v in sorted(norms.items()) if not math.isfinite(v)), "")
 
 
 def describe_nonfinite(values: Mapping[str, float]) -> str:
-  """Names the array that went bad first; "" where all are finite."""
+  """Names the first array that is not finite; "" if all are."""
   found = [key.removeprefix(PREFIX) for key in values if key.startswith(PREFIX) and values[key]]
   # Columns of the batch come first: they were there before anything was computed.
   order = [*(name for name in found if name not in _ORDER), *_ORDER]

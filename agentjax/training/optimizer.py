@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,24 @@ from agentjax.config import (
 )
 from agentjax.models.matrices import matrix_axes
 from agentjax.models.spec import ParamSpec, decay_mask, is_spec
-from agentjax.names import Choice
+from agentjax.names import Adopted, Choice, check_callable, wrong
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class DirectionConfig(Choice):
-  """Settings of what turns gradients into directions, in the place of AdamW or Muon."""
+  """Settings of a transformation from gradients to directions, which replaces AdamW or Muon."""
+
+  group = "agentjax.optimizers"
+  adopts = "a function without arguments that makes an optax.GradientTransformation"
+
+  @classmethod
+  def adopt(cls, name: str, found: Any, path: str) -> Self:
+    check_callable(found, f"{path}={name!r}", cls.allowed(), arguments=0)
+    if not isinstance(made := found(), optax.GradientTransformation):
+      raise wrong(name, path, made, cls.allowed())
+    return OwnDirection(name, made)  # type: ignore[return-value]
 
   def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     """The transformation; clipping, decay, learning rate and float32 masters are added to it.
@@ -43,6 +53,16 @@ class DirectionConfig(Choice):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
+class OwnDirection(Adopted, DirectionConfig):
+  """A transformation of optax without settings, such as ``optax:scale_by_lion``."""
+
+  found: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+  def build(self, config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
+    return self.found
+
+
+@dataclasses.dataclass(unsafe_hash=True)
 class OptimizerConfig(Config):
   """AdamW, Muon or a direction of your own, with warm-up and decay.
 
@@ -52,11 +72,13 @@ class OptimizerConfig(Config):
     name: "muon" moves every matrix (``models.matrices``) by its orthogonalised momentum and all
       other arrays by Adam; "adamw" moves everything by Adam. Weight decay is decoupled in all.
     direction: moves everything instead of ``name``, such as
-      ``agentjax.recipes.moclip:MoClipConfig``; None leaves it to ``name``.
+      ``agentjax.recipes.moclip:MoClipConfig`` or ``optax:scale_by_lion``; None leaves it to
+      ``name``.
     learning_rate: peak, after warm-up.
     schedule: shape after warm-up; "linear" and "cosine" end at learning_rate * final_fraction.
     warmup_steps: optimiser steps from 0 to the peak.
-    weight_decay: for arrays whose ParamSpec says ``decayed``: no norms, biases or decay rates.
+    weight_decay: for arrays whose ParamSpec says ``decayed``; norms, biases and decay rates are
+      not.
     clip_norm: global gradient norm, None for no clipping.
     max_bad_steps: consecutive non-finite gradients that are skipped before training stops.
     momentum, nesterov: of Muon; 0.95 without Nesterov's look-ahead in Kimi K2.
@@ -64,9 +86,8 @@ class OptimizerConfig(Config):
       momentum, 0.2 in Kimi K2, about the size of an Adam update; None scales by
       ``sqrt(max(1, m / n))`` instead (n in, m out).
     newton_schulz_steps: iterations of the orthogonalisation.
-    master_dtype: "float32" keeps a float32 copy of narrower parameters, moves that, and lets the
-      parameters be its rounding, so that updates below their resolution add up; None moves the
-      parameters themselves.
+    master_dtype: "float32" keeps a float32 copy of narrower parameters and updates the copy; the
+      parameters are its rounding, so small updates add up. None updates the parameters themselves.
 
   References: Loshchilov & Hutter, 1711.05101 (AdamW); Liu et al., 2502.16982, and Kimi K2,
   2507.20534 (Muon).
@@ -186,7 +207,7 @@ def _labels(config: OptimizerConfig, specs: Any) -> Any:
 
 
 def _directions(config: OptimizerConfig, specs: Any) -> dict[str, optax.GradientTransformation]:
-  """What turns gradients into directions, per label."""
+  """The transformation from gradients to directions, by label."""
 
   def numbers(spec: ParamSpec) -> Any:
     axes = matrix_axes(spec)

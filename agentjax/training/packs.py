@@ -1,4 +1,4 @@
-"""Sequences to batches of few shapes, so that few programs are compiled."""
+"""Packs sequences into batches of few different shapes, so that few programs are compiled."""
 
 from __future__ import annotations
 

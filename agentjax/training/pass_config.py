@@ -1,4 +1,4 @@
-"""What a method may choose in the place of one update of every batch: several updates."""
+"""Settings of methods that make several updates per batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlannedPass(NamedTuple):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PassesConfig(Choice):
-  """Settings of a method that trains on a batch in passes of its own.
+  """Settings of a method that trains on a batch in several passes.
 
   Attributes:
     number: of passes; each runs all minibatches and epochs before the next begins.
@@ -46,7 +46,7 @@ class PassesConfig(Choice):
   number: ClassVar[int] = 1
 
   def check_phase(self, experiment: Experiment, phase: PhaseConfig, path: str, name: str) -> None:
-    """Raises ConfigError where a phase does not go with these passes.
+    """Raises ConfigError if a phase cannot be combined with these passes.
 
     Args:
       experiment: all settings.
@@ -56,7 +56,7 @@ class PassesConfig(Choice):
     """
 
   def signals(self, experiment: Experiment) -> tuple[Signal, ...]:
-    """What has to be known of a batch for these passes."""
+    """The signals that these passes need."""
     del experiment
     return ()
 

@@ -1,4 +1,4 @@
-"""One pass over a batch: what its update is given, on the mesh, and the update itself."""
+"""One pass over a batch: the arrays of its update, on the mesh, and the update itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SUMMARIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """A batch that can be trained on, as often as there are epochs. Arrays are on the mesh.
+  """A batch that is ready for training, in every epoch. Arrays are on the mesh.
 
   Attributes:
     prepared: result of ``prepare``, [B, T].
@@ -85,7 +85,7 @@ def run_update(
 
 
 def join_for_update(every: list[ForUpdate]) -> tuple[ForUpdate, dict[str, Any]]:
-  """What several signals give an update, and their metrics."""
+  """Joins what several signals add to an update, and their metrics."""
   fields: dict[str, Any] = {}
   metrics: dict[str, Any] = {}
   head = None

@@ -61,7 +61,8 @@ class Phase(NamedTuple):
 
   @property
   def compared(self) -> bool:
-    """Whether its tokens were sampled as they are trained on, by a policy to compare with."""
+    """Whether sampler and trainer can be compared: tokens are trained on in the context in which
+    they were sampled."""
     return self.config.context == "episode" and self.config.objective.preference is None
 
   def check(self, batch: Batch) -> None:
@@ -106,7 +107,7 @@ def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
 def update_settings(
   stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
 ) -> UpdateSettings:
-  """What ``make_update`` takes of a stage."""
+  """The settings of ``make_update`` from those of a stage."""
   own: dict[str, Any] = {"temperature": temperature, "lora": lora}
   names = [field.name for field in dataclasses.fields(UpdateSettings)]
   own |= {"distillation": None, "only_values": False}  # those of a phase
@@ -164,7 +165,7 @@ def _trace(
   function: AdvantageFunction | None,
   signals: Sequence[Signal],
 ) -> None:
-  """Shows faults of functions of one's own before anything is sampled or compiled."""
+  """Finds faults of the user's functions before anything is sampled or compiled."""
   stage = experiment.rl
   shape = (stage.microbatch_rows, stage.row_length)
   jax.eval_shape(objective, abstract_inputs(phase.objective, *shape))
@@ -182,7 +183,7 @@ def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
 
 
 def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:
-  """Compiled: tokens stay where the batch's are, metrics are everywhere."""
+  """Compiled: results per token are sharded like the batch, metrics are on all devices."""
   return jax.jit(function, out_shardings=(rows.whole, rows.everywhere))
 
 

@@ -90,7 +90,7 @@ def trained_networks(
 
 
 def policy_metrics(views: list[Trajectory], names: tuple[str, ...]) -> dict[str, float]:
-  """Under ``policies/NAME/``: episodes in which a policy saw anything, and its mean reward.
+  """Metrics under ``policies/NAME/``: episodes that a policy took part in, and its mean reward.
 
   Args:
     views: of ``learning_views``.

@@ -1,4 +1,5 @@
-"""Preferences as stored episodes: what ``config.rl.rollouts`` reads for DPO and its family."""
+"""Preferences as stored episodes, which ``config.rl.rollouts`` reads for DPO and similar
+objectives."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SOURCE = "preferences"
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceRow:
-  """A reply that is to become likelier than another."""
+  """Two replies to a prompt, of which one should become likelier than the other."""
 
   id: int
   prompt: tuple[Message, ...]
@@ -33,7 +34,7 @@ def preference_tasks(rows: Sequence[PreferenceRow], *, source: str = SOURCE) -> 
 
 
 class TooLongError(ValueError):
-  """A preference has more tokens than a row of the run that is to learn from it."""
+  """A preference has more tokens than a row of the run that will learn from it."""
 
 
 def preference_trajectories(

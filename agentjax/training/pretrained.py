@@ -1,4 +1,5 @@
-"""Starting a run from a Hugging Face folder: what its files decide, and what the config does."""
+"""Starting a run from a Hugging Face folder: which settings come from its files and which from the
+config."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def runtime_overrides(model: ModelConfig) -> dict[str, Any]:
-  """What a run chooses of a pretrained model: ``RUNTIME_FIELDS`` and its prediction heads."""
+  """The fields of a pretrained model that a run may choose: ``RUNTIME_FIELDS`` and prediction
+  heads."""
   return {name: getattr(model, name) for name in (*sorted(RUNTIME_FIELDS), "mtp")}
 
 
@@ -34,7 +36,7 @@ def pretrained_model(
   chosen = {name: getattr(model, name) for name in RUNTIME_FIELDS}
   theirs, default = read_config(directory, overrides=chosen), ModelConfig()
   if theirs.mtp is not None and model.mtp is not None:
-    # One layer applied again and again serves any depth.
+    # One layer that is applied repeatedly serves any depth.
     ours = dataclasses.replace(theirs.mtp, detach=model.mtp.detach)
     if theirs.mtp.shared or theirs.mtp.depths == 1:
       ours = dataclasses.replace(ours, depths=model.mtp.depths, shared=model.mtp.shared)
@@ -55,9 +57,9 @@ def pretrained_model(
 def folder_fingerprint(directory: str | os.PathLike[str]) -> str:
   """SHA-256 hex of a folder's settings, vocabulary and template, and of a sample of its weights.
 
-  Of each weights file its size and 16 stretches of 64 KiB, evenly spaced from its first byte to its
-  last, count: training changes every stretch, and a folder of many gigabytes takes a moment. The
-  folder's place and the files' times do not count.
+  It covers the size of each weights file and 16 pieces of 64 KiB, evenly spaced. Training changes
+  every piece, and even large folders are read quickly. The folder's path and the files' times do
+  not count.
   """
   digest = hashlib.sha256()
   for file in sorted(pathlib.Path(directory).iterdir()):

@@ -1,4 +1,4 @@
-"""What a person sees while training: one live panel on a terminal, plain lines elsewhere."""
+"""The display of progress: one live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ProgressDisplay:
   ):
     """``columns``: metric name -> label, in the order shown.
 
-    ``clock`` measures steps for the time left, in seconds; one that stands still while programs are
-    compiled leaves that out, as later steps do.
+    ``clock`` measures steps, in seconds, for the estimate of the time left. Use one that stops
+    during compilation, because later steps need none.
     """
     self._console = console
     self._clock = clock
@@ -71,7 +71,7 @@ class ProgressDisplay:
       self._live.__exit__(None, None, None)
 
   def stage(self, name: str, total: int, done: int = 0) -> None:
-    """Starts a stage of ``total`` steps of which ``done`` are behind us."""
+    """Starts a stage of ``total`` steps of which ``done`` are finished."""
     if self._task is not None:
       self._progress.remove_task(self._task)
     self._task = self._progress.add_task(name, total=total, completed=done, left="?")
@@ -105,7 +105,7 @@ class ProgressDisplay:
       )
 
   def note(self, text: str) -> None:
-    """A line under the bar (what is happening now); printed once where there is no terminal."""
+    """Shows a line under the bar; printed once if there is no terminal."""
     self._note = text
     if self._live is not None:
       self._refresh()
@@ -125,7 +125,7 @@ class ProgressDisplay:
 
 
 def report_to(display: ProgressDisplay) -> Callable[[str, int, int], None]:
-  """A report (what is made, how many are done, of how many) that shows each kind as a stage."""
+  """A callback (kind, number done, total) that shows each kind as a stage."""
 
   def report(what: str, done: int, total: int) -> None:
     if what != display.stage_name:

@@ -1,4 +1,4 @@
-"""The gates of an experiment: its own tasks, environment and rewards, tried before training."""
+"""Checks the rewards of an experiment with its own tasks and environment, before training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def check_experiment(
 ) -> list[GateResult]:
   """Plays worked solution, empty answer and every cheat of the world.
 
-  Luck is taken out of the world (``WorldConfig.without_chance``).
+  Chance is switched off in the world (``WorldConfig.without_chance``).
 
   Args:
     experiment: of a run; a copy is validated and frozen here.
     tasks: training tasks to try, from the start.
     at_most: what an attempt other than the solution may get.
     names: of the cheats to play; None plays all.
-    extensions: what the run's caller brings.
+    extensions: of the run.
 
   Raises:
     ConfigError: settings that cannot be used.

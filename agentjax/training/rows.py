@@ -19,11 +19,11 @@ Array = jax.Array
 
 
 class MeshRows:
-  """Places rows and cuts them, without a way back to the host.
+  """Places rows on the mesh and cuts them there; nothing returns to the host.
 
   Attributes:
     whole: sharding of [B, T, ...]: rows over data, fsdp and expert, time over context.
-    everywhere: sharding of what every device has.
+    everywhere: sharding of arrays that every device holds whole.
 
   Args:
     mesh: that of the updates.
@@ -44,7 +44,7 @@ class MeshRows:
     return Batch(**placed, columns={k: self.place_column(k, v) for k, v in batch.columns.items()})
 
   def place_column(self, name: str, values: Any) -> Array:
-    """Values of a column on the mesh; where they are already is not changed."""
+    """Values of a column on the mesh; unchanged if they are there already."""
     of_sequences = get_column(name).level == "sequence"
     return jax.device_put(values, self.everywhere if of_sequences else self.whole)
 

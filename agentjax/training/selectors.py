@@ -1,9 +1,10 @@
 """Selectors: which of the sampled groups a step is trained on. Functions of their rewards. No jax.
 
-A group's score (``group_scores``) says how much there is to learn from it, a rule (``keep_groups``)
-which scores are kept. A rule that looks at one group at a time, "band", can refill: a group that it
-refuses is given up as soon as it has ended, and another begins in its place
-(``rollout.stream.GroupStream``), under every schedule. The others compare the groups of a step.
+A group's score (``group_scores``) says how much can be learned from it; a rule (``keep_groups``)
+decides which scores are kept. The rule "band" looks at one group at a time, so it can refill: a
+refused group is dropped as soon as it has ended, and another begins in its place
+(``rollout.stream.GroupStream``), under every schedule. The other rules compare the groups of a
+step.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
+from agentjax.names import check_callable, check_name, entry_names, load
 from agentjax.rollout.statistics import num_sampled_tokens
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.seats import learning_views
 
-Score = Literal["reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length"]
+_SCORES = ("reward_std", "reward_mean", "reward_sum", "entropy", "entropy_std", "length")
+_RULES = ("all", "band", "top_p", "top_p_softmax", "top_k", "min_p")
+_GROUP = "agentjax.selectors"  # of entry points
 GroupKey = tuple[int, int]  # (round, task id)
 
 _SLACK = 0.01  # of RAGEN's code: a sum that misses its share by this much reaches it
@@ -35,19 +39,21 @@ class SelectionConfig(Config):
     rule: "all"; "band": scores strictly between ``above`` and ``below`` (DAPO's dynamic sampling is
       above=0 on "reward_std"); "top_p": the fewest groups that hold ``share`` of all scores;
       "top_p_softmax": likewise of the softmax of the scores; "top_k": ``share`` of the groups, one
-      at least; "min_p": scores of at least ``share`` times the best.
+      at least; "min_p": scores of at least ``share`` times the best; or "module:function" of your
+      own, of the scores float64 [G], which returns bool [G].
     score: of a group, over its valid members. "reward_std" (sample deviation, 0 for fewer than
       two), "reward_mean", "reward_sum"; "entropy" and "entropy_std" (of the members' mean entropy a
-      drawn token, nats); "length" (mean drawn tokens).
+      drawn token, nats); "length" (mean drawn tokens); or "module:function" of your own, of the
+      group's trajectories, which returns a number.
     above, below: open ends of the band; None leaves it open there.
     share: 0 to 1, see ``rule``. RAGEN-2 has .9 for both forms of "top_p"; StarPO-S keeps .25 by
       "top_k".
-    prefer: whether the rules but "band" keep the "largest" scores or the "smallest".
-    keep_zeros: whether groups with score 0 may be kept by the rules but "band". RAGEN-2's linear
+    prefer: whether rules other than "band" keep the "largest" scores or the "smallest".
+    keep_zeros: whether rules other than "band" may keep groups with score 0. RAGEN-2's linear
       "top_p" drops them, its main table ("top_p_softmax") keeps them.
-    refill: at most so many times ``rl.tasks_per_step`` groups begin in the place of those that the
-      band refuses, each step; then the step goes on with fewer. 0 begins none. DAPO's scripts allow
-      10 batches. "band" only.
+    refill: per step at most ``refill * rl.tasks_per_step`` groups replace those that the band
+      refuses; then the step uses fewer. 0 replaces none. DAPO's scripts allow 10 batches. "band"
+      only.
     rescale: the loss of a step with fewer groups than ``rl.tasks_per_step`` is multiplied by their
       share ("linear"), by its root ("sqrt"), or left alone ("none").
     patience: steps in a row without any group to train on, each of which is skipped, before the
@@ -56,8 +62,8 @@ class SelectionConfig(Config):
   References: DAPO, 2503.14476; StarPO-S, 2504.20073; RAGEN-2, 2604.06268.
   """
 
-  rule: Literal["all", "band", "top_p", "top_p_softmax", "top_k", "min_p"] = "all"
-  score: Score = "reward_std"
+  rule: str = "all"
+  score: str = "reward_std"
   above: float | None = None
   below: float | None = None
   share: PositiveShare = 0.9
@@ -69,6 +75,11 @@ class SelectionConfig(Config):
 
   def validate(self, path: str = "config.rl.selection") -> None:
     super().validate(path)
+    for name, built_in in (("rule", _RULES), ("score", _SCORES)):
+      word = getattr(self, name)
+      check_name(word, f"{path}.{name}", (*built_in, *entry_names({}, _GROUP)))
+      if word not in built_in:
+        _own(word, f"{path}.{name}")
     band = self.rule == "band"
     for name in ("above", "below"):
       value = getattr(self, name)
@@ -98,10 +109,12 @@ class SelectionConfig(Config):
 def keep_groups(scores: np.ndarray, config: SelectionConfig) -> np.ndarray:
   """bool [G]: which of the groups with ``scores`` float [G] are trained on; maybe none.
 
-  "top_p" sorts, then keeps the shortest beginning whose sum is at least ``share`` of the sum of all
-  scores, but for .01. Equal scores keep their order.
+  "top_p" sorts, then keeps the fewest first groups whose sum is at least ``share`` of the sum of
+  all scores, with a tolerance of .01. Equal scores keep their order.
   """
   scores = np.asarray(scores, np.float64)
+  if config.rule not in _RULES:
+    return np.asarray(_own(config.rule)(scores), bool).reshape(scores.shape)
   if config.rule == "all":
     return np.ones(scores.shape, bool)
   if config.rule == "band":
@@ -122,7 +135,7 @@ def keep_groups(scores: np.ndarray, config: SelectionConfig) -> np.ndarray:
 
 
 def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
-  """How many of the groups are kept, whose scores stand here with the preferred first."""
+  """How many groups are kept; ``ordered`` has their scores, the preferred first."""
   if config.rule == "top_k":
     return max(1, int(config.share * len(ordered) + 1e-9))
   if config.rule == "min_p":
@@ -138,8 +151,16 @@ def _how_many(ordered: np.ndarray, config: SelectionConfig) -> int:
   return int(np.argmax(reached)) + 1 if reached.any() else 0
 
 
+def _own(name: str, path: str = "config.rl.selection") -> Callable[[Any], Any]:
+  """A rule or a score of the user's own."""
+  allowed = "'module:attribute' of a function of scores (rule) or of trajectories (score)"
+  function = load(entry_names({}, _GROUP).get(name, name), path, allowed)
+  check_callable(function, f"{path}={name!r}", allowed)
+  return function
+
+
 def group_scores(
-  trajectories: Sequence[Trajectory], score: Score
+  trajectories: Sequence[Trajectory], score: str
 ) -> tuple[list[GroupKey], np.ndarray]:
   """(round, task) of every group in the order of addresses, and its score, float64 [G].
 
@@ -161,7 +182,7 @@ def select_groups(
   metrics = {
     "selection/score": float(scores.mean()) if len(scores) else 0.0,
     "selection/score_kept": float(scores[mask].mean()) if mask.any() else 0.0,
-    # Chance in the environment makes spread as well: noise shows as scores that are all alike.
+    # Chance in the environment causes spread too. Pure noise gives similar scores for all groups.
     "selection/score_variation": _variation(scores),
     "selection/groups": float(mask.sum()),
   }
@@ -173,17 +194,19 @@ def _variation(scores: np.ndarray) -> float:
   return float(scores.std()) / mean if mean else 0.0
 
 
-def _score(group: Sequence[Trajectory], score: Score) -> float:
+def _score(group: Sequence[Trajectory], score: str) -> float:
   roles: dict[str, list[Trajectory]] = collections.defaultdict(list)
   for own in learning_views(group):
     roles[own.group].append(own)
   return float(np.mean([_score_role(members, score) for members in roles.values()]))
 
 
-def _score_role(group: Sequence[Trajectory], score: Score) -> float:
+def _score_role(group: Sequence[Trajectory], score: str) -> float:
   members = [t for t in group if t.reward.value is not None and not t.status.masked]
   if not members:
     return 0.0
+  if score not in _SCORES:
+    return float(_own(score)(members))
   if score.startswith("reward"):
     values = [t.reward.value for t in members if t.reward.value is not None]
   elif score.startswith("entropy"):

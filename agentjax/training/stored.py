@@ -1,7 +1,7 @@
-"""Episodes played beforehand: written once with what the teachers say, then trained on.
+"""Stored episodes: written once with the teachers' log-probs, then trained on.
 
-A folder holds ``episodes.log``, one trajectory a record, and ``manifest.json``, what they belong
-to. It is written beside and renamed, so that one that is there is whole.
+A folder holds ``episodes.log``, one trajectory per record, and ``manifest.json``, which describes
+them. It is written under another name and renamed, so an existing folder is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WRITTEN_BY = "agentjax recipes.lightning_opd.distill"  # the command, for messag
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What stored episodes belong to.
+  """Description of stored episodes.
 
   Attributes:
     tokenizer, template: fingerprints of the vocabulary, and of how conversations are written.
@@ -45,8 +45,8 @@ class Manifest:
       all that no other teacher names.
     demonstrations_by: identity of the model that wrote the policy's warm start; "" if not known.
     temperature: of sampling and scores.
-    top_k, candidates: how many candidates a token have log-probs, and whose likeliest tokens they
-      are; 0 and "" where the sampled tokens have them.
+    top_k, candidates: number of candidates per token with log-probs, and whose likeliest tokens
+      they are; 0 and "" if only the sampled tokens have log-probs.
     episodes, tokens: how many there are, and of how many tokens the policy sampled.
   """
 
@@ -62,9 +62,9 @@ class Manifest:
   candidates: str = ""
 
   def warn_of_inconsistency(self) -> None:
-    """Warns where the teacher is not the model whose answers the policy was warmed up on.
+    """Warns if the teacher is not the model that wrote the policy's demonstrations.
 
-    Theorems 3.8 and 3.9 of 2604.13010: what is learnt is then biased, online and offline.
+    Theorems 3.8 and 3.9 of 2604.13010: then the result is biased, online and offline.
     """
     for sources, identity in self.teachers.items():
       if self.demonstrations_by and identity != self.demonstrations_by:
@@ -89,7 +89,7 @@ def check_empty(folder: str | os.PathLike[str]) -> pathlib.Path:
 def write_episodes(
   folder: str | os.PathLike[str], trajectories: Iterable[Trajectory], manifest: Manifest
 ) -> None:
-  """Writes a folder that is whole, or nothing.
+  """Writes a complete folder, or nothing.
 
   Raises:
     CheckpointError: the folder is in use.
@@ -111,7 +111,7 @@ def write_episodes(
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-  """What the episodes of a folder belong to.
+  """The manifest of a folder.
 
   Raises:
     CheckpointError: it is no such folder, or of another format.
@@ -140,8 +140,8 @@ def check_manifest(manifest: Manifest, parts: Parts, path: str = "config.rl.roll
   """Refuses episodes of another vocabulary, template or temperature; warns of another teacher.
 
   Raises:
-    ConfigError: token ids or log-probs would not mean here what they meant there, or log-probs that
-      the objective asks for were not stored and there is no teacher to ask.
+    ConfigError: token ids or log-probs of the folder have another meaning in this run, or the
+      objective needs log-probs that were not stored and there is no teacher.
   """
   experiment = parts.experiment
   for name, stored, here, allowed in (
@@ -213,13 +213,13 @@ def warn_of_other_policy(manifest: Manifest, policy: str) -> None:
 
 
 class StoredGroups:
-  """Hands over stored groups as ``rollout.stream.GroupStream`` does fresh ones.
+  """Gives stored groups with the interface of ``rollout.stream.GroupStream``.
 
   Each step takes the groups of its tasks; when all were used, they come again in another order.
 
   Args:
     trajectories: the episodes, with ids of tasks.
-    parts: whose training tasks they belong to.
+    parts: of the run; they have the training tasks of the episodes.
     first: number of the first step.
 
   Raises:

@@ -44,7 +44,7 @@ class SupervisedSteps:
     self._parts, self._states, self._settings = parts, states, settings
     self._rows = MeshRows(states.mesh, settings.microbatch_rows)
     self._update = make_update(
-      # Nothing is sampled that log-probs could differ from.
+      # Nothing is sampled, so log-probs are not compared.
       dataclasses.replace(parts.model, exact_chunk=0),
       states.optimizers["supervised"],
       supervised_objective,
@@ -73,7 +73,7 @@ class SupervisedSteps:
     prepared = self._prepare(batch)
     depths = None
     if self._depths is not None:
-      # Reinforcement learning keeps to the depth that was sampled with.
+      # Reinforcement learning uses the depth of sampling.
       depths = self._depths(state.step, batch.segment_ids)
     given = None
     if self._settings.token_sets is not None:

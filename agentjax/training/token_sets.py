@@ -1,4 +1,4 @@
-"""Supervised learning over a set of tokens at each place instead of the whole vocabulary."""
+"""Supervised learning over a set of tokens at each place, instead of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Compute = Callable[[Params, jax.Array, jax.Array, jax.Array], Any]
 
 @dataclasses.dataclass(frozen=True)
 class TokenSetTools:
-  """What a run gives to whoever chooses the sets.
+  """What a run provides to code that chooses the sets.
 
   Attributes:
     model: the policy.
     tasks: all training tasks with a demonstration.
     tasks_per_step: of an optimiser step.
-    first_policy: makes the policy that the run begins with, also in a resumed run. A second copy of
-      the state is held while it is used.
+    first_policy: makes the policy that the run began with, also in a resumed run. Meanwhile a
+      second copy of the state is in memory.
     read: ``read(compute, params, tasks)`` runs ``compute`` over the demonstrations of some tasks;
       for each array of its result, a list with the part of each task [tokens, ...].
   """
@@ -51,6 +51,8 @@ class TokenSetSource(Protocol):
 @dataclasses.dataclass(unsafe_hash=True)
 class TokenSetConfig(Choice):
   """Settings of the sets that the supervised loss runs over."""
+
+  group = "agentjax.token_sets"
 
   def build(self, tools: TokenSetTools) -> TokenSetSource:
     """The sets of a run; called once, before its first supervised step."""

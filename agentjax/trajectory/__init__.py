@@ -1,1 +1,1 @@
-"""What happened in episodes, and how it becomes a batch. Import from the submodules."""
+"""The record of episodes, and batches made from it. Import from the submodules."""

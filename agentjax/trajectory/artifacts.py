@@ -37,7 +37,7 @@ class ArtifactStore:
     self._total = sum(self._sizes.values())
 
   def put(self, name: str, content: bytes) -> str:
-    """Keeps a file for a while; gives the hash of its content.
+    """Stores a file, which may be deleted later; returns the hash of its content.
 
     A file that cannot be written, or is larger than the folder may be, is not kept.
     """

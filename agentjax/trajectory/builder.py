@@ -2,7 +2,7 @@
 
 A segment continues its ``parent``; a path from a root to a leaf is one sequence of tokens as the
 policy saw it. Several children of one segment are branches, several roots are contexts that were
-started anew.
+started again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAST = -1  # as a parent: the segment appended last, or none where it would be t
 
 
 class TrajectoryError(ValueError):
-  """A tree that is none, or per-token data that cannot be; names address, segment and field."""
+  """An invalid tree, or impossible per-token data; names address, segment and field."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TokenPath:
     turns: int32, the model call each token belongs to.
     segment_of: int32, index in the trajectory of the segment each token stands in.
     columns: by name [n, ...], the registered columns of tokens and turns that a segment has, with
-      the fill where others have none. A turn's value stands on all tokens of its segment.
+      the fill where others have none. A turn's value is repeated on all tokens of its segment.
   """
 
   segments: tuple[int, ...]
@@ -73,7 +73,7 @@ class TokenPath:
     return len(self.token_ids)
 
   def column(self, name: str) -> np.ndarray:
-    """[n, ...] of a column of tokens or turns, its fill where no segment has one."""
+    """[n, ...] of a column of tokens or turns; its fill if no segment has one."""
     return value_or_fill(self.columns, name, (len(self),))
 
 
@@ -99,7 +99,8 @@ class TrajectoryBuilder:
     return self._trajectory.segments
 
   def branch(self, sample: int) -> TrajectoryBuilder:
-    """A builder for another episode of the task, ``sample``, that goes on from what stands here.
+    """A builder for another episode of the task, ``sample``, that continues from the segments so
+    far.
 
     Token arrays are shared; what either builder appends or flags later is its own.
     """
@@ -129,10 +130,10 @@ class TrajectoryBuilder:
     Args:
       owner: "system" | "user" | "assistant" | "tool" | "environment".
       token_ids: int [n].
-      weight: loss weight of each token; 1 for what a demonstration teaches, and then an "assistant"
-        segment counts as a model call.
+      weight: loss weight of each token; 1 for targets of a demonstration. With weight, an
+        "assistant" segment counts as a model call.
       parent: index of the segment this continues; None starts a root.
-      calls: model calls before a root, where a history was rewritten; turns are counted on.
+      calls: model calls before a root, if a history was rewritten; the count of turns continues.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
       columns: by name what else is known, see ``set_columns``.
 
@@ -184,7 +185,7 @@ class TrajectoryBuilder:
     Args:
       token_ids: int [n]. behaviour_log_probs, entropies: float [n], nats, under the sampler.
       versions: int [n] or one int, weight version that drew them, >= 0.
-      weights: loss weights [n]; None means 1. Zero where the policy wrote what it should not learn.
+      weights: loss weights [n]; None means 1. Zero for tokens that the policy should not learn.
       parent: index of the segment this continues; None starts a root.
       agent, policy, visible_to, seconds, flags: see ``Segment``.
       columns: by name what else is known, see ``set_columns``.
@@ -219,7 +220,7 @@ class TrajectoryBuilder:
     )
 
   def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
-    """Notes what the routers chose for the tokens from the root to segment ``index``.
+    """Records the routers' choices for the tokens from the root to segment ``index``.
 
     Args:
       experts: uint8 or uint16 [n, routers, choices], from the first token on; tokens beyond its end
@@ -237,11 +238,11 @@ class TrajectoryBuilder:
       start += len(segment)
 
   def set_columns(self, index: int, values: Mapping[str, Any]) -> None:
-    """Notes what is known of the tokens of segment ``index``, or of the turn that it is.
+    """Records columns of the tokens of segment ``index``, or of its turn.
 
     Args:
       index: of the segment.
-      values: by the name of a registered column one value a token, or one value for a column of
+      values: by name of a registered column, one value per token, or one value for a column of
         turns.
 
     Raises:
@@ -253,7 +254,7 @@ class TrajectoryBuilder:
     self._trajectory.segments[index] = segment
 
   def flag(self, index: int, *flags: Flag) -> None:
-    """Adds flags to a segment, for what is known only after it was appended."""
+    """Adds flags to a segment after it was appended."""
     segment = self._trajectory.segments[index]
     segment.flags = segment.flags | frozenset(flags)
 
@@ -329,13 +330,13 @@ def path(trajectory: Trajectory, index: int) -> tuple[int, ...]:
 
 
 def leaves(trajectory: Trajectory) -> tuple[int, ...]:
-  """Indices of the segments that nothing continues, in order."""
+  """Indices of the segments without a continuation, in order."""
   parents = {segment.parent for segment in trajectory.segments}
   return tuple(i for i in range(len(trajectory.segments)) if i not in parents)
 
 
 def token_path(trajectory: Trajectory, leaf: int) -> TokenPath:
-  """The tokens from the root to ``leaf`` with all that is known of each."""
+  """The tokens from the root to ``leaf`` with all their columns."""
   indices = path(trajectory, leaf)
   chain = [trajectory.segments[i] for i in indices]
   lengths = [len(segment) for segment in chain]
@@ -388,7 +389,7 @@ def token_paths(trajectory: Trajectory) -> list[TokenPath]:
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
-  """Raises TrajectoryError unless the tree and its per-token data hold together.
+  """Raises TrajectoryError unless the tree and its per-token data are consistent.
 
   Parents stand before their children; the arrays of a segment have one length and the dtypes that
   their columns are registered with; a sampled token has a version >= 0, any other has version -1
@@ -423,7 +424,7 @@ _ROUNDING = 1e-3
 def _is_sound(segment: Segment) -> bool:
   """Whether the values of a segment with one kind of token are certainly possible.
 
-  Extremes alone, as they cost a fraction of the rules below; a NaN fails every comparison.
+  Checks only extremes, which is much cheaper than the rules below; a NaN fails every comparison.
   """
   weights, behaviour_log_probs, entropies = (
     segment.weights,
@@ -493,7 +494,7 @@ def _check_segment(trajectory: Trajectory, index: int, segment: Segment) -> None
 def _check_columns(
   columns: Mapping[str, np.ndarray], level: str, rows: tuple[int, ...], where: str
 ) -> None:
-  """Columns of sequences where ``level`` says so, else of tokens and turns. Others are kept."""
+  """Checks columns of sequences if ``level`` says so, else of tokens and turns. Others are kept."""
   sizes: dict[str, tuple[int, str]] = {}
   for name, values in columns.items():
     column = find_column(name)

@@ -18,7 +18,7 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def describe_image(content: bytes) -> Image:
-  """What a message holds of an image file: hash, media type, width and height.
+  """The description of an image file in a message: hash, media type, width and height.
 
   Raises:
     ValueError: it is neither PNG nor JPEG, or cut off before its size.
@@ -70,7 +70,7 @@ def message_from_json(values: Mapping[str, Any]) -> Message:
 
   Raises:
     KeyError, TypeError: a field is missing or of another type.
-    ValueError: a role, or a kind of part, that there is not.
+    ValueError: an unknown role or kind of part.
   """
   role, content = values["role"], values["content"]
   if role not in ROLES:

@@ -2,8 +2,8 @@
 
 First-fit decreasing: longest sequence first, each into the first row with room (at most 11/9 of the
 fewest rows possible, plus one; Johnson 1973). Ties go by index, so the same list packs the same
-way. What a sequence is called never changes with its row: ``segment_ids`` are 1 + its place in the
-list given.
+way. The number of a sequence does not depend on its row: ``segment_ids`` are 1 + its index in the
+list.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class PackedSequence:
     token_ids, versions, turns: int32 [n]. weights, behaviour_log_probs, entropies: float32 [n].
     reward: value, 0 where not valid. valid: whether it is one.
     group: id of the group for group statistics, >= 0.
-    columns: by name what else is known: [n, ...] of columns of tokens and turns, [...] of columns
-      of sequences. Names that are not registered do not get into a batch.
+    columns: further columns by name: [n, ...] of tokens and turns, [...] of sequences. Names that
+      are not registered do not get into a batch.
     source: name of the data set of its task.
     reward_parts: values of the named parts of its reward, without those that are not valid.
-    turn_rewards: by part float32 [n], what a turn was paid, on its last token; NaN elsewhere.
+    turn_rewards: by part float32 [n], a turn's reward on its last token; NaN elsewhere.
   """
 
   name: str
@@ -73,7 +73,7 @@ class PackedSequence:
     return value_or_fill(self.columns, name, () if of_sequence else (len(self),))
 
   def with_columns(self, values: Mapping[str, np.ndarray]) -> Self:
-    """A copy with these columns beside or in place of its own."""
+    """A copy with these columns added or replaced."""
     return dataclasses.replace(self, columns={**self.columns, **values})
 
 
@@ -146,15 +146,15 @@ def part_rewards(
 def paid_by_turn(
   sequences: Sequence[PackedSequence], shares: Mapping[str, float], batch: Batch
 ) -> np.ndarray:
-  """float32 [B, T]: ``sum_i shares[i] * turn_rewards[i]`` where an advantage can find it.
+  """float32 [B, T]: ``sum_i shares[i] * turn_rewards[i]`` on tokens with weight.
 
-  That is on the turn's last token with weight or, where a turn has none, on the last one before it.
-  What was earned before the first token with weight stays where it is, as nobody is paid for it.
+  A turn's reward is on its last token with weight, or on the last such token before it if the turn
+  has none. Rewards before the first token with weight are not moved; no token is paid for them.
 
   Args:
     sequences: what was packed.
     shares: of parts of the reward.
-    batch: of all ``sequences``; its weights count, which may be less than theirs.
+    batch: of all ``sequences``; its weights are used, which may be lower than theirs.
   """
   placed = []
   loss_weights = unpack(batch.weights, batch.segment_ids, len(sequences))
@@ -172,11 +172,11 @@ def paid_by_turn(
 
 
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
-  """The sequence without what stands between its first token and its first weighted one.
+  """The sequence without the tokens between its first token and its first weighted one.
 
-  Its first token stays as the start that every conversation has. Positions then count from there.
-  Observations between later turns stay, without weight. Columns that were computed after the prompt
-  (``Column.conditional``) go; behaviour log-probs become 0. None where no token has weight.
+  Its first token, the start of every conversation, is kept, and positions count from there.
+  Observations between later turns are kept, without weight. Columns that depend on the prompt
+  (``Column.conditional``) are dropped; behaviour log-probs become 0. None if no token has weight.
   """
   weighted = np.flatnonzero(sequence.weights[1:] > 0)
   if not weighted.size:
@@ -202,7 +202,7 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
 
 
 def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
-  """float32 [n] of a path: what was paid for its segments, on the last token of each; else NaN."""
+  """float32 [n] of a path: rewards of its segments, on the last token of each; else NaN."""
   result = np.full(len(tokens), np.nan, np.float32)
   ends = np.cumsum([len(trajectory.segments[i]) for i in tokens.segments]) - 1
   for index, end in zip(tokens.segments, ends, strict=True):
@@ -277,7 +277,7 @@ def pack(
   ``pad_id`` and the fill of each column, as have tokens and sequences of which it is not known.
 
   Args:
-    sequences: in the order of the [N] arrays. One without tokens keeps its place there.
+    sequences: in the order of the [N] arrays; a sequence without tokens keeps its place.
     row_length: tokens a row. pad_id: id of padding.
     rows: number of rows, padded with empty ones; None takes as many as ``plan_rows`` says.
     max_sequences: N, padded with unused places (valid False, group -1); None means no padding.
@@ -380,7 +380,7 @@ def _outcomes(sequences: Sequence[PackedSequence]) -> dict[str, list[Any]]:
 def _parts(
   sequences: Sequence[PackedSequence],
 ) -> Iterator[tuple[Column, list[np.ndarray | None]]]:
-  """The registered columns that one of the sequences has, and what each has of it."""
+  """The registered columns that some sequence has, with each sequence's values."""
   held = [s.columns for s in sequences]
   for column in known_names(held, "token", "turn", "sequence"):
     yield column, [columns.get(column.name) for columns in held]

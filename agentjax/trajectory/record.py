@@ -1,9 +1,9 @@
-"""What happened: tasks, token segments, trajectories, typed rewards. Python and numpy, no jax.
+"""The record: tasks, token segments, trajectories, typed rewards. Python and numpy, no jax.
 
-A trajectory is a tree of segments. Every token carries, from the moment it is made, whether the
-policy sampled it, its loss weight, behaviour log-prob, entropy and the version of the weights that
-sampled it: what is not recorded then cannot be had later. What else may be known of a token, a turn
-or a sequence stands in ``columns`` (``trajectory.columns``).
+A trajectory is a tree of segments. Every token is recorded with whether the policy sampled it, its
+loss weight, behaviour log-prob, entropy and the version of the weights that sampled it; these
+cannot be computed later. ``columns`` hold everything else about a token, a turn or a sequence
+(``trajectory.columns``).
 """
 
 from __future__ import annotations
@@ -33,24 +33,22 @@ class Status(enum.StrEnum):
 
   @property
   def broken(self) -> bool:
-    """The episode itself failed: there is nothing to score."""
+    """Whether the episode itself failed, so that there is nothing to score."""
     return self in (Status.ENV_ERROR, Status.ENGINE_ERROR)
 
   @property
   def masked(self) -> bool:
-    """Nothing is learnt from it: a fault, no verdict on the policy."""
+    """Whether it is excluded from training because of a fault of ours."""
     return self.broken or self is Status.VERIFIER_ERROR
 
 
 class Flag(enum.StrEnum):
-  """Marks on a segment that weight rules and analyses select by."""
+  """Marks on a segment, used by weight rules and analyses."""
 
   TOOL_ERROR = "tool_error"
   REFLECTION = "reflection"
   TRUNCATED = "truncated"
   ENV_FAULT = "env_fault"
-  TEACHER = "teacher"
-  RECALLED = "recalled"
   DENIED = "denied"  # a guard refused something the turn asked for
 
 
@@ -110,8 +108,7 @@ class Message:
     role: "system" | "user" | "assistant" | "tool".
     content: its text.
     tool_calls: of an assistant's.
-    parts: texts and images in their order, where it holds images (``Message.of``); () where it is
-      text alone.
+    parts: texts and images in their order, if it has images (``Message.of``); () for text only.
   """
 
   role: str
@@ -175,9 +172,9 @@ class Segment:
     parent: index of the segment this one continues in ``Trajectory.segments``; None at a root.
     visible_to: agents that see it; empty means all.
     seconds: wall time the segment took.
-    columns: by name [n, ...], what else was recorded of each token; a column of turns has one value
-      [...] here. Names that are not registered are kept as they are. Segments of branched episodes
-      share the mapping: replace it, do not write into it.
+    columns: further columns by name, [n, ...]; a column of turns has one value [...] here. Names
+      that are not registered are kept as they are. Segments of branched episodes share the mapping:
+      replace it, do not write into it.
   """
 
   owner: str
@@ -230,7 +227,7 @@ class ToolRecord:
 
 @dataclasses.dataclass(frozen=True)
 class GuardRecord:
-  """What a guard did: a rule that fired, a hook that changed something, a host that was refused.
+  """An act of a guard: a rule fired, a hook changed something, a host was refused.
 
   Attributes:
     turn: index of the model call it was about; -1 at the start of the episode.
@@ -238,8 +235,8 @@ class GuardRecord:
     tool: the tool called; "" where the event is about none.
     guard: "rule @name", "hook name", "egress" or "setting name".
     decision: "continue", "reflect", "skip", "deny" or "stop".
-    reason: what it rests on, for people to read.
-    arguments: what the call's arguments were changed to; None where they were not.
+    reason: in words.
+    arguments: the changed arguments of the call; None if they were not changed.
   """
 
   turn: int
@@ -262,10 +259,10 @@ ENDED_BY = "ended_by"  # in the metadata: which of several agents ended an episo
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What one of several agents got.
+  """The result of one of several agents.
 
   Attributes:
-    learns: its tokens carry loss; else another policy played it, and it has parts alone.
+    learns: whether its tokens carry loss; otherwise it only has parts.
     reward, parts: as ``Trajectory.reward`` and ``reward_parts``.
   """
 
@@ -278,19 +275,18 @@ class Outcome:
 class Trajectory:
   """One episode. ``(step, task_id, sample)`` is its address; batches are ordered by it.
 
-  An episode that was branched off another is complete in itself. For both of them
-  ``metadata[BRANCHES]`` holds an int a segment, the branch that wrote it: two episodes of one task
-  and step share segment i where the same branch wrote it in both.
+  An episode that was branched off another is complete in itself. ``metadata[BRANCHES]`` of both
+  holds one int per segment, the branch that wrote it: two episodes of one task and step share
+  segment i if the same branch wrote it in both.
 
-  ``turn_rewards`` say of parts of the reward which turns earned them: by the part's name one number
-  a segment, what was paid for it, and None where it was not judged. They sum up to the part. Parts
-  that are given for the episode as a whole have none.
+  ``turn_rewards`` hold, for parts that are earned by turns, one number per segment: its reward, or
+  None if it was not judged. They sum up to the part. Parts of the whole episode have none.
 
-  ``columns`` holds by name what else is known of the episode as a whole (columns of sequences).
+  ``columns`` holds further columns of the whole episode by name (columns of sequences).
 
-  ``agents`` holds by name what each of several agents got; it is empty where there is one. Each has
-  a tree of its own among the segments. ``reward`` and ``reward_parts`` are then means over those
-  that learn; ``trajectory.seats`` reads the agents one by one.
+  ``agents`` holds the result of each of several agents by name; it is empty for one agent. Each
+  agent has its own tree among the segments. ``reward`` and ``reward_parts`` are then means over the
+  agents that learn; ``trajectory.seats`` splits an episode by agent.
   """
 
   step: int

@@ -1,7 +1,7 @@
-"""Episodes of several agents, read agent by agent. No jax.
+"""Episodes of several agents, split by agent. No jax.
 
-To whoever scores, compares or learns, each agent is an episode of its own: its segments, its
-rewards, and a group key with its name, so that only players of one role are compared.
+For scoring, comparing and learning, each agent is an episode of its own: its segments, its rewards,
+and a group key with its name, so that only agents of the same role are compared.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from agentjax.trajectory.record import (
 
 
 def learning_agents(trajectory: Trajectory) -> tuple[str, ...]:
-  """Those of several agents whose tokens carry loss."""
+  """The agents whose tokens carry loss."""
   return tuple(agent for agent, outcome in trajectory.agents.items() if outcome.learns)
 
 
 def view(trajectory: Trajectory, agent: str) -> Trajectory:
-  """What one of several agents saw, wrote and got, as an episode of one agent.
+  """The part of one of several agents, as an episode of one agent.
 
-  Its group is the episode's with the agent's name. Where another agent ended the episode by a
-  breach, it was cut short for this one.
+  Its group is the episode's group with the agent's name. If another agent ended the episode by a
+  breach, it is truncated for this one.
   """
   outcome = trajectory.agents[agent]
   kept = [i for i, segment in enumerate(trajectory.segments) if segment.agent == agent]
@@ -61,7 +61,7 @@ def view(trajectory: Trajectory, agent: str) -> Trajectory:
 
 
 def learning_views(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-  """An episode for each agent that learns; those of one agent stand as they are."""
+  """An episode for each agent that learns; episodes of one agent are not changed."""
   views: list[Trajectory] = []
   for trajectory in trajectories:
     if trajectory.agents:
@@ -72,15 +72,16 @@ def learning_views(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def policy_of(view: Trajectory) -> str:
-  """Who played the one agent of an episode; "policy" where it saw nothing."""
+  """Who played the agent of an episode; "policy" if it saw nothing."""
   return view.segments[0].policy if view.segments else POLICY
 
 
 def settle(trajectory: Trajectory, scored: dict[str, Trajectory]) -> None:
-  """Takes over what the views of some agents got: rewards, parts, and what was paid by turn.
+  """Copies the results of some agents' views into the episode: rewards, parts, and rewards of
+  turns.
 
-  The episode's own reward and parts become means over the agents that have one. Where none has a
-  verdict, neither has the episode.
+  The episode's reward and parts become means over the agents that have one. Without any verdict the
+  episode has none.
   """
   outcomes = dict(trajectory.agents)
   by_turn = {name: list(paid) for name, paid in trajectory.turn_rewards.items()}
@@ -115,7 +116,8 @@ def _mean(rewards: Sequence[Reward]) -> Reward:
 
 
 def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Under ``agents/NAME/``: episodes in which it learnt, and its mean reward; {} for one agent."""
+  """Metrics under ``agents/NAME/``: episodes in which it learns, and its mean reward; {} for one
+  agent."""
   rewards: dict[str, list[float]] = {}
   for trajectory in trajectories:
     for agent in learning_agents(trajectory):
@@ -130,6 +132,6 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def outcome_of(learns: bool, parts: dict[str, Reward]) -> Outcome:
-  """Of an agent before its episode is scored."""
+  """The result of an agent before its episode is scored."""
   reason = "not scored" if learns else "another policy played it"
   return Outcome(learns, Reward.invalid(reason), parts)

@@ -1,8 +1,8 @@
 """Trajectories on disk, bit for bit: a record log with one trajectory a record. No jax.
 
-Columns stand in a record by name, each with its dtype and shape. A reader keeps those that it does
-not know and writes them back, and fills those that the file lacks, so that a new column breaks no
-file and needs no other version of the format.
+A record holds columns by name, each with its dtype and shape. A reader keeps unknown columns and
+writes them back, and fills missing ones. So a new column breaks no file and does not change the
+version of the format.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
   """Inverse of ``to_record``.
 
   Raises:
-    ValueError: a field is missing, unknown or impossible, or a column is missing that no fill could
-      stand for.
+    ValueError: a field is missing, unknown or impossible, or a column is missing that has no fill.
   """
   try:
     values = dict(record)
@@ -87,7 +86,7 @@ class StoreWriter(RecordWriter):
     super().__init__(path, MAGIC, VERSION)
 
   def append_trajectory(self, trajectory: Trajectory) -> int:
-    """Writes one trajectory; ``flush`` makes it last. Returns its byte offset."""
+    """Writes one trajectory; ``flush`` makes it durable. Returns its byte offset."""
     return self.append(to_record(trajectory))
 
 

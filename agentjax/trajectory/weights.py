@@ -1,4 +1,4 @@
-"""Loss weights as a product of named rules over what the record says. No jax."""
+"""Loss weights as a product of named rules on the record. No jax."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def apply_weight_rules(trajectory: Trajectory, config: WeightConfig) -> Trajecto
 def failed_turns(trajectory: Trajectory) -> frozenset[int]:
   """Indices of the policy's segments whose tool call failed.
 
-  Those flagged ``TOOL_ERROR`` themselves, and the nearest model call above any other segment with
-  that flag: the one its tool result answers.
+  Segments with the flag ``TOOL_ERROR``; for a tool result with that flag, the model call that it
+  answers.
   """
   failed = set()
   for i, segment in enumerate(trajectory.segments):
@@ -95,7 +95,7 @@ def failed_turns(trajectory: Trajectory) -> frozenset[int]:
 
 
 def _is_turn(segment: Segment) -> bool:
-  """Whether the policy or a teacher wrote it; the markup before a turn is nobody's."""
+  """Whether the policy or a teacher wrote the segment; the markup before a turn does not count."""
   return segment.owner == "assistant" and bool(segment.sampled.any() or segment.weights.any())
 
 

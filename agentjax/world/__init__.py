@@ -1,4 +1,4 @@
-"""Worlds and environments: the protocols, and what worlds share. No jax."""
+"""Worlds and environments: the protocols, and helpers that worlds share. No jax."""
 
 from agentjax.world.environment import Action, Environment, Observation, Step
 from agentjax.world.question import QuestionEnvironment

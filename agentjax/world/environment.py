@@ -1,4 +1,4 @@
-"""The environment protocol: reset, step, close; snapshot and restore where it can be branched."""
+"""The environment protocol: reset, step, close; snapshot and restore if it can be branched."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Observation:
 
   Attributes:
     messages: shown to the agent who acts next.
-    next: that agent; it matters where there are several.
-    others: by agent what others are shown, who take it in when they act again.
+    next: that agent, if there are several.
+    others: messages for other agents, who read them when they act next.
   """
 
   messages: tuple[Message, ...]
@@ -77,16 +77,16 @@ class Environment(abc.ABC):
   agents: Sequence[str] = (AGENT,)
 
   def tools_of(self, agent: str) -> Sequence[Tool]:
-    """What ``agent`` may call; asked after ``reset``."""
+    """The tools of ``agent``; called after ``reset``."""
     del agent
     return self.tools
 
   @property
   def least_return(self) -> float:
-    """The least that an episode's rewards can add up to, 0 or below.
+    """The lowest possible sum of an episode's rewards, 0 or below.
 
     An episode that the policy ends by a breach (``Status.POLICY_ERROR``), such as made-up markup,
-    gets this in the end, whatever it had earned: a breach must not be worth more than losing.
+    gets this sum, whatever it had earned: a breach must not be worth more than losing.
     """
     return 0.0
 
@@ -99,10 +99,10 @@ class Environment(abc.ABC):
     """Advances by one turn of the policy."""
 
   def snapshot(self) -> bytes | None | Awaitable[bytes | None]:
-    """The whole state of the episode, for others to go on from; may be a coroutine.
+    """The whole state of the episode, from which others can continue; may be a coroutine.
 
-    None, or NotImplementedError, says that this environment has no snapshots. Samplers that branch
-    then refuse it; all others never ask.
+    None, or NotImplementedError, means that this environment has no snapshots. Samplers that branch
+    then refuse it; others never call this.
     """
     return None
 
@@ -111,19 +111,19 @@ class Environment(abc.ABC):
     raise NotImplementedError(f"{type(self).__name__} must define restore() or resume()")
 
   async def resume(self, task: Task, key: int, state: bytes) -> None:
-    """Starts a fresh instance where another took ``state``, in the place of ``reset``."""
+    """Starts a fresh instance at ``state`` of another, instead of ``reset``."""
     await self.reset(task, key)
     self.restore(state)
 
   def discard(self, state: bytes) -> None:  # noqa: B027 (most snapshots hold nothing outside)
-    """Nobody goes on from ``state`` any more: frees what is kept for it, also after ``close``."""
+    """``state`` is no longer needed: frees its resources, also after ``close``."""
 
   async def close(self) -> None:  # noqa: B027 (most environments hold nothing)
     """Frees what the episode holds; called exactly once, also after errors."""
 
 
 async def take_snapshot(environment: Environment) -> bytes | None:
-  """``environment.snapshot()``, however it is written; None where there is none, or no way back."""
+  """``environment.snapshot()``, sync or async; None if there is none, or no ``restore``."""
   kind = type(environment)
   if kind.restore is Environment.restore and kind.resume is Environment.resume:
     return None

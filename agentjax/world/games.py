@@ -1,4 +1,4 @@
-"""A world of text games: tasks that the game makes, its reward, and what gates play in it."""
+"""A world of text games: generated tasks, the game's reward, and cheats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentjax.world.world import World, WorldConfig
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GameConfig(WorldConfig):
-  """Settings of a game, whose tasks are generated and whose environment gives the reward."""
+  """Settings of a game with generated tasks, whose environment gives the reward."""
 
   def game(self) -> Environment:
     """A fresh game."""
@@ -28,11 +28,11 @@ class GameConfig(WorldConfig):
     raise NotImplementedError(f"{type(self).__name__} must define make_tasks()")
 
   def cheats(self, task: Task) -> Mapping[str, Turns]:
-    """Turns that may earn nothing."""
+    """Turns that must earn nothing."""
     raise NotImplementedError(f"{type(self).__name__} must define cheats()")
 
   def solution(self, task: Task) -> Turns:
-    """Turns that win; the demonstration, where one turn is the whole game."""
+    """Turns that win; by default the demonstration, for games of one turn."""
     return task.demonstration
 
   def build(self, site: Any) -> World:
@@ -74,7 +74,7 @@ class TurnGameConfig(GameConfig):
   turns: TurnConfig = dataclasses.field(default_factory=TurnConfig)
 
   def idle_action(self, task: Task) -> str | None:
-    """An action that changes nothing at the start, or loses; None where there is none."""
+    """An action that changes nothing at the start, or loses; None if there is none."""
     raise NotImplementedError(f"{type(self).__name__} must define idle_action()")
 
   def cheats(self, task: Task) -> Mapping[str, Turns]:
@@ -86,7 +86,7 @@ class TurnGameConfig(GameConfig):
 
 
 def game_cheats(task: Task, turns: TurnConfig, idle: str | None) -> dict[str, Turns]:
-  """What is no action, actions where none are read, and actions beyond a turn or a game.
+  """Cheats: texts that are no action, actions where none are read, actions beyond the limits.
 
   Args:
     task: its answer is a way to win.
@@ -120,7 +120,7 @@ def game_cheats(task: Task, turns: TurnConfig, idle: str | None) -> dict[str, Tu
 
 
 def played(actions: Sequence[str], turns: TurnConfig) -> Turns:
-  """Actions of a game, as many a turn as may be."""
+  """Actions of a game, as many per turn as allowed."""
   batches = range(0, len(actions), turns.actions_per_turn)
   return tuple(
     Message("assistant", written(actions[i : i + turns.actions_per_turn], turns)) for i in batches

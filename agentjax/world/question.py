@@ -1,4 +1,4 @@
-"""A question with tools: the policy calls tools as long as it likes, then answers."""
+"""A question with tools: the policy may call tools, then answers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class QuestionEnvironment(Environment):
 
   All calls of one turn run at the same time; their results come back in the order of the calls.
   Those beyond the registry's ``calls_per_turn`` are not run, which is an error each. A call the
-  policy got wrong is an observation. A tool that fails by its own fault (INFRA_ERROR, after the
+  policy got wrong is an observation. A tool that fails by our fault (INFRA_ERROR, after the
   registry's retries) ends the episode as ENV_ERROR.
 
-  A snapshot holds the conversation, not what stateful tools keep: an environment that was restored
-  makes the earlier calls to those tools again, with the same seeds, before its next ones.
+  A snapshot holds the conversation, but not the state of tools: a restored environment first
+  repeats the earlier calls to stateful tools, with the same seeds.
 
   Args:
     registry: the tools. It may serve many environments at once.
-    max_turns: turns of the policy; calls made in the last one are not run and the episode is
-      truncated, since nobody would read their results.
+    max_turns: turns of the policy; calls in the last one are not run and the episode is truncated,
+      because the policy could not read their results.
     tool_timeout: seconds one call may take, retries included.
     read_answer: final text -> answer, or None where it holds none. The default takes the line
       marked ``####``.
@@ -58,7 +58,8 @@ class QuestionEnvironment(Environment):
     self._max_turns = max_turns
     self._tool_timeout = tool_timeout
     self._read_answer = read_answer
-    # Not the key alone: environments restored from one snapshot share it, their tools' state not.
+    # Not only the key: environments restored from one snapshot share the key but not their tools'
+    # state.
     self._number = next(_numbers)
     self._behind = False  # stateful tools have yet to see the calls of the conversation
     self._task: Task | None = None
@@ -171,7 +172,7 @@ class QuestionEnvironment(Environment):
     return f"{self._task.source}/{self._task.id}/{self._key}/{self._number}"
 
   async def _catch_up(self, turn: int) -> Fault | None:
-    """Makes the stateful calls before ``turn`` again, as they were; what kept it from that."""
+    """Repeats the stateful calls before ``turn``; returns why that failed, if it did."""
     assert self._task is not None
     said = self._conversation[len(self._task.prompt) :]
     turns = [message.tool_calls for message in said if message.role == "assistant"]

@@ -1,7 +1,7 @@
-"""What games played in text share: turns of named actions, a board that is shown, chance by key.
+"""Base of games played in text: turns of named actions, a board that is shown, chance by key.
 
-A game's tasks are made by its ``..._tasks`` function from a seed. Their content decides by its hash
-on which side of train and test a level falls, whatever the seed, so that the two never share one.
+A game's tasks are made by its ``..._tasks`` function from a seed. The hash of a level's content
+decides whether it is for training or tests, for any seed, so the two never share a level.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TurnConfig(Config):
   Attributes:
     max_turns: of the policy; then the game is over.
     max_actions: in the whole game.
-    actions_per_turn: what is written beyond them is not done.
-    tags: whether actions stand in ``<answer>...</answer>``; else the whole turn is read.
+    actions_per_turn: further actions of a turn are ignored.
+    tags: whether actions are written in ``<answer>...</answer>``; else the whole turn is read.
     format_penalty: subtracted in a turn without any action that could be read.
   """
 
@@ -55,7 +55,7 @@ class TurnConfig(Config):
 class TextGame(Environment):
   """A game of actions. Subclasses hold the rules; the reward of a turn is that of its actions.
 
-  The episode's key draws everything the game leaves to chance; a snapshot holds the draws to come.
+  The episode's key seeds all chance; a snapshot holds the state of the generator.
 
   Args:
     turns: how it is played.
@@ -98,7 +98,7 @@ class TextGame(Environment):
 
   @property
   def least_return(self) -> float:
-    """A penalty for every turn; games in which actions cost something take that off too."""
+    """A penalty for every turn; games in which actions cost something subtract that too."""
     return -self.turns.format_penalty * self.turns.max_turns
 
   async def reset(self, task: Task, key: int) -> Observation:
@@ -153,12 +153,12 @@ class TextGame(Environment):
 
 
 def read_actions(text: str, names: Sequence[str], *, tags: bool) -> list[str]:
-  """The actions that stand in a turn, in their order, whatever separates them.
+  """The actions in a turn, in their order, with any separators.
 
   Args:
     text: of the turn.
     names: of actions; letter case does not matter.
-    tags: reads the last ``<answer>...</answer>`` alone, and nothing without one.
+    tags: reads only the last ``<answer>...</answer>``, and nothing without one.
   """
   if tags:
     tagged = read_tagged_answer(text)
@@ -196,10 +196,10 @@ def make_tasks(
   """``count`` tasks of one side, with ids from ``first_id`` on.
 
   Args:
-    draw: content (what makes a level that level) and task with any id; None where nothing fit.
+    draw: returns content (which identifies the level) and a task with any id; None if nothing fits.
     count, split, seed, first_id: which.
     source: name of the game, part of the hash.
-    distinct: whether no content may come twice.
+    distinct: whether all contents must differ.
 
   Raises:
     ConfigError: the game has too few levels.

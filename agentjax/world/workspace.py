@@ -1,4 +1,4 @@
-"""Episodes whose answer is what the policy made of a folder of files."""
+"""Episodes whose answer is a changed folder of files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WorkspaceEnvironment(QuestionEnvironment):
 
   A snapshot saves the folder and holds the hash of its tree; ``restore`` finds the tree in the
   store of ``workspaces``, until ``discard``, and no call is made again. A folder that cannot be
-  read as it stands (too large, too deep) is the policy's: nobody goes on from there, and handed in
-  it is an error of the policy.
+  read (too large, too deep) is the policy's fault: it cannot be branched from, and handing it in is
+  an error of the policy.
 
   Args:
     registry: tools, those over ``workspaces`` among them.
@@ -98,13 +98,13 @@ class WorkspaceEnvironment(QuestionEnvironment):
     return None
 
   def _begin(self, tree: str) -> None:
-    """Takes over ``tree``, which is held already, in the place of the one before."""
+    """Replaces the present tree by ``tree``, which is held already."""
     before, self._tree, self._begun = self._tree, tree, False
     if before:
       self._workspaces.store.release(before)
 
   def _saved(self) -> dict[str, bytes]:
-    """The regular files that the folder began with."""
+    """The regular files at the start."""
     store = self._workspaces.store
     return {
       entry.path: store.read(entry)

@@ -1,4 +1,4 @@
-"""A world: one object that a config chooses by name, and all that episodes take place in."""
+"""A world: one object, chosen by name, with everything that episodes need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUNDLED = "agentjax.worlds"
 
 
 class Lease(NamedTuple):
-  """A sandbox that a world uses, and closes at its end."""
+  """A sandbox of a world, which closes it at its end."""
 
   sandbox: Sandbox
   limits: SandboxLimits
@@ -35,15 +35,16 @@ class Lease(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-  """What a run gives to its world.
+  """What a run provides to its world.
 
   Attributes:
-    registry: the run's tools; whoever made it closes it.
+    registry: the run's tools; the world does not close it.
     sandboxes: those of the run, by name.
     max_turns: turns of the policy in an episode.
     tool_timeout: seconds one tool call may take.
     read_answer: final text of a question -> its answer.
-    folder: of the run, for the world alone, made when it is used first; None where nothing is kept.
+    folder: in the run's directory, for the world only, made at its first use; None if nothing is
+      kept.
   """
 
   registry: ToolRegistry
@@ -54,7 +55,7 @@ class Site:
   folder: pathlib.Path | None = None
 
   def lease(self, name: str, path: str, *, packages: tuple[str, ...] = ()) -> Lease:
-    """A sandbox of its own, by name; it starts with its first use.
+    """A new sandbox by name; it starts with its first use.
 
     Args:
       name: which of ``sandboxes``.
@@ -69,15 +70,16 @@ class Site:
 
 
 class World:
-  """What a run needs of the world that it acts in; a subclass defines what it has.
+  """Base of worlds; a subclass overrides the methods that it needs.
 
-  It is built before the policy is, on the host, never imports jax, and serves all episodes of a
+  It is built before the policy, runs on the host, never imports jax, and serves all episodes of a
   run. ``start`` is called once, on the event loop that plays the episodes, before the first of
   them; ``close`` at the end, also where ``start`` was not called.
 
   Attributes:
-    tools: what every episode offers; prompts, demonstrations and statistics are made with them.
-      Those of a task's own may differ in what they hold, never in name, description or parameters.
+    tools: what every episode offers; prompts, demonstrations and statistics are made with them. The
+      tools of a single task may hold other data, but have the same name, description and
+      parameters.
     scorers: reward parts that judge this kind of task, for ``config.reward.parts``.
     group_scorers: those that compare the episodes of one task.
   """
@@ -87,10 +89,10 @@ class World:
   group_scorers: Mapping[str, GroupScorer] = {}
 
   async def start(self, site: Site) -> None:
-    """Starts what episodes share, such as servers or browsers."""
+    """Starts resources that episodes share, such as servers or browsers."""
 
   def tasks(self, data: DataConfig) -> TaskSplits:
-    """The world's own tasks, where ``config.data.source`` names no others.
+    """The world's own tasks, used if ``config.data.source`` is None.
 
     Args:
       data: how many, from where, and the seed.
@@ -108,38 +110,37 @@ class World:
     raise NotImplementedError(f"{type(self).__name__} must define environment()")
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
-    """Name -> turns of the policy, none of which may earn anything; {} where none are known."""
+    """Name -> turns of the policy that must earn nothing; {} if none are known."""
     return {}
 
   def solution(self, task: Task, setting: Setting) -> Turns:
-    """Turns that must be paid in full; () where none are known."""
+    """Turns that must be paid in full; () if none are known."""
     return task.demonstration
 
   async def learn(self, finished: Sequence[Trajectory]) -> None:
-    """Sees what the policy did, once a step, before the step's update.
+    """Called once per step with the policy's episodes, before the step's update.
 
-    Memory and skills are kept here. The next call comes after all episodes of the next step, so
-    what is learnt shows in episodes that begin from now on; what is under way by
-    ``config.rl.schedule`` may still see the state before it.
+    Update memory and skills here. Episodes that begin later use the new state; with some values of
+    ``config.rl.schedule`` running episodes may still use the old one.
 
     Args:
       finished: the scored episodes of the step, in the order of their addresses.
     """
 
   def get_state(self) -> bytes:
-    """What ``learn`` has made of it; kept in every checkpoint."""
+    """The state that ``learn`` changes; kept in every checkpoint."""
     return b""
 
   def set_state(self, state: bytes) -> None:
-    """Goes back to what ``get_state`` gave; called before any episode."""
+    """Restores the state of ``get_state``; called before any episode."""
 
   async def close(self) -> None:
-    """Frees what the episodes share."""
+    """Frees shared resources."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class WorldConfig(Choice):
-  """Settings of a world. Built in are the folders of ``agentjax.worlds``, each by its name."""
+  """Settings of a world. The folders of ``agentjax.worlds`` are built in under their names."""
 
   group = "agentjax.worlds"
   adopts = "a World, or a function of a task that makes its Environment"
@@ -158,7 +159,7 @@ class WorldConfig(Choice):
     return OwnWorld(name, found)  # type: ignore[return-value]
 
   def check_run(self, tools: ToolsConfig, data: DataConfig, path: str) -> None:
-    """Raises ConfigError for tools or data that do not go with the world.
+    """Raises ConfigError for tools or data that do not suit the world.
 
     Args:
       tools: ``config.tools``.
@@ -171,20 +172,20 @@ class WorldConfig(Choice):
         check(size is not None, f"{path}.data.{name}", size, f"a number, for {self.chosen!r}")
 
   def without_chance(self) -> Self:
-    """The same world in which a worked solution always succeeds, for gates."""
+    """The same world without chance, so that a worked solution always succeeds; for gates."""
     return self
 
   def build(self, site: Site) -> World:
     """The world of a run; close it at the end.
 
     Raises:
-      ConfigError: tools that the world cannot do without, or cannot have.
+      ConfigError: the world needs other tools, or cannot have these.
     """
     raise NotImplementedError(f"{type(self).__name__} must define build()")
 
 
 def default_world() -> WorldConfig:
-  """Of a config that names none: a question, tools, an answer."""
+  """The default world, "question"."""
   return WorldConfig.from_name("question", "config.world")
 
 
@@ -211,7 +212,7 @@ class PlainWorld(World):
   Args:
     make: the environment of one episode of a task.
     tools: what every episode offers.
-    base: what has the scorers, and is closed at the end; None has none.
+    base: world whose scorers are used, closed at the end; None for no scorers.
   """
 
   def __init__(

@@ -1,8 +1,11 @@
 """A program rewrites the history: a new branch, and every sampled token is trained once."""
 
+import functools
+
 import numpy as np
 import pytest
 
+from agentjax.rollout.program import tool_episode
 from agentjax.trajectory.builder import check_trajectory, leaves, token_paths
 from agentjax.trajectory.packing import to_sequences
 from agentjax.trajectory.record import Message, Status
@@ -98,3 +101,19 @@ def test_a_rewritten_history_that_is_too_long_truncates(run):
   engine = ScriptedEngine(lambda address, turn: TURNS[turn])
   (episode,) = run(engine, [make_task(1)], program=flooding)
   assert episode.status is Status.TRUNCATED and engine.live_contexts == 0
+
+
+def test_a_context_manager_rewrites_what_the_tool_loop_shows(run):
+  async def second_only(episode, observation):
+    if episode.turn == 2:
+      return Observation((*episode.task.prompt, *observation.messages))
+    return None
+
+  engine = ScriptedEngine(lambda address, turn: TURNS[turn])
+  program = functools.partial(tool_episode, context=second_only)
+  (episode,) = run(engine, [make_task(1)], program=program)
+  check_trajectory(episode)
+  before, later = token_paths(episode)
+  assert episode.status is Status.OK and len(leaves(episode)) == 2
+  assert later.weights.sum() == len(TURNS[2])
+  assert before.weights.sum() == len(TURNS[0]) + len(TURNS[1])

@@ -532,7 +532,7 @@ def test_no_more_watchers_stand_by_than_there_is_room_for() -> None:
   async def body(sandbox: ProcessSandbox) -> list[int]:
     await sandbox.start()
     assert sandbox._zygote is not None
-    sandbox._places = Places(12)
+    sandbox.places = Places(12)
     left = []
     for _ in range(3):
       cells = (run_once(sandbox, PythonCell("1"), limits=QUICK) for _ in range(36))

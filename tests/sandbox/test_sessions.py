@@ -235,7 +235,7 @@ def test_closing_leaves_nothing_alive() -> None:
     again = await box.session(limits=LIMITS)  # the box is free for another, or for programs
     assert (await again.run("2")).stdout == "2\n"
     await box.close()
-    assert not sandbox._boxes
+    assert not sandbox.boxes
     with pytest.raises(SandboxError, match="closed"):
       await again.run("1")
 

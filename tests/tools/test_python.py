@@ -138,7 +138,7 @@ def _ask(registry: Any, code: str, episode: str = "e", timeout: float = 20.0) ->
 
 
 def _live_boxes(registry: Any) -> int:
-  return len(registry.tools[0]._sandbox._boxes)
+  return len(registry.tools[0]._sandbox.boxes)
 
 
 def test_episode_keeps_its_names_and_files_and_shares_them_with_no_other(notebook: Any) -> None:

@@ -277,4 +277,4 @@ def test_impossible_settings_are_refused_by_name(tmp_path: pathlib.Path) -> None
 
 
 def _boxes(workspaces: Workspaces) -> list[object]:
-  return list(workspaces._sandbox._boxes)  # type: ignore[attr-defined]
+  return list(workspaces._sandbox.boxes)  # type: ignore[attr-defined]

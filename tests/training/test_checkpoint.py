@@ -85,7 +85,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
     1, _small([1.0, 1.0]), {}
   )
   other = CheckpointStore(tmp_path, keep=1, identity={"model": {"d_model": 16}})
-  with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 here and 8 there"):
+  with pytest.raises(ConfigError, match=r"config\.model\.d_model is 16 .* 8"):
     other.restore(1, abstract_like(_small([1.0, 1.0])))
   with pytest.raises(ConfigError, match="d_model"):
     load_networks(

@@ -49,7 +49,7 @@ def test_a_start_that_finished_no_step_does_not_claim_its_directory(tmp_path):
   begin(directory, smoke_experiment(seed=2), extensions=Extensions(make_environment=lambda t: t))
   assert "make_environment" in (directory / "extensions.json").read_text()
   begin(directory, smoke_experiment(seed=3), steps=1)
-  with pytest.raises(ConfigError, match=r"already holds another run: config\.seed is 4 here and 3"):
+  with pytest.raises(ConfigError, match=r"config\.seed is 4 .* 3"):
     begin(directory, smoke_experiment(seed=4))
 
 

@@ -184,7 +184,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(finished_run, tmp_path):
 def test_a_directory_of_another_run_is_refused_by_field(finished_run):
   directory, *_ = finished_run
   other = smoke_experiment(seed=1)
-  with pytest.raises(ConfigError, match=r"already holds another run: config\.seed is 1 here and 0"):
+  with pytest.raises(ConfigError, match=r"config\.seed is 1 .* 0"):
     Run(other, directory, console=quiet()).train()
 
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_run):
   directory, *_ = finished_run
   experiment = smoke_experiment()
   experiment.model.d_mlp = 32
-  with pytest.raises(ConfigError, match=r"config\.model\.d_mlp is 32 here and 16 there"):
+  with pytest.raises(ConfigError, match=r"config\.model\.d_mlp is 32 .* 16"):
     evaluate_checkpoint(experiment, directory)
 
 

@@ -107,9 +107,9 @@ def test_turns_of_a_demonstration_count_too():
   builder = _builder()
   builder.append("user", [1])
   builder.append("assistant", [2])  # the markup before a turn
-  builder.append("assistant", [3, 4], weight=1.0, flags=[Flag.TEACHER])
+  builder.append("assistant", [3, 4], weight=1.0)
   builder.append("tool", [5])
-  builder.append("assistant", [6], weight=1.0, flags=[Flag.TEACHER])
+  builder.append("assistant", [6], weight=1.0)
   trajectory = builder.build()
   tokens = token_path(trajectory, 4)
   assert tokens.weights.tolist() == [0, 0, 1, 1, 0, 1]
@@ -121,7 +121,7 @@ def test_a_builder_records_all_it_is_told():
   builder = _builder()
   builder.append("user", [1], agent="planner", visible_to=("planner", "judge"), seconds=0.5)
   turn = builder.append_sampled(
-    [5, 6], [-1.0, -2.0], [0.1, 0.2], [3, 4], weights=[1, 0], policy="old", flags=[Flag.RECALLED]
+    [5, 6], [-1.0, -2.0], [0.1, 0.2], [3, 4], weights=[1, 0], policy="old", flags=[Flag.REFLECTION]
   )
   builder.flag(turn, Flag.TOOL_ERROR)
   record = ToolRecord(0, "calculator", {"expression": "1"}, "ok", "1", 0.01)
@@ -137,7 +137,7 @@ def test_a_builder_records_all_it_is_told():
     ("planner", "judge"),
     0.5,
   )
-  assert sampled.flags == {Flag.RECALLED, Flag.TOOL_ERROR} and sampled.policy == "old"
+  assert sampled.flags == {Flag.REFLECTION, Flag.TOOL_ERROR} and sampled.policy == "old"
   assert sampled.versions.tolist() == [3, 4] and sampled.weights.tolist() == [1, 0]
 
 

@@ -46,8 +46,6 @@ from agentjax.worlds.pivot.verifier import (
   PivotScorer,
   PivotVerifierConfig,
   build_matcher,
-  released_verifier,
-  search_verifier,
 )
 
 DATA = os.environ.get("AGENTJAX_DATA")
@@ -65,6 +63,25 @@ def call(name="search", /, **arguments):
 
 def act(*calls, text=""):
   return Message("assistant", text, calls)
+
+
+def search_verifier():
+  """Searches for the same words: overlap of at least 0.3, as released; other arguments are free."""
+  return PivotVerifierConfig(
+    arguments=ArgumentMatchConfig(
+      string_similarity="overlap", string_threshold=0.3, only_keys=("query",)
+    )
+  )
+
+
+def released_verifier(kind):
+  """A verifier with the released servers' rules, which pay for more than what does the same."""
+  return PivotVerifierConfig(
+    kind=kind,
+    arguments=ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1),
+    edits=EditMatchConfig(rules="released"),
+    terminal=TerminalMatchConfig(rules="released"),
+  )
 
 
 OVERLAP = {"string_similarity": "overlap", "string_threshold": 0.1}

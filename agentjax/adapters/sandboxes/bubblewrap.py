@@ -205,7 +205,7 @@ class JailerSandbox(LocalSandbox[JailerConfig]):
     if program is None:
       raise SandboxError(
         f"{self.jailer.name} is not installed: no program {self.jailer.program!r} in PATH. Install "
-        "it, name it in the config's path, or use kind='embedded'."
+        "it, name it in the config's path, or use the embedded back end."
       )
     self.program = program
     self.packages = site.getsitepackages() if self.config.site_packages else []
@@ -266,11 +266,11 @@ class JailerBox(LocalBox):
     self._tool: int | None = None
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._turn():
+    async with self.turn():
       return await asyncio.to_thread(sandbox_files.read_file, self.directory, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._turn():
+    async with self.turn():
       return await asyncio.to_thread(sandbox_files.pack, self.directory, SNAPSHOT_BYTES)
 
   async def _interrupt(self) -> None:

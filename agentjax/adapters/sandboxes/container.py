@@ -165,7 +165,7 @@ class ContainerSandbox(LocalSandbox[ContainerConfig]):
     if shutil.which(config.engine) is None:
       raise SandboxError(
         f"no program {config.engine!r} in PATH: install the container engine, name its client in "
-        "the config's engine, or use kind='embedded'"
+        "the config's engine, or use the embedded back end"
       )
     await self._remove_abandoned()
     limits = probe.limits_of_probe(config.limits)
@@ -226,7 +226,7 @@ class ContainerBox(LocalBox):
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = "/".join(checked_parts(path))
-    async with self._turn():
+    async with self.turn():
       try:
         # An archive holds 10 KiB beyond its one file at most.
         held = await self._inside(
@@ -240,7 +240,7 @@ class ContainerBox(LocalBox):
     return archive.content_of(held, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._turn():
+    async with self.turn():
       argv = ["tar", "-c", "-f", "-", "-C", _WORK, "."]
       return archive.normalised(await self._inside(argv, most=SNAPSHOT_BYTES))
 

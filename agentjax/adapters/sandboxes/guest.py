@@ -163,7 +163,7 @@ def _run_jailed(request: dict[str, Any]) -> None:
   try:
     program = os.fork()
     if program:
-      jail._prctl(4, 0)  # PR_SET_DUMPABLE: the program must not reach the report through /proc/1
+      jail.be_readable(value=False)  # the program must not reach the report through /proc/1
       while True:
         pid, status, usage = os.wait4(-1, 0)
         if pid == program:

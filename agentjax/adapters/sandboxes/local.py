@@ -52,7 +52,7 @@ class LocalBox(ExclusiveBox):
   ) -> SandboxResult:
     limits = limits or self._limits
     self._check(program, limits)
-    async with self._turn():
+    async with self.turn():
       try:
         async with self._places.one():
           if files:

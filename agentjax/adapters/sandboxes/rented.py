@@ -228,7 +228,7 @@ class RentedBox(CalledBox, Generic[Handle]):
     else:
       argv = [self._sandbox.config.python, *guest.BOOT_ARGUMENTS]
       stdin = guest.framed(guest.plain(program), stdin)
-    async with self._turn():
+    async with self.turn():
       try:
         async with self._sandbox.places.one():
           return await self._await_call(self._run(argv, stdin, files or {}, limits))
@@ -237,7 +237,7 @@ class RentedBox(CalledBox, Generic[Handle]):
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
     inside = "/".join(checked_parts(path))
-    async with self._turn():
+    async with self.turn():
       report = await self._script(_READ, f"./{inside}", str(max_bytes + 1), most=max_bytes + 2)
     if report is None:
       raise BoxContentError(f"{path!r} in the sandbox is not a regular file that can be read")
@@ -248,7 +248,7 @@ class RentedBox(CalledBox, Generic[Handle]):
     return report[1:]
 
   async def snapshot(self) -> bytes:
-    async with self._turn():
+    async with self.turn():
       held = await self._script(_PACK, most=_SNAPSHOT_BYTES + 1)
     if held is None:
       raise SandboxError(f"{self._sandbox.name}: the work directory cannot be packed")

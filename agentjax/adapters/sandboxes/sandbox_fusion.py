@@ -117,18 +117,18 @@ class FusionBox(CalledBox):
   ) -> SandboxResult:
     limits = limits or self._sandbox.config.limits
     body = _request(program, stdin, limits)
-    async with self._turn():
+    async with self.turn():
       if files:
         self._files = archive.normalised(self._files, archive.of_files(files))
       body["files"] = {_FILES: base64.b64encode(self._files).decode()}
       return await self._await_call(self._run(body, limits))
 
   async def download(self, path: str, *, max_bytes: int = 16 * 2**20) -> bytes:
-    async with self._turn():
+    async with self.turn():
       return archive.content_of(self._files, path, max_bytes)
 
   async def snapshot(self) -> bytes:
-    async with self._turn():
+    async with self.turn():
       return archive.normalised(self._files)
 
   async def _wipe(self) -> None:

@@ -1,7 +1,8 @@
-"""In the box of the code under test: carries out the operations it is sent, and reports results.
+"""Runs in the box of the code under test: carries out the operations that it is sent, and reports
+results.
 
-Everything here runs beside code that may be hostile, and so do its reports: they are claims about
-what the code returns, and it knows nothing about what it should return.
+This program shares its process with code that may be hostile. So its reports are only claims about
+what the code returns; it does not know what the code should return.
 
   request   {"modules": [name], "cases": {case: [operation]}, "cpu_seconds": n,
              "all": bool, whether nothing counts after a case without an answer}
@@ -52,7 +53,7 @@ class _Script:
   """The operations of one case, and the objects they gave."""
 
   def __init__(self, modules: list[str]):
-    # What goes wrong here is no answer to anything: it ends the case, as a failed import would.
+    # An error here is not an answer: it ends the case, as a failed import does.
     self._modules = {name: importlib.import_module(name) for name in modules}
     self._results: list[Any] = []
     self._iterators: dict[str, Iterator[Any]] = {}

@@ -1,4 +1,4 @@
-"""Each case in a process of its own: what one does, or how it ends, is nothing to the others."""
+"""Runs each case in its own process, so that cases do not influence each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICK = 0.05
 
 
 def silence() -> int:
-  """Sends what is printed nowhere; returns a descriptor that goes where stdout went."""
+  """Discards printed output; returns a descriptor of the original stdout."""
   out = os.dup(1)
   nowhere = os.open(os.devnull, os.O_RDWR)
   for fd in (0, 1, 2):
@@ -66,7 +66,8 @@ def in_a_fork(work: Callable[[Callable[[str], None]], None], cpu_seconds: int) -
 def _listen(pid: int, reader: int, deadline: float) -> tuple[bytes, str]:
   data = bytearray()
   while True:
-    # The process decides, not the end of the pipe: something it left behind may hold that open.
+    # Waits for the process, not for the end of the pipe: a process that it left behind may hold the
+    # pipe open.
     done, status, usage = os.wait4(pid, os.WNOHANG)
     open_ = _read_all(reader, data)
     if done:

@@ -1,8 +1,8 @@
-"""Plain values as JSON: all that passes between the code under test and its tests.
+"""Plain values as JSON, the only data that pass between the code under test and its tests.
 
-None, booleans, numbers, text and lists stand for themselves; every other kind is an object with one
-key, its kind. Reading makes exact built-in types only, whatever was written: no object of the other
-side, and so none of its methods, ever arrives.
+None, booleans, numbers, text and lists are written directly; every other kind is an object with one
+key, its kind. Reading only makes exact built-in types, so no object of the other side, and none of
+its methods, ever arrives.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def decode(data: Any, refer: Callable[[str, Any], Any] | None = None) -> Any:
     refer: (kind, content) of an object of unknown kind -> what it stands for.
 
   Raises:
-    NotPlain: it is nothing that ``encode`` writes.
+    NotPlain: ``encode`` does not write such data.
   """
   try:
     return _decode(data, refer)

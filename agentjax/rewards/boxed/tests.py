@@ -1,9 +1,10 @@
-"""In the box of the tests, which never holds the code under test: runs them against stand-ins.
+"""Runs in the box of the tests, which never holds the code under test: runs the tests against
+stand-ins.
 
-A stand-in turns every use of a function into an operation (see ``candidate``). Where its answer is
-known the test goes on with it; where it is not, the test goes on with a guess, only to find what
-else it will ask, and its outcome does not count. So a test is run again, from its beginning, until
-all it asks has been answered.
+A stand-in turns every use of a function into an operation (see ``candidate``). If the answer is
+known, the test continues with it. If not, the test continues with a guess, only to find its further
+operations, and its outcome does not count. A test is run again, from its beginning, until all its
+operations are answered.
 
   request   {"source": text, "modules": {module: [name]}, "files": {path: text},
              "cases": null | {case: [[operation, answer]]}, "cpu_seconds": n}
@@ -33,11 +34,11 @@ _MODULE = "tests_of_the_task"
 
 
 class _Stop(BaseException):
-  """Ends a run whose outcome does not count."""
+  """Ends a run with an outcome that does not count."""
 
 
 class _Unusable(BaseException):
-  """The test does what cannot be carried out between two boxes."""
+  """The test does something that is not possible between two boxes."""
 
 
 def main() -> None:
@@ -221,9 +222,9 @@ def _module(name: str) -> types.ModuleType:
 
 
 class _Dialogue:
-  """What one run of a case asks, and the answers known so far.
+  """The operations of one run of a case, and the answers known so far.
 
-  Answers hold as long as the run asks what it asked when they were given.
+  Answers are valid as long as the run asks the same operations as before.
   """
 
   def __init__(self, known: list[list[str]]):
@@ -235,7 +236,7 @@ class _Dialogue:
     self._closed = False
 
   def close(self) -> None:
-    """The test is over: what is still asked, as by the text of an error, is not part of it."""
+    """The test is over: later operations, such as those for the text of an error, do not count."""
     self._closed = True
 
   def ask(self, operation: list[Any]) -> Any:
@@ -269,10 +270,15 @@ class _Dialogue:
 
   def encode(self, value: Any) -> Any:
     try:
-      return encode(value, lambda v: v._target if isinstance(v, StandIn) else None)
+      return encode(value, _target_of)
     except (NotPlain, RecursionError) as error:
       self.unusable = f"an argument cannot cross to the code under test: {error}"
       raise _Unusable(self.unusable) from error
+
+
+def _target_of(value: Any) -> dict[str, Any] | None:
+  """What a stand-in stands for; it has no public attribute, which would hide one of the code's."""
+  return value._target if isinstance(value, StandIn) else None
 
 
 def _describe(error: BaseException) -> str:
@@ -303,8 +309,8 @@ def _exception(names: list[str], arguments: list[Any]) -> Exception:
 class StandIn:
   """A function or an object of the code under test, as its tests see it.
 
-  It equals itself alone, has no truth value, and nothing can be subtracted from it: what it stands
-  for would choose these as it likes, and be told what it is compared with.
+  It equals only itself, has no truth value, and cannot be subtracted from: otherwise the code's
+  object could choose the results, and would learn what it is compared with.
   """
 
   __slots__ = ("_ask", "_encode", "_kind", "_target")
@@ -381,9 +387,9 @@ class StandIn:
 
 
 class Guess(StandIn):
-  """Stands for an answer that is not known yet: it agrees with everything a test compares it with.
+  """Stands for an unknown answer: it agrees with everything that a test compares it with.
 
-  Nothing but the list of a run's operations comes of it, since such a run does not count.
+  Such a run does not count; only its list of operations is used.
   """
 
   __slots__ = ()

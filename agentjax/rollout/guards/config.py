@@ -1,4 +1,4 @@
-"""Settings of guards, and the guards of a run made of them."""
+"""Settings of guards, and the guards of a run."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class GuardsConfig(Config):
       ``agentjax.recipes.agentspec:AgentSpecConfig``.
     hooks: in their order.
     permissions: who is asked.
-    egress: which hosts may be reached by tools that reach the network; None leaves that to them.
+    egress: hosts that tools may reach; None leaves this to the tools.
     egress_tools: globs of tools whose arguments are searched for addresses that ``egress`` denies.
-    stop_status: how an episode ends that a guard stops. "policy_error": the policy did what it must
-      not; "truncated": it had enough; "ok": as if it had ended by itself, without an answer.
+    stop_status: status of an episode that a guard stops. "policy_error": the policy did something
+      forbidden; "truncated": a budget is used up; "ok": it ends normally, without an answer.
   """
 
   rules: RulesConfig | None = None
@@ -69,8 +69,8 @@ class Guards:
     config: settings.
     rules: bound to the run's tools; None where there are none.
     hooks: by event.
-    egress: what may be reached; None where that is not checked here.
-    egress_tools: names of the tools whose arguments are.
+    egress: what may be reached; None if it is not checked here.
+    egress_tools: names of the tools whose arguments are checked.
   """
 
   config: GuardsConfig

@@ -32,7 +32,7 @@ def guard_environments(
   offered: Sequence[Tool] = (),
   channels: Sequence[Channel] = (),
 ) -> MakeEnvironment:
-  """``make_environment``, whose episodes are guarded where ``config`` has any guards.
+  """``make_environment``, with guarded episodes if ``config`` has any guards.
 
   Args:
     make_environment: of a task.
@@ -53,9 +53,9 @@ def guard_environments(
 class GuardedEnvironment(Environment):
   """An environment whose tool calls, answers and observations pass its run's guards.
 
-  A call that is refused becomes an observation of status "denied". A turn without a call, in an
-  environment that has tools, is the end of the policy's work: where that is refused the environment
-  does not hear of it, and the policy reads why. A guard that stops ends the episode after the turn.
+  A call that is refused becomes an observation of status "denied". In an environment with tools, a
+  turn without a call ends the policy's work. If a guard refuses this, the environment does not get
+  the turn, and the policy reads why. A guard that stops ends the episode after the turn.
 
   Args:
     inner: calls its tools through a ``ToolRegistry`` or ``tools.hooks.intercept``.
@@ -131,7 +131,7 @@ class GuardedEnvironment(Environment):
     episode.set_state(values["guards"])
 
   async def resume(self, task: Task, key: int, state: bytes) -> None:
-    """The episode has started already: its first hooks are not asked again."""
+    """Hooks of the start are not called again, because the episode has started already."""
     values = _read(state)
     await self._inner.resume(task, key, base64.b64decode(values["inner"]))
     self.tools = self._inner.tools

@@ -1,11 +1,11 @@
-"""What hooks, egress and rules mean while an episode runs: the order they act in.
+"""Hooks, egress and rules in a running episode, in their order.
 
-Before a call: hooks, which may change its arguments; egress; rules. After it: hooks, then rules.
-Rules thus judge what runs and what is shown. Hooks act in their order; the first one that refuses
-is the last one asked.
+Before a call: hooks, which may change its arguments; egress; rules. After it: hooks, then rules. So
+rules judge the arguments that are used and the output that is shown. Hooks act in their order;
+after a refusal no further hook is asked.
 
-Within a turn checks before calls take place one after the other, in the order of the calls, and see
-no results of that turn: verdicts do not depend on which tool was quicker.
+All calls of a turn are checked one after the other before any runs, so verdicts do not depend on
+which tool is quicker.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class GuardError(Exception):
-  """An episode that a hook does not let begin."""
+  """A hook refused to let the episode begin."""
 
 
 class EpisodeGuard:
@@ -45,7 +45,7 @@ class EpisodeGuard:
   Args:
     guards: of the run.
     episode: the same text for all events of this episode.
-    seed: for what rules do where no call gives one.
+    seed: for actions of rules that belong to no call.
     user_input: the last message of the user.
 
   Attributes:
@@ -125,7 +125,7 @@ class EpisodeGuard:
     return verdict
 
   async def observed(self, observation: str) -> Verdict:
-    """What is to be done about what the policy is to be shown, if that is something new."""
+    """The decision about an observation, if it differs from the last one."""
     changed, self._observation = observation != self._observation, observation
     if not changed or not self._listens_to("state_change"):
       return Verdict()
@@ -272,7 +272,7 @@ class EpisodeGuard:
   async def _ask_rules(
     self, situation: Situation, context: ToolContext | None, number: int = -1
   ) -> tuple[Verdict, float | None]:
-    """What rules decide, and the seconds they leave a call; None leaves all that it has."""
+    """The decision of the rules, and the seconds that a call may take; None is no limit."""
     if self._rules is None:
       return Verdict(), None
     try:
@@ -348,7 +348,7 @@ def _notes(text: str) -> tuple[str, ...]:
 
 
 def _changes(answer: HookAnswer) -> str:
-  """What a hook that gave no reason did."""
+  """Words for what a hook without a reason did."""
   changed: Sequence[tuple[str, bool]] = (
     ("skipped", answer.decision == "skip"),
     ("rejected", answer.decision == "reject"),

@@ -32,7 +32,7 @@ _MAX_OUTPUT = 2**22  # bytes that are read of what a command writes; ours
 
 @dataclasses.dataclass(unsafe_hash=True)
 class HookConfig(Config):
-  """One hook. The episode waits for it; whatever goes wrong in it denies the action.
+  """One hook. The episode waits for it; any failure of the hook denies the action.
 
   Attributes:
     event: "episode_start", before the first turn; "before_tool" and "after_tool", around every call
@@ -76,7 +76,7 @@ class HookConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class HookEvent:
-  """What a hook is told.
+  """The event that a hook receives.
 
   Attributes:
     event: as in ``HookConfig``.
@@ -101,7 +101,7 @@ class HookEvent:
 
 @dataclasses.dataclass(frozen=True)
 class HookAnswer:
-  """What a hook decides; None in its place approves.
+  """The answer of a hook; None approves.
 
   Attributes:
     decision: "approve" lets things go on; "reject" refuses them, with ``reason`` for the policy;
@@ -148,7 +148,7 @@ class Hook:
     return inspect.iscoroutinefunction(self.function)
 
   def fits(self, tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether it is about this call."""
+    """Whether the hook applies to this call."""
     if self.tools.match(tool) is None:
       return False
     return self.arguments is None or self.arguments.search(as_json(arguments)) is not None
@@ -206,7 +206,7 @@ def _command(line: str, path: str) -> Callable[[HookEvent], Awaitable[HookAnswer
   check(shutil.which(words[0]) is not None, f"{path}.run", line, "a program of this machine")
 
   async def ask(event: HookEvent) -> HookAnswer:
-    # Files and not pipes, which a child that outlives the command could hold open for ever.
+    # Files instead of pipes: a child that outlives the command could hold a pipe open for ever.
     with contextlib.ExitStack() as stack:
       files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
       files[0].write(json.dumps(dataclasses.asdict(event), default=str).encode())
@@ -240,7 +240,7 @@ _FIELDS = {
 
 
 def _read(text: str) -> HookAnswer:
-  """The answer a command wrote; nothing at all approves."""
+  """The answer that a command wrote; empty output approves."""
   if not text.strip():
     return HookAnswer()
   try:
@@ -253,7 +253,7 @@ def _read(text: str) -> HookAnswer:
 
 
 def _checked(answer: HookAnswer, event: str) -> HookAnswer:
-  """``answer``, if its fields have their types and mean something at ``event``."""
+  """``answer``, if its fields have the right types and are allowed at ``event``."""
   allowed: Mapping[str, tuple[type, ...]] = {
     "reason": (str,),
     "abort": (bool,),

@@ -1,4 +1,4 @@
-"""What a guard sees of an episode, what it may decide, and what rules must offer."""
+"""What a guard sees of an episode, what it may decide, and the protocol of rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SKIPPED = "skipped"  # what AgentSpec shows the policy in the place of a result
 
 
 class Decision(enum.IntEnum):
-  """What becomes of an action, the stricter the higher."""
+  """The decision about an action; a stricter one has a higher number."""
 
   CONTINUE = 0
   REFLECT = 1
@@ -30,14 +30,14 @@ class Decision(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """A decision, what the policy is told where it is refused, and what is added in any case."""
+  """A decision, the message to the policy if it is a refusal, and notes that are always added."""
 
   decision: Decision = Decision.CONTINUE
   text: str = ""
   notes: tuple[str, ...] = ()
 
   def told(self, output: str) -> str:
-    """What the policy is shown: ``output`` or the refusal, and the notes."""
+    """The text for the policy: ``output`` or the refusal, and the notes."""
     return "\n".join([output if self.decision is Decision.CONTINUE else self.text, *self.notes])
 
 
@@ -60,7 +60,7 @@ class Step:
 
 @dataclasses.dataclass
 class Situation:
-  """What is about to happen, or just did. Guards only read it.
+  """An action that is about to happen or just happened. Guards only read it.
 
   Attributes:
     event: one of ``EVENTS``.
@@ -71,7 +71,7 @@ class Situation:
     steps: calls of the episode before this one, those of the same turn included. Results are known
       from the next turn on, so that they do not depend on which call was quicker.
     result: of the call, for "after_action".
-    observation: what the policy is about to be shown, for "after_action" and "state_change".
+    observation: the text that will be shown to the policy, for "after_action" and "state_change".
   """
 
   event: str
@@ -111,13 +111,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-  """What rules say about a situation.
+  """The judgement of rules about a situation.
 
   Attributes:
-    verdict: what becomes of the action.
+    verdict: the decision.
     entries: what each rule did, in their order.
     stopped: why the episode must end; None where it may go on.
-    timeout: seconds that the call may take, where rules allow it less than it has.
+    timeout: seconds that the call may take, if rules allow less than the usual time.
   """
 
   verdict: Verdict = Verdict()
@@ -127,18 +127,18 @@ class Judgement:
 
 
 class EpisodeRules(Protocol):
-  """The rules of one episode, with what they remember of it."""
+  """The rules of one episode, with their memory."""
 
   def begin_turn(self) -> None:
     """The policy has taken a turn."""
     ...
 
   async def judge(self, situation: Situation, context: ToolContext | None) -> Judgement:
-    """What becomes of the action; an exception denies it.
+    """Judges the action; an exception denies it.
 
     Args:
-      situation: what the rules are about.
-      context: that the call runs in; None for events that are about no call.
+      situation: to be judged.
+      context: of the call; None for events without a call.
     """
     ...
 
@@ -155,7 +155,7 @@ class Rules(Protocol):
   """The rules of a run, shared by its episodes."""
 
   def listens_to(self, event: str) -> bool:
-    """Whether a rule might be triggered by an event of ``EVENTS``."""
+    """Whether an event of ``EVENTS`` can trigger a rule."""
     ...
 
   def start(self, episode: str, seed: int) -> EpisodeRules:
@@ -163,7 +163,7 @@ class Rules(Protocol):
 
     Args:
       episode: the same text for all events of this episode.
-      seed: for tools that rules invoke where no call gives one.
+      seed: for tools that rules invoke outside of a call.
     """
     ...
 
@@ -171,6 +171,8 @@ class Rules(Protocol):
 @dataclasses.dataclass(unsafe_hash=True)
 class RulesConfig(Choice):
   """Settings of rules before and after an action, in a language of their own."""
+
+  group = "agentjax.rules"
 
   def bind(
     self,
@@ -184,7 +186,7 @@ class RulesConfig(Choice):
 
     Args:
       registry: the run's tools, which rules are checked against and may invoke.
-      offered: tools that environments bring along, which rules may be about.
+      offered: tools of environments, which rules may mention.
       bridge: to people who may be asked.
       path: dotted name of these settings, for messages.
 
@@ -207,5 +209,5 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def as_json(value: Any) -> str:
-  """JSON with sorted keys; what has no JSON form stands as its ``str``."""
+  """JSON with sorted keys; values without a JSON form are written as ``str``."""
   return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

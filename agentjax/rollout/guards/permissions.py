@@ -21,15 +21,15 @@ MAX_CONTENT = 200  # characters of a question's content, as in SemaClaw (2604.11
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PermissionConfig(Config):
-  """Who is asked for permission, and what holds where nobody answers.
+  """Who is asked for permission, and the answer if nobody replies.
 
   Attributes:
-    channels: "terminal" (whoever sits before this process), or "package.module:attribute" for a
-      channel of your own. None at all, as in training, means that nobody is asked.
+    channels: "terminal" (the person at this process's terminal), or "package.module:attribute" for
+      a channel of your own. Without channels, as in training, nobody is asked.
     timeout: seconds to wait for an answer; the environment's own time-out must exceed it.
     skip: globs of categories that are granted without asking. The category of a tool call is the
       tool's name, that of other events their name.
-    when_nobody: answer where no channel can ask, and where none does in time.
+    when_nobody: the answer if no channel can ask, or none answers in time.
   """
 
   channels: tuple[str, ...] = ()
@@ -66,13 +66,13 @@ class Answer:
 
 
 class Channel(Protocol):
-  """A way to people."""
+  """A way to ask people."""
 
   name: str
 
   @property
   def can_ask(self) -> bool:
-    """Whether somebody may be there. A channel that says no is left out."""
+    """Whether somebody may be there to answer. If not, the channel is skipped."""
     ...
 
   async def ask(self, question: Question) -> bool:
@@ -83,9 +83,9 @@ class Channel(Protocol):
 class PermissionBridge:
   """Puts questions to channels. Only the episode that asks waits.
 
-  A channel that cannot ask or that fails refuses for itself alone: the others may still grant. What
-  remains open when all have failed or time is up is settled by ``config.when_nobody``. Besides the
-  channels, anybody who knows the id of a pending question may ``answer`` it.
+  A channel that cannot ask, or fails, does not decide: the others may still grant. If all have
+  failed or the time is up, ``config.when_nobody`` is the answer. Any code that knows the id of a
+  pending question may also ``answer`` it.
   """
 
   def __init__(self, config: PermissionConfig, channels: Sequence[Channel] = ()):
@@ -159,7 +159,7 @@ class PermissionBridge:
 
 
 class TerminalChannel:
-  """Asks whoever sits before the terminal of this process, one question after the other."""
+  """Asks the person at the terminal of this process, one question after the other."""
 
   name = "terminal"
 
@@ -182,7 +182,7 @@ class TerminalChannel:
         raise
 
   async def _line(self) -> str:
-    # Not a thread: one that reads cannot be stopped when the question is withdrawn.
+    # Not a thread: a thread that reads cannot be stopped when the question is withdrawn.
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(self._stdin, ready.set)

@@ -49,25 +49,6 @@ class PivotVerifierConfig(Config):
     check(0 <= least <= 1, f"{path}.message_similarity", least, "0 to 1")
 
 
-def search_verifier() -> PivotVerifierConfig:
-  """Searches for the same words: overlap of at least 0.3, as released; other arguments are free."""
-  return PivotVerifierConfig(
-    arguments=ArgumentMatchConfig(
-      string_similarity="overlap", string_threshold=0.3, only_keys=("query",)
-    )
-  )
-
-
-def released_verifier(kind: VerifierKind) -> PivotVerifierConfig:
-  """A verifier with the released servers' rules, which pay for more than what does the same."""
-  return PivotVerifierConfig(
-    kind=kind,
-    arguments=ArgumentMatchConfig(string_similarity="overlap", string_threshold=0.1),
-    edits=EditMatchConfig(rules="released"),
-    terminal=TerminalMatchConfig(rules="released"),
-  )
-
-
 def build_matcher(config: PivotVerifierConfig) -> Matcher:
   """The matcher of a config."""
   match config.kind:
