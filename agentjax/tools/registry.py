@@ -41,8 +41,8 @@ class ToolRegistry:
   A call never raises for anything that the policy or a tool does. Errors become a ToolResult. The
   policy reads it if the fault is the policy's: ERROR (unknown tool, bad arguments and their
   effects, a file that they name and that is missing), TIMEOUT (too slow), KILLED (it broke its own
-  box). INFRA_ERROR, a fault of ours also on its retry, masks the trajectory. ``faults.fault_of`` and
-  the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
+  box). INFRA_ERROR, a fault of ours also on its retry, masks the trajectory. ``faults.fault_of``
+  and the tool's ``is_healthy`` decide. Only cancelling the caller propagates.
 
   Args:
     tools: tools with distinct names and valid JSON schemas.

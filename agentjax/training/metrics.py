@@ -2,8 +2,8 @@
 
 Wall times are under ``time/``, memory under ``memory/``; only these differ between identical runs.
 ``time/step`` is the whole step in seconds. ``time/rollout`` is the wait for episodes,
-``time/update`` the updates, ``time/evaluation`` the held-out tasks, ``time/publish`` the weights for
-the engines, of which ``memory/published`` GiB were sent; ``time/compilation`` is contained in these.
+``time/update`` the updates, ``time/evaluation`` the held-out tasks, ``time/publish`` the weights
+for the engines, of which ``memory/published`` GiB were sent; ``time/compilation`` is part of these.
 ``time/save`` is the checkpoint before the step.
 """
 
