@@ -7,7 +7,8 @@ with the token loop in float64 on the CPU: values and every gradient, over packe
 largest error over the largest value. A speed is the median of repeated calls that are waited for;
 beside it stand the bytes that must move at least and the FLOPs of the formula, and the share of the
 time that either would take at the rates of a copy and of a matrix product measured just before.
-Where torch and mamba_ssm (or causal_conv1d) can be imported, their kernels are timed too.
+Where torch and mamba_ssm (or causal_conv1d) can be imported, their kernels are timed too. Paged
+attention has no gradient; its cases are those of ``benchmarks/paged_attention.py``.
 
 ``--tiny`` is for a CPU: small sizes, the Pallas kernels interpreted, times without meaning.
 """
@@ -32,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import paged_attention as paged
 from absl import app, flags
 
 import pallas_kernels
@@ -47,6 +49,7 @@ Arguments = dict[str, np.ndarray]
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2}
 # Of a model's loss and gradients in float32 on two devices, after some ten layers.
 MODEL_TOLERANCE = 1e-4
+PAGED = "paged_attention"
 # Of timed calls, after which no more of one function are made: the suite ends within ten minutes.
 SECONDS = 2.0
 # Tokens a chunk in the count of FLOPs of the chunked form, for every implementation alike.
@@ -484,6 +487,63 @@ def time_peer(report: Report, row: Row, kernel: Kernel, given: dict[str, Array])
   report.add(row)
 
 
+def check_pages(report: Report, module: Any) -> None:
+  """Every size that the tests check, in float32, bfloat16 and 8 bits, against float64."""
+  cpu = jax.devices("cpu")[0]
+  kinds = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))
+  for label, shape in paged.CHECKED.items():
+    for dtype, quantised in kinds:
+      case = paged.Case(label, shape, dtype, quantised)
+      given = paged.draw(case)
+      with jax.enable_x64(True), jax.default_device(cpu):
+        wide = {k: _widened(v, cpu) for k, v in given.items()}
+        expected = np.asarray(jax.jit(case.call("reference"))(**wide))
+      for implementation in implementations(module):
+        row = Row(PAGED, f"{label} {tuple(shape)}", case.pools, "check", implementation)
+        with recorded(row):
+          found = jax.jit(case.call(implementation))(**given)
+          row.error = largest_error(found, expected)
+          row.ok = row.error < TOLERANCES[dtype]
+          row.note = f"allowed {TOLERANCES[dtype]:.0e}"
+        report.add(row)
+
+
+def _widened(value: Array | None, device: jax.Device) -> Array | None:
+  """Float64 of what the reference multiplies, on the device."""
+  if value is None:
+    return None
+  array = np.asarray(value)
+  narrow = array.dtype.itemsize == 1 or array.dtype == np.int32
+  return jax.device_put(array if narrow else array.astype(np.float64), device)
+
+
+def time_pages(report: Report, module: Any, tiny: bool, rates: Rates) -> None:
+  """Decoding, a prefill and pools of 8 bits; tokens are those of the queries."""
+  for case in paged.cases(tiny):
+    arguments, shape = paged.draw(case), case.shape
+    work = Work(*paged.work(case, arguments))
+    for implementation in implementations(module):
+      row = Row(
+        PAGED,
+        f"{case.name} {tuple(shape)}",
+        case.pools,
+        "forward",
+        implementation,
+        gigabytes=work.bytes / 1e9,
+        gigaflops=work.flops / 1e9,
+      )
+      with recorded(row):
+        call = functools.partial(jax.jit(case.call(implementation)), **arguments)
+        seconds = median_seconds(call, jax.block_until_ready)
+        row.milliseconds = 1e3 * seconds
+        row.share = rates.share(work, case.dtype, seconds)
+        row.note = (
+          f"{shape.rows * shape.time / seconds:,.0f} tokens/s; "
+          f"{work.bytes / rates.bytes / seconds:.0%} of the rate of a copy"
+        )
+      report.add(row)
+
+
 def measure_rates(report: Report, tiny: bool) -> Rates:
   def measured(run: str, dtype: str, call: Callable[[Array], Array], given, **work: float) -> float:
     seconds = median_seconds(lambda: call(given), jax.block_until_ready)
@@ -636,13 +696,16 @@ def main(argv: list[str]) -> None:
   report, known = Report(), kernels(tiny)
   rates = measure_rates(report, tiny)
   found = dict(folders())
+  pages = found.pop(PAGED)
   for name in sorted(set(known) | set(found)):
     if name not in found or name not in known:
       missing = "not in pallas_kernels" if name not in found else "this suite has no case for it"
       report.add(Row(name, "", "", "check", "", ok=False, note=missing))
       continue
     check_kernel(report, name, found[name], known[name])
+  check_pages(report, pages)
   check_model(report)
+  time_pages(report, pages, tiny, rates)
   for name in sorted(set(known) & set(found)):
     time_kernel(report, name, found[name], known[name], rates)
   time_model(report, tiny, rates)

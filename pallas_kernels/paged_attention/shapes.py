@@ -37,3 +37,10 @@ TIMED = {
   "prefill": Shape(4, 512, 32, 8, 128, 128, 64, 64),
   "latent decode": Shape(32, 1, 64, 1, 640, 512, 64, 64, latent=True),
 }
+
+TIMED_ON_CPU = {
+  "decode": Shape(16, 1, 8, 2, 64, 64, 256, 16),
+  "decode, small pages": Shape(16, 1, 8, 2, 64, 64, 32, 128),
+  "prefill": Shape(2, 64, 8, 2, 64, 64, 256, 8),
+  "latent decode": Shape(8, 1, 16, 1, 160, 128, 256, 16, latent=True),
+}
