@@ -6,8 +6,8 @@
 
 The same command on the same directory resumes; rl.steps, evaluation, checkpoint, mesh and a few
 more settings may change on the way (docs/runs.md). Exit status: 0 finished or replayed identically,
-1 replayed with another result, 2 settings that cannot be used, 3 interrupted, 4 one of several
-processes failed or was lost: the same command on every host goes on.
+1 replayed with another result, 2 settings that cannot be used, 3 interrupted, 4 another of several
+processes failed or is gone: the same command on every host goes on.
 """
 
 from __future__ import annotations

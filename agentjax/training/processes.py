@@ -23,7 +23,6 @@ import numpy as np
 from jax._src import distributed  # the key-value store of the processes has no public name
 from jax.experimental import multihost_utils
 
-from agentjax.config import ConfigError
 from agentjax.sharding import dispatching
 from agentjax.trajectory.columns import core_fields
 from agentjax.trajectory.record import Segment, Trajectory
@@ -32,7 +31,7 @@ from agentjax.trajectory.store import from_record, to_record
 
 T = TypeVar("T")
 
-FAILED = 4  # exit status of one of several processes that failed, or lost another
+_LOST = 4  # exit status where another process failed or is gone
 _POLL, _LAST = 0.5, 3.0  # seconds
 _calls = itertools.count()
 
@@ -80,6 +79,7 @@ class Call:
   def __init__(self, on_call: Callable[[], None]):
     self._on_call, self._key = on_call, f"agentjax/call/{next(_calls)}"
     self._closed = threading.Event()
+    self._store: Any = distributed.global_state.client
     if jax.process_count() > 1:
       threading.Thread(target=self._listen, daemon=True, name="call").start()
 
@@ -87,7 +87,7 @@ class Call:
     """Tells the others; from any thread."""
     self._closed.set()
     if jax.process_count() > 1:
-      distributed.global_state.client.key_value_set(self._key, "", allow_overwrite=True)
+      self._store.key_value_set(self._key, "", allow_overwrite=True)
 
   def close(self) -> None:
     """Listens no longer."""
@@ -96,7 +96,7 @@ class Call:
   def _listen(self) -> None:
     while not self._closed.wait(_POLL):
       with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody has called
-        distributed.global_state.client.key_value_try_get(self._key)
+        self._store.key_value_try_get(self._key)
         return self._on_call()
 
 
@@ -115,10 +115,12 @@ def failing_together() -> Iterator[None]:
   except Exception as error:
     if jax.process_count() == 1:
       raise
-    atexit.register(_leave, 2 if isinstance(error, ConfigError) else FAILED)
     # What CPUs exchange by Gloo fails as a ValueError.
     if not isinstance(error, jax.errors.JaxRuntimeError) and "Gloo" not in str(error):
+      ours = type(error).__module__.startswith("agentjax")
+      atexit.register(_leave, 2 if ours else 1)  # as ``agentjax.command`` ends
       raise
+    atexit.register(_leave, _LOST)
     raise ProcessLostError(
       f"process {jax.process_index()} of {jax.process_count()}: what all processes do together "
       f"failed ({' '.join(str(error).split())[:300]}). Mostly another process has ended: its log "
@@ -140,11 +142,10 @@ def exchange(record: dict[str, Any]) -> list[dict[str, Any]]:
   if jax.process_count() == 1:
     return [record]
   data = encode_record(record)
-  sizes = _gather(np.array([len(data)], np.int64))
-  padded = np.zeros(int(sizes.max()), np.uint8)
+  sizes = _gather(np.array([len(data)], np.int64)).reshape(-1).tolist()
+  padded = np.zeros(max(sizes), np.uint8)
   padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = _gather(padded).reshape(sizes.size, -1)
-  sizes = sizes.reshape(-1).tolist()
+  rows = _gather(padded).reshape(len(sizes), -1)
   return [decode_record(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 

@@ -99,7 +99,7 @@ def _main(
   import jax
 
   if processes > 1:
-    jax.distributed.initialize(address, processes, index, heartbeat_timeout_seconds=10)
+    jax.distributed.initialize(address, processes, index, heartbeat_timeout_seconds=60)
   from agentjax.rollout.schedule import ScheduleConfig
   from agentjax.training import HeldOutConfig, Run
   from agentjax.training import processes as together
