@@ -19,6 +19,7 @@ the rendered text is cut at the spellings that are left, the template's own, and
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import functools
@@ -55,6 +56,8 @@ from agentjax.trajectory.record import Message, ToolCall
 _MARK, _STAND_IN = "\ufdd0", "\ufdd1"  # noncharacters: no text for interchange holds them
 _QUESTION = Message("user", "Question")
 _TURN = Message("assistant", _STAND_IN)
+# Of tools: what templates cut, wrap, escape or take for something else.
+_ANSWERS = ("Answer", "42", f'if A < b & c: \n\n\tsay("it\'s  {{x}}")\n</b> {"long " * 200}end')
 _WORD = "zqword"  # with a number behind it: a content that no template and no tool spells
 
 
@@ -223,12 +226,20 @@ class TemplateChat(Chat):
         "auto",
         "'hermes' or 'xml' for this chat template, which shows no format of tool calls",
       )
-      # What tools will answer is looked at now, not in the middle of an episode.
-      answer = [Message("tool", "Answer")]
-      self._check_complete(answer, tools, self._behind_turn, self._behind_turn(answer, tools))
     whole = self._render(messages, tools, ask=True)
     self._check_complete(messages, tools, self._whole, whole)
+    if tools:
+      self._check_answers(tools)
     return self._spans(whole, messages, lambda n: self._render(messages[:n], tools, ask=False))
+
+  def _check_answers(self, tools: Sequence[DescribedTool]) -> None:
+    """Looks at what tools may answer now, not in the middle of an episode: a policy has a say in
+    it, and could end its episodes by an answer that the template cannot hold."""
+    key = (self._check_answers.__name__, tuple(tool.name for tool in tools))
+    if key not in self._complete:
+      for answer in _ANSWERS:
+        self._written_behind_turn([Message("tool", answer)], tools)
+      self._complete.add(key)
 
   def _observation(
     self, messages: Sequence[Message], turn: Sequence[int], tools: Sequence[DescribedTool]
@@ -299,8 +310,8 @@ class TemplateChat(Chat):
   ) -> None:
     """Raises TemplateRefusal unless every content, call and tool of a conversation is rendered.
 
-    Each text must stand in ``rendered``, as it is or as JSON spells it, but for blanks around it.
-    A short text may stand there by chance, so that each new shape of a conversation is rendered
+    Each text must stand in ``rendered``, as it is or as JSON spells it, but for blanks around it,
+    and as often as it was said. A short text may stand there by chance, so that each new shape of a conversation is rendered
     once more with a word of its own in each place.
 
     Args:
@@ -311,12 +322,14 @@ class TemplateChat(Chat):
       own: whether earlier thinking, which templates may drop, must stand there too.
     """
     seen = _unmarked(rendered)
+    said: collections.Counter[str] = collections.Counter()
     for at, message in enumerate(messages):
       for text in _texts(message, own):
-        if not _stands_in(_unmarked(self._guarded(text)), seen):
+        said[text] += 1
+        if _times_in(_unmarked(self._guarded(text)), seen) < said[text]:
           self._refuse_hole(at, message, text)
     if render == self._whole:
-      missing = [tool.name for tool in tools if not _stands_in(tool.name, seen)]
+      missing = [tool.name for tool in tools if not _times_in(tool.name, seen)]
       if missing:
         raise TemplateRefusal(
           f"the chat template of {self.tokenizer.name} does not tell the policy of the tools "
@@ -546,9 +559,10 @@ def _blank(value: Any) -> Any:
   return bool(value.strip()) if isinstance(value, str) else None
 
 
-def _stands_in(text: str, rendered: str) -> bool:
-  escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-  return text in rendered or any(spelling in rendered for spelling in escaped)
+def _times_in(text: str, rendered: str) -> int:
+  """How often a text stands in another, as it is or as JSON spells it."""
+  escaped = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
+  return sum(map(rendered.count, {text, *escaped}))
 
 
 def _call_shape(call: ToolCall) -> tuple[Any, ...]:

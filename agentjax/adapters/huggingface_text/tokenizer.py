@@ -105,7 +105,12 @@ class HuggingFaceTokenizer:
       )
 
   def encode(self, text: str) -> list[int]:
-    ids: list[int] = self._plain.encode(valid_text(text), add_special_tokens=False).ids
+    try:
+      ids: list[int] = self._plain.encode(valid_text(text), add_special_tokens=False).ids
+    except Exception as error:  # the package raises bare Exception
+      raise TokenizerError(
+        f"the vocabulary of {self.name} cannot write a text: {error}."
+      ) from error
     if not self._control_ids.isdisjoint(ids):
       raise TokenizerError(
         f"the vocabulary of {self.name} spells {self.decode(ids)[:80]!r} with an added token; it "

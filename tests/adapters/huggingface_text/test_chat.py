@@ -370,6 +370,47 @@ def test_answers_that_cannot_stand_together_are_the_fault_of_who_called_so_often
 
 
 @pytest.mark.parametrize(
+  "changed",
+  [
+    "{0} | e",
+    "{0} | lower",
+    "{0} | wordwrap(20)",
+    "{0} | replace('\\t', '    ')",
+    "{0}.split() | join(' ')",
+    "{0}.split('\\n')[0]",
+    "{0}[:200]",
+    "({0} if {0} | int(-1) == -1 else '')",
+  ],
+)
+def test_a_template_that_some_answer_of_a_tool_breaks_is_refused_before_an_episode(
+  folders, changed
+):
+  content = "(message.content or '')"
+  chat = _with_template(
+    folders,
+    _WITH_OBJECTS.replace(
+      content, f"({changed.format(content)} if message.role == 'tool' else {content})"
+    ),
+    tool_call_format="hermes",
+  )
+  with pytest.raises(TemplateRefusal, match="leaves out or changes"):
+    chat.prompt([Message("user", "A question")], TOOLS)
+
+
+def test_a_message_that_is_said_twice_stands_there_twice(folders):
+  once = _WITH_OBJECTS.replace(
+    "(message.content or '')",
+    "(message.content if loop.previtem is not defined or"
+    " loop.previtem.content != message.content else '')",
+  )
+  chat = _with_template(folders, once, tool_call_format="hermes")
+  said = [Message("user", "The same words"), Message("user", "Others")]
+  chat.prompt(said)
+  with pytest.raises(TemplateRefusal, match="The same words"):
+    chat.prompt([said[0], said[0]])
+
+
+@pytest.mark.parametrize(
   ("template", "call_format", "lost"),
   [
     (_NO_CALLS, "hermes", ["python", "'assistant'"]),

@@ -66,6 +66,26 @@ def test_ids_are_those_of_the_tokenizers_package(folder, tokenizer):
   assert tokenizer.vocab_size == reference.get_vocab_size() == 330
 
 
+def test_a_vocabulary_that_cannot_write_a_text_says_so(folder, tmp_path):
+  model = {"type": "BPE", "vocab": {"a": 0, "<unk>": 1}, "merges": [], "unk_token": "<unk>"}
+  state = json.loads((folder / "tokenizer.json").read_text())
+  added = [{**state["added_tokens"][0], "id": 1, "content": "<unk>"}]
+  changed = _change(
+    folder,
+    tmp_path / "m",
+    "tokenizer.json",
+    model=model,
+    added_tokens=added,
+    pre_tokenizer=None,
+    decoder=None,
+    normalizer=None,
+    post_processor=None,
+  )
+  (changed / "tokenizer_config.json").write_text("{}")
+  with pytest.raises(TokenizerError, match="cannot write a text"):
+    HuggingFaceTokenizer(changed)
+
+
 def test_a_vocabulary_that_holds_its_markup_as_words_does_not_spell_it(folder, tmp_path):
   state = json.loads((folder / "tokenizer.json").read_text())
   vocab = state["model"]["vocab"] | {
