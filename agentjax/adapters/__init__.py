@@ -1,1 +1,1 @@
-"""Adapters: what wraps an outside package, program or service. The core chooses them by name."""
+"""Adapters: code for outside packages, programs and services. The core chooses them by name."""

@@ -1,4 +1,4 @@
-"""What a character of the pattern stands for: one table of block kinds that the stack runs."""
+"""The table of block kinds: what each character of the pattern means."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Stepped(NamedTuple):
 
 @flax.struct.dataclass
 class BlockReport:
-  """What a block of the training forward tells beside the stream.
+  """Further results of a block in the training forward, besides the stream.
 
   Attributes:
     routing: of its router; None without one.
@@ -96,16 +96,16 @@ class BlockReport:
 
 @dataclasses.dataclass(frozen=True)
 class StreamKind:
-  """What flows between blocks that read more than one array [*lead, embed].
+  """The stream between blocks that read more than one array [*lead, embed].
 
   Attributes:
-    spec: ``config -> params`` of what it is made of, a tree of ParamSpec or None.
-    open: ``(embedded, params, config, token_ids) -> (stream, inputs)``: what the first block reads,
-      and inputs of all blocks [*lead, blocks, ...] or None.
+    spec: ``config -> params`` of its own parameters, a tree of ParamSpec or None.
+    open: ``(embedded, params, config, token_ids) -> (stream, inputs)``: the stream that the first
+      block reads, and inputs of all blocks [*lead, blocks, ...] or None.
     give: ``(inputs, number, experts) -> given`` of one block, see ``BlockKind``.
     close: the array [*lead, embed] that a stream carries.
     replace: ``(stream, array) -> stream`` that carries another array.
-    sees_images: whether ``open`` reads an image where the tokens have one.
+    sees_images: whether ``open`` reads images of the tokens.
   """
 
   spec: Callable[[ModelConfig], Any]
@@ -118,25 +118,27 @@ class StreamKind:
 
 @dataclasses.dataclass(frozen=True)
 class BlockKind:
-  """What the stack asks of a kind of block; every function is pure.
+  """The functions of a kind of block; all are pure.
 
-  ``given`` is what the stack hands to this very block beside the stream, or None: for blocks with
-  a router, expert ids [..., choices] to use in the place of its own choice; where there is a
-  ``stream``, what that gives, and x is then what it opens. ``experts`` are the expert ids it used,
-  None without a router.
+  ``given`` is the stack's further input to this block, or None. For blocks with a router it holds
+  expert ids [..., choices] that replace the router's choice; with a ``stream`` it is the result of
+  ``give``, and x is the opened stream. ``experts`` are the expert ids that were used, None without
+  a router.
 
   Attributes:
     spec: ``config -> params``, a tree of ParamSpec.
     forward: ``(params, x, config, rows, given) -> (x, BlockReport)`` on [B, T, embed].
-    init_cache: ``(config, slots, length) -> entry``: what empty slots hold, a pytree of arrays
-      whose leading axis is the slot, or None. A slot that is used again gets this back. An axis
-      that grows with ``length`` is one of places, which start at zero; all else may start anywhere.
-    extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed];
-      a row without tokens, or that names no slot, leaves its slot as it was.
-    step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; so
-      does a slot that is not active.
+    init_cache: ``(config, slots, length) -> entry``: the contents of empty slots, a pytree of
+      arrays whose leading axis is the slot, or None. A slot is reset to this before it is used
+      again. An axis that grows with ``length`` is an axis of places, which start at zero; other
+      arrays may have any start.
+    extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed]; a
+      row without tokens, or without a slot, changes nothing.
+    step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; a
+      slot that is not active does not change.
     routes: whether it has a router.
-    stream: what flows between such blocks, which then make up the whole pattern; None is an array.
+    stream: kind of stream between such blocks, which then make up the whole pattern; None is an
+      array.
   """
 
   spec: Callable[[ModelConfig], Any]
@@ -166,7 +168,7 @@ def residual_block(
 
   Args:
     mixer_spec: of the mixer's parameters; the norm's are added.
-    forward, extend, step: as in ``BlockKind``, from the normed stream to what is added to it.
+    forward, extend, step: as in ``BlockKind``, from the normed stream to the array that is added.
     init_cache, routes: as in ``BlockKind``.
   """
 
@@ -278,7 +280,7 @@ def _moe() -> BlockKind:
 
 
 _FAMILIES = "agentjax.adapters.model_families"
-# Blocks of one family of models alone, by name.
+# Blocks that only one family of models has, by name.
 _NAMED = {
   "S": f"{_FAMILIES}.longcat_flash:BLOCK",
   **{kind: f"{_FAMILIES}.gemma4_block:BLOCKS.{kind}" for kind in GEMMA_KINDS},
@@ -286,7 +288,7 @@ _NAMED = {
 
 
 class _Kinds(dict[str, BlockKind]):
-  """Kinds of blocks by their characters; one that is named is loaded when it is first asked for."""
+  """Kinds of blocks by their characters; a kind given by name is loaded at its first use."""
 
   def __missing__(self, character: str) -> BlockKind:
     self[character] = kind = load(_NAMED[character], f"pattern {character!r}", "a BlockKind")
@@ -309,13 +311,13 @@ def register_block(character: str, kind: BlockKind, *, name: str) -> None:
 
   Everything that runs a pattern looks the character up: training, scoring, sampling, forks, parked
   contexts, checkpoints, sharding and adapters. Call it when your module is imported, and import
-  that module in the Python file that ``--config`` names. Where that is loaded twice, a block of the
-  same name takes its own place.
+  that module in the Python file that ``--config`` names. If that file is loaded twice, a block of
+  the same name replaces itself.
 
   Args:
     character: one printable character that no other block has.
     kind: the block; ``residual_block`` makes one of a mixer.
-    name: what it is, in a few words, for messages.
+    name: in a few words, for messages.
 
   Raises:
     ConfigError: the character is taken or is not one printable character.

@@ -77,17 +77,17 @@ class MlaConfig(Config):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Gemma4Config(Config):
-  """What a Gemma 4 text model has beside ``ModelConfig``; the defaults are those of E2B.
+  """Further settings of a Gemma 4 text model; the defaults are those of E2B.
 
   ``num_kv_heads``, ``head_dim`` and ``rope_theta`` of ``ModelConfig`` are of local layers.
 
   Attributes:
     window: tokens that a local layer sees, the current one included.
     global_kv_heads, global_head_dim, global_rope_theta: of global layers.
-    global_rope_fraction: share of the channel pairs of a global head that turn.
+    global_rope_fraction: share of the channel pairs of a global head that are rotated.
     global_key_is_value: global layers have no projection of values: they are the keys before norm
       and rotary embedding.
-    per_layer_width: width of the input that every layer gets beside the stream; 0 is none.
+    per_layer_width: width of the extra input of every layer; 0 is none.
     readers_double_mlp: layers that read another's keys and values have an MLP twice as wide.
     logit_softcap: c in ``c tanh(logits / c)``; None leaves logits as they are.
   """
@@ -114,7 +114,7 @@ class Gemma4Config(Config):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class MtpConfig(Config):
-  """Multi-token prediction: a small layer that looks further ahead (2412.19437, 2512.20856).
+  """Multi-token prediction: a small layer that predicts further tokens (2412.19437, 2512.20856).
 
   Attributes:
     depths: tokens predicted beyond the next one.
@@ -122,7 +122,7 @@ class MtpConfig(Config):
     shared: apply one layer's weights at every depth, as Nemotron 3 does; else each has a layer
       of its own, as in DeepSeek-V3.
     detach: stop gradients at the model's hidden states, embedding and output projection, so that
-      the loss trains the layer alone, as in Nemotron 3's reinforcement learning.
+      the loss only trains the layer, as in Nemotron 3's reinforcement learning.
   """
 
   depths: PositiveInt = 1
@@ -146,9 +146,9 @@ class LoopConfig(Config):
   """A core of the pattern that runs several times, as in Parcae (2604.12946).
 
   Attributes:
-    prelude, coda: blocks of the pattern before and after the core, which is what lies between.
+    prelude, coda: numbers of blocks of the pattern before and after the core.
     mean_depth: mean of the sampled number of iterations.
-    eval_depth: iterations where none are given: scoring, evaluation, decoding; None is the mean.
+    eval_depth: iterations in scoring, evaluation and decoding; None is the mean.
     gradient_depth: last iterations of a sequence that gradients go through; None is half the mean,
       rounded up.
     start: state before the first iteration. "normal" draws every token's from a normal of the
@@ -167,7 +167,7 @@ class LoopConfig(Config):
 
   @property
   def fixed_depth(self) -> int:
-    """Iterations where none are given."""
+    """Iterations if none are given."""
     return self.mean_depth if self.eval_depth is None else self.eval_depth
 
   @property
@@ -218,8 +218,8 @@ class ModelConfig(Config):
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.
-    rope_scaling_factor: how much slower the slow pairs of the rotary embedding turn, as in Llama
-      3.1 (2407.21783; 8 there, 32 in Llama 3.2); None is no scaling.
+    rope_scaling_factor: factor by which the slow pairs of the rotary embedding are slowed down, as
+      in Llama 3.1 (2407.21783; 8 there, 32 in Llama 3.2); None is no scaling.
     rope_low_freq_factor, rope_high_freq_factor: pairs that turn fewer times than the first over
       ``rope_original_length`` tokens are slow, those that turn more than the second stay as they
       were; 1, 4 and 8,192 in Llama 3.1.
@@ -229,9 +229,9 @@ class ModelConfig(Config):
     attention_block: queries of one attention product in training; later keys are left out of it.
     record_max_scores: report the largest score of every attention head in training, which QK-clip
       needs (2507.20534).
-    mla: widths of latent attention, of ``A`` and ``S`` blocks; ``num_heads`` and ``rope_theta``
-      hold there too.
-    gemma: what Gemma 4 layers need; None without them.
+    mla: widths of latent attention, of ``A`` and ``S`` blocks, which also use ``num_heads`` and
+      ``rope_theta``.
+    gemma: settings of Gemma 4 layers; None without them.
     d_mlp: hidden width of ``-`` blocks, and of the MLPs inside ``S`` and Gemma 4 layers.
     mlp_activation: of ``-`` and ``E`` blocks: "relu2" is ``down relu(up x)²``, "swiglu" is
       ``down (silu(gate x) * up x)``, "geglu" has GELU (tanh) in its place.
@@ -247,13 +247,13 @@ class ModelConfig(Config):
       d_model (LatentMoE, 2512.20856); router and shared expert keep the full width. 0 is none.
     router_scores: scores of a token, from its logits: "sigmoid" (DeepSeek-V3, Nemotron 3) or
       "softmax" over all experts (Qwen3-MoE, LongCat-Flash).
-    num_expert_groups, expert_groups_per_token: experts stand in equal groups in order; a token
-      chooses among those of its best groups only, a group's score being the sum of its two largest
+    num_expert_groups, expert_groups_per_token: experts form equal groups in order; a token only
+      chooses among those of its best groups, a group's score being the sum of its two largest
       biased scores (2412.19437).
     routed_scaling: factor on the routed sum.
     norm_topk: divide the chosen gates by their sum.
     expert_scale: a learned factor on the gates of each expert, as in Gemma 4.
-    zero_experts: experts behind the routed ones that give back their input (2509.01322).
+    zero_experts: experts after the routed ones that return their input (2509.01322).
     frozen_router: no gradient reaches the router's weights; its bias may move.
     router_bias_rule: how ``update_router_bias`` balances: by the "sign" of the gap in load
       (2408.15664), or in proportion to it ("proportional", 2509.01322).
@@ -263,8 +263,9 @@ class ModelConfig(Config):
     mtp: multi-token prediction; None is without.
     loop: a looped core; None runs every block once.
     second_pass: a second pass over the whole stack; None is one pass.
-    expert_capacity: rows that a device sends to another at most, over their number at balance;
-      what does not fit is dropped. None sends all. Without an ``expert`` mesh axis nothing drops.
+    expert_capacity: most rows that a device sends to another, as a multiple of their number at
+      balance; further rows are dropped. None sends all. Without an ``expert`` mesh axis nothing is
+      dropped.
     exact_chunk: tokens a chunk C on which sampling, scoring and training run one and the same
       computation, so that their log-probs are the same bits (``models.exact``); 0 is off. A token
       drawn runs up to C tokens; training runs rows of C tokens one after the other.
@@ -354,7 +355,7 @@ class ModelConfig(Config):
 
   @property
   def residual_scale(self) -> float:
-    """Shrinks what each block adds at the start, so that the stream's variance keeps to O(1)."""
+    """Scale of each block's initial output, so that the stream's variance stays O(1)."""
     return len(self.pattern) ** -0.5
 
   @property
@@ -512,7 +513,7 @@ class ModelConfig(Config):
     )
     if self.loop is not None:
       core = self.sections[1]
-      # A router would choose anew in every iteration, and replay names its choice once.
+      # A router would choose again in every iteration, but replay has only one choice.
       check(
         bool(core) and set(core) <= set("*-MA"),
         f"{path}.loop.prelude",

@@ -1,4 +1,4 @@
-"""What is read off the hidden states: logits, token log-probs and entropies, values."""
+"""Outputs computed from the hidden states: logits, token log-probs and entropies, values."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ def score_targets(
   temperature: float | Array = 1.0,
   known: Scores | None = None,
 ) -> Scores:
-  """Log-prob of what each hidden state is to predict, entropy and log-normaliser, float32.
+  """Log-prob of the token that each hidden state predicts, entropy and log-normaliser, float32.
 
   In chunks of ``config.logits_chunk`` time steps, see ``score_tokens``. Over a mesh every device
-  scores its own tokens with its part of the vocabulary, so that the weight is gathered and its
-  gradient summed once and not once a chunk.
+  scores its own tokens with its part of the vocabulary, so that the weight is gathered, and its
+  gradient summed, only once.
 
   Args:
     params, config, hidden, targets: of the model.
     temperature: divides the logits.
-    known: the result, where it is known already; only the gradient is then computed. On one device.
+    known: the result, if it is known already; then only the gradient is computed. On one device.
   """
   weight, axes = output_weight(params), ("embed", "vocab")
   score = functools.partial(_score_chunks, softcap=config.logit_softcap, size=config.logits_chunk)
@@ -238,7 +238,7 @@ def _score_backward(
 ) -> tuple[Any, ...]:
   """``d log p(y) = [j = y] - p_j``, ``d H = -p_j (log p_j + H)``, ``d log Z = p_j``, by logit j."""
   hidden, weight, targets, temperature, log_total, entropies, known = kept
-  # Each of the devices that hold one result is given its share of the gradient.
+  # Each of the devices that hold one result gets its share of the gradient.
   to_log_prob, to_entropy, to_log_total = (_over_parts(g, parts)[..., None] for g in gradients)
   logits = output_logits(hidden, weight, softcap)
   log_probs = logits / temperature - log_total[..., None]

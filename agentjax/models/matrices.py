@@ -1,4 +1,4 @@
-"""Which arrays are matrices, and which of their axes go in and out: read off their specs."""
+"""Which arrays are matrices, and which of their axes are inputs and outputs, from their specs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class MatrixAxes:
 
 
 def matrix_axes(spec: ParamSpec) -> MatrixAxes | None:
-  """The linear maps that an array holds, or None where it is none.
+  """The linear maps that an array holds, or None if it holds none.
 
   A matrix of a block goes from its first axis to all others, or from all others to a last axis
   "embed": attention's [embed, heads, head_dim] is ``embed x (heads head_dim)``, its way back
   [heads, head_dim, embed] is ``(heads head_dim) x embed``. Layers and experts stacked in one array
-  are maps of their own. Embeddings, output heads, norms, biases, convolution taps, decay rates and
+  are separate maps. Embeddings, output heads, norms, biases, convolution taps, decay rates and
   routers are not such maps.
   """
   stack = stack_axes(spec)
@@ -38,7 +38,7 @@ def matrix_axes(spec: ParamSpec) -> MatrixAxes | None:
 
 
 def stack_axes(spec: ParamSpec) -> int:
-  """How many leading axes hold arrays of layers and experts of their own."""
+  """How many leading axes stack separate layers and experts."""
   stack = 0
   while stack < len(spec.axes) and spec.axes[stack] in _STACKED:
     stack += 1

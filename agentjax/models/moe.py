@@ -47,8 +47,8 @@ class Routing:
     experts: int32 [..., choices], ids of the experts of each token, padding too; zero experts
       follow the routed ones.
     load: float32 [E + Z], tokens sent to each expert. Adds up over micro-batches.
-    dropped: float32 scalar, choices that found no room on the way to their expert (see
-      ``expert_parallel``). Adds up over micro-batches.
+    dropped: float32 scalar, choices that were dropped for lack of room (see ``expert_parallel``).
+      Adds up over micro-batches.
     balance_loss: float32 scalar ``(E + Z) sum_e f_e p_e``: f_e the share of the choices that fell
       on e, p_e the mean of its score among all scores of a token; 1 at balance. Gradients reach p
       only.
@@ -146,17 +146,16 @@ def moe(
     x: any leading axes, the last of them time; under a mesh [B, T], or [B] for one token each.
     segment_ids: the sequence of each token, one run each; 0 at padding, which visits no routed
       expert and is left out of the statistics.
-    experts: ids to use in the place of the k largest, as recorded in sampling (router replay,
-      2510.11370); gates and losses are still those of x. Where an id is -1 the router's own
-      choice holds.
-    router_input: what the router reads in the place of x.
+    experts: ids that replace the k largest, as recorded in sampling (router replay, 2510.11370);
+      gates and losses are still those of x. For an id of -1 the router chooses.
+    router_input: input of the router, instead of x.
 
   References: DeepSeek-V3, 2412.19437 (sigmoid scores, groups); Wang et al., 2408.15664 (the bias);
   Nemotron 3, 2512.20856 (the latent); LongCat-Flash, 2509.01322 (zero experts).
   """
   routes = _route(params, x if router_input is None else router_input, config, experts)
   routed = (segment_ids != 0)[..., None] & (routes.experts < config.num_experts)
-  # For sampling there may be experts behind the last that nobody is sent to.
+  # In sampling the arrays may be padded with experts to which no token is sent.
   visits = jnp.where(routed, routes.experts, params.expert_up.shape[0])
   inner = x if params.latent_down is None else linear(x, params.latent_down)
   weights = Experts(
@@ -184,11 +183,11 @@ def moe(
 def bias_change(
   load: Float[Array, "*lead experts"], rate: float | Array, config: ModelConfig
 ) -> Float[Array, "*lead experts"]:
-  """What balancing without a loss adds to the bias of each expert.
+  """The change of each expert's bias by balancing without a loss.
 
   "sign": ``rate * sign(mean load - load_e)`` (2408.15664). "proportional": for each of the E routed
   experts ``rate * ((K_e / K) / E - load_e / sum load)``, 0 for zero experts (2509.01322): K choices
-  of a token, of which K_e are to be routed ones.
+  of a token, of which K_e should be routed experts.
 
   Args:
     load: tokens of the whole batch sent to each expert; 0 everywhere changes nothing.

@@ -1,7 +1,7 @@
-"""Multi-token prediction: what comes after the next token, from the same hidden state.
+"""Multi-token prediction: predicts tokens after the next one, from the same hidden state.
 
 At depth k the state of token t is joined with the embedding of token t + k and passes a small
-layer, that predicts token t + k + 1 and hands its state to the next depth:
+layer, which predicts token t + k + 1 and passes its state to the next depth:
 
     s_t^0 = hidden state of the model, after its last norm
     s_t^k = final_norm(blocks([token_norm(E[x_{t+k}]), hidden_norm(s_t^{k-1})] join))
@@ -37,9 +37,10 @@ class MtpScores:
 
   Attributes:
     log_probs: float32 [depths, B, T], aligned with the token itself: at depth k (index k - 1) token
-      t is read off the state k + 1 tokens before it; nats, 0 where its sequence has none there.
-    routing: what the routers of the layer did at every depth, [depths, routers, ...]; only states
-      with something to predict count. None without routers.
+      t is predicted from the state k + 1 tokens before it; nats, 0 where its sequence has none
+      there.
+    routing: of the layer's routers at every depth, [depths, routers, ...]; only states with a
+      target count. None without routers.
   """
 
   log_probs: Array
@@ -71,8 +72,8 @@ def mtp_scores(
 ) -> MtpScores:
   """Log-probs of tokens seen from further back, a scan over depths.
 
-  Nothing crosses sequences: a state whose target lies outside its own is padding to the layer. With
-  ``config.mtp.detach`` gradients reach the layer's own parameters only.
+  Nothing crosses sequences: a state whose target lies outside its sequence is padding for the
+  layer. With ``config.mtp.detach`` gradients reach the layer's own parameters only.
 
   Args:
     params: with ``mtp``.
@@ -158,7 +159,7 @@ def join(
   token_ids: Int[Array, "*lead"],
   state: Float[Array, "*lead embed"],
 ) -> Float[Array, "*lead embed"]:
-  """What the blocks of one depth read; ``layer`` is its own, without the leading axis."""
+  """The input of the blocks of one depth; ``layer`` is its layer, without the leading axis."""
   parts = (
     rms_norm(open_stream(params, config, token_ids)[0], layer.token_norm, config.norm_eps),
     rms_norm(state, layer.hidden_norm, config.norm_eps),
@@ -167,10 +168,10 @@ def join(
 
 
 def _ahead(x: Array, places: int) -> Array:
-  """What stands ``places`` further on in the row; 0 past its end."""
+  """The entry ``places`` further on in the row; 0 past its end."""
   return jnp.pad(x, ((0, 0), (0, places)))[:, places:]
 
 
 def _behind(x: Array, places: int) -> Array:
-  """What stands ``places`` further back in the row; 0 before its start."""
+  """The entry ``places`` further back in the row; 0 before its start."""
   return jnp.pad(x, ((0, 0), (places, 0)))[:, : x.shape[1]]

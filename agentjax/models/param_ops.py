@@ -1,4 +1,4 @@
-"""What is done to parameters between updates, outside of any gradient."""
+"""Changes of parameters between updates, without a gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = jax.Array
 
 
 def qk_clip_obstacle(config: ModelConfig) -> str | None:
-  """Why the scores of this model cannot be clipped, or None where they can."""
+  """Why the scores of this model cannot be clipped, or None if they can."""
   if not set("*AS") & set(config.pattern):
     return "no block of model.pattern has attention"
   if config.gemma is not None or config.qk_norm:
@@ -36,14 +36,14 @@ def qk_clip_scales(
   threshold: float,
   alpha: float = 0.5,
 ) -> tuple[Any, Float[Array, ""]]:
-  """What QK-clip multiplies the projections of queries and keys by.
+  """Factors of QK-clip on the projections of queries and keys.
 
   A head whose largest score S on the batch is above the threshold gets ``g = threshold / S``, all
-  others 1. With a key of its own (as many key heads as query heads) its query is multiplied by
-  ``g^alpha`` and its key by ``g^(1 - alpha)``; where heads share a key the query takes all of g, so
-  that no other head changes. Latent attention: the parts without rotary embedding by ``sqrt(g)``
-  each, the rotated query by g, the rotated key, which all heads share, not at all. Scores on the
-  same inputs are then at most the threshold.
+  others 1. If each head has its own key, its query is multiplied by ``g^alpha`` and its key by
+  ``g^(1 - alpha)``. If heads share a key, the query is multiplied by g, so that no other head
+  changes. Latent attention: the parts without rotary embedding by ``sqrt(g)`` each, the rotated
+  query by g, the rotated key, which all heads share, not at all. Scores on the same inputs are then
+  at most the threshold.
 
   Args:
     params: from ``init``; biases are scaled with their projections.
@@ -53,8 +53,8 @@ def qk_clip_scales(
     alpha: share of g that the query takes; 1/2 in Kimi K2.
 
   Returns:
-    A tree like ``params``: an array to multiply by, or None where nothing changes; and the number
-    of heads that are clipped.
+    A tree like ``params``: an array to multiply by, or None if nothing changes; and the number of
+      clipped heads.
 
   References: Kimi K2, 2507.20534 (MuonClip).
   """
@@ -82,7 +82,7 @@ def qk_clip_scales(
 
 
 def rescale(params: Any, scales: Any) -> Any:
-  """``params`` times ``scales``, in the dtypes of the params; as they are where that is None."""
+  """``params`` times ``scales``, in the dtypes of the params; unchanged where the scale is None."""
   return jax.tree.map(lambda w, s: w if s is None else (w * s).astype(w.dtype), params, scales)
 
 

@@ -1,11 +1,11 @@
 """Published architectures as values: ``model_preset("nemotron3_super_120b_a12b")``.
 
-One file of ``published/`` each, read like a checkpoint's ``config.json``; they serve to plan, to
-test and to train from scratch. Weights are float32 and compute in bfloat16 as published; change a
-field with ``dataclasses.replace``.
+Each is a file of ``published/``, read like a checkpoint's ``config.json``, for planning, testing
+and training from scratch. Weights are float32 and compute in bfloat16 as published; change a field
+with ``dataclasses.replace``.
 
-A file has ``config.json``, the keys that its family reads, and ``fields`` of ModelConfig that no
-family's ``config.json`` can say.
+A file has ``config.json``, the keys that its family reads, and ``fields`` of ModelConfig that a
+family's ``config.json`` cannot have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log-probs of tokens, of which a gradient may flow back, and of any response after any prefix."""
+"""Differentiable log-probs of tokens, and log-probs of any response after any prefix."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def score_tokens(
     temperature: divides the logits; above 0. No gradient reaches it.
     kept: places in their rows of the tokens that are scored, 0 where a row has fewer; None scores
       all. No logits are made for the others, whose scores are 0.
-    sets: of the kept tokens, [B, K, places]: scores are those of a softmax over these tokens alone,
-      and log-normalisers 0.
+    sets: of the kept tokens, [B, K, places]: scores are those of a softmax over only these tokens,
+      and log-normalisers are 0.
 
   Raises:
     ValueError: ``exact_chunk`` with experts to be replayed, with ``kept``, a T that it does not
@@ -74,7 +74,7 @@ def score_tokens(
     out, scores = _exact(params, config, *rows, targets, temperature)
   else:
     out = forward(params, config, *rows, experts=experts, depths=depths)
-    # Token t is read off the hidden state before it.
+    # Token t is predicted from the hidden state before it.
     if kept is None:
       scores = score_targets(params, config, out.hidden, targets, temperature)
     else:
@@ -95,7 +95,7 @@ def score_tokens(
 
 
 def _check_exact(config: ModelConfig, experts: Array | None, kept: Array | None) -> None:
-  """Refuses what an exact computation does not take."""
+  """Refuses arguments that an exact computation does not support."""
   if experts is not None:
     raise ValueError(
       f"experts were given with exact_chunk={config.exact_chunk}, where training chooses what "
@@ -133,7 +133,7 @@ def _kept_scores(
 
 @dataclasses.dataclass(frozen=True)
 class ResponseScores:
-  """What a model says of the n tokens of a response.
+  """A model's scores of the n tokens of a response.
 
   Attributes:
     log_probs, entropies: float32 [n], nats.
@@ -162,13 +162,14 @@ def score_responses(
 ) -> list[ResponseScores]:
   """``log p(response | prefix)`` token by token, for any pairs of the two.
 
-  The i-th response follows the i-th prefix, whatever it was sampled after: the question it answers,
-  another question (mutual information, ``cross_log_probs``), or the start token alone (the marginal
-  of 2604.14142). Pairs are packed into rows; states of recurrent blocks start at zero in each.
+  The i-th response follows the i-th prefix, which need not be the one it was sampled after: its own
+  question, another question (mutual information, ``cross_log_probs``), or only the start token (the
+  marginal of 2604.14142). Pairs are packed into rows; states of recurrent blocks start at zero in
+  each.
 
   Args:
     params, config: of the model.
-    prefixes: token ids, at least one each: the first token of all has nothing to be predicted from.
+    prefixes: token ids, at least one each, because the first token of a row cannot be predicted.
     responses: token ids, as many as prefixes.
     temperature: divides the logits.
     top_k: most likely tokens to return with each.
@@ -227,7 +228,7 @@ def cross_log_probs(
 ) -> Float[np.ndarray, "responses prefixes"]:
   """``sum_t log p(response_i | prefix_j)``, nats, of every response after every prefix.
 
-  What mutual-information proxies of RAGEN-2 (2604.06268) start from. ``options`` are those of
+  Input of the mutual-information estimates of RAGEN-2 (2604.06268). ``options`` are those of
   ``score_responses``.
   """
   every = score_responses(

@@ -17,7 +17,7 @@ Weight = Any  # a field of a parameter container: an Array, or the ParamSpec it 
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-  """What an array is before it exists.
+  """Abstract description of an array.
 
   Attributes:
     shape: array shape.
@@ -31,7 +31,7 @@ class ParamSpec:
     low, high, floor: of "step_bias".
     trained: False for arrays that no gradient moves (the router's bias).
     decayed: whether weight decay may apply; False for norms, biases and decay rates.
-    wide: used in float32 whatever the compute dtype: norms, routers, decay rates and steps.
+    wide: used in float32 for any compute dtype: norms, routers, decay rates and steps.
   """
 
   shape: tuple[int, ...]

@@ -21,7 +21,7 @@ _SIDES = (512, 256, 128)
 
 
 def fits(query: Array, key: Array, value: Array) -> bool:
-  """Whether the kernel takes these whole arrays [B, T, heads, width], cut as the mesh says.
+  """Whether the kernel supports these whole arrays [B, T, heads, width], sharded over the mesh.
 
   It multiplies in bfloat16, in tiles of at least 128 tokens; widths are multiples of 64.
   """
@@ -68,8 +68,8 @@ def kernel(time: int, heads: int, shards: int, window: int | None, interpret: bo
     )
     return jax.tree.map(np.asarray, made)
 
-  # The tables pass through arrays, which must be real ones: another thread knows neither the trace
-  # under way nor the mesh, whose devices may only be compiled for.
+  # The tables are made of concrete arrays in another thread, which has neither the present trace
+  # nor the mesh (its devices may exist only for compilation).
   with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
     return elsewhere.submit(make).result()
 

@@ -26,18 +26,19 @@ from agentjax.sharding import LOGICAL_AXES, constrain, index, on_shards, ways
 Array = jax.Array
 Blocks = tuple[Any, ...]  # one entry a character: what the kind's ``spec`` makes
 
-# What ``config.remat`` keeps of a block for its gradient: nothing, or its dense projections.
+# Results of a block that ``config.remat`` keeps for its gradient: none, or its dense projections.
 _KEPT = {"block": None, "dots": jax.checkpoint_policies.save_only_these_names(LINEAR)}
 
 
 @flax.struct.dataclass
 class MtpLayer:
-  """What predicts further ahead; every array has a leading axis, of 1 where depths share weights.
+  """The layer of multi-token prediction; every array has a leading axis, of size 1 if depths share
+  weights.
 
   Attributes:
     token_norm, hidden_norm: [embed], of the embedding and of the hidden state.
     join: [2 * embed, embed], of the normed embedding and hidden state one after the other.
-    blocks: what ``BlockKind.spec`` says per character of ``config.mtp.pattern``.
+    blocks: parameters of ``BlockKind.spec`` for each character of ``config.mtp.pattern``.
     final_norm: [embed], before the output projection and the next depth.
   """
 
@@ -54,14 +55,14 @@ class Params:
 
   Attributes:
     embedding: [vocab, embed].
-    groups: per entry of ``pattern_units``, what ``BlockKind.spec`` says per character of the
-      unit, its arrays stacked over the repeats along a leading axis.
+    groups: for each entry of ``pattern_units``, the parameters of ``BlockKind.spec`` for each
+      character of the unit, stacked over the repeats along a leading axis.
     final_norm: [embed].
     lm_head: [embed, vocab]; None where embeddings are tied.
     mtp: None without ``config.mtp``.
-    loop, second_pass: what ``PassKind.spec`` says; None without ``config.loop`` and
+    loop, second_pass: parameters of ``PassKind.spec``; None without ``config.loop`` and
       ``config.second_pass``.
-    per_layer: what ``StreamKind.spec`` says; None without.
+    per_layer: parameters of ``StreamKind.spec``; None without.
   """
 
   embedding: Weight
@@ -98,7 +99,7 @@ class ForwardOutput:
     max_scores: float32 [attentions, heads], the largest score of every attention head on these rows
       in pattern order (see ``attend.max_scores``); None unless ``config.record_max_scores``.
     captured: [blocks, B, K, embed], the stream after every block at the places that were asked for,
-      without the last norm; None where none were.
+      without the last norm; None if none were asked for.
   """
 
   hidden: Array
@@ -123,7 +124,7 @@ class ForwardOutput:
 
   @property
   def dropped(self) -> Array:
-    """Float32 scalar, choices of all blocks that found no room on the way to their expert."""
+    """Float32 scalar, choices of all blocks that were dropped for lack of room."""
     return self._over_routers("dropped", jnp.sum)
 
   def _over_routers(self, name: str, reduce: Callable[[Array], Array]) -> Array:
@@ -235,11 +236,11 @@ def forward(
     segment_ids: [B, T], 0 on padding, else the sequence a token belongs to; neither attention, nor
       convolution, nor state reaches across.
     positions: [B, T], place of the token in its sequence.
-    experts: expert ids that every block with a router uses in the place of its own choice.
+    experts: expert ids that replace the choice of every router.
     depths: iterations of a looped core, one number for all tokens of a sequence (see
       ``PassKind.sample_depths``); None is ``config.loop.fixed_depth``.
-    anchors: the stream after every block as another computation of the same function had it. It
-      takes the place of the block's own result, whose gradient it gets (see ``anchored``).
+    anchors: the stream after every block from another computation of the same function. It replaces
+      the block's own result and gets its gradient (see ``anchored``).
     captured: places in their rows at which the stream after every block is wanted.
 
   Raises:
@@ -283,7 +284,7 @@ def num_routers(config: ModelConfig) -> int:
 
 
 def stream_kind(config: ModelConfig) -> StreamKind | None:
-  """What flows between the blocks; None is an array.
+  """The kind of stream between the blocks; None is an array.
 
   Raises:
     ConfigError: blocks of the pattern read different kinds of streams.
@@ -301,7 +302,7 @@ def stream_kind(config: ModelConfig) -> StreamKind | None:
 def open_stream(
   params: Params | DecodeParams, config: ModelConfig, token_ids: Int[Array, "*lead"]
 ) -> tuple[Any, Array | None]:
-  """What the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
+  """The stream that the first block reads, and the inputs of all blocks [*lead, blocks, per_layer].
 
   The stream is [*lead, embed] in the compute dtype, or what ``StreamKind.open`` gives; inputs are
   None in models that have none.
@@ -313,7 +314,7 @@ def open_stream(
 def _embed(table: Array, token_ids: Array) -> Array:
   """``table[token_ids]``; over a mesh each device looks up its own tokens.
 
-  Left to itself the compiler sums a gradient of the whole table on every device.
+  Otherwise the compiler would sum a gradient of the whole table on every device.
   """
   if token_ids.ndim != 2 or table.shape[0] % ways("vocab"):
     return table[token_ids]
@@ -333,7 +334,7 @@ def _embed(table: Array, token_ids: Array) -> Array:
 
 
 def close_stream(x: Any, config: ModelConfig) -> Float[Array, "*lead embed"]:
-  """What the last block leaves, before the last norm."""
+  """The stream after the last block, before the last norm."""
   stream = stream_kind(config)
   return x if stream is None else stream.close(x)
 
@@ -341,7 +342,7 @@ def close_stream(x: Any, config: ModelConfig) -> Float[Array, "*lead embed"]:
 def given_to_blocks(
   config: ModelConfig, experts: Array | None, per_layer: Array | None
 ) -> tuple[Any, ...]:
-  """What each block of the pattern gets beside the stream (see ``BlockKind``)."""
+  """The further input of each block of the pattern (see ``BlockKind``)."""
   remaining = iter(() if experts is None else experts)
   chosen = (next(remaining, None) if KINDS[kind].routes else None for kind in config.pattern)
   stream = stream_kind(config)
@@ -400,7 +401,7 @@ def unstack(groups: tuple[Blocks, ...], config: ModelConfig) -> list[Any]:
 
 @jax.custom_vjp
 def anchored(x: Array, exact: Array) -> Array:
-  """``exact``, whose gradient reaches x: two roundings of one number, of which x has the slope."""
+  """The value of ``exact`` with the gradient of x; both are roundings of the same number."""
   del x
   return exact
 
@@ -418,7 +419,7 @@ anchored.defvjp(_anchored_forward, _anchored_backward)
 
 
 class _Given(NamedTuple):
-  """What a block is given (see ``BlockKind``), and the stream after it."""
+  """The further input of a block (see ``BlockKind``), and the stream after it."""
 
   own: Any
   anchor: Array  # [B, T, embed]
@@ -429,7 +430,7 @@ def _is_moe(node: Any) -> bool:
 
 
 def _pin(x: Any, config: ModelConfig) -> Any:
-  """Fixes where the stream of packed rows lies."""
+  """Fixes the sharding of the stream of packed rows."""
   stream = stream_kind(config)
   axes, name = ("batch", "time", "stream"), "the residual stream"
   if stream is None:
@@ -440,7 +441,8 @@ def _pin(x: Any, config: ModelConfig) -> Any:
 def _sections(
   groups: tuple[Blocks, ...], given: tuple[Any, ...], config: ModelConfig
 ) -> tuple[Section, ...]:
-  """Groups and what their blocks are given, by stretch of the pattern (``config.sections``)."""
+  """Groups and the further inputs of their blocks, by section of the pattern
+  (``config.sections``)."""
   sections: list[Section] = []
   rest = iter(groups)
   for pattern in config.sections:
@@ -459,7 +461,7 @@ def _run_section(
   rows: Rows,
   kinds: Mapping[str, BlockKind] = KINDS,
 ) -> tuple[Array, list[Any]]:
-  """Applies the groups of a stretch; the reports are those of its blocks, in pattern order."""
+  """Applies the groups of a section; the reports are those of its blocks, in pattern order."""
   reports: list[Any] = []
   given = section.given
   for (unit, repeats), group in zip(section.units, section.groups, strict=True):
@@ -472,7 +474,7 @@ def _run_section(
       each = tuple(
         jax.tree.map(lambda *v: jnp.stack(v), *here[i :: len(unit)]) for i in range(len(unit))
       )
-      # In a straight line XLA:CPU would merge what is computed again with what was computed first.
+      # In a straight-line program XLA:CPU would merge the recomputation with the first computation.
       unroll = config.remat == "none" and len(unit) * repeats <= config.unrolled_blocks
       x, told = jax.lax.scan(body, x, (group, each), unroll=unroll)
       reports += [jax.tree.map(lambda v, i=i: v[i], r) for i in range(repeats) for r in told]

@@ -1,4 +1,4 @@
-"""Softmax attention in square tiles: the size of the program and of what it holds is bounded."""
+"""Softmax attention in square tiles, with bounded program size and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASKED = -1e30
 
 
 class _Grid(NamedTuple):
-  """Places of the tiles; the same on both sides of the diagonal. Static but for ``start``."""
+  """Places of the tiles; the same on both sides of the diagonal. Static except ``start``."""
 
   start: Array  # int32 [], place of the first query among the keys
   block: int
@@ -72,7 +72,7 @@ def attend_tiles(
 
   Args:
     query, key, value, scale, window: see ``attend``.
-    query_segments, key_segments: ids, 0 or more; what they are equal on sees each other.
+    query_segments, key_segments: ids, 0 or more; a query sees keys with the same id.
     start: place of the first query among the keys.
     block: tokens of a tile.
 
@@ -185,7 +185,7 @@ def _attend_forward(
       out, top, total = carry
       scores = _scores(queries[i], keys[j], grid.seen(i, j, query_ids, key_ids), scale)
       higher = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-      # What was added while nothing had been seen is wiped by the first real score.
+      # Sums from before the first visible key are erased by the first real score.
       weights, kept = jnp.exp(scores - higher), jnp.exp(top - higher)
       more = _product("bcqk,bckv->bcqv", weights.astype(values.dtype), values[j])
       total = total * kept + jnp.sum(weights, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Functions of whole next-token distributions, of which only a few tokens' are held at once."""
+"""Functions of whole next-token distributions, computed for a few tokens at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = jax.Array
 
 
 class Readout(NamedTuple):
-  """Hidden states and what makes log-probs of them.
+  """Hidden states and their output projection.
 
   Attributes:
     hidden: [B, T, embed].
@@ -51,8 +51,8 @@ def over_vocabulary(
 ) -> Any:
   """``function(log_p, log_q, ..., *per_token)`` of all tokens, ``size`` time steps at once.
 
-  The logits of one chunk are held at a time, in the backward pass as well, which makes them again:
-  memory is ``batch * size * vocab`` floats a model, whatever the number of tokens.
+  Only the logits of one chunk are held at a time, also in the backward pass, which computes them
+  again: memory is ``batch * size * vocab`` floats per model, for any number of tokens.
 
   Args:
     function: gets float32 log-probs [B, size, vocab], one array a readout, and ``per_token`` cut
@@ -107,8 +107,8 @@ def restricted_scores(
 ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
   """``log p(y | S) = z_y - logsumexp_{v in S} z_v`` and the entropy of p(. | S), nats, float32.
 
-  Logits are made of the tokens in the sets alone: of ``size`` time steps ``size * (1 + K)`` columns
-  of the output projection are gathered at once. Over a mesh that splits the vocabulary, the
+  Logits are computed only for the tokens in the sets: for ``size`` time steps ``size * (1 + K)``
+  columns of the output projection are gathered at once. Over a mesh that splits the vocabulary, the
   compiler gathers the projection first.
 
   Args:
@@ -148,9 +148,9 @@ def take_tokens(
 def put_tokens(
   values: Float[Array, "batch kept"], places: Int[Array, "batch kept"], time: int
 ) -> Float[Array, "batch time"]:
-  """Inverse of ``take_tokens``, 0 elsewhere; what stands at place 0 is dropped."""
+  """Inverse of ``take_tokens``, 0 elsewhere; the entry at place 0 is dropped."""
   rows = jnp.arange(values.shape[0])[:, None]
-  # Place 0 has nothing before it to be predicted from, and fills up short rows.
+  # The token at place 0 cannot be predicted; 0 fills up short rows.
   return (
     jnp.zeros((values.shape[0], time), values.dtype)
     .at[rows, places]

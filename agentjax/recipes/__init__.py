@@ -1,4 +1,4 @@
-"""Recipes: what only one published method needs, a folder each, and ``presets``, which need none.
+"""Recipes: code that only one published method needs, one folder each; ``presets`` need no folder.
 
 The core imports none of them.
 """

@@ -18,7 +18,7 @@ class JudgeRefusedError(RuntimeError):
   """The endpoint answered, but not with a reply: a wrong model name, key or request.
 
   Attributes:
-    fault: the policy's, where what was asked was refused: it may be too long, or odd.
+    fault: the policy's, if the request was refused: it may be too long or malformed.
   """
 
   def __init__(self, message: str, status: int | None = None):
@@ -50,13 +50,13 @@ class EndpointConfig(Config):
 
 
 def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
-  """What of an endpoint's settings has to do with what it writes."""
+  """The settings of an endpoint that influence its text."""
   by_the_way = ("api_key_variable", "timeout", "attempts")
   return {name: value for name, value in config.to_dict().items() if name not in by_the_way}
 
 
 async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:
-  """What ``POST base_url/path`` answers, which has at least one choice.
+  """The answer of ``POST base_url/path``, with at least one choice.
 
   Holds no connection between calls, so that threads with event loops of their own may share it.
 

@@ -15,7 +15,7 @@ _MOST_ALTERNATIVES = 20  # what endpoints give at most beside a token
 
 
 class ChoiceNotToldError(JudgeRefusedError):
-  """None of the choices is among the most likely tokens: nothing is known of the margin."""
+  """None of the choices is among the most likely tokens, so the margin is unknown."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -64,10 +64,10 @@ class HttpJudge:
   ) -> list[float]:
     """Log-probs of one-token choices, from the 20 most likely tokens that an endpoint tells.
 
-    A choice that is not among them gets the least log-prob that was told, which bounds its own from
-    above: a margin is then finite and too small rather than infinite, and cannot win because the
-    other letter was cut off. Exact log-probs come from ``EngineJudge``. Needs an endpoint that goes
-    on with an assistant's message (``continue_final_message`` of vLLM and SGLang).
+    A choice that is not among them gets the lowest of their log-probs, an upper bound of its own.
+    So a margin is finite and too small rather than infinite, and cannot win only because the other
+    letter is missing. Exact log-probs come from ``EngineJudge``. Needs an endpoint that goes on
+    with an assistant's message (``continue_final_message`` of vLLM and SGLang).
 
     Raises:
       ChoiceNotToldError: no choice is among the tokens told.

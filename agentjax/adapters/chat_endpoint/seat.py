@@ -13,8 +13,7 @@ from agentjax.rollout.seats import SeatPlayer
 class ServiceSeat(SeatConfig):
   """A model behind an endpoint.
 
-  What it wrote is in the journal: a step is replayed without it. Where it fails, the episode is
-  masked.
+  The journal keeps its text, so a step is replayed without it. If it fails, the episode is masked.
 
   Attributes:
     endpoint: where it is, and how it samples.

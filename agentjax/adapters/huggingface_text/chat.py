@@ -1,16 +1,16 @@
 """Conversations as the chat template of a Hugging Face folder writes them.
 
-A template renders a whole conversation as text. Here it is asked only for what nobody has seen yet:
+A template renders a whole conversation as text. Here it only renders new text:
 
 * a prompt is rendered once, with the request for the policy's turn;
-* what comes after a turn of the policy is rendered behind a stand-in for that turn, in a
-  conversation of one question, and the text after the stand-in is appended. The turn itself stays
-  as sampled, its thinking included: templates that drop earlier thinking from the history (Qwen3,
+* to render what comes after a turn of the policy, a placeholder replaces that turn in a
+  conversation of one question, and the text after the placeholder is appended. The turn itself
+  stays as sampled, with its thinking: templates that drop earlier thinking from the history (Qwen3,
   Nemotron) or write a call's arguments in other words cannot change what was sampled.
 
 A template that would change what others said before, for example one that moves the tools to the
 latest user message, raises PrefixError. One that leaves out a content, a call or a tool raises
-TemplateRefusal: a policy must not be taught by, or answer, a conversation with holes.
+TemplateRefusal: a policy must not learn from, or answer, an incomplete conversation.
 
 Contents never become markup. Before rendering, every place in a content where the spelling of an
 added token could begin or end is marked with a character that Unicode keeps for such internal use;
@@ -106,7 +106,7 @@ class TemplateChat(Chat):
     if not spellings:
       raise TokenizerError(f"{tokenizer.name} has no added tokens that could mark turns.")
     self._controls = re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
-    # What stands between markup comes again and again: tools, system prompts, the words of a group.
+    # Texts between markup are repeated often: tools, system prompts, prompts of a group.
     self._encode_text = functools.lru_cache(maxsize=1024)(tokenizer.encode)
     self._spellings = {i: spelling for spelling, i in tokenizer.controls.items()}
     borders = ({s[0] for s in spellings}, {s[-1] for s in spellings})
@@ -128,7 +128,7 @@ class TemplateChat(Chat):
     self._end = closing.group()
     self._end_id = tokenizer.controls[self._end]
     self.stop_ids = tuple(dict.fromkeys([self._end_id, *stop_ids]))
-    # Whoever may write what others' words are wrapped in could make up what its tools answered.
+    # A policy that may write this markup could make up its tools' answers.
     said = asked + self._after_turn([_heard(self._renders_tools())], (), ask=False)
     marks = {tokenizer.controls[spelling] for spelling in self._controls.findall(said)}
     self.reserved_ids = frozenset(marks.difference(self.stop_ids))

@@ -24,8 +24,8 @@ class HuggingFaceTokenizer:
   """``tokenizer.json`` of a folder, with the added tokens of ``tokenizer_config.json``.
 
   Added tokens (``<|im_end|>``, ``<think>``, ``<tool_call>`` and the like) are markup: ``encode``
-  never yields one, whatever the text spells. Only what writes conversations places them, by their
-  ids in ``controls``. Ids without a token, which some vocabularies have, decode to nothing.
+  never yields one for any text. Only the code that writes conversations places them, by their ids
+  in ``controls``. Ids without a token, which some vocabularies have, decode to nothing.
 
   Vocabularies in sentencepiece's manner (Gemma) also add plain words: runs of line breaks and of
   spaces, HTML tags. These are text: ``encode`` gives the ids that the tokenizers package gives. An

@@ -1,4 +1,4 @@
-"""What families with latent attention share: its config.json keys and its tensors."""
+"""Shared by families with latent attention: config.json keys and tensors."""
 
 from __future__ import annotations
 

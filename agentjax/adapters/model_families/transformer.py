@@ -1,4 +1,4 @@
-"""What Llama and its descendants share: tensors of attention and MLP blocks, config.json keys."""
+"""Shared by Llama and its descendants: tensors of attention and MLP blocks, config.json keys."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Scores one answer by reasoning-gym's verifier, in a box: see ``scoring``.
 
 Some of the library's verifiers hand the answer to ``eval`` or to ``sympy.parse_expr``, which runs
-it. Then the answer would stand in the same process as the score, and could write it. So these two
-are taken away before an answer is read: ``evaluate`` and ``parse_expression`` take their place and
-know numbers, texts, lists and arithmetic, nothing that runs.
+it. Then the answer would run in the process of the score and could change it. So these two are
+replaced before an answer is read: ``evaluate`` and ``parse_expression`` only know numbers, texts,
+lists and arithmetic.
 
-Some verifiers also pay wrong answers. ``_MENDED`` judges in their place.
+Some verifiers also pay wrong answers; ``_MENDED`` replaces them.
 
 Imports the standard library and, once it runs, reasoning-gym, which the box has.
 """
@@ -135,7 +135,7 @@ def parse_expression(original: Callable[..., Any]) -> Callable[..., Any]:
         allowed = isinstance(node, _ALGEBRA)
       if not allowed:
         raise ValueError(f"{ast.unparse(node)[:80]!r} is no part of an algebraic expression")
-    # What was looked at is what is parsed: comments and odd spellings do not come along.
+    # The checked text is exactly the parsed text, without comments and odd spellings.
     return original(ast.unparse(tree), local_dict=local_dict, **settings)
 
   return parse
@@ -179,12 +179,12 @@ def _refuse(*arguments: object) -> None:
 
 
 def verifier(name: str) -> Score:
-  """What scores the answers of one data set: 1 for a right one, else at most a half.
+  """The scorer of one data set: 1 for a right answer, else at most a half.
 
-  A right answer is one that the library's verifier pays in full and that says nothing else: its
-  words and numbers are those of the reference. Data sets with many right answers, or forms of one,
-  are left to the verifier (``_MANY_ANSWERS``), or must state as many numbers as the reference
-  (``_MANY_FORMS``). What earns less in full gets half of the library's figure.
+  An answer is right if the library's verifier pays it in full and its words and numbers are those
+  of the reference. For data sets with many right answers the verifier alone decides
+  (``_MANY_ANSWERS``); with many forms of an answer the number of numbers must match
+  (``_MANY_FORMS``). Other answers get half of the library's figure.
   """
   from reasoning_gym import get_score_answer_fn
 

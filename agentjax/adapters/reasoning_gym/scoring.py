@@ -1,8 +1,8 @@
 """reasoning-gym's verifiers as reward parts; they run in a box, one process an answer.
 
-Some of the library's verifiers evaluate the answer as code. So no answer is looked at here: entry
-and answer go to a box as data, ``boxed`` scores them there, and one number comes back. In the
-box too the answer is never run (see there), so it cannot write the number itself.
+Some of the library's verifiers evaluate the answer as code. So answers are not read here: entry and
+answer go to a box as data, ``boxed`` scores them there, and one number comes back. The answer is
+not run in the box either, so it cannot change the number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the back ends of this folder share: started once, with boxes that are closed with it."""
+"""Shared by the back ends of this folder: started once; boxes are closed with the back end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What back ends share that run programs through a tool of this machine."""
+"""Shared by back ends that run programs through a tool of this machine."""
 
 from __future__ import annotations
 

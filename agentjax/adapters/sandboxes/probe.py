@@ -1,4 +1,4 @@
-"""What holds in a box, found by trying to break it from inside."""
+"""Probes the protections of a box by trying to break them from inside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Programs in sandboxes that a vendor rents out, through the vendor's own Python SDK.
 
-``Provider`` is what is asked of an SDK; ``RentedSandbox`` makes a back end of it. All else is done
-by shell scripts of ours inside: each leaves its report in a file, which is read up to a bound. So
-neither what an SDK does with outputs nor what it keeps of them matters.
+``Provider`` is the interface to an SDK; ``RentedSandbox`` makes a back end of it. Shell scripts of
+ours do the rest inside: each leaves its report in a file, which is read up to a bound. So it does
+not matter how an SDK handles outputs.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ _READY = 'echo ready >"$n.report"'
 class RentedConfig(SandboxConfig):
   """Settings of a vendor's back end; the figures are ours.
 
-  What shuts programs in is the vendor's, so no protection is claimed; what a program leaves running
-  runs on until its box is closed. The image needs sh, tar, the usual small programs (head, tail,
-  wc, timeout) and Python for Python code. The SDK takes its key from the environment.
+  The isolation is the vendor's, so no protection is claimed. Background processes run until their
+  box is closed. The image needs sh, tar, the usual small programs (head, tail, wc, timeout) and
+  Python for Python code. The SDK takes its key from the environment.
 
   Attributes:
     limits: bounds of a run: those that a shell sets, the wall clock, and what is kept of outputs.
@@ -135,7 +135,7 @@ class RentedConfig(SandboxConfig):
 
 
 class Provider(abc.ABC, Generic[Handle]):
-  """A vendor's SDK. Every method raises InfraError where the service fails, and for nothing else.
+  """A vendor's SDK. Every method raises InfraError if the service fails, and no other error.
 
   ``handle`` is what ``create`` returned.
   """
@@ -146,7 +146,7 @@ class Provider(abc.ABC, Generic[Handle]):
 
   @abc.abstractmethod
   async def exec(self, handle: Handle, command: str, seconds: float) -> None:
-    """Runs a shell command to its end, however it ends; its output is nobody's concern."""
+    """Runs a shell command to its end; its output and status are ignored."""
 
   @abc.abstractmethod
   async def upload(self, handle: Handle, path: str, content: bytes) -> None:
@@ -162,7 +162,8 @@ class Provider(abc.ABC, Generic[Handle]):
 
 
 class _NoReportError(InfraError):
-  """What a script left cannot be read; the service may have failed, or a program hidden it."""
+  """A script's report cannot be read: the service may have failed, or a program may have hidden
+  it."""
 
 
 class RentedSandbox(StartedSandbox, Generic[Handle]):
@@ -356,7 +357,8 @@ class RentedBox(CalledBox, Generic[Handle]):
 
 
 def _result(report: bytes | None, seconds: float, limits: SandboxLimits) -> SandboxResult:
-  """Reads what the script said of a run; the program may have written it, and is not excused."""
+  """Reads the script's report of a run. The program may have forged it; such a fault is the
+  program's."""
   try:
     words, _, content = (report or b"").partition(b"\n")
     code, *totals = (int(word) for word in words.split())

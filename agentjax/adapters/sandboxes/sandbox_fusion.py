@@ -205,7 +205,7 @@ def _read(answer: Any, limits: SandboxLimits) -> tuple[SandboxResult, bytes | No
 
 
 def _without_supervisor(run: Mapping[str, Any], limits: SandboxLimits) -> SandboxResult:
-  """The program ended its supervisor, or kept it from its work; never an excuse for the program."""
+  """The program ended or blocked its supervisor, which is the program's fault."""
   outputs = [Output(limits.output_bytes) for _ in range(2)]
   for output, name in zip(outputs, ("stdout", "stderr"), strict=True):
     output.add(str(run.get(name) or "").encode())

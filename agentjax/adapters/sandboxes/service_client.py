@@ -1,6 +1,6 @@
 """Calls to a remote sandbox service: bounded queue, deadline, retries, hedges, circuit breakers.
 
-Only failures of the service are tried again. What a program did, however bad, is an answer.
+Only failures of the service are tried again. A failure of a program is a normal answer.
 """
 
 from __future__ import annotations

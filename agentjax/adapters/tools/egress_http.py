@@ -1,4 +1,4 @@
-"""An aiohttp connector that reaches nothing but what an egress policy allows. Extra: [web]."""
+"""An aiohttp connector that only reaches hosts that an egress policy allows. Extra: [web]."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ except ImportError as error:
 class GuardedResolver(aiohttp.abc.AbstractResolver):
   """Resolves allowed names only, and to nothing but allowed addresses.
 
-  A name of which one address is refused is refused altogether: honest names do not lead both to the
-  world and into the house.
+  If one address of a name is refused, the name is refused: a legitimate name does not have both
+  public and private addresses.
   """
 
   def __init__(self, policy: EgressPolicy, inner: aiohttp.abc.AbstractResolver | None = None):
@@ -63,7 +63,7 @@ def guarded_session(
 ) -> aiohttp.ClientSession:
   """A session whose requests raise ``EgressDenied`` for what ``policy`` does not allow.
 
-  Proxies and passwords of the surroundings are not used, nor cookies kept.
+  Proxies and passwords of the environment are not used, and cookies are not kept.
 
   Args:
     policy: what may be reached.

@@ -55,11 +55,11 @@ class FetchConfig(ToolConfig):
 class FetchTool:
   """Gets a page: its text where it is HTML, other text as it is.
 
-  What the policy may reach is for ``FetchConfig.egress`` to say; names are checked, and the
-  addresses that they lead to, before anything is sent (status DENIED). No cookies are kept, and no
-  method but GET is there. A busy or unreachable server is tried again, then is an ERROR: the policy
-  chose the address, so that it can choose one that never answers.
-  The web changes, so this tool is the one that no seed makes repeat itself.
+  ``FetchConfig.egress`` says what the policy may reach. Names and their addresses are checked
+  before anything is sent (status DENIED). No cookies are kept, and GET is the only method. A busy
+  or unreachable server is tried again, then the status is ERROR: the policy chose the address, so
+  it could choose one that never answers. The web changes, so the result of this tool does not
+  depend only on a seed.
 
   Args:
     config: see FetchConfig.

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out: one name map a family, both directions from it."""
+"""Reading and writing Hugging Face checkpoints: one name map per family, for both directions."""
 
 from agentjax.files import CheckpointError
 from agentjax.models.huggingface.checkpoint import (

@@ -54,13 +54,13 @@ COMPANIONS = (
 # Keys of config.json that no family's map knows but that go with a tokenizer.
 _COMPANION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
-# Fields of ModelConfig that say how a model is run, trained or drawn, not what it computes.
+# Fields of ModelConfig that say how a model is run, trained or initialised, not what it computes.
 RUNTIME_FIELDS = frozenset((
   "compute_dtype param_dtype init_scale remat unrolled_blocks logits_chunk kernels attention_block "
   "record_max_scores dt_min dt_max dt_floor frozen_router router_bias_rule active_experts "
   "expert_block expert_capacity exact_chunk"
 ).split())  # fmt: skip
-# Fields that mean nothing without a block of one of these kinds.
+# Fields that have no meaning without a block of one of these kinds.
 _FIELDS_OF_KINDS = {
   "M": "mamba_heads mamba_head_dim mamba_state mamba_groups conv_kernel chunk_size "
   "dt_limit_low dt_limit_high",
@@ -123,7 +123,7 @@ def load_pretrained(
   with contextlib.ExitStack() as stack:
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)))
     files = {entry.file: _open(entry.file, stack) for entry in entries.values()}
-    # The largest first: what is held while they are placed is then least.
+    # The largest first: this needs the least memory while they are placed.
     by_size = sorted(leaves(specs).items(), key=lambda item: -math.prod(item[1].shape))
     for key, spec in by_size:
       shards = _shards(spec, placements.get(key))
@@ -165,7 +165,7 @@ def save_pretrained(
       of special tokens and the longest context are taken from its ``config.json``.
 
   Raises:
-    ConfigError: no family can say this config; what each of them loses is named.
+    ConfigError: no family can express this config; the error says what each of them would lose.
     CheckpointError: the folder is in use, the params are not of this config, or an array that the
       family has no tensor for is not zero.
   """
@@ -208,8 +208,8 @@ def read_config(
 ) -> ModelConfig:
   """The validated config of a folder, as ``load_pretrained`` returns it.
 
-  Of the weights it reads the output projection alone, where ``config.json`` says that the file need
-  not hold one and it does.
+  Of the weights it reads only the output projection, and only if the file holds one although
+  ``config.json`` says that it need not.
 
   Raises:
     CheckpointError: ``config.json`` is not there or no JSON.
@@ -241,7 +241,7 @@ def config_of(values: Mapping[str, Any], file: pathlib.Path) -> tuple[Family, Mo
 def _holds_another_head(folder: pathlib.Path, family: Family, config: ModelConfig) -> bool:
   """Whether the file of a model with tied embeddings holds an ``lm_head`` that differs from them.
 
-  transformers then takes it, whatever ``tie_word_embeddings`` says.
+  transformers then uses it, for any value of ``tie_word_embeddings``.
   """
   if not any((folder / name).exists() for name in (_SINGLE, _INDEX)):
     return False
@@ -270,10 +270,10 @@ def _holds_another_head(folder: pathlib.Path, family: Family, config: ModelConfi
 
 
 def family_of(config: ModelConfig) -> Family:
-  """The first family whose ``config.json`` says all that this config does.
+  """The first family whose ``config.json`` can express this config.
 
   Raises:
-    ConfigError: none can; what each of them loses is named.
+    ConfigError: none can; the error says what each of them would lose.
   """
   if own := sorted(set(config.pattern) - BUILT_IN):
     raise ConfigError(f"no family of Hugging Face models has the blocks {', '.join(own)}.")
@@ -383,7 +383,7 @@ def _compare(
   config: ModelConfig,
   may_round: bool,
 ) -> list[str]:
-  """What the tensors that are there and those of the model differ in."""
+  """Differences between the tensors of the folder and those of the model."""
   problems = []
   specs: dict[str, ParamSpec] = leaves(param_specs(config))
   for stored in tensors:
@@ -601,7 +601,7 @@ def _write_folder(
   values: Mapping[str, Any],
   tokenizer_from: str | os.PathLike[str] | None,
 ) -> None:
-  """Writes everything beside ``target`` and renames it."""
+  """Writes everything to a temporary folder and renames it to ``target``."""
   beside = target.with_name(f".{target.name}.{os.getpid()}")
   beside.mkdir(parents=True)
   try:

@@ -24,7 +24,7 @@ _FAMILIES = {
 
 
 def register_family(model_type: str, name: str) -> None:
-  """Adds a family, or replaces one; an installed package may name it as an entry point instead.
+  """Adds a family, or replaces one. An installed package may use an entry point instead.
 
   Args:
     model_type: of ``config.json``.
@@ -38,7 +38,7 @@ def register_family(model_type: str, name: str) -> None:
 
 
 def model_types() -> tuple[str, ...]:
-  """Of the families that can be read, in the order in which one is chosen for a config."""
+  """The readable families, in the order in which one is chosen for a config."""
   return tuple(entry_names(_FAMILIES, _GROUP))
 
 

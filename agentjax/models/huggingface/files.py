@@ -58,7 +58,7 @@ class TensorEntry:
     return math.prod(self.shape) * _BYTES[self.dtype]
 
   def blocks(self, descriptor: int, layout: Layout) -> Iterator[tuple[Box, np.ndarray]]:
-    """Reads a view in blocks, and of the file only the bytes that the view has.
+    """Reads a view in blocks; reads only the bytes of the view.
 
     Args:
       descriptor: of the open file.
@@ -94,7 +94,7 @@ def read_header(file: pathlib.Path) -> tuple[dict[str, TensorEntry], list[str]]:
   """Tensors of a file, and what is wrong with it.
 
   The library refuses headers whose byte ranges overlap, leave gaps, do not fit dtype and shape or
-  are not those of the file. So the tensors stand one behind the other, in the order of the ranges.
+  are not those of the file. So the tensors follow one another, in the order of the ranges.
   """
   try:
     with file.open("rb") as handle:

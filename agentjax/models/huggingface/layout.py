@@ -1,4 +1,4 @@
-"""Where the elements of one of our arrays lie inside a stored tensor: views, never copies."""
+"""Places of an array's elements inside a stored tensor, as views without copies."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Pattern:
   """Axes of a stored tensor and of our array, as in ``"(heads width) embed -> embed heads width"``.
 
   Parentheses put axes into one stored dimension, the outermost first; ``1`` is a stored dimension
-  of size one. Without an arrow both sides are the same. An axis of ours that the left side lacks
-  stands in the tensor's name: one tensor an index.
+  of size one. Without an arrow both sides are the same. An axis of our array that the left side
+  lacks is in the tensor's name: one tensor per index.
 
   ``+`` marks, once, what lies behind its like in a tensor that several arrays share:
   ``"(heads width)+ embed"`` joins whole dimensions, ``"(heads width+) embed"`` within each head.
@@ -134,7 +134,7 @@ class Pattern:
     return tuple(axis for axis in self.ours if axis not in named)
 
   def joined(self, sizes: Mapping[str, int]) -> int:
-    """How much of the tensor our array takes where it is joined with others."""
+    """The share of the tensor that our array takes if it is joined with others."""
     if self.join is None:
       return 1
     dimension, first = self.join

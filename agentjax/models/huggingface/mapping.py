@@ -1,4 +1,4 @@
-"""One description of a family's tensors, from which reading and writing both follow."""
+"""One description of a family's tensors, for reading and writing."""
 
 from __future__ import annotations
 
@@ -60,17 +60,18 @@ class Absent:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """All that is particular to one ``model_type``.
+  """Everything specific to one ``model_type``.
 
   Attributes:
     model_type: of config.json.
     architecture: class that transformers builds, for ``architectures`` of config.json.
     config_from_hf: config.json to ModelConfig; raises ConfigError for what ModelConfig lacks.
-    config_to_hf: the inverse, without ``model_type``, ``architectures`` and the dtype. What it
-      cannot say need not be checked: ``family_of`` compares the config that comes back.
+    config_to_hf: the inverse, without ``model_type``, ``architectures`` and the dtype. It need not
+      check what it cannot express: ``family_of`` compares the config that comes back.
     tensors: the map, in the order tensors are written.
     prefixes: starts of stored names that stand for other ones, ``{"model.": "backbone."}``.
-    ignored: regular expressions of names, after ``prefixes``, that hold nothing the model reads.
+    ignored: regular expressions of names, after ``prefixes``, of tensors that the model does not
+      read.
   """
 
   model_type: str
@@ -127,7 +128,7 @@ def resolve(
     Tensors in the order of the map, and the keys of ``leaves`` that are zeros.
 
   Raises:
-    ValueError: the map is wrong: it names no array of the model, or not every element once.
+    ValueError: the map is wrong: it names an unknown array, or does not cover every element once.
   """
   specs: dict[str, ParamSpec] = leaves(param_specs(config))
   places = _block_places(config)

@@ -15,8 +15,8 @@ def promise_and_progress(
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
   """AgentPRM's labels: promise ``Q_t = A_t + V_t`` and progress ``A_t``.
 
-  ``A_t = sum_k (gamma lambda)^k d_{t+k}`` with ``d_t = r_t + gamma V_{t+1} - V_t`` and V = 0 behind
-  the last step. The defaults are ours: the source's were not found.
+  ``A_t = sum_k (gamma lambda)^k d_{t+k}`` with ``d_t = r_t + gamma V_{t+1} - V_t`` and V = 0 after
+  the last step. The defaults are ours; the source's are not known to us.
 
   Args:
     values: the present model's V before each step of one rollout.

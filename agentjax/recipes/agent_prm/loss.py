@@ -17,8 +17,8 @@ def promise_progress_loss(
 ) -> Float[Array, "*steps"]:
   r"""AgentPRM's ``(q_t - Q_t)^2 + beta ((q_t - q_{t-1}) - A_t)^2``, one a step.
 
-  The source gives ``L = L_Q + beta L_A``; its beta was not found, and that progress is the
-  difference of two promises and both terms are squares is our reading.
+  The source gives ``L = L_Q + beta L_A`` without beta. That progress is the difference of two
+  promises, and that both terms are squares, is our reading.
 
   Args:
     promises, previous: the model's q of this step and of the one before (0 at the first).

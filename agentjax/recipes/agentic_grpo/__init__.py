@@ -1,4 +1,4 @@
-"""Agentic GRPO (2604.02721): a turn learns from its own reward, then from what it led to."""
+"""Agentic GRPO (2604.02721): a turn learns from its own reward, then from the final reward."""
 
 from agentjax.recipes.agentic_grpo.stages import StagedConfig
 

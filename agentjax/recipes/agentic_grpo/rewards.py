@@ -1,4 +1,4 @@
-"""Turns as stages with rewards of their own: the columns, and the signal that computes them."""
+"""Turns as stages with rewards: the columns, and the signal that computes them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def stage_rewards(
   """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
 
   N are the places of the batch. A sequence's last turn is the last stage, whatever its number, and
-  has the sequence's reward; the turns before it count from 0 and have what they were paid, where
-  they were judged. Tokens that the policy did not draw are of stage -1.
+  has the sequence's reward. Earlier turns count from 0 and have their own rewards, if they were
+  judged. Tokens that the policy did not draw have stage -1.
 
   Args:
     sequences: what was packed.

@@ -1,7 +1,7 @@
 r"""Two updates of every stage: one when the stage is scored, a correction when the episode ends.
 
-A rollout i is a row of stages s_1 ... s_N with rewards r_1 ... r_N that are known one after the
-other. Stage t learns twice,
+A rollout i is a row of stages s_1 ... s_N with rewards r_1 ... r_N, which become known one after
+the other. Stage t learns twice,
 
     at once:          A_t^i  = (r_t^i - mean_i r_t) / std_i r_t
     when r_N is in:   d_t^i  = r_N^i - r_t^i,   A'_t^i = (d_t^i - mean_i d_t) / std_i d_t
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Which = Literal["immediate", "correction"]
 
 _CENTRES = ("group_mean", "group_median", "group_unique_mean", "leave_one_out")
-# What the objective may say, as its other settings have no place in the two updates.
+# Settings that the objective may have; the two updates do not use others.
 _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
   ("advantage", "function", (None,)),
   ("advantage", "centre", _CENTRES),
@@ -58,15 +58,15 @@ _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 
 @dataclasses.dataclass(unsafe_hash=True)
 class StagedConfig(PassesConfig):
-  """Two updates of every stage, in the place of one of every sequence.
+  """Two updates of every stage, instead of one of every sequence.
 
   In a run a stage is a turn. All turns of a step are scored when it is trained on, so the first
   update is of all stages and the second follows it.
 
   Attributes:
     part: part of the reward that is earned turn by turn (``Trajectory.turn_rewards``): r_t of every
-      turn but the last, whose reward r_N is that of the episode. A turn that was not judged is no
-      stage.
+      turn but the last, whose reward r_N is that of the episode. A turn that was not judged is not
+      trained on.
     correction_clip_low, correction_clip_high: bounds of the second update, at most
       ``policy_loss.clip_low`` and ``clip_high``, those of the first; not published, and by default
       half of PPO's usual ones (ours).
@@ -96,7 +96,7 @@ class StagedConfig(PassesConfig):
     )
 
   def check_objective(self, objective: ObjectiveConfig, name: str) -> None:
-    """Raises ConfigError for an objective that two updates of stages have no place for.
+    """Raises ConfigError for an objective that two updates of stages cannot use.
 
     Args:
       objective: of the phase.
@@ -172,7 +172,7 @@ def prepare_stages(
 
   Args:
     batch: whole rollouts, with ``old_log_probs`` and ``reference_log_probs`` as in ``prepare``;
-      ``batch.rewards`` are not looked at.
+      ``batch.rewards`` are not used.
     rewards, known: of the stages of each sequence, in the order of ``batch.groups``.
     stages: the stage of every token, from 0; ``batch.turns`` where each stage is one turn. Tokens
       outside 0 ... stages - 1, and of stages that are not known, lose their weight.
@@ -202,7 +202,7 @@ def staged_advantages(
   groups: Int[Array, "sequences"],
   config: AdvantageConfig,
 ) -> Float[Array, "sequences stages"]:
-  """A_t of every stage, each normalised over its own stage of its group.
+  """A_t of every stage, normalised over the same stage of its group.
 
   Args:
     rewards: r_t; read only where known.

@@ -1,6 +1,6 @@
-"""Rules bound to the tools and predicates of a run: all that can be wrong with them is found here.
+"""Binds rules to the tools and predicates of a run, and finds all errors in them.
 
-What a rule means while an episode runs stands in ``agentspec.episode``.
+``agentspec.episode`` carries the rules out.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class BoundRule:
 
   @functools.cached_property
   def phrase(self) -> str:
-    """What an input may begin with to trigger the rule."""
+    """The beginning of an input that triggers the rule."""
     return self.rule.trigger.replace("_", " ")
 
   def holds(self, situation: Situation) -> bool:
-    """Whether all predicates do; the first that does not is the last asked.
+    """Whether all predicates hold; stops at the first that does not.
 
     Raises:
       Exception: whatever a predicate raises.
@@ -92,7 +92,8 @@ class RuleSet:
     return bool(self._by_event[event])
 
   def triggered(self, situation: Situation) -> Iterator[BoundRule]:
-    """Rules that are about this event: by its name, the tool's, or how an input begins."""
+    """Rules that this event triggers: by its name, the tool's name, or the beginning of an
+    input."""
     for bound in self._by_event[situation.event]:
       trigger = bound.rule.trigger
       if trigger in TRIGGERS or trigger == situation.tool_name:

@@ -30,8 +30,8 @@ class AgentSpecConfig(RulesConfig):
       your own, and beginnings of inputs, with "_" for a blank.
     max_reflections: turns in a row that ``llm_self_reflect`` sends back; then the action is
       skipped. 3 in AgentSpec (2503.18666).
-    reflection: what the policy is told then, with the rule's name for ``{rule}``; ours.
-    tool_timeout: seconds a tool may take that a rule invokes.
+    reflection: message to the policy, with the rule's name for ``{rule}``; ours.
+    tool_timeout: seconds that a tool invoked by a rule may take.
   """
 
   text: str = ""

@@ -1,8 +1,8 @@
-"""What rules mean while an episode runs.
+"""Carries out rules while an episode runs.
 
-Rules act in the order of their text; the first one that refuses is the last one asked. All
-enforcements of a rule are carried out, and the strictest says what becomes of the action: stop,
-deny, skip, reflect, continue. Before a call, limits that rules have set come before the rules.
+Rules act in the order of their text; after a refusal no further rule is asked. All enforcements of
+a rule are carried out, and the strictest decides: stop, deny, skip, reflect, continue. Before a
+call, limits that rules have set are checked first.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class AgentSpecEpisode:
   async def _carry_out(
     self, enforcement: Enforcement, situation: Situation, context: ToolContext
   ) -> tuple[Decision, str, str]:
-    """What it decides, why, and what is added to the observation."""
+    """Returns the decision, its reason, and text to add to the observation."""
     if isinstance(enforcement, Setting):
       name = f"{enforcement.scope}:{enforcement.component}:{enforcement.name}"
       self._settings[name] = enforcement.number
@@ -213,7 +213,7 @@ class AgentSpecEpisode:
     raise AssertionError(enforcement.action)
 
   def _reflect(self) -> Decision:
-    """Sends the turn back, unless too many before it were."""
+    """Sends the turn back, unless too many turns in a row were sent back."""
     if not self._reflected:
       if self._reflections >= self._rules.max_reflections:
         return Decision.SKIP

@@ -9,13 +9,13 @@ A predicate is a pure function of a ``Situation`` and of the literals it is give
     def calls_over(situation: Situation, limit: int) -> bool: ...
 
 A parameter annotated ``int``, ``float`` or ``str`` takes literals of that type only, one annotated
-``re.Pattern`` a regular expression; both are checked before a run starts. Whatever a predicate
-raises, and any answer but True or False, denies the action. A rule also finds a function that is
-not registered by ``module:function``.
+``re.Pattern`` a regular expression; both are checked before a run starts. An exception, and any
+result except True or False, denies the action. A rule also finds a function that is not registered
+by ``module:function``.
 
-The bundled predicates that read shell commands or code look for common forms. They are a fence
-against accidents and bad habits: whoever wants to can write a command that they do not know, so
-that what must not happen belongs into the sandbox.
+The bundled predicates that read shell commands or code look for common forms. They protect against
+accidents and bad habits. A policy can write a command that they do not know, so only the sandbox
+prevents harm.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def input_matches(situation: Situation, pattern: re.Pattern[str]) -> bool:
 
 @predicate("observation_matches")
 def observation_matches(situation: Situation, pattern: re.Pattern[str]) -> bool:
-  """What the policy is about to be shown holds a match."""
+  """The new observation contains a match."""
   return pattern.search(situation.observation) is not None
 
 
@@ -144,8 +144,8 @@ def _calls(steps: Sequence[Step]) -> int:
   return sum(step.status != ToolStatus.DENIED for step in steps)
 
 
-# What the arguments would do. The forms known here are ours. No part of a pattern may run on
-# without bound: the policy, which writes what is searched, must not be able to make it slow.
+# What the arguments would do. The forms known here are ours. No part of a pattern may be unbounded:
+# the policy writes the searched text and must not be able to make the search slow.
 
 _WORD = r"(?<![\w.-])"  # where the name of a command may begin
 _REST = r"[^\n;|&]{0,100}"  # more of the same command
@@ -254,7 +254,7 @@ def writes_outside(situation: Situation, directory: str) -> bool:
 
   Looked at are redirections and the common commands of a shell, ``open`` and ``Path`` in Python,
   and the paths given to tools whose name says that they write. Relative paths count from
-  ``directory``; one with a variable or ``~`` counts as outside, since nobody knows where it leads.
+  ``directory``; a path with a variable or ``~`` counts as outside, because its target is unknown.
   """
   return any(_outside(path, directory) for path in _written(situation))
 

@@ -20,8 +20,8 @@ take strings as well as numbers and any number of both, may be named ``module:fu
     STRING  := a JSON string
     comment := "//" to the end of the line
 
-Words of the language are no reserved names: only where a predicate may stand do ``true``, ``false``
-and ``enforce`` mean themselves.
+Words of the language are not reserved: ``true``, ``false`` and ``enforce`` are keywords only in the
+place of a predicate.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TRIGGERS = (*EVENTS, "any")
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Position:
-  """Where something stands; both count from 1."""
+  """A place in the text; both count from 1."""
 
   line: int
   column: int
 
 
 def _position() -> Position:
-  """Where a rule was read; of no account when rules are compared."""
+  """Where a rule was read; ignored when rules are compared."""
   return dataclasses.field(default=Position(1, 1), compare=False, repr=False, kw_only=True)
 
 
@@ -150,7 +150,7 @@ Enforcement = Act | Invocation | Setting
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """Where ``trigger`` fits and all predicates hold, all enforcements are run."""
+  """If ``trigger`` fits and all predicates hold, all enforcements are carried out."""
 
   name: str
   trigger: str

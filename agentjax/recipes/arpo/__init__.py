@@ -1,4 +1,4 @@
-"""ARPO (2507.19849) and AEPO (2510.14545): episodes branch off where the policy is unsure."""
+"""ARPO (2507.19849) and AEPO (2510.14545): episodes branch at turns with a high entropy."""
 
 from agentjax.recipes.arpo.branching import BranchConfig, BranchSampler
 

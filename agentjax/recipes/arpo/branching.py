@@ -1,4 +1,5 @@
-"""Branching at entropy: episodes that go on from where another was unsure (ARPO, AEPO)."""
+"""Branching at entropy: episodes that continue another from a turn with a high entropy (ARPO,
+AEPO)."""
 
 from __future__ import annotations
 
@@ -24,20 +25,20 @@ from agentjax.trajectory.record import Trajectory
 class BranchConfig(SamplerConfig):
   r"""When an episode is branched after a tool result, and how a group shares its places.
 
-  Of the ``group_size`` = M episodes of a task, N start at the prompt. The others branch off where
-  the policy became unsure. With H the mean entropy (nats) of the first ``probe_tokens`` tokens of a
+  Of the ``group_size`` = M episodes of a task, N start at the prompt. The others branch at turns
+  where the entropy rose. With H the mean entropy (nats) of the first ``probe_tokens`` tokens of a
   turn, and ``dH = probe_tokens (H_turn - H_first turn) / log(vocabulary)``, a turn after a tool
   result is drawn again by up to ``copies`` further episodes with
 
       P = (base + weight * dH) * max(0, 1 - penalty * n)
 
-  where n counts the turns right before this one, on the same path, that were branched. What is left
-  of M when all have ended goes to fresh episodes, which are not branched.
+  where n is the number of branched turns directly before this one on the same path. If places are
+  left when all have ended, fresh episodes take them; these are not branched.
 
-  The defaults are those of ARPO's code (2507.19849), with two differences: it sums the
-  entropies of up to 20 tokens, of the 10 likeliest ids each, so that a short turn looks sure of
-  itself; we take the mean of exact entropies, times 20. ``penalty`` is of AEPO (2510.14545), whose
-  form and numbers here are those of a third-party port, as the paper's own are not published.
+  The defaults are those of ARPO's code (2507.19849), with two differences: it sums the entropies of
+  up to 20 tokens, of the 10 likeliest ids each, so that a short turn has a low sum; we take the
+  mean of exact entropies, times 20. ``penalty`` is of AEPO (2510.14545), whose form and numbers
+  here are those of a third-party port, as the paper's own are not published.
 
   Attributes:
     roots: N with the budget "fixed"; ARPO has 8 for M = 16.
@@ -96,8 +97,8 @@ def branch_probability(delta: float, consecutive: int, config: BranchConfig) -> 
 def entropy_budget(total: int, root: float, tool: float, *, sensitivity: float = 0.5) -> float:
   """AEPO's number of episodes from the start, ``total * sigmoid(sensitivity (root - tool))``.
 
-  An unsure answer to the prompt asks for more of them, unsure answers to tool results for more
-  branches. 2510.14545.
+  A high entropy at the prompt gives more of them, a high entropy after tool results more branches.
+  2510.14545.
 
   Args:
     total: episodes of the group, branches included.
@@ -112,11 +113,10 @@ def entropy_budget(total: int, root: float, tool: float, *, sensitivity: float =
 class BranchSampler:
   """Entropy-triggered branching. ``BranchConfig`` has the rule.
 
-  A branch begins before the turn that was unsure, with a fork of the context and a fresh
-  environment in the snapshot's state, and draws that turn anew with keys of its own address: branch
-  number s of a task is its sample s. Places are given in the order (turn, sample) of the unsure
-  turns, whichever episode gets there first, so that time decides nothing. No episode waits for
-  that: its branches begin later.
+  A branch begins before the turn with the high entropy, with a fork of the context and a fresh
+  environment in the snapshot's state. It draws that turn again with keys of its own address: branch
+  number s of a task is its sample s. Branches are granted in the order (turn, sample) of these
+  turns, so time does not matter. No episode waits for the decision: its branches begin later.
   """
 
   config: BranchConfig
@@ -201,7 +201,7 @@ class _Tree:
       self._settle()
 
   def decided(self, sample: int, turn: int, offer: _Offer | None) -> None:
-    """Path ``sample`` has drawn ``turn``, and offers it to be drawn again, or does not."""
+    """Path ``sample`` has drawn ``turn``; it may offer the turn for branching."""
     self._next_turn[sample] = turn + 1
     if offer is not None:
       self._offers.append(offer)
@@ -209,7 +209,7 @@ class _Tree:
     self._settle()
 
   def _settle(self) -> None:
-    """Takes up the offers that no other can come before."""
+    """Accepts the offers that no other offer can precede."""
     while self._queue and self._all_roots and not self.full:
       turn, sample, offer = self._queue[0]
       earliest = min(((t, s) for s, t in self._next_turn.items()), default=(math.inf, 0))
@@ -244,7 +244,7 @@ class _Offer:
 
 
 class _Path:
-  """Watches one episode and offers its unsure turns."""
+  """Watches one episode and offers its turns with a high entropy."""
 
   def __init__(
     self, tree: _Tree, sample: int, root: float | None = None, consecutive: int = 0
@@ -257,7 +257,7 @@ class _Path:
     self._settled_turn = root is None  # False until a branch has drawn the turn it is there for
 
   async def before(self, episode: Episode) -> None:
-    """Keeps the moment before a turn that may turn out unsure."""
+    """Keeps the state before a turn that may be branched."""
     if episode.turn == 0 or not self._settled_turn or self._tree.full:
       return
     self._point = await episode.mark()
@@ -290,7 +290,7 @@ class _Path:
     tree.decided(self.sample, turn, offer)
 
   def drop(self) -> None:
-    """Gives back what was kept and is not offered."""
+    """Frees kept states that are not offered."""
     if self._point is not None:
       self._point.release()
       self._point = None

@@ -33,10 +33,10 @@ class EngineJudge:
       itself changes its standard with every update).
     chat: of its vocabulary.
     sampling: of replies; temperature 0 is greedy.
-    max_tokens: of a reply. One that is cut off is returned as it stands, and then cannot be read.
+    max_tokens: of a reply. A reply that is cut off is returned, but cannot be read.
     seed: with the key of a question it addresses all randomness.
-    loop: the event loop that uses the engine, where questions come from other threads, as those of
-      scorers in a run do. None: whoever asks.
+    loop: the event loop that uses the engine, if questions come from other threads, such as those
+      of a run's scorers. None: the caller's loop.
   """
 
   def __init__(
@@ -60,7 +60,7 @@ class EngineJudge:
   ) -> list[float]:
     """Sums over the tokens of each choice, nats, at temperature 1: from whole distributions.
 
-    Opening and choices are encoded apart, as a model that has written the opening goes on.
+    Opening and choices are encoded separately, as when a model continues its own opening.
     """
     return await self._there(self._log_probs(messages, opening, choices))
 

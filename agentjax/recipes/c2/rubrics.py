@@ -1,21 +1,21 @@
 r"""C2 (2604.13618): rubrics that help a judge and rubrics that mislead it, made from preferences.
 
 1. *Synthesis.* For a pair with a known label, K rubrics are sampled. A judge gives its verdict
-   without a rubric and with each; the margin is
-   ``m = log p(correct letter) - log p(other letter)`` where the letter of the verdict stands.
-   Helpful are ``H = {r: m_r > max(0, m_0)}``, misleading ``M = {r: m_r < min(0, m_0)}``. A pair is
-   kept where both exist; ``r+ = argmax_H m_r`` and ``r- = argmin_M m_r``.
+   without a rubric and with each; the margin is ``m = log p(correct letter) - log p(other letter)``
+   at the letter of the verdict. Helpful are ``H = {r: m_r > max(0, m_0)}``, misleading ``M = {r:
+   m_r < min(0, m_0)}``. A pair is kept where both exist; ``r+ = argmax_H m_r`` and ``r- = argmin_M
+   m_r``.
 2. *Generator*: DPO, r+ chosen and r- rejected (``preset("dpo")``: beta .1).
 3. *Verifier*: GRPO on three tasks a pair (no rubric, r+, r-) with the reward
    ``.6 preference + .3 rubric label + .1 format``, each +1 or -1, the rubric label 0 without one.
 4. *Inference*: sample a rubric; judge with it; unless the judge calls it helpful, judge without.
 
-A margin takes exact log-probs of both letters (``EngineJudge``). Where a service tells only the 20
-most likely tokens, a letter that is not among them must not become an infinite margin, which would
-then win argmax or argmin: see ``HttpJudge.log_probs``.
+A margin takes exact log-probs of both letters (``EngineJudge``). Some services give only the 20
+most likely tokens. A letter that is not among them must not give an infinite margin, which would
+win argmax or argmin: see ``HttpJudge.log_probs``.
 
-Ours where the source is silent: the words of the prompts, and that a judge that has not come to its
-verdict within its tokens is asked for the letter at once.
+Our choices, where the source gives none: the words of the prompts; and a judge that uses up its
+tokens before its verdict is asked for the letter at once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def margin(log_probs: Mapping[str, float], label: Letter) -> float:
 
 
 class NotFiniteError(ValueError):
-  """A judge gives a letter no probability, or none that is a number."""
+  """A judge's log-prob of a letter is not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,8 @@ _CRITERION = re.compile(
 
 
 def read_rubric(text: str) -> str | None:
-  """The rubric of a reply as it stands; None without analysis and a numbered criterion after it."""
+  """The rubric of a reply, unchanged; None without an analysis and a numbered criterion after
+  it."""
   _, analysed, rest = text.partition("</analyze>")
   if not analysed or "<analyze>" not in text or not _CRITERION.search(rest):
     return None
@@ -210,12 +211,13 @@ def read_verdict(text: str, *, with_rubric: bool) -> Verdict | None:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class C2Config(Config):
-  """How rubrics are synthesised. How judge and generator sample is theirs to know: the source's
-  generator has temperature 1, top-p .9 and 1024 tokens, its judge is greedy with 512.
+  """Settings of the synthesis of rubrics. Judge and generator have their own sampling settings: in
+  the source the generator has temperature 1, top-p .9 and 1024 tokens, the judge is greedy with
+  512.
 
   Attributes:
     rubrics: K.
-    rounds: times that rubrics which could not be read are sampled, the first included.
+    rounds: attempts to sample readable rubrics, the first included.
     seed: with the pair it addresses all randomness.
     order_seed: decides which answer of a pair stands first (``arrange``).
   """
@@ -228,7 +230,7 @@ class C2Config(Config):
 
 @dataclasses.dataclass(frozen=True)
 class Synthesis:
-  """What came of a pair.
+  """The result for a pair.
 
   Attributes:
     pair: the pair.
@@ -290,7 +292,7 @@ async def write_rubrics(pair: Pair, generator: Judge, config: C2Config) -> tuple
 async def weigh(
   pair: Pair, rubrics: Sequence[str], judge: LetterJudge, config: C2Config
 ) -> Synthesis:
-  """What each rubric does to the judge's margin on the pair."""
+  """The judge's margin on the pair without and with each rubric."""
   key = question_key(config.seed, pair.id)
   asked: list[str | None] = [None, *rubrics]
   without, *margins = await asyncio.gather(*(measure(pair, r, judge, key=key) for r in asked))
@@ -298,7 +300,8 @@ async def weigh(
 
 
 async def measure(pair: Pair, rubric: str | None, judge: LetterJudge, *, key: int) -> float:
-  """The judge's margin on a pair: it argues, and at its verdict both letters are weighed."""
+  """The judge's margin on a pair: it argues, and at its verdict the log-probs of both letters are
+  taken."""
   messages = verdict_messages(pair, rubric, key=key)
   reply = await ask(judge, messages, key=key)
   opening = reply.partition("<answer>")[0] + "<answer>"
@@ -359,7 +362,7 @@ def c2_format(trajectory: Trajectory, task: Task) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-  """The answer, and by which way: with the rubric it names, or without where that is None."""
+  """The answer, and the rubric that was used; None if it was judged without."""
 
   answer: Letter | None
   rubric: str | None

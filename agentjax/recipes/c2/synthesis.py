@@ -6,8 +6,8 @@
   settings.json    what they were made with; a folder holds those of one setting
   generator, episodes, verifier: as ``write_c2`` makes them of the rows, when all are there
 
-A row is on the disk before the next pair is begun (``agentjax.data.synthesis_folder``), so whoever
-is stopped goes on where it was.
+A row is on the disk before the next pair is begun (``agentjax.data.synthesis_folder``), so a
+stopped command continues where it was.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ RUBRICS, MARGINS = "rubrics.jsonl", "margins.jsonl"
 
 @dataclasses.dataclass(unsafe_hash=True)
 class JudgeModelConfig(Config):
-  """A model that is asked (``rewards.judges.Judge``): one on disk, or one behind an endpoint.
+  """A model (``rewards.judges.Judge``) on disk or behind an endpoint.
 
   Attributes:
     path: RUN, RUN/checkpoints/STEP, or a Hugging Face folder; "" where it is behind ``http``.
     sampling: of its replies.
     max_tokens: of a reply.
-    http: of a model behind an endpoint, which is not told top_k and min_p.
+    http: of a model behind an endpoint, which does not get top_k and min_p.
   """
 
   path: str = ""
@@ -194,7 +194,7 @@ def synthesise_rubrics(
       of the episodes.
     output: new, empty, or of an earlier call; pairs may have been added since.
     pairs: with ids of their own.
-    generator, judge: who writes rubrics, and who is helped or misled by them.
+    generator, judge: the model that writes rubrics, and the model that judges with them.
     c2: settings of the flow.
     concurrency: pairs at once; each asks for all of its rubrics, or verdicts, at once.
     report: is told how many pairs have rubrics, then margins.
@@ -211,7 +211,7 @@ def synthesise_rubrics(
   c2.validate("c2")
   if not pairs or len({pair.id for pair in pairs}) != len(pairs) or concurrency < 1:
     raise ValueError(f"{len(pairs)} pairs, concurrency={concurrency}; allowed: >= 1, ids once.")
-  # A run that cannot be built shows now, not when all rubrics are weighed.
+  # Fail now if the run cannot be built, not after all rubrics are measured.
   shortest = min(pairs, key=lambda pair: len(str(_plain(pair))))
   messages = rubric_messages(shortest, key=question_key(c2.seed, shortest.id))
   first = Task(shortest.id, messages, "chosen", SOURCE)

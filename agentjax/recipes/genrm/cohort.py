@@ -9,7 +9,7 @@ comparisons, and then, with lengths ``l`` and ``u_i = 1 - (l_i - min l) / (max l
 
 for the length of the reasoning, of the answer, and for the density of style marks (headers, lists,
 bold, emoji a character, code left out), each with its own lambda: shorter and plainer is better,
-and the group's mean stays what it was.
+and the group's mean does not change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Comparison(NamedTuple):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GenRMConfig(GroupScorerConfig):
-  """The part "genrm": how a group is compared, by whom, and what beside quality counts.
+  """The part "genrm": how a group is compared, by which judge, and with which length and style
+  terms.
 
   Attributes:
     pairing: "circular" compares each with the next, the last with the first; "all" every pair once.
@@ -124,8 +125,7 @@ def mean_scores(
     comparisons: one a pair; None where it could not be made.
 
   Returns:
-    ``NEUTRAL`` for a member that was to be compared with nobody; None where all its comparisons
-    failed.
+    ``NEUTRAL`` for a member without comparisons; None if all its comparisons failed.
   """
   got: list[list[float]] = [[] for _ in range(count)]
   planned = {i for pair in pairs for i in pair}
@@ -241,8 +241,8 @@ def read_comparison(reply: str) -> Comparison | None:
 class GenRMCohort:
   """Compares the members of a group, as a group scorer: it runs when the last of them has ended.
 
-  What could not be read counts as (3, 3, 3.5). A comparison whose judge stays unavailable is left
-  out, and a member without any left is invalid.
+  An unreadable reply counts as (3, 3, 3.5). A comparison is dropped if its judge stays unavailable;
+  a member without any comparison left is invalid.
 
   Args:
     judge: the generative reward model.
@@ -250,7 +250,7 @@ class GenRMCohort:
     read: what of an episode is compared; reasoning up to ``</think>`` is not shown to the judge.
     measure: length of a text.
     seed: with task, step and pair it addresses the judge's randomness.
-    alarm: is told every score, before control, with its answer's length.
+    alarm: receives every score, before control, with the length of its answer.
   """
 
   def __init__(

@@ -6,11 +6,11 @@
       --config.start_from=runs/warm --workdir=runs/distilled
 
 The policy of ``--checkpoint`` plays ``--samples`` episodes of each of the first ``--tasks``
-training tasks; the teachers of ``config.rl.teachers`` say once how likely each token is to them or,
-with ``--config.rl.objective.distillation.form=top_k``, each of its ``top_k`` candidates. Training
-on the folder then needs neither a sampler nor a teacher. ``--episodes`` takes the episodes
-of a store that is there already. ``--demonstrations_by`` names the model whose answers the policy
-was warmed up on: that should be the teacher, and a warning says where it is not (2604.13010).
+training tasks; the teachers of ``config.rl.teachers`` score each token once or, with
+``--config.rl.objective.distillation.form=top_k``, each of its ``top_k`` candidates. Training on the
+folder then needs neither a sampler nor a teacher. ``--episodes`` takes the episodes of a store that
+is there already. ``--demonstrations_by`` names the model that wrote the policy's demonstrations:
+that should be the teacher, otherwise there is a warning (2604.13010).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Playing episodes once and asking the teachers once: what ``config.rl.rollouts`` is trained on."""
+"""Plays episodes once and scores them once by the teachers, for ``config.rl.rollouts``."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def precompute(
 ) -> tuple[Manifest, Timing]:
   """Writes a folder for ``config.rl.rollouts``.
 
-  ``rl.objective.distillation`` says what the teachers are asked: form "sampled" for the log-probs
-  of the tokens, "top_k" for those of ``top_k`` ``candidates`` a token.
+  ``rl.objective.distillation`` says what is stored: form "sampled" the log-probs of the tokens,
+  "top_k" those of ``top_k`` ``candidates`` per token.
 
   Args:
     experiment: validated and frozen here; ``rl.teachers`` are asked.
@@ -123,7 +123,7 @@ def _score(
   asked: DistillationConfig,
   params: Params | None,
 ) -> list[Trajectory]:
-  """The episodes that can be learnt from, with what the teachers said of their tokens."""
+  """The episodes that can be trained on, with the teachers' scores."""
   kept = [t for t in played if t.segments and not t.status.masked]
   scored: list[Trajectory] = []
   for at in range(0, len(kept), _BATCH):
@@ -141,7 +141,7 @@ def _identity(path: str | None, parts: Parts, mesh: jax.sharding.Mesh) -> str:
 
 
 def _asked(stage: RLStage) -> DistillationConfig:
-  """What the teachers are put for all phases."""
+  """The scores that all phases need."""
   taught = [p.objective.distillation for p in stage.all_phases if p.objective.distillation]
   asked = {settings.stored for settings in taught}
   forms = sorted({settings.form for settings in asked})
@@ -183,7 +183,7 @@ def _play(parts: Parts, params: Params, tasks: int | None, samples: int) -> list
 
 
 def with_answers(trajectory: Trajectory, answers: Mapping[str, np.ndarray]) -> Trajectory:
-  """The trajectory with what a teacher said of its tokens (``make_ask``), of one path.
+  """The trajectory with a teacher's scores (``make_ask``) of its only path.
 
   Candidates, which take ``8 k`` bytes a token, stay with the segments that are learnt from.
   """

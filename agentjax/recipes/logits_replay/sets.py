@@ -5,8 +5,8 @@ Stage 0 runs the first policy once over all demonstrations and stores for every 
     S_t = {y_t} + the fewest most likely tokens with sum_v p(v) >= mass.
 
 Training then takes the exactly renormalised ``-(z_{y_t} - logsumexp_{v in S_t} z_v)`` and makes
-logits of S_t alone. It does not know the mass outside S_t, and so neither pushes it down nor up:
-with ``mass=1`` and the whole vocabulary it is the plain loss.
+logits of S_t alone. The loss does not contain the mass outside S_t, so it neither raises nor lowers
+it. With ``mass=1`` and the whole vocabulary it is the plain loss.
 
 Reference: 2510.09152, of which the abstract's description is public; its optimiser is
 the recipe ``moclip``. The mass and the bound on the size of a set are ours.
@@ -50,7 +50,7 @@ class LogitsReplayConfig(TokenSetConfig):
   """Sets of tokens that the run's first policy finds likely.
 
   Attributes:
-    mass: what a set holds of the first policy's distribution, unless ``most`` tokens hold less.
+    mass: share of the first policy's distribution in a set, unless ``most`` tokens hold less.
     most: tokens of a set besides the demonstration's own; at most the vocabulary.
   """
 
@@ -58,7 +58,7 @@ class LogitsReplayConfig(TokenSetConfig):
   most: PositiveInt = 64
 
   def build(self, tools: TokenSetTools) -> StoredSets:
-    """Stage 0: what the run's first policy finds likely in all demonstrations.
+    """Stage 0: the likely tokens of the run's first policy in all demonstrations.
 
     That policy is made anew, so that a resumed run has the same sets.
     """
@@ -123,7 +123,7 @@ def make_record(model: ModelConfig, config: LogitsReplayConfig) -> Record:
   """Builds ``record(params, token_ids, segment_ids, positions) -> (ids, inside, outside)``.
 
   Arguments are [B, T]; results [B, T, 1 + most], twice, and [B, T], aligned with the token that
-  they are about (see ``likely_sets``). On the first token of a sequence they mean nothing.
+  they are about (see ``likely_sets``). On the first token of a sequence they have no meaning.
   """
   most = min(config.most, model.vocab_size)
 

@@ -1,4 +1,4 @@
-"""Completions from behind every step of a solution, and the score of a solution from its steps."""
+"""Completions after each step of a solution, and the score of a solution from its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def monte_carlo_steps(
   key: int,
   concurrency: int = 16,
 ) -> Float[np.ndarray, "steps completions"]:
-  """Plays ``completions`` completions from behind every step; what ``monte_carlo_labels`` takes.
+  """Plays ``completions`` completions after each step, for ``monte_carlo_labels``.
 
   Args:
     steps: of one solution.
@@ -46,7 +46,8 @@ async def monte_carlo_steps(
 def solution_score(
   steps: Sequence[float] | np.ndarray, how: Literal["min", "product", "mean", "last"] = "min"
 ) -> float:
-  """The score of a solution from those of its steps. A chain is as good as its weakest step."""
+  """The score of a solution from those of its steps. "min": a chain is as good as its weakest
+  step."""
   values = np.asarray(steps, np.float64)
   if not values.size:
     raise ValueError("a solution needs at least one step.")

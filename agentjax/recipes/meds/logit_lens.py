@@ -1,4 +1,4 @@
-"""The logit lens: the stream behind blocks in the middle of the stack, through the output head."""
+"""The logit lens: the stream after blocks in the middle of the stack, through the output head."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def layer_logits(
 ) -> Float[Array, "batch places blocks"]:
   """Logits, after each of some blocks, of the tokens at ``places``: the "logit lens" of one token.
 
-  ``z_l = W_out[:, y_t] . h_l`` with h_l the stream after block l at the token before y_t. No norm
-  stands between (as in the code of MEDS, 2604.11297), and no soft cap.
+  ``z_l = W_out[:, y_t] . h_l`` with h_l the stream after block l at the token before y_t. There is
+  no norm between (as in the code of MEDS, 2604.11297), and no soft cap.
 
   Args:
     params, config, token_ids, segment_ids, positions: see ``forward``.
-    places: of y_t in their rows, 1 or more; what 0 gives means nothing.
+    places: of y_t in their rows, 1 or more; the result for 0 has no meaning.
     blocks: indices in ``config.pattern``.
 
   Returns:

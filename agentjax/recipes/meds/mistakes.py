@@ -1,4 +1,4 @@
-r"""Memory of mistakes: a wrong answer that repeats an earlier way of being wrong costs more (MEDS).
+r"""Memory of mistakes: a wrong answer that repeats an earlier mistake costs more (MEDS).
 
 Every wrong episode has a feature vector (``layer_logits`` of its answer token). With C the
 cluster of *earlier* wrong episodes of the same task that it falls into,
@@ -6,12 +6,12 @@ cluster of *earlier* wrong episodes of the same task that it falls into,
     penalty = min(alpha log(|C| + 1), beta),      reward <- reward - penalty.
 
 An episode that falls into no cluster is a new mistake and costs nothing: noise is not a cluster.
-Right episodes are neither punished nor remembered. Every task's first visit fills its memory.
+Right episodes get no penalty and are not stored.
 
 Reference: 2604.11297 (MEDS). Ours: features count as alike within ``radius``, both in clusters
-(chains of features no further apart, two at least, in the place of HDBSCAN, which calls a cluster
-that stands alone noise) and in the vote of the nearest neighbours, without which a mistake unlike
-all earlier ones would belong to the nearest.
+(chains of features no further apart, at least two, instead of HDBSCAN, which treats a single
+cluster as noise) and in the vote of the nearest neighbours (otherwise a new mistake would always
+join the nearest cluster).
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class MedsConfig(SignalConfig):
 
 
 def repetition_penalty(members: int, alpha: float, beta: float) -> float:
-  """``min(alpha log(members + 1), beta)``: 0 for a mistake that nothing earlier is like."""
+  """``min(alpha log(members + 1), beta)``: 0 for a mistake that is not similar to an earlier
+  one."""
   return min(alpha * math.log(members + 1), beta)
 
 
@@ -124,11 +125,11 @@ class MistakeMemory:
     self._features: dict[str, np.ndarray] = {}  # float32 [n, width], of length 1
 
   def members(self, task: str, features: Float[np.ndarray, "new width"]) -> list[int]:
-    """|C| of each: how many remembered mistakes of its task are of its kind. Remembers nothing.
+    """|C| of each: number of stored mistakes in its cluster. Does not store anything.
 
     The ``neighbours`` nearest remembered features vote with their clusters; those further away than
-    ``radius`` vote for none, as those do that are in no cluster. The nearer of two that have as
-    many votes wins.
+    ``radius``, or in no cluster, vote for none. If two clusters have the same number of votes, the
+    nearer wins.
     """
     known = self._features.get(task)
     if known is None:
@@ -152,7 +153,8 @@ class MistakeMemory:
       self._features[task] = joined[-self._config.most :]
 
   def penalties(self, tasks: Sequence[str], features: Sequence[np.ndarray]) -> list[float]:
-    """Of the wrong episodes of a batch, against what was there before it; then remembers them.
+    """Penalties of a batch's wrong episodes by the memory before the batch; then stores the
+    episodes.
 
     Args:
       tasks: whose mistakes they are, in the order of addresses.
@@ -177,7 +179,7 @@ class MistakeMemory:
     }
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes back to what ``get_state`` gave, bit for bit."""
+    """Restores the state of ``get_state``, bit for bit."""
     self._features = {
       task: np.frombuffer(base64.b64decode(data), "<f4").reshape(count, -1).astype(np.float32)
       for task, (count, data) in state.items()
@@ -210,7 +212,7 @@ def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class RepeatedMistakes(Signal):
-  """Shapes the rewards of each step by the memory of the steps before."""
+  """Changes the rewards of each step by the memory of earlier steps."""
 
   name = "repeated_mistakes"
 
@@ -238,8 +240,8 @@ class RepeatedMistakes(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     """The step's episodes with penalties on repeated mistakes, which it then remembers.
 
-    A penalty is taken off ``reward`` and noted in ``reward_parts`` as "repeated_mistake". Whatever
-    filters groups by how many of them were right must look at the parts, not at the shaped reward.
+    A penalty is taken off ``reward`` and noted in ``reward_parts`` as "repeated_mistake". A filter
+    of groups by the number of right answers must use the parts, not the shaped reward.
 
     Args:
       context: of the step.

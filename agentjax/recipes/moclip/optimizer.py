@@ -41,7 +41,7 @@ class MoClipConfig(DirectionConfig):
   Attributes:
     max_angle: degrees that a gradient may turn away from its momentum; None is no cap. The paper's
       value is not public; 45 is ours. Gradients of reinforcement learning turn sharply: there 90 to
-      120 forbids reversals only.
+      120 only forbids reversals.
     atan2_scale: a of ``a arctan2(m, sqrt(v))``, 4/pi in common Adam-atan2 code.
   """
 
@@ -77,9 +77,9 @@ def cap_angle(
 ) -> Float[Array, "*shape"]:
   """``gradient``, turned towards ``momentum`` until their angle is at most ``max_angle``.
 
-  The norm stays, and so does the plane of the two. Left as it is: a tensor whose momentum or
-  gradient is 0, and one that lies on the momentum's line, as every tensor of one element does:
-  there is no plane to turn it in.
+  The norm and the plane of the two do not change. A tensor is not turned if its momentum or
+  gradient is 0, or if it is parallel to the momentum, as every tensor of one element is: there is
+  no plane to turn it in.
 
   Args:
     gradient, momentum: float32.

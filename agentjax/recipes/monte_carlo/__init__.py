@@ -1,4 +1,4 @@
-"""VinePPO (2410.01679) and Math-Shepherd (2312.08935): completions say what turns were worth."""
+"""VinePPO (2410.01679) and Math-Shepherd (2312.08935): values of turns from completions."""
 
 from agentjax.recipes.monte_carlo.sampler import MonteCarlo, MonteCarloConfig
 

@@ -1,7 +1,7 @@
 """Monte-Carlo values of the states between turns, as rewards of turns.
 
-Before a turn of an episode, N others go on from there by the same policy; what they earn is the
-value V of that state. They are played for that alone: nothing of them is recorded or trained on.
+Before a turn of an episode, the same policy plays N completions from there; their rewards give the
+value V of that state. Completions are not recorded and not trained on.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from agentjax.trajectory.record import MONTE_CARLO, Task, Trajectory
 
 
 def monte_carlo_part(trajectory: Trajectory, task: Task) -> TurnScores:
-  """The part of the reward that ``MonteCarlo`` has noted; nothing where it did not play."""
+  """The part of the reward that ``MonteCarlo`` has computed; none if it did not play."""
   del task
   return TurnScores(trajectory.turn_rewards.get(MONTE_CARLO, [None] * len(trajectory.segments)))
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class MonteCarloConfig(SamplerConfig):
-  r"""What a turn is worth by completions from before and after it; the part "monte_carlo".
+  r"""Rewards of turns from completions before and after each turn; the part "monte_carlo".
 
   With V_k the value of the state before turn k, turn k of n is paid
 
       progress   V_{k+1} - V_k,  V_n = 0
       label      V_{k+1}, and the last turn nothing
 
-  Progress is a potential: with weight 1 an episode earns its outcome less V_0, and the rewards to
-  go of turn k are its outcome less V_k, which is what VinePPO (2410.01679) compares with. Labels
-  are Math-Shepherd's (2312.08935), where the last step's is the outcome itself; they pay for every
-  turn taken.
+  Progress is a potential: with weight 1 an episode earns its outcome minus V_0, and the rewards to
+  go of turn k are its outcome minus V_k, as in VinePPO (2410.01679). Labels are Math-Shepherd's
+  (2312.08935), where the last step's is the outcome itself; they pay for every turn taken.
 
   Attributes:
     completions: N from every state; 8 in Math-Shepherd. An episode of n turns costs about
@@ -109,7 +108,7 @@ class _Member:
     self._trajectory = await self._group.episode(self._sample, watcher=self)
 
   async def before(self, episode: Episode) -> None:
-    """Sends completions on their way from here.
+    """Starts completions from here.
 
     Raises:
       ConfigError: several agents, whose turns one value of a state cannot judge.
@@ -132,7 +131,7 @@ class _Member:
       self._crew.start(self._complete(point, episode.turn, number, left))
 
   def after(self, episode: Episode, sample: Sample) -> None:
-    """Nothing: what the turn was worth, the completions from before the next one tell."""
+    """Nothing: the completions before the next turn give the value of this one."""
 
   async def _complete(self, point: BranchPoint, turn: int, number: int, left: list[int]) -> None:
     group, config = self._group, self._config
@@ -158,7 +157,7 @@ class _Member:
     return self._trajectory
 
   def release(self) -> None:
-    """Gives back what completions that never began were to start from."""
+    """Frees the states of completions that never began."""
     for point in self._points:
       point.release()
 

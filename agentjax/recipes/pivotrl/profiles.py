@@ -38,7 +38,7 @@ class Profiles:
 
   Attributes:
     rows: those with at least one valid reward, with their profiles, by id.
-    refused: row id -> why it was not profiled; nothing is dropped without a word.
+    refused: row id -> why it was not profiled.
     sampled_tokens, prompt_tokens: drawn; and in the prompts, each counted once.
   """
 
@@ -86,7 +86,7 @@ async def profile_pivots(
       continue
     prompt_tokens += length
     fitting.append(row)
-  # Draws of their own: training may sample the same turn at the same step.
+  # Separate draws: training may sample the same turn at the same step.
   measuring = dataclasses.replace(player, run_seed=keys.evaluation_seed(player.run_seed))
   profiled, sampled_tokens = [], 0
   for start in range(0, len(fitting), _AT_ONCE):
@@ -122,7 +122,7 @@ def profile_checkpoint(
 ) -> Profiles:
   """``profile_pivots`` with the policy of a checkpoint.
 
-  Sampling is that of ``config.rl``, so that profiles say what training will meet.
+  Sampling is that of ``config.rl``, so that profiles match training.
 
   Args:
     experiment: of the run; validated and frozen here.

@@ -19,11 +19,11 @@ from agentjax.trajectory.record import Trajectory
 class StalenessConfig(Config):
   """When turns are to be profiled again with the policy as it is now.
 
-  As the policy learns, more and more groups earn the same throughout and teach nothing. The paper
-  re-profiles without saying when; the figures are ours.
+  As the policy learns, more and more groups have equal rewards and teach nothing. The paper does
+  not say when it profiles again; the figures are ours.
 
   Attributes:
-    least_mixed: profiles are stale where a smaller share of the groups has rewards that differ.
+    least_mixed: profiles are stale if a smaller share of the groups has different rewards.
     window: latest training steps that are looked at.
   """
 

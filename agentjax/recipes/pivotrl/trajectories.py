@@ -6,7 +6,7 @@
   "adp"         Agent Data Protocol, standardised: actions and observations (2510.24702)
 
 Files: ``.jsonl``, or any other name for JSON of a list of rows or of one row (a ``.traj`` of
-SWE-agent); each also with ``.gz`` behind it. What does not fit is refused with file and row.
+SWE-agent); each also with ``.gz`` behind it. A wrong row is refused with file and row.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def _adp(row: Mapping[str, Any], keep: bool) -> Iterator[Message]:
   """Actions in a row are one turn, as long as no text follows a call.
 
   Code becomes a call of ``execute_bash`` (command), ``execute_ipython_cell`` (code) or
-  ``execute_LANGUAGE`` (code). What the environment answers is a tool's message while a call of the
-  turn before is open; else, and where the source is the user, the user's.
+  ``execute_LANGUAGE`` (code). An answer of the environment is a tool's message while a call of the
+  previous turn is open. Otherwise, or if its source is the user, it is the user's message.
   """
   del keep
   text, open_calls = "", 0

@@ -1,4 +1,4 @@
-r"""Which turns of experts' trajectories a policy is profiled at, and which of them are pivots.
+r"""Candidate turns of experts' trajectories, and the pivots among them.
 
 Every assistant turn of a trajectory is a candidate: the history before it, and what the expert did.
 A candidate is profiled with K one-turn samples of a policy, whose rewards r_1..r_K say whether they
@@ -21,8 +21,8 @@ _THINKING_END = "</think>"
 def candidates(trajectories: Iterable[AgentTrajectory], source: str) -> list[PivotRow]:
   """Every assistant turn of every trajectory that has a message before it, in order.
 
-  What the expert thought before the turn (up to ``</think>``) is no part of the expected action;
-  the thinking of earlier turns stays in the history as the trajectory has it.
+  What the expert thought before the turn (up to ``</think>``) is not part of the expected action;
+  the thinking of earlier turns stays in the history.
   """
   rows: list[PivotRow] = []
   for trajectory in trajectories:

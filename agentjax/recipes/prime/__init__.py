@@ -1,4 +1,5 @@
-"""PRIME (2502.01456): what two policies think of steps is their reward (``config.rl.process``)."""
+"""PRIME (2502.01456): rewards of steps from the log-probs of two policies
+(``config.rl.process``)."""
 
 from agentjax.recipes.prime.rewards import OnlineConfig, ProcessConfig, ProcessRewards
 

@@ -1,11 +1,11 @@
-r"""Process rewards by a model, in a run: what two policies think of the steps of an episode.
+r"""Process rewards in a run, from the log-probs of two policies.
 
     r_k = beta sum_{t in step k} (log pi_model(y_t) - log pi_reference(y_t))
 
-With pi_model a reward model that is trained on outcomes (preset "implicit_prm"), beforehand or on
-line, and pi_reference what it is trained from: implicit process rewards (PRIME, 2502.01456). With
-pi_model the policy after and pi_reference the one before reinforcement learning: progress
-advantages (2606.26080).
+If pi_model is a reward model that is trained on outcomes (preset "implicit_prm"), before or during
+the run, and pi_reference is its start, these are implicit process rewards (PRIME, 2502.01456). If
+pi_model is the policy after and pi_reference the one before reinforcement learning, they are
+progress advantages (2606.26080).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REWARD_MODEL = "reward_model"  # name of the network that learns in the run
 
 @dataclasses.dataclass(unsafe_hash=True)
 class OnlineConfig(Config):
-  """The reward model goes on learning beside the policy, from the policy's own episodes.
+  """The reward model learns during the run, from the policy's episodes.
 
   One optimiser step a minibatch, on the loss of the preset "implicit_prm" with the beta of the
   rewards: the cross-entropy of ``sigmoid(sum_t r_t)`` and the outcome, over the weighted tokens of
@@ -77,7 +77,7 @@ class OnlineConfig(Config):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProcessConfig(SignalConfig):
-  """Rewards of steps beside the reward of the episode, for credit "reward_to_go" and "gae".
+  """Rewards of steps in addition to the reward of the episode, for credit "reward_to_go" and "gae".
 
   Attributes:
     model: pi_model, loaded once; None is the run's own policy as a step begins or, with ``online``,
@@ -86,8 +86,8 @@ class ProcessConfig(SignalConfig):
       learning, or its present phase, started from.
     beta: of the formula. PRIME's value is not in our sources; .05 is ours.
     per: what a step is: a "token", or a "turn", which is paid at its last token.
-    centre: what is taken off every step: "none", or the mean step of the other members of its
-      group ("leave_one_out", as in PRIME); a sequence without such has nothing taken off.
+    centre: subtracted from every step: "none", or the mean step of the other members of its group
+      ("leave_one_out", as in PRIME; nothing if there are no others).
     online: pi_model is trained in the run; None leaves it as it is.
   """
 
@@ -107,7 +107,7 @@ class ProcessConfig(SignalConfig):
 
   @property
   def objective(self) -> ObjectiveConfig:
-    """What the model learns by, with ``online``."""
+    """The model's loss, with ``online``."""
     objective = preset("implicit_prm")
     assert objective.preference is not None
     objective.preference.beta = self.beta
@@ -191,7 +191,7 @@ class ProcessConfig(SignalConfig):
 
 
 class ProcessRewards:
-  """Scores batches; the policies are loaded when first asked.
+  """Scores batches; the policies are loaded at their first use.
 
   Args:
     config: see ProcessConfig.
@@ -281,7 +281,7 @@ class ProcessRewards:
 
 
 class RewardModel:
-  """pi_model where it learns in the run: one optimiser step a batch, on the episodes' outcomes.
+  """pi_model if it learns in the run: one optimiser step per batch, on the episodes' outcomes.
 
   Args:
     config: see ProcessConfig; ``online`` is set.
@@ -424,7 +424,7 @@ def load_start(
 def _steps(
   gains: np.ndarray, weights: np.ndarray, turns: np.ndarray, *, per: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Of one sequence the last token of every step, and what the step is paid."""
+  """The last token of every step of a sequence, and the step's reward."""
   places = np.flatnonzero(weights > 0)
   if per == "token":
     return places, gains[places]

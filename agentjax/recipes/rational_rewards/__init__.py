@@ -1,1 +1,1 @@
-"""RationalRewards (2604.11626): critiques by aspect, and one number of them."""
+"""RationalRewards (2604.11626): critiques by aspect, as one number."""

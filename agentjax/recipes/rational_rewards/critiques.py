@@ -1,13 +1,13 @@
-"""RationalRewards (2604.11626): a critique graded aspect by aspect, made one number.
+"""RationalRewards (2604.11626): a critique with a grade for each aspect, as one number.
 
 A judge writes an analysis of the request, a detailed judgement, a summary and a refined request; in
-the judgement each aspect has a grade from 1 to 4, or N/A. The reward is
-``(mean of the grades that are not N/A - 1) / 3``. In pairs the sums over the aspects are compared,
-where an aspect without a grade counts 2.5.
+the judgement each aspect has a grade from 1 to 4, or N/A. The reward is ``(mean of the grades that
+are not N/A - 1) / 3``. For pairs the sums over the aspects are compared; an aspect without a grade
+counts 2.5.
 
-Rationales to learn from are written with the label at hand and kept only if the label can be
-predicted back from them (``consistent``; 72 % of the paper's survive); the student that is then
-fine-tuned on them never sees the label.
+Rationales for training are written by a model that knows the label. They are kept only if the label
+can be predicted from them (``consistent``; 72 % in the paper). The student that is fine-tuned on
+them never sees the label.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Critique:
 
   @property
   def refined_request(self) -> str | None:
-    """The request as the judge would put it: generate with it once more (test-time refinement)."""
+    """The judge's better request, with which one may generate again (test-time refinement)."""
     return self.sections.get("request refinement")
 
 
 def read_critique(text: str, aspects: Sequence[str] = GENERATION) -> Critique:
-  """Reads grades and sections. Of an aspect graded twice the last grade in range counts.
+  """Reads grades and sections. If an aspect is graded twice, the last grade in range counts.
 
   Args:
     text: the judge's reply.
@@ -85,8 +85,8 @@ def critique_reward(
 
   Args:
     critique: what was read.
-    unreadable: what a critique without any grade gives. The paper gives 0, which teaches a policy
-      to avoid what confuses its judge; ours is invalid.
+    unreadable: result for a critique without any grade. The paper gives 0, so a policy learns to
+      avoid what confuses its judge; our default is invalid.
   """
   grades = [grade for grade in critique.grades.values() if grade is not None]
   if grades:
@@ -102,7 +102,7 @@ def preference_sum(critique: Critique, aspects: Sequence[str] = GENERATION) -> f
 
 @dataclasses.dataclass(frozen=True)
 class Rationale:
-  """A rationale written with the label at hand: ``label`` is what it should lead to."""
+  """A rationale by a model that knew the label, which it should lead to."""
 
   question: str
   text: str
@@ -119,7 +119,7 @@ async def consistent(
   Args:
     rationales: of the label-anchored phase.
     predict: (question, rationale) -> label, or None where it gives none. It must not see the label.
-    strip: takes out of a rationale what names its label outright.
+    strip: removes the label from the text of a rationale.
   """
   kept = [r for r in rationales if await predict(r.question, strip(r.text)) == r.label]
   return kept, len(kept) / len(rationales) if rationales else 0.0

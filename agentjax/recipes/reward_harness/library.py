@@ -1,19 +1,20 @@
-"""RewardHarness (2605.08703): a judge gets better without training, by evolving what it is given.
+"""RewardHarness (2605.08703): a judge gets better without training: its library of skills and tools
+evolves.
 
 A frozen judge compares answers with a library of skills (rubrics in words) and tools (prompts of
 sub-judges that answer in JSON). Per iteration the judge runs on the training demonstrations, an
-analyser proposes edits, and what they are worth is measured on held-out demonstrations:
+analyser proposes edits, and they are tested on held-out demonstrations:
 
 * phase A applies the edits of skills, phase B those of tools; each is kept iff the validation
   accuracy is at least the best so far less a tolerance (.075), else the library is rolled back;
 * before phase B a new tool must answer in valid JSON on 80 % of 20 samples, and may be repaired
   three times;
-* phase C, every 50 iterations, leaves one entry out at a time and removes it where the accuracy
-  without it is no lower.
+* phase C, every 50 iterations, leaves one entry out at a time and removes it if the accuracy
+  without it is not lower.
 
-The result is the library with the best validation accuracy. Demonstrations are trained on in both
-orders, so that no edit pays that likes a position. All models are callables of yours; the same key
-gives the same run, and the state is JSON, so that a run that was cut off goes on where it was.
+The result is the library with the best validation accuracy. Demonstrations are used in both orders,
+so that a preference for a position does not help. All models are callables of the caller. The same
+key gives the same run. The state is JSON, so an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A skill or a tool: a name that is its own among those of its kind, and a text."""
+  """A skill or a tool: a name, unique among its kind, and a text."""
 
   kind: EntryKind
   name: str
@@ -46,7 +47,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-  """What the judge is given."""
+  """The skills and tools of the judge."""
 
   entries: tuple[Entry, ...] = ()
 
@@ -59,7 +60,7 @@ class Library:
     return Library(tuple(e for e in self.entries if (e.kind, e.name) != (entry.kind, entry.name)))
 
   def with_entry(self, entry: Entry) -> Library:
-    """The library with an entry added, or in the place of its namesake."""
+    """The library with an entry added, or replaced if the name exists."""
     known = [(e.kind, e.name) for e in self.entries]
     if (entry.kind, entry.name) not in known:
       return Library((*self.entries, entry))
@@ -101,7 +102,7 @@ class Demonstration:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What the judge said of a demonstration."""
+  """The judge's choice on a demonstration."""
 
   demonstration: Demonstration
   choice: Choice
@@ -113,7 +114,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """What an analyser is shown.
+  """The input of an analyser.
 
   Attributes:
     library: the present one.
@@ -139,7 +140,7 @@ class HarnessConfig(Config):
   """Attributes are those of the source, but for ``concurrency``.
 
   Attributes:
-    iterations: most of them.
+    iterations: how many at most.
     tolerance: an edit is kept at a validation accuracy of the best so far less this.
     tools: while there are fewer, the analyser is asked for one.
     probes, valid_share, repairs: samples that a new tool is tried on, the share that must be valid
@@ -219,7 +220,8 @@ def split(
 
 
 def accuracy(outcomes: Sequence[Outcome]) -> float:
-  """Share of right ones. What is asked several times counts once, and is right iff it always is.
+  """Share of right ones. A question that is asked several times counts once, and is right iff all
+  answers are right.
 
   That is: both orders of a demonstration, and all C(K, 2) pairs of a K-way group.
   """
@@ -366,7 +368,7 @@ class Harness:
     return passed, refused
 
   async def _mended(self, tool: Entry, key: int) -> Entry | None:
-    """The tool, repaired where needed; None where it does not come to answer in JSON."""
+    """The tool, repaired if needed; None if it never answers in JSON."""
     order = sorted(self._train, key=lambda d: question_key(key, tool.name, d.id, d.first))
     samples = order[: self._config.probes]
     for attempt in itertools.count():

@@ -21,7 +21,7 @@ UNAVAILABLE = "judge unavailable"  # so begins the reason of a verdict that coul
 def combine_verdicts(verdicts: Sequence[Reward], how: Combine) -> Reward:
   """Median, minimum or mean of the valid verdicts; invalid unless more than half are valid.
 
-  The quorum is ours: a verdict of a minority is a verdict of whoever could be read.
+  The quorum is ours: otherwise a few readable replies would decide.
   """
   valid = [v.value for v in verdicts if v.value is not None]
   if 2 * len(valid) <= len(verdicts):
@@ -35,7 +35,7 @@ def combine_verdicts(verdicts: Sequence[Reward], how: Combine) -> Reward:
 async def panel(
   judges: Sequence[Judge], question: Callable[[Judge], Awaitable[Reward]], how: Combine = "median"
 ) -> Reward:
-  """Puts one question to all judges at once and combines what they say.
+  """Asks all judges the same question at once and combines their verdicts.
 
   Args:
     judges: of different families, so that they do not share their weaknesses (2605.12474).

@@ -1,4 +1,4 @@
-r"""Rubric rewards: a list of atomic criteria, each judged or checked by a rule, made one number.
+r"""Rubric rewards: a list of atomic criteria, each judged or checked by a rule, as one number.
 
 Three ways to a number, with ``c_j`` in [0, 1] what the j-th criterion got:
 
@@ -11,8 +11,8 @@ Three ways to a number, with ``c_j`` in [0, 1] what the j-th criterion got:
   stretch at the top, without closed forms: this one is ours, so are s and p, and their step of
   pairwise interactions is left out.
 
-An item of kind "pitfall" names a fault. The question asked is whether the fault is there, and
-``c = 1`` where it is not: so every item adds to both sums and r stays in [0, 1].
+An item of kind "pitfall" names a fault. The judge is asked whether the fault is present, and ``c =
+1`` if it is not. So every item adds to both sums, and r stays in [0, 1].
 
 Items should be atomic and say what they mean: partial credit for compound criteria, implicit taken
 as explicit, and matching by topic are how rubrics are gamed (2605.12474).
@@ -55,7 +55,7 @@ Rule = Callable[[str, str], bool]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RUBRIC = "rubric"  # in the metadata of a task: its items, as mappings of RubricItem's fields
 
-# Of RaR as others report it; the paper was not at hand to check them.
+# RaR's according to other papers; not checked against the paper itself.
 KIND_WEIGHTS: Mapping[str, float] = {
   "essential": 1.0,
   "important": 0.7,
@@ -88,7 +88,7 @@ class RubricItem:
 
   Attributes:
     text: what must hold, or the fault of a pitfall; one thing only.
-    kind: decides the weight where none is given.
+    kind: decides the weight if none is given.
     weight: > 0, or None for ``KIND_WEIGHTS``.
     veto: whether failing it nulls the total of "veto_saturating".
     verify: "judge", or the name of a rule in ``RULES`` (or of your own).
@@ -151,7 +151,7 @@ class RubricConfig(ScorerConfig):
 
   Attributes:
     aggregate: the way to one number.
-    combine: what a panel of judges says of an item (or, for "implicit", of the whole).
+    combine: how the verdicts of a panel on an item (for "implicit": on the whole) are combined.
     likert: the best grade of "implicit"; the worst is 1.
     readable: share of the weight that must have a verdict; the rest is left out of both sums, and
       with less the reward is invalid. Ours.
@@ -194,8 +194,7 @@ def explicit(rubric: Rubric, met: Sequence[Reward], *, readable: float = 0.5) ->
 def veto_saturating(rubric: Rubric, met: Sequence[Reward], config: RubricConfig) -> Reward:
   """``V (sum_k W_k min(x_k / s, 1) / sum_k W_k)^p``; see the module. Arguments as in ``explicit``.
 
-  Invalid where an item with a veto has no verdict: nobody knows whether it holds. With nothing but
-  vetoes the reward is V.
+  Invalid if an item with a veto has no verdict. With nothing but vetoes the reward is V.
   """
   pairs = list(zip(rubric.items, met, strict=True))
   vetoes = [c for item, c in pairs if item.veto]
@@ -326,7 +325,8 @@ async def meets(judge: Judge, item: RubricItem, question: str, answer: str, *, k
   """c by one judge: 1 where the criterion holds of the answer (of a pitfall: where the fault is not
   there), else 0; invalid where the reply cannot be read.
 
-  A pitfall is turned round here and not behind the panel, whose minimum is then pessimistic of all.
+  A pitfall is inverted here, before the panel, so that the panel's minimum is always the
+  pessimistic one.
   """
   what = "fault" if item.kind == "pitfall" else "criterion"
   asked = (

@@ -14,8 +14,8 @@ def self_play_preference(inputs: LossInputs) -> Float[Array, "batch time"]:
 
   With ``aggregation="sequence_mean_token_mean"`` the sum is the mean over sequences. ``pi_t`` is
   the policy at the start of the update, and the target are the advantages: centre "win_rate" times
-  ``multiplier`` eta. On policy the gradient is ``-2 eta (P - 1/2) grad log pi(y|x)``; what is the
-  method's own shows with several ``minibatches`` or ``epochs``, where log-ratios approach targets.
+  ``multiplier`` eta. On policy the gradient is ``-2 eta (P - 1/2) grad log pi(y|x)``. With several
+  ``minibatches`` or ``epochs`` log-ratios approach their targets, which other methods do not have.
 
   Args:
     inputs: log-probs, old log-probs and advantages, 0 on tokens without weight.

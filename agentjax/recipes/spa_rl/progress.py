@@ -1,8 +1,8 @@
 r"""Stepwise progress attribution: what each turn of an episode contributed to its outcome (SPA-RL).
 
-A language model with a linear head, the progress estimator, reads the episode and says at the last
-token of turn k what the turn contributed, c_k. It learns that the contributions of an episode add
-up to its outcome R; the policy is then paid by turn instead of at the end:
+A language model with a linear head, the progress estimator, reads the episode and predicts at the
+last token of turn k the turn's contribution c_k. It is trained so that the contributions of an
+episode add up to its outcome R; the policy is then paid by turn instead of at the end:
 
     loss = mean over episodes of (sum_k c_k - R)^2,      r_k = c_k + weight g_k,
 
@@ -11,7 +11,7 @@ are GAE's over these rewards.
 
 Reference: 2505.20732 and its code (WangHanLinHenry/SPA-RL-Agent). Ours: the estimator is fitted on
 the first ``fit_steps`` training steps, in which the policy is paid at the end as without it;
-``residual``; and what counts as refused beyond the texts of ``refusals``.
+``residual``; and which turns count as refused besides the texts of ``refusals``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _optimizer() -> OptimizerConfig:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class ProgressConfig(SignalConfig):
-  """The estimator, when it learns, and what turns are paid.
+  """The estimator, when it learns, and the rewards of turns.
 
   Attributes:
     fit_steps: training steps at the beginning in which the estimator learns from the policy's
@@ -77,8 +77,8 @@ class ProgressConfig(SignalConfig):
     refusals: texts in the answer of the environment that say that an action could not be carried
       out. A tool call without status "ok", and the last turn of an episode that broke the protocol,
       count as refused, too.
-    residual: what stands at the end of an episode whose contributions do not add up to R:
-      "dropped", as in the paper, or the rest, "paid", so that all in all R is paid.
+    residual: the difference if contributions do not add up to R: "dropped", as in the paper, or
+      "paid" at the end of the episode, so that the sum is R.
     model: size of the estimator; None is the policy's. Its vocabulary is the policy's.
     start: "policy", a copy of its parameters as the stage begins, or "random". The head starts at
       0.
@@ -131,7 +131,7 @@ class ProgressConfig(SignalConfig):
 
 
 class ProgressEstimator(Signal):
-  """Pays turns by what the estimator says they contributed, and teaches it outcomes.
+  """Pays turns by the estimator's contributions, and trains it on outcomes.
 
   Metrics: ``spa_rl/loss`` before the first optimiser step on the batch, ``spa_rl/grad_norm``,
   ``spa_rl/update_norm`` and ``spa_rl/bad_steps`` while it learns; ``spa_rl/error``, the mean of
@@ -204,7 +204,7 @@ class ProgressEstimator(Signal):
     metrics = {"spa_rl/error": error}
     if self._fitting:
       paid, left = jnp.zeros_like(paid), batch.rewards
-    # What is learnt from are outcomes, also where turns are paid in their place.
+    # The estimator learns from outcomes, even when turns are paid instead.
     context.notes[self.name] = (read, batch.rewards)
     return Result({"token_rewards": paid, "rewards": left}, metrics=metrics)
 
@@ -287,9 +287,9 @@ def pay_where_weighted(
   weights: Float[Array, "batch time"],
   segment_ids: Int[Array, "batch time"],
 ) -> Float[Array, "batch time"]:
-  """Rewards moved to the last token with weight, of the same sequence, at or before their own.
+  """Rewards moved to the last token with weight, of the same sequence, at or before their place.
 
-  What is earned before a sequence's first token with weight stays where it is: nobody is paid it.
+  Rewards before a sequence's first token with weight are not moved; no token is paid for them.
   """
   places = jnp.broadcast_to(jnp.arange(paid.shape[1]), paid.shape)
   last = jax.lax.cummax(jnp.where(weights > 0, places, -1), axis=1)
@@ -302,7 +302,7 @@ def pay_where_weighted(
 def _pay(
   found: Array, batch: Batch, grounded: Array, grounding: float, residual: bool
 ) -> tuple[Array, Array, Array]:
-  """Rewards of tokens [B, T], what is left for the end [N], and the mean |sum_k c_k - R|."""
+  """Rewards of tokens [B, T], the remainder at the end [N], and the mean |sum_k c_k - R|."""
   ends = turn_ends(batch)
   weights = batch.weights
   if "selected" in batch.columns:

@@ -1,4 +1,4 @@
-"""SPEAR (2509.22601): first tools are tried for their own sake, then successes are imitated."""
+"""SPEAR (2509.22601): first the use of tools is rewarded, then successes are imitated."""
 
 from agentjax.recipes.spear.advantages import SpearAdvantages
 from agentjax.recipes.spear.imitation import SpearConfig

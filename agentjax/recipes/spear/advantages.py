@@ -1,4 +1,4 @@
-r"""SPEAR's advantages: of a step's own episodes, of replayed ones, and of tokens that stand still.
+r"""SPEAR's advantages: of a step's own episodes, of replayed ones, and 0 for clipped tokens.
 
     own:       A = R - mean of the group
     replayed:  A~ = R - median of earlier groups' means, as ``imitation`` has computed it
@@ -8,9 +8,9 @@ are homogeneous in the advantage, so one batch holds both: advantages are multip
 ``S / S_own`` and ``weight S / S_replayed``, with S the number of sequences that the mean of the
 batch divides by. This is exact for aggregations that divide by sequences.
 
-Clip-cov takes the gradient from a random share of the tokens whose covariance
-``(A - mean A)(log pi - mean log pi)`` lies between two bounds, with means over the tokens of either
-kind: their advantage is 0.
+Clip-cov removes the gradient of a random share of the tokens whose covariance ``(A - mean A)(log pi
+- mean log pi)`` lies between two bounds, with means over the tokens of either kind: their advantage
+is 0.
 
 Reference: 2509.22601.
 """
@@ -46,7 +46,7 @@ class SpearAdvantages(AdvantageChoice):
 
   Attributes:
     covariance: bounds of clip-cov for a step's own tokens; replay_covariance: for replayed ones.
-    covariance_share: share of the tokens that it stops; 0 is off.
+    covariance_share: share of the tokens that it clips; 0 is off.
   """
 
   covariance: tuple[float, float] = (1.0, 40.0)
@@ -99,7 +99,7 @@ def clip_covariance(
   share: float,
   draws: Float[Array, "batch time"],
 ) -> Bool[Array, "batch time"]:
-  """Tokens that learn nothing: ``max(1, floor(share tokens))`` of those between the bounds.
+  """Tokens that are clipped: ``max(1, floor(share tokens))`` of those between the bounds.
 
   Args:
     found: advantages.

@@ -1,11 +1,11 @@
-r"""What SPEAR does before an update: pays for the use of tools, keeps successes, and replays them.
+r"""SPEAR's steps before an update: rewards the use of tools, keeps successes, and replays them.
 
 At training step t, counted from 0:
 
-    reward <- reward + cosine_down(t) min(1, .1 turns with a tool call)
-    an episode with A = R - mean of its group > 0 is kept
-    once ``capacity`` are kept, those with A~ = R - median of the group means >= 0 are trained on
-    beside the step's own, at the weight cosine_up(t), and the memory is empty again
+    reward <- reward + cosine_down(t) min(1, .1 turns with a tool call) an episode with A = R - mean
+    of its group > 0 is kept once ``capacity`` are kept, those with A~ = R - median of the group
+    means >= 0 are trained on with the step's own, at the weight cosine_up(t), and the memory is
+    emptied
 
 Kept episodes are forgotten after ``tolerate_steps``. Reference: 2509.22601 and its code
 (TencentYoutuResearch/SPEAR).
@@ -62,8 +62,8 @@ class SpearConfig(SignalConfig):
     tolerate_steps: training steps after which a kept episode is forgotten; 5 for ALFWorld, 10
       elsewhere.
     history: group means that the median is of, the latest.
-    imitation_weight: of the loss of replayed episodes when it is ramped up. The paper's value is
-      not in our sources; 1 is ours.
+    imitation_weight: final weight of the loss of replayed episodes. The paper's value is not in our
+      sources; 1 is ours.
     imitation_steps: T of ``cosine_up``; 100 for ALFWorld, 200 for WebShop. 0: the weight is full
       from the start.
     tool_reward: paid for a turn with a tool call, up to 1 an episode; 0 pays nothing.
@@ -91,7 +91,7 @@ class SpearConfig(SignalConfig):
       check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
 
   def check_run(self, experiment: Experiment, path: str) -> None:
-    """What is replayed is alone in its group, so that other advantages learn nothing from it."""
+    """A replayed episode is alone in its group, so other advantage functions would give it 0."""
     for phase in experiment.rl.all_phases:
       credit, loss = phase.objective.advantage, phase.objective.policy_loss
       check(
@@ -125,7 +125,7 @@ def cosine_down(step: int, steps: int) -> float:
 class SelfImitation(Signal):
   """Keeps the episodes of earlier steps that were better than their group.
 
-  What it keeps is part of the run's state, tokens and all.
+  Kept episodes, with their tokens, are part of the run's state.
 
   Metrics: ``spear/kept`` and ``spear/replayed`` (episodes), ``spear/refused`` (those that the
   median refused), ``spear/median``, ``spear/imitation_weight``, ``spear/tool_reward`` (mean).
@@ -164,7 +164,7 @@ class SelfImitation(Signal):
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
-    """The step's episodes with the intrinsic reward, and behind them those that are replayed."""
+    """The step's episodes with the intrinsic reward, followed by the replayed ones."""
     del context
     settings, step = self._config, self._steps
     self._batches = 0

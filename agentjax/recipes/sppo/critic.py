@@ -1,4 +1,4 @@
-"""The critic of sequence-level PPO: a network of its own that reads prompts alone."""
+"""The critic of sequence-level PPO: a separate network that reads only prompts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ Array = jax.Array
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PromptCriticConfig(CriticConfig):
-  """A critic that reads what stands before the policy's first token.
+  """A critic that reads the tokens before the policy's first token.
 
-  That is all that ``advantage.centre`` "prompt_value" asks about. It takes forward passes over
-  prompts alone.
+  ``advantage.centre`` "prompt_value" needs no more, so forward passes are over prompts only.
   """
 
   def check_centre(self, centre: str, path: str) -> None:
@@ -56,7 +55,7 @@ class PromptCritic(Critic):
 
 @dataclasses.dataclass(frozen=True)
 class PromptReading(Reading):
-  """A batch of prompts, and where its values stand in the batch of the update.
+  """A batch of prompts, and the places of its values in the batch of the update.
 
   Attributes:
     here, there: int32 [2, n], row and column of the tokens with a value in ``batch`` and in the
@@ -81,7 +80,7 @@ def _move(values: Array, source: Array, target: Array, shape: tuple[int, ...]) -
 def prompts(sequences: Sequence[PackedSequence]) -> tuple[list[PackedSequence], list[int]]:
   """Every sequence up to the first token that the policy drew, and that token's place.
 
-  A sequence that has none is given whole, and its last token's place.
+  A sequence without such a token is returned whole, with its last token's place.
   """
   result, ends = [], []
   for sequence in sequences:

@@ -1,18 +1,18 @@
 r"""TESSY: reasoning traces that a teacher and a student write together, for supervised fine-tuning.
 
-The teacher writes what takes ability, the student what is style (fillers, connectives, talk to
-itself), so that the text is strong in content and close to what the student writes anyway. The
-student begins. The active model writes a chunk; the predictor for its texts looks for the first
-piece of the *other* class; the chunk is cut there, never inside of a word, and the other model goes
-on. Behind the end of the thoughts the student writes the answer.
+The teacher writes capability tokens, the student writes style tokens (fillers, connectives, talk to
+itself). So the text has strong content and is close to the student's own style. The student begins.
+The active model writes a chunk; the predictor for its texts looks for the first piece of the
+*other* class; the chunk is cut there, never inside a word, and the other model continues. After the
+end of the thoughts the student writes the answer.
 
-Models hand over text and never token ids: their tokenizers, and templates, may differ.
+Models exchange text, never token ids: their tokenizers and templates may differ.
 
 Reference: 2604.14164 and its published code, which has the chunks of 5 and 10 tokens, the 200
 tokens of context, 38 000 tokens at most, a check for repetition every 100 steps and 5 retries.
-Ours: context in words; what counts as repetition; that a trace that is given up is begun anew; that
-a chunk is kept whole where both models in turn would leave the word to the other; and the small
-classifier of words (the paper trains a 0.6B model on labels of a 32B one).
+Ours: context in words; the definition of repetition; a new start after a trace is given up; a chunk
+is kept whole if both models in turn would leave the word to the other; and the small classifier of
+words (the paper trains a 0.6B model on labels of a 32B one).
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Continuation:
 
 
 class GivenUpError(Exception):
-  """A trace is of no use; ``args`` say why. A writer raises it for a text it cannot go on with."""
+  """A trace cannot be used; ``args`` say why. A writer raises it for a text that it cannot
+  continue."""
 
 
 class Writer(Protocol):
-  """A model that goes on with a text, by its own template, tokenizer and sampling.
+  """A model that continues a text, with its own template, tokenizer and sampling.
 
   The published settings are temperature .7, top-p .8 and top-k 20, with prefix caching.
   """
@@ -65,7 +66,7 @@ class Writer(Protocol):
 
     Args:
       prompt: the task's messages.
-      text: what was written so far, by whomever.
+      text: written so far by both models.
       tokens: at most.
       key: addresses the draw.
 
@@ -76,7 +77,7 @@ class Writer(Protocol):
 
 
 class BoundaryPredictor(Protocol):
-  """Tells style from ability, piece by piece."""
+  """Classifies pieces as style or capability."""
 
   def style(self, context: str, chunk: str) -> list[tuple[int, bool]]:
     """(start in ``chunk``, whether it is style) of every piece of a chunk, in order."""
@@ -234,7 +235,7 @@ class _Trace:
         active = _OTHER[active]
 
   async def answer(self) -> None:
-    """What the student makes of the thoughts."""
+    """The student's answer after the thoughts."""
     chunk = await self._extend("student", self._config.answer_tokens)
     if not chunk.ended:
       raise GivenUpError(f"no answer within answer_tokens={self._config.answer_tokens}")
@@ -269,7 +270,7 @@ class _Trace:
     self.parts.append((author, text))
 
   def _drop(self, count: int) -> None:
-    """Takes the last characters back."""
+    """Removes the last characters."""
     self.text = self.text[: len(self.text) - count]
     while count:
       author, text = self.parts.pop()
@@ -296,7 +297,7 @@ def word_chunks(text: str, words: int = 60) -> list[str]:
 
 
 def find_spans(text: str, phrases: Iterable[str]) -> list[tuple[int, int]]:
-  """Where the verbatim phrases that a labelling model listed stand, each after the one before.
+  """The places of the verbatim phrases that a labelling model listed, each after the previous one.
 
   A phrase that is not there (models misquote) is left out.
   """
@@ -420,7 +421,7 @@ class WordClassifier:
   def accuracy(
     self, texts: Sequence[str], style_spans: Sequence[Sequence[tuple[int, int]]]
   ) -> float:
-    """Share of the words whose class is told; arguments as in ``train``."""
+    """Share of the words that are classified correctly; arguments as in ``train``."""
     right = [
       told == any(a <= start < b for a, b in spans)
       for text, spans in zip(texts, style_spans, strict=True)

@@ -68,7 +68,7 @@ async def write_traces(
 ) -> Written:
   """``synthesise`` for each task that the folder does not hold yet.
 
-  A row is on the disk before the next one is begun, so whoever is stopped goes on where it was.
+  A row is on the disk before the next one is begun, so a stopped command continues where it was.
   When all are there the files are put in the order of the tasks' ids: they then depend on neither
   ``concurrency`` nor interruptions.
 

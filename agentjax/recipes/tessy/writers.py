@@ -1,4 +1,4 @@
-"""Models that go on with a text (``flow.Writer``): our engine, or an endpoint."""
+"""Models that continue a text (``flow.Writer``): our engine, or an endpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PROMPT = "{prompt}"  # in a template: where the question stands
 class EngineWriter:
   """A model that an engine samples from.
 
-  The text so far is encoded anew for every piece, as others may have written of it; the engine's
-  prefix cache spares what was read before.
+  The text so far is encoded again for every piece, because the other model may have written parts
+  of it; the engine's prefix cache saves the work for known text.
 
   Args:
     engine: with published weights.
@@ -54,7 +54,7 @@ class EngineWriter:
     finally:
       context.close()
     drawn = [int(i) for i in sample.token_ids]
-    # Markup that is not the policy's to write ends its turn like a stop.
+    # Markup that the policy must not write ends its turn like a stop.
     markup = self._chat.reserved_ids.union(self._chat.stop_ids)
     end = next((at for at, i in enumerate(drawn) if i in markup), len(drawn))
     ended = end < len(drawn)

@@ -1,4 +1,4 @@
-"""Tree search over turns: environments go back to snapshots, contexts of the engine are forked."""
+"""Tree search over turns, with snapshots of environments and forks of the engine's contexts."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Node:
 
   Attributes:
     number: in the order of expansion; also the sample number of its address and its branch.
-    parent: what it goes on from; None at the prompt.
+    parent: the node before; None at the prompt.
     trajectory: the episode so far.
     value: of the scorer; None where the environment or the scorer failed, and at the prompt.
-    point: where it goes on; None where the episode has ended.
+    point: branch point of its end; None if the episode has ended.
     children: expanded from here.
     visits, total: how often the search came through, and the sum of the values it found.
   """
@@ -81,16 +81,15 @@ class Node:
 class TreeSearch:
   """A sampler whose members are the most valuable leaves of a search (see ``TreeConfig``).
 
-  Nodes that the search left unfinished are played to their end by the group's program; places
-  nobody fills go to episodes from the start. Nodes are numbered in the order of expansion and draw
-  with the keys of their number, so that the tree depends on the weights, the task and the seed, and
-  on ``score``.
+  The group's program plays unfinished nodes to their end; fresh episodes take places that are left.
+  Nodes are numbered in the order of expansion and draw with the keys of their number, so that the
+  tree depends on the weights, the task and the seed, and on ``score``.
 
   Attributes:
     config: how the tree grows.
     score: (episode so far, task) to its value, larger is better; called in the event loop, so it
-      must not block. An unfinished episode has status OK and no answer yet. Where it raises, or
-      takes longer than ``rollout.reward_timeout``, the node has no value and is not gone on from.
+      must not block. An unfinished episode has status OK and no answer yet. If it raises, or takes
+      longer than ``rollout.reward_timeout``, the node has no value and is not expanded.
   """
 
   config: TreeConfig

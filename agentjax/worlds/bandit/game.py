@@ -63,7 +63,7 @@ class BanditConfig(TurnGameConfig):
 
 
 class Bandit(TextGame):
-  """One choice between two names; which of them is the risky one is told by their stories alone."""
+  """One choice between two names; only their stories say which one is risky."""
 
   def __init__(self, config: BanditConfig):
     super().__init__(config.turns)

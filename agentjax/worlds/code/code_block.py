@@ -1,4 +1,4 @@
-"""How code stands in an answer: a fenced block of Markdown."""
+"""Code in an answer: a fenced block of Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def mark_code(source: str) -> str:
 def read_code(text: str) -> str | None:
   """The last block marked as Python, or not marked at all; None where there is no closed block.
 
-  The last one counts, as what comes before it is thought or was put aside.
+  The last one counts, because earlier ones are drafts.
   """
   last: str | None = None
   block: list[str] | None = None  # lines of the one that is open; by the line, so in linear time

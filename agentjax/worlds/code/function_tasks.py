@@ -1,12 +1,12 @@
-"""Functions to write, made to measure: seeded, graded, tested, without any data at hand.
+"""Generated functions to write: seeded, graded, tested; needs no data.
 
 A function takes a list of integers through a chain of stages; its level is their number::
 
     Write `solve(numbers)` for a list of integers. Keep those above 4. Square each. Return the sum,
     0 for none.
 
-Train and test never share a function: the chain alone decides by its hash on which side it falls,
-whatever the seed.
+Train and test never share a function: the hash of the chain decides on which side it falls, for any
+seed.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def read_expression(text: str, *, tags: bool) -> str | None:
 def solves(text: str, numbers: Sequence[int], target: int) -> bool | None:
   """Whether an expression uses every number once and equals the target; None if it is none.
 
-  Read are whole numbers, ``+ - * /`` and brackets, in exact fractions.
+  Accepts whole numbers, ``+ - * /`` and brackets; computes in exact fractions.
   """
   if len(text) > _LONGEST:
     return None

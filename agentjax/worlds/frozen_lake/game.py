@@ -1,4 +1,4 @@
-"""Cross a frozen lake on which one slips: gymnasium's FrozenLake in text. RAGEN, 2504.20073."""
+"""Cross a slippery frozen lake: gymnasium's FrozenLake in text. RAGEN, 2504.20073."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FrozenLakeConfig(TurnGameConfig):
     return next((name for name, at_edge in edges.items() if at_edge), None)
 
   def without_chance(self) -> Self:
-    """Nobody slips."""
+    """The same world without slipping."""
     return dataclasses.replace(self, slippery=False)
 
 
@@ -109,7 +109,7 @@ class FrozenLake(TextGame):
 def frozen_lake_tasks(
   config: FrozenLakeConfig, count: int, *, split: Split, seed: int, first_id: int = 0
 ) -> list[Task]:
-  """Lakes with a way to the goal that ``turns.max_actions`` suffice for, were one not to slip.
+  """Lakes with a way to the goal of at most ``turns.max_actions`` actions without slipping.
 
   The demonstration goes the shortest way, ``actions_per_turn`` at a time, as far as the first turn.
   Small lakes are few: they may come again.

@@ -2,8 +2,8 @@ r"""Machine-learning engineering with partial credit for milestones.
 
 The policy runs Python on ``train.csv`` and ``test.csv`` in its folder; what counts is the file
 ``submission.csv`` that it leaves. The labels of the test rows never enter the sandbox: the file is
-read and measured on the host, where nothing of the policy runs. So milestones cannot be printed or
-claimed, only reached, in the spirit of the frozen instrumentation of 2509.01684:
+read and measured on the host, where no code of the policy runs. So a policy cannot claim a
+milestone that it has not reached, in the spirit of the frozen instrumentation of 2509.01684:
 
   mle_submitted         there is a submission with the header id,target
   mle_loaded            it names at least half of the test rows, whose ids stand in test.csv only
@@ -14,8 +14,7 @@ claimed, only reached, in the spirit of the frozen instrumentation of 2509.01684
   mle_beats_strong      valid, and at least as good as the strong answer
   mle_score             0 at that quarter, 1 at the strong answer, linear between, clipped
 
-The first three say that the work was done in form and pay for nothing else: weigh them little, or
-set them behind a gate.
+The first three only check the form: give them small weights, or put them behind a gate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A run's secret: what generated labels depend on beside the seed, so that no box can make them.
+"""A run's secret: generated labels depend on it and on the seed, so that code in a box cannot
+generate them.
 
 The seed of a data set is a small number and its generator is public. Where a policy runs programs,
 it could run the generator too. So labels also depend on 32 random bytes that stand in the world's

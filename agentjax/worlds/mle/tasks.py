@@ -41,8 +41,8 @@ from agentjax.worlds.mle.secret import read_secret, run_secret
 SOURCE = "mle"
 Kind = Literal["regression", "classification", "text"]
 KINDS: tuple[Kind, ...] = ("regression", "classification", "text")
-# Of the way from a constant to who knows the law; ours, set so that the worked solutions, which are
-# plain models, get there on hundreds of drawn data sets.
+# Share of the way from a constant answer to one that knows the law; ours, chosen so that the worked
+# solutions, which are simple models, reach it on hundreds of drawn data sets.
 _STRONG = 0.4
 _METRICS = ("accuracy", "rmse")
 _WORDS = (
@@ -109,7 +109,7 @@ def mle_tasks(
     config: see MleTaskConfig.
     train_size, test_size: how many.
     seed: chooses the data sets, with the secret.
-    secret: what no box knows (``secret``): whoever has it and the seed has the labels.
+    secret: not known in any box (``secret``); with it and the seed the labels can be generated.
   """
   return TaskSplits(
     train=[_generated(config, i, i, seed, secret) for i in range(train_size)],
@@ -212,7 +212,7 @@ def mle_task(
 
 def _generated(config: MleTaskConfig, number: int, id: int, seed: int, secret: bytes) -> Task:
   kind = config.kinds[number % len(config.kinds)]
-  # Keyed: the policy has this file, the features and a guess at the seed, and lacks the secret.
+  # Keyed: the policy may know this file, the features and the seed, but not the secret.
   digest = hmac.digest(secret, f"mle/{seed}/{id}/{kind}".encode(), "sha256")
   random = np.random.default_rng(np.frombuffer(digest, np.uint32))
   count = config.train_rows + config.test_rows

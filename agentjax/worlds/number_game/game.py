@@ -46,7 +46,7 @@ class NumberGameConfig(GameConfig):
     )
 
   def solution(self, task: Task) -> Turns:
-    """One guess a turn, from 2 on: any way of finding the number is fair."""
+    """One guess per turn, from 2 on."""
     return tuple(Message("assistant", str(n)) for n in range(LOWEST + 1, HIGHEST + 1))
 
 

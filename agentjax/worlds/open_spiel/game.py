@@ -71,7 +71,7 @@ class OpenSpiel(World):
     return TwoPlayerGame(self.config)
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
-    """Moves that are none, or that stand where none is read."""
+    """Texts that are no legal move, or moves where none is read."""
     way = task.answer.split("\n")
     tags = self.config.tags
     texts = claims(task) | {
@@ -122,8 +122,8 @@ class OpenSpiel(World):
 class TwoPlayerGame(Environment):
   """A game between two agents. At its end each gets what OpenSpiel's rules pay.
 
-  A turn that is no legal move, or ran out of tokens, loses: its player gets the least that the game
-  can pay, and the other 0, so that nobody is paid for the other's slips.
+  A turn that is no legal move, or ran out of tokens, loses: its player gets the lowest payment of
+  the game, and the other 0, so that nobody is paid for the other's mistakes.
 
   Args:
     config: see OpenSpielConfig.
@@ -233,7 +233,7 @@ def begin(game: Any, opening: list[int], random: np.random.Generator | int) -> A
   state = game.new_initial_state()
   pass_chance(state, drawn)
   for move in opening:
-    # Another draw of chance may forbid what was legal when the task was made.
+    # With another draw of chance a move may be illegal that was legal when the task was made.
     state.apply_action(move if move in state.legal_actions() else state.legal_actions()[0])
     pass_chance(state, drawn)
   return state

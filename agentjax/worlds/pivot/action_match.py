@@ -1,8 +1,8 @@
-"""Whether an action of the policy would do the same as an expert's: what all verifiers share.
+"""Shared by all verifiers: whether an action of the policy would do the same as an expert's.
 
-An action is an assistant ``Message``: its text and its tool calls. A matcher says first whether it
-can judge an expected action at all (``refusal``): one that it does not understand would be answered
-with 0 by every policy, and a turn that looks impossible is dropped without a word.
+An action is an assistant ``Message``: its text and its tool calls. A matcher first says whether it
+can judge an expected action (``refusal``). Otherwise every policy would score 0 on it, and the turn
+would be dropped silently as too hard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACTIVE_IN_QUOTES = re.compile(r"\\([$`\"\\\n])|([$`])")
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-  """How well an action stands in for the expected one, 0..1, and why it is not more."""
+  """How well an action matches the expected one, 0..1, and why it is not more."""
 
   score: float
   reason: str = ""
@@ -67,7 +67,7 @@ def undeclared(expected: Message, tools: Sequence[DeclaredTool]) -> str | None:
 
 
 def match_message(actual: Message) -> Match:
-  """1 where the policy sent a message and called nothing: what it says is not compared."""
+  """1 if the policy sent a message and called nothing; the text is not compared."""
   if actual.tool_calls:
     return Match(0.0, f"a message is expected, got a call of {actual.tool_calls[0].name!r}")
   if not actual.content.strip():
@@ -80,8 +80,8 @@ def match_one_call(
 ) -> Match:
   """Messages by ``match_message``, and one call by ``judge``.
 
-  Several calls at once do something else than the one expected, whichever comes first: the released
-  servers look at the first alone, and pay for whatever is called after it.
+  Several calls do something else than the one expected. The released servers only look at the
+  first, so they pay for any calls after it.
   """
   if not expected.tool_calls:
     return match_message(actual)
@@ -143,7 +143,8 @@ def same_command(expected: str, actual: str) -> bool:
 def shell_words(text: str) -> list[tuple[str, str]] | None:
   """("word" or "operator", text) of a command; None where a quote stays open.
 
-  What the shell expands stands behind a NUL, in quotes behind two: ``'*'`` and ``*`` differ.
+  Text that the shell expands gets one NUL in front, in quotes two, so that ``'*'`` and ``*``
+  differ.
   """
   words: list[tuple[str, str]] = []
   word: str | None = None

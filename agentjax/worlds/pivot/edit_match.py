@@ -12,19 +12,18 @@ With ``rules="released"`` they are the server's:
                or text; bash: of the command; else 1
   3  size      edits, "continuous" only: reward times ``1 - penalty * min(characters / 500, 1)``
 
-These pay for another file of the same name, commands with more behind them, and searches for
-something else. With ``rules="strict"``, the default, level 1 asks for more:
+These rules also pay for another file of the same name, longer commands, and searches for something
+else. With ``rules="strict"``, the default, level 1 asks for more:
 
   edits    the whole path, once normalised; for views both ranges cover 0.8 of each other; the same
            old_str; all other arguments but the text equal
   bash     the same words and operators in the same order (``action_match.same_command``)
   others   all arguments equal, paths once normalised; "think" and "finish" are free
 
-and of a text behind its first 2,000 characters, which alone are compared in level 2, no character
-may differ.
+Level 2 only compares the first 2,000 characters; later characters of a text must be equal.
 
-In both, unlike there, what the expert's call names (path, command, any argument at all) must be
-named: a call that says nothing would pass the last three levels.
+In both, unlike on the server, the call must name what the expert's call names (path, command, any
+argument): a call without arguments would pass the last three levels.
 
 With similarity s, "binary" pays 1 where ``s >= 0.8``; "continuous" pays 1 there, and
 ``0.5 + 0.5 (s - 0.4) / 0.4`` from 0.4 on.
@@ -115,7 +114,7 @@ class EditMatchConfig(Config):
 
 
 class EditMatcher:
-  """``EditMatchConfig`` as a matcher. An expected tool whose category nobody knows is refused."""
+  """``EditMatchConfig`` as a matcher. An expected tool of unknown category is refused."""
 
   def __init__(self, config: EditMatchConfig):
     self._config = config
@@ -214,8 +213,8 @@ def target_difference(
 ) -> str | None:
   """Level 1: why two calls of one kind do not work on the same thing; None where they do.
 
-  What the expert leaves out (a path, a sub-command) is not asked for; nor is a range of lines: a
-  view without one shows them all.
+  Arguments that the expert leaves out (a path, a sub-command) are not required; neither is a range
+  of lines: a view without one shows all lines.
   """
   if expected and not actual:
     return "the call has no arguments"

@@ -9,11 +9,11 @@ from agentjax.world.environment import Action, Environment, Observation, Step
 
 
 class PivotEnvironment(Environment):
-  """Shows the history of a turn and ends with whatever the policy does there.
+  """Shows the history of a turn and ends after the policy's action.
 
   The task's prompt is the history, its metadata declares the tools (``tools.declared``). The text
   of the turn is the episode's answer; each call is recorded, as an error where it could not be read
-  or names a tool beside the declared ones. What it is worth, a scorer says (``PivotScorer``).
+  or names a tool beside the declared ones. ``PivotScorer`` judges it.
   """
 
   async def reset(self, task: Task, key: int) -> Observation:

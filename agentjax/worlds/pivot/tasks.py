@@ -1,7 +1,7 @@
 """Single turns of experts' trajectories as rows of a file, and the tasks that are made of them.
 
-A row keeps the expert's turn apart from the history; a task made of it shows the history alone. A
-row may have a profile: what samples of a policy at this turn have earned.
+A row keeps the expert's turn and the history separately; a task shows only the history. A row may
+have a profile: the rewards of a policy's samples at this turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What K samples of one turn earned.
+  """Rewards of K samples of one turn.
 
   Attributes:
     mean, variance: of the K valid rewards; the variance is the population's.
@@ -44,7 +44,7 @@ class Profile:
     if not rewards:
       raise ValueError("a profile needs at least one reward, got none")
     mean = sum(rewards) / len(rewards)
-    # Equal rewards have no variance at all, whatever the mean was rounded to.
+    # Equal rewards have variance 0, even if the mean is rounded.
     variance = (
       sum((r - mean) ** 2 for r in rewards) / len(rewards) if len(set(rewards)) > 1 else 0.0
     )

@@ -2,10 +2,10 @@
 
 After NeMo-Gym's ``terminus_judge`` server, without its language-model judge. The action is the text
 of the turn. It must be a JSON object that fits the schema of the harness that the expected action
-fits (Terminus 1 or 2) and say the same about being done. Its keystrokes, one after the other, are
-the same commands as the expected ones ("strict"), or have a similarity of at least a threshold with
-them ("released", which pays ``cd source`` for ``cd src`` in a long step). (The verdicts recorded
-with the server join keystrokes like that; its later code puts blanks between them.)
+fits (Terminus 1 or 2) and have the same flag for being done. Its keystrokes, one after the other,
+are the same commands as the expected ones ("strict"), or have a similarity of at least a threshold
+with them ("released", which pays ``cd source`` for ``cd src`` in a long step). (The verdicts
+recorded with the server join keystrokes like that; its later code puts blanks between them.)
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def keystroke_similarity(
 ) -> float:
   """Ratio of the joined keystrokes of two batches of commands, 0..1; 1 where both have none.
 
-  SequenceMatcher takes more than quadratic time, so what has a bound below ``least`` gives that
-  bound, and texts of over 4,000 characters are alike where they are equal, else 0.
+  SequenceMatcher takes more than quadratic time. So if an upper bound is below ``least``, the bound
+  is returned; texts of over 4,000 characters give 1 if they are equal, else 0.
   """
   if not expected["commands"] or not actual["commands"]:
     return float(expected["commands"] == actual["commands"])

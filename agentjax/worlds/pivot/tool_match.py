@@ -14,12 +14,12 @@ All rules but that for strings are those of NeMo-Gym's server
   the rest    equal
 
 "ordered" is the longest common subsequence of two lists of words, divided by the longer length: 1
-for equal texts, and less for words that are turned round, left out or put behind. Arguments named
+for equal texts, and less for words that are reordered, left out or appended. Arguments named
 ``command`` or ``cmd`` must be the same shell command, and paths are equal once normalised.
 
 "overlap", as released, is ``|A & B| / (|A| + |B|)`` over multisets, which is 0.5 for equal texts: a
 threshold above 0.5 would refuse everything. "jaccard" is ``|A & B| / |A | B|``, 1 for equal texts.
-Both pay for the same words in any order, and at a low threshold for whatever is written behind.
+Both pay for the same words in any order, and with a low threshold also for appended text.
 
 Parallel calls are paired by a maximum matching with m pairs among e expected and a actual calls.
 """
@@ -171,7 +171,8 @@ def _difference(expected: Any, actual: Any, config: ArgumentMatchConfig, where: 
 def _named_difference(
   key: str, expected: Any, actual: Any, config: ArgumentMatchConfig, where: str
 ) -> str | None:
-  """``_difference``, with commands and paths compared as such; other words do not hide in them."""
+  """``_difference``, but commands and paths are compared as such, so that extra words in them are
+  found."""
   if (
     config.string_similarity == "ordered" and isinstance(expected, str) and isinstance(actual, str)
   ):

@@ -25,7 +25,7 @@ VerifierKind = Literal["arguments", "tool_name", "schema", "edits", "terminal"]
 
 @dataclasses.dataclass(unsafe_hash=True)
 class PivotVerifierConfig(Config):
-  """What counts as the same action (the functional reward of PivotRL, 2603.21383, section 3).
+  """When two actions count as the same (the functional reward of PivotRL, 2603.21383, section 3).
 
   Attributes:
     kind: "arguments", names and arguments of calls, also parallel ones (``tool_match``);

@@ -8,7 +8,7 @@ from agentjax.world.cheats import Setting, Turns, another, claims, each, say
 
 
 def question_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
-  """Several answers for one, answers where none is read, and what is no answer."""
+  """Several answers for one, answers where none is read, and texts that are no answer."""
   right, wrong = task.answer, another(task.answer)
   answers = {
     "alternatives": f"{right} or {wrong}",

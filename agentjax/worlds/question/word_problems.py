@@ -1,4 +1,4 @@
-"""Word problems made to measure: seeded, graded, with a worked solution through tools.
+"""Generated word problems: seeded, graded, with a worked solution through tools.
 
 A problem is a start and a chain of steps; its level is the number of tool calls its solution takes.
 A story starts from a number that somebody owns; a program problem starts from a sum over many
@@ -12,7 +12,7 @@ read, to call and to copy. The vocabulary is closed (``vocabulary()``), so that 
 spell it in whole words.
 
 Train and test never share a problem: the arithmetic alone (``Problem.content``, without names and
-wording) decides by its hash on which side a problem falls, whatever the seed.
+wording) decides by its hash on which side a problem falls, for any seed.
 """
 
 from __future__ import annotations
@@ -131,19 +131,19 @@ _WRONG_OPERATOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # keeps every value 
 class WordProblemConfig(TaskSource):
   """Which problems there are, and which of them come with a demonstration. All figures are ours.
 
-  Levels outside ``demonstration_levels`` and a share of wrong demonstrations leave the warm start
-  imperfect in a known way: what reinforcement learning adds afterwards can then be seen.
+  Levels outside ``demonstration_levels`` and a share of wrong demonstrations make the warm start
+  imperfect in a known way, so that the effect of reinforcement learning can be seen.
 
   Attributes:
     levels: tool calls a problem takes, each 1..4; task i has level ``levels[i % len(levels)]``.
     program_share: share of problems that start from a line of Python.
-    distractors_from_level: problems of this level and above hold one number of no use.
+    distractors_from_level: problems of this level and above contain one irrelevant number.
     demonstration_levels: levels whose train tasks carry a demonstration; None means all.
     demonstration_noise: share of demonstrations that are wrong: half of them use a wrong operation
-      in one step, half stop one step early. The tool results in them are true all the same.
-      Programs of level 1 have no such step and stay right. Test tasks are never wrong.
+      in one step, half stop one step early. Their tool results are still true. Programs of level 1
+      have no such step and stay right. Test tasks are never wrong.
     direct_share: share of demonstrations that state the right answer at once, without a tool: a
-      policy that cannot do sums learns from them to guess, and from rewards not to.
+      policy that cannot do sums learns from them to guess; rewards then teach it to use tools.
   """
 
   levels: tuple[int, ...] = (1, 2, 3)

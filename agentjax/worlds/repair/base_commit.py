@@ -1,11 +1,10 @@
-"""Repositories without a future: what a task's agent gets holds one commit, and no way to others.
+"""Repositories of one commit for a task's agent, without any way to later commits.
 
   python -m agentjax.worlds.repair.base_commit SOURCE COMMIT DESTINATION --remove 'tests/hidden/*'
 
-A clone at an old commit still holds what came after it: in branches, tags, the reflog, packs, and
-wherever its remotes point; ``git log --all`` has shown agents the very change that they were asked
-to make (SWE-bench issue 465). History is not edited here: a new repository is made from the files
-of the one commit, so there is nothing to forget.
+A clone at an old commit still holds later commits: in branches, tags, the reflog, packs and
+remotes. ``git log --all`` has shown agents the change that they were asked to make (SWE-bench issue
+465). So the history is not edited here: a new repository is made from the files of the one commit.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 
-# Compiled or remembered from runs of other commits: the fix can be read out of them.
+# Files compiled or cached by runs of other commits, which may reveal the fix.
 CACHES = (
   "__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".tox", ".nox",
   ".hypothesis", ".coverage", "*.egg-info", ".eggs",
@@ -42,8 +41,8 @@ def squash_repository(
 ) -> str:
   """Makes ``destination`` a repository whose one commit holds the files of ``commit``.
 
-  Files come out of git's objects as they were committed: no hook, filter or attribute of the source
-  is obeyed, nothing untracked comes along, and submodules stay empty.
+  Files come out of git's objects as they were committed: hooks, filters and attributes of the
+  source are ignored, untracked files are not copied, and submodules stay empty.
 
   Args:
     source: a repository, bare or not; only read.
@@ -80,7 +79,7 @@ def squash_repository(
 
 
 def find_history(repository: str | os.PathLike[str]) -> list[str]:
-  """What a repository holds besides the one commit it stands at; empty where that is all."""
+  """What a repository holds besides its present commit; empty if nothing else."""
   found = []
   commits = _git(repository, "rev-list", "--all", "--reflog", "HEAD").decode().split()
   if len(commits) > 1:

@@ -10,7 +10,7 @@ from agentjax.world.cheats import Setting, Turns, claims, do, say
 
 
 def repair_cheats(task: Task, setting: Setting) -> dict[str, Turns]:
-  """The canaries as the package, and edits of all that does not count."""
+  """The canaries as the package, and edits of files that do not count."""
   package = task.metadata["package"]
   names = task.metadata["unit_tests"]["modules"].get(package, ())
   tests = [path for path in task.metadata["files"] if path.startswith("tests/")]

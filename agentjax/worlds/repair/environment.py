@@ -1,9 +1,9 @@
 """Repairing a small library: the policy works on its files, hidden tests judge what it leaves.
 
-What is handed in are the changed Python files of the package, as JSON; the visible tests and all
-else stay as they were, whatever the policy did to them. The hidden tests run when the episode is
-over and its folder is gone, on the task's own files with those changes (``rewards.unit_tests``).
-See ``worlds.repair.tasks`` for what a task's metadata holds.
+Only the changed Python files of the package are handed in, as JSON; changes of visible tests and
+other files are ignored. The hidden tests run after the episode, when its folder is gone, on the
+task's own files with those changes (``rewards.unit_tests``). See ``worlds.repair.tasks`` for what a
+task's metadata holds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RepairWorldConfig(WorldConfig):
 
   Attributes:
     max_characters: a larger repair is not judged; ours.
-    tasks: what is broken, and how.
+    tasks: which libraries get which faults.
     unit_tests: how the hidden tests run; their credit is the parts' own.
   """
 
@@ -60,7 +60,7 @@ class RepairJudge:
   """Scores repairs; verdicts are kept, so that two parts cost one run.
 
   Args:
-    verifier: runs tests against code that is not to be trusted.
+    verifier: runs tests against untrusted code.
   """
 
   def __init__(self, verifier: UnitTestVerifier):
@@ -122,7 +122,7 @@ def counts(path: str, package: str) -> bool:
 def hand_in_repair(task: Task, files: Mapping[str, bytes], max_characters: int) -> str | None:
   """The changed files of the package as JSON; None where none changed, or they are too large.
 
-  A file that was deleted stays as it was.
+  A deleted file counts as unchanged.
   """
   package, given = task.metadata["package"], task.metadata["files"]
   changed = {}

@@ -1,4 +1,5 @@
-"""Repair tasks: little libraries of ours with a fault put in, to be mended by working on the files.
+"""Repair tasks: small libraries of ours with an inserted fault, which the policy repairs in the
+files.
 
 A library is a folder of ``repositories/``: the package, visible tests in ``tests/`` and
 ``hidden_tests.py``. A fault counts only if a hidden test fails because of it, and some test still
@@ -48,7 +49,7 @@ LIBRARIES = ("calendars", "gridpath", "intervals", "ledger", "samples", "textkit
 _HIDDEN = "hidden_tests.py"
 _BATCH = 64  # faulty libraries tried in one run, at most
 
-# Trusted code with faults in it: apart only because a fault may never end.
+# Trusted code with faults: it runs separately only because a fault may cause an endless loop.
 _TRY = r"""
 import json, os, signal, sys
 request = json.load(sys.stdin)
@@ -89,8 +90,8 @@ class RepairTaskConfig(TaskSource):
     test_libraries: of the test tasks.
     operators: kinds of faults (``data.mutations``).
     faults: how many a task has.
-    hint: "none"; "file" names the files with a fault; "test" shows a hidden test that fails. Where
-      one is shown, another one must fail as well, so that its answers cannot just be filled in.
+    hint: "none"; "file" names the files with a fault; "test" shows a hidden test that fails. Then
+      another hidden test must fail too, so that filling in the shown answers does not suffice.
     demonstrate: whether tasks carry the repair as a demonstration, with the tool ``files``.
   """
 
@@ -274,7 +275,7 @@ def _passing(library: _Library, forms: Sequence[Mapping[str, str]]) -> list[list
       raise SandboxError(f"faults could not be tried: {result.detail} {result.stderr[-500:]}")
     return result.stdout
 
-  # In a thread: whoever loads tasks may have an event loop.
+  # In a thread: the caller may have a running event loop.
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
     lines = pool.submit(asyncio.run, run()).result().splitlines()
   return [json.loads(line) or [] for line in lines]

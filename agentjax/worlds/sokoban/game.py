@@ -73,7 +73,7 @@ class SokobanConfig(TurnGameConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """What does not change: walls and targets; and what does: boxes and player."""
+  """Walls and targets, which do not change; boxes and the player, which do."""
 
   walls: frozenset[Place]
   targets: frozenset[Place]
@@ -107,7 +107,7 @@ class Level:
     return self.boxes == self.targets
 
   def moved(self, action: str) -> Level:
-    """After an action; the same where a wall or a second box is in the way."""
+    """The level after an action; unchanged if a wall or a second box is in the way."""
     dr, dc = _STEPS[action]
     place = (self.player[0] + dr, self.player[1] + dc)
     if place in self.walls:
@@ -163,7 +163,7 @@ class Sokoban(TextGame):
 
   @property
   def least_return(self) -> float:
-    """Every action paid for in vain, and the boxes that stood on targets pushed off them."""
+    """The cost of all actions without success, and all boxes pushed off their targets."""
     pushed_off = max(self.config.per_box, 0.0) * self._placed
     return super().least_return - self.config.cost * self.turns.max_actions - pushed_off
 

@@ -1,8 +1,8 @@
-"""Copies of a database with other contents, on which a query that is right only by accident fails.
+"""Copies of a database with other contents, on which a query fails that is right only by accident.
 
 The idea is that of test suites for SQL (Zhong et al., 2010.02840): two queries that agree on many
-contents of one schema most likely mean the same. Theirs draw fresh values; ours keep the values
-that are there, so that the constants of a query still occur:
+contents of one schema most likely mean the same. They draw fresh values; we keep the existing
+values, so that the constants of a query still occur:
 
   1. a share of the rows is dropped, and with it every row that referred to a dropped one;
   2. the values of each column that no key is made of are permuted among the rows;
@@ -87,9 +87,9 @@ def choose_copies(
 ) -> tuple[Perturbation, ...]:
   """Up to ``copies`` perturbations on which ``query`` gives another result than on ``database``.
 
-  Results that have rows, each its own, come before empty ones. Planted copies are looked at only
-  where no plain one will do. A copy is left out where the result does not follow from its contents
-  alone, as with ``LIMIT`` among equals: there a query that means the same may give other rows.
+  Distinct results with rows are preferred to empty ones. Planted copies are tried only if no plain
+  one works. A copy is left out where the result does not follow from its contents alone, as with
+  ``LIMIT`` among equals: there a query that means the same may give other rows.
 
   The query runs in this process, in memory.
 
@@ -296,7 +296,7 @@ def _remember_keys(connection: sqlite3.Connection, links: Sequence[_Link]) -> No
 def _drop_orphans(connection: sqlite3.Connection, links: Sequence[_Link]) -> None:
   """Deletes rows that referred to a row which is gone, until none is left.
 
-  A row that referred to nothing in the first place stays.
+  A row that never referred to anything is kept.
   """
   dropped = True
   while dropped:

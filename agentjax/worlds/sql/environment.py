@@ -1,10 +1,10 @@
 """Questions to a database: the policy explores it with SQL and answers with one query.
 
 A task's ``answer`` is the gold query; ``metadata["database"]`` is the path of its SQLite file. The
-policy's last turn holds its query in a fence marked ``sql``, or after ``####``. It is judged by
-what it returns, next to what the gold query returns, on the database and on perturbed copies of it
-on which the gold query returns something else: a query that is right by accident, or that states
-the rows it has seen, fails on those. A question that no such copy is found for has no verdict.
+policy's last turn holds its query in a fence marked ``sql``, or after ``####``. Its result is
+compared with that of the gold query, on the database and on perturbed copies on which the gold
+query returns something else. A query that is right by accident, or that states the rows it has
+seen, fails on these. If no such copy is found for a question, there is no verdict.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class SqlWorldConfig(WorldConfig):
   """How queries are judged; the figures are ours. The tool has its own settings (tools.sql).
 
   Attributes:
-    query_seconds: longest CPU time of a query on one database; a query that a clock ends, beside
-      others, is run again alone.
+    query_seconds: longest CPU time of a query on one database; a query that times out while others
+      run is run again alone.
     copies: perturbed copies a query is judged on, besides the database itself; 0 for none. On each
       of them the gold query gives another result than on the database.
     candidates: copies that are looked at to find these.
     drop: share of the rows that a copy drops from each table; some drop more, some less.
-    no_copies: a question whose gold query gives the same result on every candidate. "refuse": no
-      verdict, the reward is invalid; "tables": a query must read every table that the gold query
-      reads, which one that states the rows can do.
+    no_copies: for a question whose gold query gives the same result on every candidate. "refuse":
+      no verdict, the reward is invalid; "tables": a query must read every table that the gold query
+      reads (a query that states the rows can do that too).
     max_rows, max_bytes: longest result that is compared; a longer one matches nothing.
     tolerance: relative, between numbers of two results.
     any_column_order: whether a query may give its columns in another order than the gold one.
@@ -181,7 +181,7 @@ class SqlJudge:
   """Compares queries with gold ones; verdicts and gold results are kept.
 
   May be used from many threads and event loops at once. A gold query is trusted: the copies are
-  chosen by running it in this process. What a policy wrote runs in the sandbox.
+  chosen by running it in this process. The policy's queries run in the sandbox.
 
   Args:
     sandbox: where queries run; not the one that episodes hold, if they can hurt it.
@@ -306,7 +306,7 @@ class SqlJudge:
     return Reward(float((await self.verdict(trajectory, task)).match))
 
   async def score_overlap(self, trajectory: Trajectory, task: Task) -> Reward:
-    """0..1, see ``SqlVerdict.overlap``: dense, but it can be had by stating the rows."""
+    """0..1, see ``SqlVerdict.overlap``: dense, but stating the rows earns it too."""
     return Reward((await self.verdict(trajectory, task)).overlap)
 
   async def score_runs(self, trajectory: Trajectory, task: Task) -> Reward:
