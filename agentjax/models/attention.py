@@ -14,6 +14,7 @@ from agentjax.models.attend import attend, attend_cache, attend_chunk, max_score
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.pages import Held, read_places, write_places
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
@@ -38,8 +39,8 @@ class Attention:
 class KVCache:
   """Keys (rotated, where there is a rotary embedding) and values of every slot."""
 
-  keys: Array  # [slots, kv_heads, length, head_dim]
-  values: Array  # [slots, kv_heads, length, head_dim]
+  keys: Held  # [slots, kv_heads, length, head_dim]
+  values: Held  # [slots, kv_heads, length, head_dim]
 
 
 class RopeScaling(NamedTuple):
@@ -228,11 +229,9 @@ def attention_chunk(
   query, key, value = project_heads(params, x, config, start + jnp.arange(x.shape[1])[None])
 
   def held(begin: Array) -> tuple[Array, Array]:
-    def block(v: Array) -> Array:
-      sizes = (1, v.shape[1], config.attention_block, v.shape[3])
-      return jax.lax.dynamic_slice(v, (slot, 0, begin, 0), sizes)
-
-    return block(cache.keys), block(cache.values)
+    size = config.attention_block
+    keys = read_places(cache.keys, slot[None], begin, size)
+    return keys, read_places(cache.values, slot[None], begin, size)
 
   out = attend_chunk(
     query,
@@ -260,8 +259,8 @@ def append_rows(
   real = jnp.arange(key.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.keys.shape[2])
   return KVCache(
-    keys=cache.keys.at[rows[:, None], :, place].set(key, mode="drop"),
-    values=cache.values.at[rows[:, None], :, place].set(value, mode="drop"),
+    keys=write_places(cache.keys, rows, place, key),
+    values=write_places(cache.values, rows, place, value),
   )
 
 
@@ -274,11 +273,10 @@ def append_step(
   active: Bool[Array, " slots"],
 ) -> KVCache:
   """The cache with one more token in every active slot."""
-  slots = jnp.arange(key.shape[0])
-  place = jnp.where(active, lengths, cache.keys.shape[2])
+  place = jnp.where(active, lengths, cache.keys.shape[2])[:, None]
   return KVCache(
-    keys=cache.keys.at[slots, :, place].set(key[:, 0], mode="drop"),
-    values=cache.values.at[slots, :, place].set(value[:, 0], mode="drop"),
+    keys=write_places(cache.keys, None, place, key),
+    values=write_places(cache.values, None, place, value),
   )
 
 
