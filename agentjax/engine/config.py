@@ -46,7 +46,12 @@ class EngineConfig(Config):
       experts over ``expert``, slots over ``data`` and ``expert``; what does not divide is whole on
       every device, and of experts and their hidden units there are then some more, of zero. All
       lanes together take lanes times as many devices. ``fsdp`` and ``context`` stay 1.
-    max_length: tokens a context can hold, prompt included.
+    max_length: tokens a context can hold, prompt included; it may be the model's limit.
+    cache_tokens: tokens of which keys and values are kept on the devices, over all lanes: the room
+      that slots, forks, prefixes and parked contexts share. It is given out in pages of
+      ``block_tokens`` as contexts grow, so memory follows this and not ``slots * max_length``,
+      which is what 0 stands for. Where it runs short, what was not used for longest goes to the
+      host, and then contexts without a call and those of the lowest priority are parked.
     chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
       stops early waits for the end of its chunk, so this trades host work against latency.
     extend_buckets: rising numbers of tokens one extension takes; a run of ids is right-padded to
@@ -58,12 +63,13 @@ class EngineConfig(Config):
     prefill_tokens: prompt and observation tokens, buckets counted whole, that are taken in between
       two decode chunks; what is left of a long prompt waits for the next gap, so that it stalls
       nobody. One dispatch is always made.
-    block_tokens: tokens of the blocks in which keys and values leave a slot and are shared.
+    block_tokens: tokens of a page of keys and values, which contexts may share.
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
-      forks, prompts, known prefixes. What was not used for longest goes from the device to the
-      host. When all slots are taken, the longest idle context is parked to let another run; when
-      the store is full, known prefixes are dropped first, and then nobody is parked any more while
-      any slot is at work.
+      forks, prompts, known prefixes; their recurrent states, and those pages for which there was no
+      room among ``cache_tokens``. What was not used for longest goes from the device to the host.
+      When all slots are taken, the longest idle context is parked to let another run; when the
+      store is full, known prefixes are dropped first, and then nobody is parked for a slot any more
+      while any slot is at work.
     prefix_reuse: which beginnings are used again, with the weights that made them. "none";
       "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
       to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
@@ -94,6 +100,7 @@ class EngineConfig(Config):
   lanes: PositiveInt = 1
   mesh: MeshConfig = dataclasses.field(default_factory=lambda: MeshConfig(fsdp=1))
   max_length: PositiveInt = 512
+  cache_tokens: NonNegativeInt = 0
   chunk_tokens: PositiveInt = 16
   extend_buckets: tuple[int, ...] = (16, 64, 256)
   extend_rows: tuple[int, ...] = (16, 4, 1)
@@ -132,6 +139,14 @@ class EngineConfig(Config):
       f"{path}.slots",
       self.slots,
       f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
+    )
+    least = self.block_tokens * self.lanes * ways
+    check(
+      self.cache_tokens == 0 or self.cache_tokens >= least,
+      f"{path}.cache_tokens",
+      self.cache_tokens,
+      f"0, or at least a page of {path}.block_tokens={self.block_tokens} tokens for each of the "
+      f"lanes * mesh.data * mesh.expert = {self.lanes * ways} parts",
     )
     buckets = self.extend_buckets
     check(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from agentjax.engine.request import EngineError
-from agentjax.engine.store import Snapshot, Stored
+from agentjax.engine.store import Snapshot
 
 if TYPE_CHECKING:
   from agentjax.engine.lane import Job, Lane
@@ -70,14 +70,13 @@ class ContextState:
     lost: why it cannot be used.
     version: of the weights that made what is held; -1 where there were several.
     newest: of the weights that made what the next token is drawn from.
-    blocks: its first whole blocks, as far as they are stored.
     first_run: while what is held began as part of this one run of ids.
     last_boundary: where in it the context was last kept.
     ids: of the tokens held, where closed contexts are reused.
     experts: of the tokens held, where they are recorded.
   """
 
-  def __init__(self, priority: tuple[int, ...], block_tokens: int) -> None:
+  def __init__(self, priority: tuple[int, ...]) -> None:
     self.priority = priority
     self.held = 0
     self.pending: collections.deque[Run] = collections.deque()
@@ -88,11 +87,9 @@ class ContextState:
     self.job: Job | None = None
     self.lost: str | None = None
     self.version = self.newest = -1
-    self.blocks: tuple[Stored, ...] = ()
     self.first_run: np.ndarray | None = None
     self.last_boundary = 0
     self.ids, self.experts = Ledger(), Ledger()
-    self._block_tokens = block_tokens
 
   def __len__(self) -> int:
     """Tokens of the context, those not yet run through the model included."""
@@ -116,7 +113,6 @@ class ContextState:
     """Takes over what a snapshot says."""
     self.held = 0 if base is None else base.length
     self.version = self.newest = -1 if base is None else base.version
-    self.keep_blocks(() if base is None else base.blocks)
 
   def begin_with(self, prefix: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
     """Is a bare prefix of ``ids``."""
@@ -150,9 +146,9 @@ class ContextState:
 
   def fork(self, base: Snapshot | None, origin: np.ndarray | None) -> ContextState:
     """Another that goes on from here, without a slot."""
-    twin = ContextState(self.priority, self._block_tokens)
+    twin = ContextState(self.priority)
     twin.base, twin.origin, twin.held = base, origin, self.held
-    twin.version, twin.newest, twin.blocks = self.version, self.newest, self.blocks
+    twin.version, twin.newest = self.version, self.newest
     twin.ids, twin.experts = Ledger(self.ids.parts), Ledger(self.experts.parts)
     return twin
 
@@ -183,11 +179,6 @@ class ContextState:
     self.first_run = None
     self.take(ids, version)
 
-  def keep_blocks(self, blocks: Sequence[Stored]) -> None:
-    """Notes stored blocks; one that is not full will change. What is lost holds none."""
-    if self.lost is None:
-      self.blocks = tuple(blocks[: self.held // self._block_tokens])
-
   # Moves.
 
   def placed(self) -> None:
@@ -198,12 +189,15 @@ class ContextState:
     """Its slot goes to others, once it is read."""
     self.home, self.parking = None, True
 
+  def make_way(self) -> None:
+    """Its pages go to others, once it is read; it comes back to the same slot."""
+    self.parking = True
+
   def parked(self, snapshot: Snapshot) -> None:
     """It was read out of its slot."""
     self.parking = False
     if self.lost is None:
       self.base = dataclasses.replace(snapshot, version=self.version)
-      self.keep_blocks(snapshot.blocks)
 
   def rewind(self, base: Snapshot, kept: np.ndarray) -> None:
     """Goes back to the start of its call, without a slot; what was kept is to be fed again."""
@@ -214,5 +208,5 @@ class ContextState:
   def lose(self, why: str) -> None:
     """It cannot be used from here on, and holds nothing outside its slot."""
     self.lost = why
-    self.base, self.blocks = None, ()
+    self.base = None
     self.pending.clear()

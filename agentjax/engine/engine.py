@@ -70,7 +70,7 @@ class Context:
   @property
   def room(self) -> int:
     """Tokens it can still take."""
-    return self._engine.config.max_length - len(self)
+    return self._engine.scheduler.max_tokens - len(self)
 
   @property
   def experts(self) -> np.ndarray | None:
@@ -98,7 +98,7 @@ class Context:
     if len(ids) > self.room:
       raise ContextLengthError(
         f"a context of {len(self)} tokens cannot take {len(ids)} more; allowed: "
-        f"engine.max_length={self._engine.config.max_length} tokens in all."
+        f"{self._engine.scheduler.limit}."
       )
     self.state.add(ids)
 
@@ -232,7 +232,7 @@ class Engine:
     """Runs a prompt once, for any number of contexts; ``images`` as in ``Context.extend``.
 
     Raises:
-      ContextLengthError: it is longer than ``max_length``.
+      ContextLengthError: it is longer than a context can be.
       ImageError: the model has no vision tower.
     """
     context = await self.open_ids(token_ids, priority=priority, images=images)

@@ -7,7 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -51,7 +51,6 @@ class Read:
   """A context to be copied out of its slot, and what is then done with it in the event loop."""
 
   slot: int
-  known: tuple[Stored, ...]
   use: Callable[[Snapshot], None]
 
 
@@ -68,14 +67,23 @@ class Cycle:
   """Device work of one lane, in this order; plain data for its thread."""
 
   weights: Weights
-  evictions: list[Read]
+  wanted: list[Stored]  # in pages here, and needed by other lanes
+  evictions: list[Read]  # of slots that are given up
   leaving: list[ContextState]  # whose evictions these are
+  gone: list[int]  # slots whose contexts ended
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
   rounds: list[Round] = dataclasses.field(default_factory=list)
   running: dict[int, ContextState] = dataclasses.field(default_factory=dict)  # by slot, of the runs
   decoding: list[tuple[int, Job]] = dataclasses.field(default_factory=list)
   plan: DecodePlan | None = None
   reused: int = 0  # tokens taken from known prefixes
+  parked: int = 0  # contexts that made way for lack of pages
+
+  @property
+  def empty(self) -> bool:
+    """Whether there is nothing to do."""
+    work = (self.wanted, self.evictions, self.gone, self.placements, self.rounds, self.plan)
+    return not any(work)
 
 
 @dataclasses.dataclass
@@ -86,6 +94,91 @@ class Outcome:
   routed: list[Routed]
   chunk: Chunk | None
   seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+  """Where a context that has no slot begins."""
+
+  base: Snapshot | None  # what it is, or a known beginning of it
+  known: tuple[int, Entry] | None = None  # that beginning
+  again: bool = False  # its bare prefix is of older weights
+
+  @property
+  def tokens(self) -> int:
+    """What it then holds."""
+    return self.known[0] if self.known else self.base.length if self.base else 0
+
+
+class _Supply:
+  """Pages that the slots of a lane may still take in a cycle.
+
+  Args:
+    slots: at rest.
+    left: slots that are given up before any page is taken.
+  """
+
+  def __init__(self, slots: SlotEngine, left: Iterable[int]) -> None:
+    self._slots = slots
+    self._free = {pool: pool.available for pool in slots.pools}
+    self._pages: dict[int, int] = {}  # of a slot
+    self._taken = dict.fromkeys(slots.pools, 0)
+    self._copies: set[int] = set()  # slots that may be read
+    self._shared: set[tuple[int, int]] = set()  # pool and page, or what will be one
+    for slot in left:
+      self.give_up(slot)
+
+  def pages(self, slot: int) -> int:
+    """Pages that a slot has or will have."""
+    return self._pages.setdefault(slot, self._slots.pages(slot))
+
+  def give_up(self, slot: int) -> None:
+    """Counts what a slot leaves to others."""
+    if self.pages(slot):
+      self._free[self._slots.pool(slot)] += self._slots.pages_alone(slot)
+    self._pages[slot] = 0
+
+  def reach(
+    self, slot: int, tokens: int, *, copies: bool = False, base: Snapshot | None = None
+  ) -> bool:
+    """Takes pages for so many tokens, all or none.
+
+    Args:
+      slot: which.
+      tokens: in all.
+      copies: to read the slot as well, beside what it goes on with.
+      base: what is placed in it first.
+    """
+    pool, programs = self._slots.pool(slot), self._slots.programs
+    more = max(0, programs.pages_of(tokens) - self.pages(slot))
+    held: set[tuple[int, int]] = set()
+    if base is not None:
+      shared = base.blocks[: self._slots.whole(base.length)]
+      own = [(id(pool), id(block)) for block in shared if pool.holders(block) == 0]
+      held = set(own) - self._shared
+      more += len(held) - len(shared)
+    spare = programs.pages_of(1 + programs.unsettled) if copies else 0
+    if more + spare > self._free[pool]:
+      return False
+    self._free[pool] -= more + spare
+    self._taken[pool] += more + spare
+    self._pages[slot] = max(self.pages(slot), programs.pages_of(tokens))
+    self._shared |= held
+    if copies:
+      self._copies.add(slot)
+    return True
+
+  def may_copy(self, slot: int) -> bool:
+    """Whether there are pages to read a slot that goes on."""
+    if slot in self._copies:
+      self._copies.remove(slot)
+      return True
+    return self.reach(slot, 0, copies=True) and self.may_copy(slot)
+
+  @property
+  def moved(self) -> int:
+    """Pages that will have to be moved out of the way."""
+    return sum(max(0, taken - pool.free) for pool, taken in self._taken.items())
 
 
 class Lane:
@@ -100,6 +193,7 @@ class Lane:
     ] = {}  # contexts that keep a slot without a call, oldest first
     self.evictions: list[Read] = []
     self.leaving: list[ContextState] = []
+    self.gone: list[int] = []
     self.woken: list[ContextState] = []  # contexts whose calls the last cycle ended
     self.task: asyncio.Task[None] | None = None
     self.thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{index}")
@@ -107,41 +201,132 @@ class Lane:
 
   def plan(self, weights: Weights) -> Cycle | None:
     """The next cycle; None where there is nothing to do."""
-    cycle = Cycle(weights, self.evictions, self.leaving)
-    self.evictions, self.leaving = [], []
-    if not self.jobs and not cycle.evictions:
-      return None
-    arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
+    wanted = [block for pool in self.slots.pools for block in pool.wanted]
+    cycle = Cycle(weights, wanted, self.evictions, self.leaving, self.gone)
+    for pool in self.slots.pools:
+      pool.wanted = []
     # Newcomers wait for what is about to be remembered: they may begin with it.
-    remembering = len(cycle.evictions) > len(cycle.leaving)
-    for slot, job in self.jobs.items():
-      if not job.placed and not remembering:
-        base = self._base(job.context, cycle)
+    remembering = len(self.evictions) > len(self.leaving)
+    self.evictions, self.leaving, self.gone = [], [], []
+    supply = _Supply(self.slots, [*cycle.gone, *(item.slot for item in cycle.evictions)])
+    queue = sorted(self.jobs.items(), key=lambda item: item[1].order)
+    arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
+    ready: list[tuple[int, Job]] = []
+    for i, (slot, job) in enumerate(queue):
+      start = None
+      if not job.placed:
+        if remembering or job.context.parking:
+          continue
+        start = self._start_of(job.context, weights.version)
+        if not self._reaches(start.base):
+          continue
+      if not self._make_way(cycle, supply, queue[i:], start):
+        continue
+      if start is not None:
+        base = self._begin(job.context, start, cycle)
         arrivals.setdefault(id(base), (base, []))[1].append(slot)
         job.context.placed()
         job.placed = True
+      ready.append((slot, job))
     cycle.placements = list(arrivals.values())
-    self._plan_rounds(cycle)
-    for slot, job in self.jobs.items():
-      generation = self._decoding(job) if job.placed else None
+    ready = self._plan_rounds(cycle, supply, ready)
+    for slot, job in ready:
+      generation = self._decoding(job)
       if generation is not None:
-        cycle.plan = cycle.plan or self.slots.idle_plan()
-        generation.write(cycle.plan, slot, self._room(job.context))
-        cycle.decoding.append((slot, job))
-    return cycle
+        self._plan_decode(cycle, supply, slot, job, generation)
+    block_bytes, store = self.slots.programs.block_bytes, self.slots.store
+    while (moved := supply.moved) and not store.room_for(moved * block_bytes):
+      if not self._known.evict():
+        break
+    return None if cycle.empty else cycle
+
+  def _reaches(self, base: Snapshot | None) -> bool:
+    """Whether a context can be placed here; other lanes are asked for what is missing."""
+    missing = [] if base is None else [b for b in base.blocks if not self.slots.reaches(b)]
+    for block in missing:
+      for pool in list(block.pages):
+        pool.wanted.append(block)
+    return not missing
+
+  def _make_way(
+    self, cycle: Cycle, supply: _Supply, queue: list[tuple[int, Job]], start: _Start | None
+  ) -> bool:
+    """Takes pages for the next step of the first of ``queue``; others are parked if need be.
+
+    These are contexts without a call, the longest idle first, and then those behind it in the
+    queue, the last first. So the first of all always goes on.
+    """
+    slot, job = queue[0]
+    context = job.context
+    tokens, base = context.held, None
+    run = len(context.pending[0].ids) if context.extends_next else 0
+    if start is not None:
+      tokens, base = start.tokens, start.base
+      if start.again or start.known:
+        whole = context.origin if start.again else context.pending[0].ids
+        assert whole is not None
+        run = len(whole) - tokens
+    copies = job.generation is None or job.needs_turn_base
+    if run:
+      tokens += min(run, self.slots.config.extend_buckets[-1])
+    elif not copies:
+      tokens = min(tokens + 1, self.slots.programs.max_tokens)
+    if supply.reach(slot, tokens, copies=copies, base=base):
+      return True
+    pool = self.slots.pool(slot)
+    victims = [*self.idle, *(victim.context for _, victim in queue[:0:-1] if victim.placed)]
+    for victim in victims:
+      assert victim.home is not None
+      other = victim.home[1]
+      if self.slots.pool(other) is pool and supply.pages(other):
+        self._park(cycle, supply, other, victim)
+        if supply.reach(slot, tokens, copies=copies, base=base):
+          return True
+    return False
+
+  def _park(self, cycle: Cycle, supply: _Supply, slot: int, context: ContextState) -> None:
+    """Gives a slot's pages to others; without a call, the slot as well."""
+    if context.job is None:
+      del self.idle[context]
+      context.leave()
+      self.free.append(slot)
+    else:
+      context.job.placed = False
+      context.make_way()
+    cycle.evictions.append(Read(slot, context.parked))
+    cycle.leaving.append(context)
+    cycle.parked += 1
+    supply.give_up(slot)
+
+  def _plan_decode(
+    self, cycle: Cycle, supply: _Supply, slot: int, job: Job, generation: Generation
+  ) -> None:
+    """A chunk, or as much of it as there are pages for."""
+    config, held = self.slots.config, job.context.held
+    left = generation.request.max_tokens - generation.sampled
+    room = min(self._room(job.context), config.chunk_tokens, left)
+    if not supply.reach(slot, held + room):
+      room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - held)
+    if room > 0 or self._room(job.context) == 0:
+      cycle.plan = cycle.plan or self.slots.idle_plan()
+      generation.write(cycle.plan, slot, room)
+      cycle.decoding.append((slot, job))
 
   def execute(self, cycle: Cycle) -> Outcome:
     """Runs a cycle; in the lane's thread."""
     start = time.perf_counter()
     slots, traces = self.slots, self.slots.programs.traces_here
     slots.use(cycle.weights)
-    read = [(item, slots.read(item.slot, item.known)) for item in cycle.evictions]
+    slots.copy_out(cycle.wanted)
+    read = [(item, slots.leave(item.slot)) for item in cycle.evictions]
+    for slot in cycle.gone:
+      slots.release(slot)
     for snapshot, targets in cycle.placements:
       slots.place(snapshot, targets)
     routed = []
     for part in cycle.rounds:
       routed += slots.extend(part.runs)
-      read += [(item, slots.read(item.slot, item.known)) for item in part.reads]
+      read += [(item, slots.read(item.slot)) for item in part.reads]
     chunk = None if cycle.plan is None else slots.decode(cycle.plan)
     slots.store.relieve_device()
     if slots.warm and slots.programs.traces_here != traces:
@@ -170,6 +355,7 @@ class Lane:
     """Frees a slot, whatever it was doing."""
     self.jobs.pop(slot, None)
     self.free.append(slot)
+    self.gone.append(slot)
 
   def insert(
     self, ids: np.ndarray, snapshot: Snapshot, context: ContextState, *, fresh: bool
@@ -179,73 +365,92 @@ class Lane:
     kept = None if experts is None else experts[: len(ids)]
     self._known.insert(ids, Entry(snapshot, kept, fresh))
 
-  def _base(self, context: ContextState, cycle: Cycle) -> Snapshot | None:
-    """Where a context starts from; it has noted what is then left for it to take in.
+  def _start_of(self, context: ContextState, version: int) -> _Start:
+    """Where a context starts from.
 
     A bare prefix of older weights is run again; a context that has sampled keeps its past.
     """
-    base, origin, version = context.base, context.origin, cycle.weights.version
-    if base is not None and (origin is None or base.version == version):
-      return base
-    if base is not None:
-      context.begin_again()
-    if context.held or not context.extends_next:
-      return None
-    context.first_run, context.last_boundary = context.pending[0].ids, 0
-    found = self._known.find(context.first_run) if self._known.version == version else None
+    base, origin = context.base, context.origin
+    again = base is not None and origin is not None and base.version != version
+    if base is not None and not again:
+      return _Start(base)
+    if not again and (context.held or not context.extends_next):
+      return _Start(None)
+    run = origin if again else context.pending[0].ids
+    assert run is not None
+    found = self._known.find(run) if self._known.version == version else None
     if found is None:
-      return None
-    tokens, entry = found
-    base = self.slots.cut(entry.snapshot, tokens)
-    whole = tokens % self.slots.config.extend_buckets[-1] == 0
-    experts = None if entry.experts is None else entry.experts[:tokens]
-    context.begin_known(base, experts, shares_more=entry.fresh and whole)
-    cycle.reused += tokens
-    return base
+      return _Start(None, None, again)
+    return _Start(self.slots.cut(found[1].snapshot, found[0]), found, again)
 
-  def _plan_rounds(self, cycle: Cycle) -> None:
-    """Pieces of what waits to be taken in, by priority, as far as the cycle's budget goes."""
+  def _begin(self, context: ContextState, start: _Start, cycle: Cycle) -> Snapshot | None:
+    """Notes what is left for a context to take in from its start on."""
+    if start.again:
+      context.begin_again()
+    if context.extends_next and not context.held and (start.again or context.base is None):
+      context.first_run, context.last_boundary = context.pending[0].ids, 0
+    if start.known is not None:
+      tokens, entry = start.known
+      assert start.base is not None
+      whole = tokens % self.slots.config.extend_buckets[-1] == 0
+      experts = None if entry.experts is None else entry.experts[:tokens]
+      context.begin_known(start.base, experts, shares_more=entry.fresh and whole)
+      cycle.reused += tokens
+    return start.base
+
+  def _plan_rounds(
+    self, cycle: Cycle, supply: _Supply, ready: list[tuple[int, Job]]
+  ) -> list[tuple[int, Job]]:
+    """Pieces of what waits to be taken in, by priority, as far as the cycle's budget goes.
+
+    Returns:
+      Who of ``ready`` may decode.
+    """
     config, budget = self.slots.config, self.slots.config.prefill_tokens
-    placed = [item for item in self.jobs.items() if item[1].placed]
-    queue = sorted(placed, key=lambda item: item[1].order)
+    queue, held_back = ready, set()
     while queue:
       part, left = Round(), []
       for slot, job in queue:
         context = job.context
         if context.extends_next:
-          if budget <= 0:
+          largest = config.extend_buckets[-1]
+          size = min(len(context.pending[0].ids), largest)
+          if budget <= 0 or not supply.reach(slot, context.held + size):
             continue
           run = context.first_run
           if run is not None and context.held >= len(run):
             context.first_run = None
-          ids = context.next_piece(config.extend_buckets[-1])
+          ids = context.next_piece(largest)
           budget -= next(b for b in config.extend_buckets if b >= len(ids))
           part.runs.append((slot, token_ids(ids)))
           cycle.running[slot] = context
           context.take(ids, cycle.weights.version)
           if not context.pending or context.extends_next:
-            self._plan_boundary(part, slot, context)
+            self._plan_boundary(part, supply, slot, context)
             left.append((slot, job))
         if not context.pending and (job.generation is None or job.needs_turn_base):
-          part.reads.append(Read(slot, context.blocks, self._job_reader(slot, job)))
+          if supply.may_copy(slot):
+            part.reads.append(Read(slot, self._job_reader(slot, job)))
+          else:
+            held_back.add(slot)
       if part.runs or part.reads:
         cycle.rounds.append(part)
       queue = [item for item in left if item[1].context.pending]
+    return [item for item in ready if item[0] not in held_back]
 
-  def _plan_boundary(self, part: Round, slot: int, context: ContextState) -> None:
+  def _plan_boundary(self, part: Round, supply: _Supply, slot: int, context: ContextState) -> None:
     """Keeps a long prompt's beginning where others may share it."""
     run, held = context.first_run, context.held
     if run is None or held >= len(run) or self.slots.config.prefix_reuse == "none":
       return
-    if held - context.last_boundary >= self.slots.config.snapshot_tokens:
+    if held - context.last_boundary >= self.slots.config.snapshot_tokens and supply.may_copy(slot):
       context.last_boundary = held
       version = context.version
 
       def keep(snapshot: Snapshot) -> None:
-        context.keep_blocks(snapshot.blocks[: held // self.slots.programs.block_tokens])
         self.insert(run[:held], dataclasses.replace(snapshot, version=version), context, fresh=True)
 
-      part.reads.append(Read(slot, context.blocks, keep))
+      part.reads.append(Read(slot, keep))
 
   def _job_reader(self, slot: int, job: Job) -> Callable[[Snapshot], None]:
     """What happens to a snapshot that a job waits for, or needs before it samples."""
@@ -256,7 +461,6 @@ class Lane:
       if job.over:
         return
       snapshot = dataclasses.replace(snapshot, version=version)
-      context.keep_blocks(snapshot.blocks)
       if job.generation is not None:
         job.turn_base = snapshot
         return
@@ -301,6 +505,7 @@ class Lane:
       context.rewind(job.turn_base, generation.result().token_ids)
       del self.idle[context]
       self.free.append(slot)
+      self.gone.append(slot)
 
   def _end(self, slot: int, job: Job, result: Snapshot | None) -> None:
     del self.jobs[slot]
@@ -310,4 +515,4 @@ class Lane:
     job.future.set_result(result)
 
   def _room(self, context: ContextState) -> int:
-    return self.slots.config.max_length - context.held
+    return self.slots.programs.max_tokens - context.held

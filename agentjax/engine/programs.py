@@ -19,12 +19,15 @@ from agentjax.engine.home import Home
 from agentjax.engine.request import Chunk, DecodePlan
 from agentjax.engine.speculation import written
 from agentjax.models import ModelConfig
+from agentjax.models.attend import CACHE_BLOCK
+from agentjax.models.exact import padded_length
+from agentjax.models.pages import Paged, is_paged, read_places, write_places
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
 Array = jax.Array
 
 
-_WITHOUT_PAST = ("lengths", "logits")  # state that a model has which only attends
+_WITHOUT_PAST = ("lengths", "logits")  # in the slot of a model which only attends
 
 
 class _Group(NamedTuple):
@@ -42,25 +45,36 @@ class Programs:
   slots are rows of a batch, heads and the vocabulary are split over "tensor" and experts over
   "expert", as far as they divide.
 
+  Keys, values and latents of all slots lie in pages of ``block_tokens`` tokens. A page has the same
+  tokens in every layer, so there is one table of pages for all of them, int32 [slots, entries]; the
+  host has it and hands it to each dispatch. What else a block keeps lies in the slot.
+
   Attributes:
     mesh: of the lane; None for one device.
     params_spec: of the decode parameters; None for one device.
-    state_spec, block_spec: of a context's state and of one block, likewise.
+    state_spec, block_spec: of a context's state and of one page, likewise.
     extend_rows: of each bucket, a multiple of what the mesh splits a batch over.
     prepare: training parameters to per-layer decode parameters, a copy in any case.
     prepare_adapters: the same of the adapters of ``split_adapters``.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
-    place: empties several slots and gives them a context's state.
-    write: puts keys and values into several slots.
+    place: gives several slots a context's state.
+    copy: copies pages to others.
+    write: puts keys and values into pages.
     read: takes a context's state out of a slot.
-    read_blocks: takes keys and values out of a slot.
+    read_blocks: takes keys and values out of pages.
     traces: how often each was compiled; more than once means a shape leaked in, or other devices.
-    block_tokens: tokens of a block of keys and values.
-    transfer_blocks: blocks that ``write`` and ``read_blocks`` move at once.
+    block_tokens: tokens of a page.
+    entries: pages of a context of ``max_length``.
+    ways: parts in which slots and pages are split over the mesh; a slot has pages of its own part.
+    pages: of one way, the first of which is nobody's.
+    max_tokens: that a context can hold: ``max_length``, or less where pages are fewer.
+    unsettled: tokens at the end of a context at whose places something may still change.
+    transfer_blocks: pages that ``write`` and ``read_blocks`` move at once.
+    copies: pages that ``copy`` copies at once.
     has_blocks: whether the model has keys and values at all.
     attention_only: whether it has nothing else, so that a part of a context can be had from it.
-    state_bytes, block_bytes: sizes of a context's state and of one block.
+    state_bytes, block_bytes: sizes of a context's state and of one page.
   """
 
   def __init__(
@@ -75,7 +89,9 @@ class Programs:
     self.traces: collections.Counter[str] = collections.Counter()
     self._in_thread = threading.local()
     self._model, self._config, self._vocab_limit = model_config, config, vocab_limit
-    shapes, self._time_axes = self._find_time_axes()
+    self.ways = 1 if mesh is None else row_multiple(mesh)
+    self._count_pages()
+    shapes = jax.tree.leaves(jax.eval_shape(self._initial))
     self._specs = [jax.P()] * len(shapes)
     self.params_spec: Any = None
     whole: Any = None
@@ -83,34 +99,28 @@ class Programs:
       whole = self._shardings(mesh)
       self._specs = [sharding.spec for sharding in jax.tree.leaves(whole)]
       self.params_spec = self.placed_spec()
-    ways = 1 if mesh is None else row_multiple(mesh)
     self.extend_rows = {
-      tokens: -(-rows // ways) * ways
+      tokens: -(-rows // self.ways) * self.ways
       for tokens, rows in zip(config.extend_buckets, config.extend_rows, strict=True)
     }
     self.initial = self._jit("initial", self._initial, out=whole)
     self.prepare = self._jit("prepare", self._prepare, own=False)
     self.prepare_adapters = self._jit("prepare_adapters", self._prepare, own=False)
     self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
-    self.block_tokens = min(config.block_tokens, config.max_length)
-    self.transfer_blocks = min(8, -(-config.max_length // self.block_tokens))
-    timed = [axis is not None for axis in self._time_axes]
     self._group_of = [
-      self._group(v.dtype, spec) if t else None
-      for v, t, spec in zip(shapes, timed, self._specs, strict=True)
+      self._group(v.dtype, spec) if paged else None
+      for v, paged, spec in zip(shapes, self._paged, self._specs, strict=True)
     ]
     self._groups = tuple(dict.fromkeys(g for g in self._group_of if g is not None))
     self.block_spec = tuple(jax.P(g.axes or None) if g.ways > 1 else jax.P() for g in self._groups)
     self.state_spec = tuple(
-      jax.P(None, *spec[1:]) for spec, t in zip(self._specs, timed, strict=True) if not t
+      jax.P(None, *spec[1:]) for spec, p in zip(self._specs, self._paged, strict=True) if not p
     )
-    self.has_blocks = any(timed)
-    self.attention_only = timed.count(False) == len(_WITHOUT_PAST)
-    per_slot = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
-    self.state_bytes = sum(n for n, t in zip(per_slot, timed, strict=True) if not t)
-    in_time = sum(n for n, t in zip(per_slot, timed, strict=True) if t)
-    self.block_bytes = in_time * self.block_tokens // config.max_length
+    each = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
+    self.state_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if not p)
+    self.block_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if p)
     self.place = self._jit("place", self._place, out=whole, donate=True)
+    self.copy = self._jit("copy", self._copy, out=whole, donate=True)
     self.write = self._jit("write", self._write, out=whole, donate=True)
     self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
     blocks = (self._placed(self.block_spec),) * self.transfer_blocks
@@ -119,6 +129,33 @@ class Programs:
       tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, None), donate=True)
       for tokens, rows in self.extend_rows.items()
     }
+
+  def _count_pages(self) -> None:
+    """Which arrays of the state lie in pages, and how many pages there are."""
+    config, model = self._config, self._model
+    shapes = jax.eval_shape(self._empty)
+    self._paged = models.in_pages(shapes)
+    self.has_blocks = any(self._paged)
+    own = len(_WITHOUT_PAST) + (shapes.history is not None)
+    self.attention_only = self._paged.count(False) == own
+    self._length = padded_length(model, config.max_length)
+    self.block_tokens = min(config.block_tokens, config.max_length)
+    self.entries = -(-self._length // self.block_tokens) if self.has_blocks else 1
+    self.unsettled = 0 if shapes.mtp_cache is None else len(shapes.mtp_cache.entries)
+    # A context's last pages are copied where another goes on from them.
+    spare = 1 + self.pages_of(self.unsettled)
+    self.pages, self.max_tokens = 1, config.max_length
+    if self.has_blocks:
+      room = self.pages_of(config.cache_tokens // self.ways)
+      room = room or self.slots // self.ways * self.entries
+      self.pages += room + spare
+      self.max_tokens = min(config.max_length, room * self.block_tokens)
+    self.transfer_blocks = min(8, self.entries)
+    self.copies = min(64, self.ways * self.pages)
+
+  def pages_of(self, tokens: int) -> int:
+    """Pages that so many tokens of one context take."""
+    return -(-tokens // self.block_tokens) if self.has_blocks else 0
 
   @property
   def traces_here(self) -> int:
@@ -200,7 +237,7 @@ class Programs:
     specs = self.params_spec or jax.tree.map(lambda _: jax.P(), shapes)
     params = jax.tree.map(placed, shapes, specs)
     config = self._config
-    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids)
+    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.entries)
     given = [None if isinstance(v, dict) else placed(v, jax.P()) for v in plan]
     return state, params, DecodePlan(*given)._replace(grammars={})
 
@@ -214,9 +251,18 @@ class Programs:
     return *self.abstract_arguments(home)[:2], *given
 
   def _initial(self) -> DeviceState:
-    return self._empty(self._config.max_length)
+    leaves, tree = jax.tree.flatten(jax.eval_shape(self._empty))
+    rest = jax.tree.leaves(self._empty())  # zeros of this size are never made
+    pages = self.ways * self.pages
+    made = [
+      jnp.zeros((pages, *v.shape[1:-2], self.block_tokens, v.shape[-1]), v.dtype) if paged else own
+      for v, own, paged in zip(leaves, rest, self._paged, strict=True)
+    ]
+    return jax.tree.unflatten(tree, made)
 
-  def _empty(self, length: int) -> DeviceState:
+  def _empty(self) -> DeviceState:
+    """Empty slots that share nothing."""
+    length = self._config.max_length
     return DeviceState(
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
@@ -228,20 +274,21 @@ class Programs:
       else None,
     )
 
-  def _find_time_axes(self) -> tuple[list[jax.ShapeDtypeStruct], list[int | None]]:
-    """Of every array of the device state its shape and its axis of time: the one that grows."""
-    length = self._config.max_length
-    # An exact computation rounds the length up.
-    more = max(1, self._model.exact_chunk * self._model.attention_block)
-    shapes, longer = (
-      jax.tree.leaves(jax.eval_shape(functools.partial(self._empty, n)))
-      for n in (length, length + more)
+  def _with_table(self, device: DeviceState, table: Array) -> DeviceState:
+    """The state as blocks read it."""
+    leaves, tree = jax.tree.flatten(device)
+    return jax.tree.unflatten(
+      tree,
+      [
+        Paged(v, table, self._length, self.ways) if paged else v
+        for v, paged in zip(leaves, self._paged, strict=True)
+      ],
     )
-    axes: list[int | None] = []
-    for a, b in zip(shapes, longer, strict=True):
-      grown = [i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]
-      axes.append(grown[0] if grown else None)
-    return shapes, axes
+
+  @staticmethod
+  def _pools(device: DeviceState) -> DeviceState:
+    """Takes ``_with_table`` back."""
+    return jax.tree.map(lambda v: v.pool if is_paged(v) else v, device, is_leaf=is_paged)
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
@@ -250,12 +297,19 @@ class Programs:
     return jax.tree.map(jnp.copy, prepared)
 
   def _extend(
-    self, device: DeviceState, params: Any, rows: Array, token_ids: Array, counts: Array
+    self,
+    device: DeviceState,
+    params: Any,
+    rows: Array,
+    token_ids: Array,
+    counts: Array,
+    table: Array,
   ) -> tuple[DeviceState, Array | None]:
     """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot.
 
     Beside the state, what the routers chose, [rows, tokens, routers, choices], where recorded.
     """
+    device = self._with_table(device, table)
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
     history, mtp_cache = device.history, device.mtp_cache
@@ -268,98 +322,99 @@ class Programs:
         params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
       )
     device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
-    return device, compact_experts(self._model, out.experts, record=self._config.record_experts)
+    experts = compact_experts(self._model, out.experts, record=self._config.record_experts)
+    return self._pools(device), experts
 
   def _place(
     self, device: DeviceState, state: tuple[Array, ...], rows: Array, count: Array
   ) -> DeviceState:
-    """Every slot of ``rows[:count]`` gets this state, and keys and values of zero.
-
-    Zero, not what another context left there: a masked NaN would still reach a sum.
-    """
+    """Every slot of ``rows[:count]`` gets this state."""
     leaves, tree = jax.tree.flatten(device)
-    given = iter(state)
-    fills = [
-      next(given) if axis is None else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
-      for leaf, axis in zip(leaves, self._time_axes, strict=True)
-    ]
+    own = [i for i, paged in enumerate(self._paged) if not paged]
 
-    def one(i: Array, leaves: list[Array]) -> list[Array]:
+    def one(i: Array, values: list[Array]) -> list[Array]:
       return [
-        jax.lax.dynamic_update_slice_in_dim(leaf, fill, rows[i], axis=0)
-        for leaf, fill in zip(leaves, fills, strict=True)
+        jax.lax.dynamic_update_slice_in_dim(value, fill, rows[i], axis=0)
+        for value, fill in zip(values, state, strict=True)
       ]
 
-    return jax.tree.unflatten(tree, jax.lax.fori_loop(0, count, one, leaves))
+    placed = jax.lax.fori_loop(0, count, one, [leaves[i] for i in own])
+    for i, value in zip(own, placed, strict=True):
+      leaves[i] = value
+    return jax.tree.unflatten(tree, leaves)
+
+  def _over_pages(
+    self, device: DeviceState, count: Array, one: Callable[[Array, list[Array]], list[Array]]
+  ) -> DeviceState:
+    """``one(i, pools) -> pools`` for i of 0 to ``count``."""
+    leaves, tree = jax.tree.flatten(device)
+    at = [i for i, paged in enumerate(self._paged) if paged]
+    for i, pool in zip(at, jax.lax.fori_loop(0, count, one, [leaves[i] for i in at]), strict=True):
+      leaves[i] = pool
+    return jax.tree.unflatten(tree, leaves)
+
+  def _copy(self, device: DeviceState, sources: Array, targets: Array, count: Array) -> DeviceState:
+    """Page ``targets[i]`` becomes what ``sources[i]`` was before; no target is also a source."""
+
+    def one(i: Array, pools: list[Array]) -> list[Array]:
+      return [
+        jax.lax.dynamic_update_slice_in_dim(
+          pool, jax.lax.dynamic_slice_in_dim(pool, sources[i], 1, axis=0), targets[i], axis=0
+        )
+        for pool in pools
+      ]
+
+    return self._over_pages(device, count, one)
 
   def _write(
     self,
     device: DeviceState,
     blocks: tuple[tuple[Array, ...], ...],
-    first: Array,
-    block_count: Array,
-    rows: Array,
+    targets: Array,
     count: Array,
   ) -> DeviceState:
-    """``blocks[:block_count]`` become blocks ``first`` and on of every slot of ``rows[:count]``."""
-    leaves, tree = jax.tree.flatten(device)
-    timed = [(i, axis) for i, axis in enumerate(self._time_axes) if axis is not None]
+    """``blocks[:count]`` become the pages ``targets[:count]``."""
+    groups = [g for g in self._group_of if g is not None]
+    specs = [spec for spec, paged in zip(self._specs, self._paged, strict=True) if paged]
     stacked = {group: jnp.stack(v) for group, *v in zip(self._groups, *blocks, strict=True)}
 
-    def one(i: Array, values: list[Array]) -> list[Array]:
-      row, block = rows[i // block_count], i % block_count
-      start = (first + block) * self.block_tokens
+    def one(i: Array, pools: list[Array]) -> list[Array]:
       taken, written = dict.fromkeys(self._groups, 0), []
-      for value, (leaf, axis) in zip(values, timed, strict=True):
-        group, shape = self._group_of[leaf], self._block_shape(value.shape, axis)
-        assert group is not None
+      for pool, group, spec in zip(pools, groups, specs, strict=True):
+        shape = (1, *pool.shape[1:])
         end = taken[group] + math.prod(shape) // group.ways
-        flat = stacked[group][block, ..., taken[group] : end]
-        part = self._unflatten(flat, shape, self._specs[leaf], group.ways)
+        flat = stacked[group][i, ..., taken[group] : end]
+        part = self._unflatten(flat, shape, spec, group.ways)
         taken[group] = end
-        place = [row, *(start if d == axis else 0 for d in range(1, value.ndim))]
-        written.append(jax.lax.dynamic_update_slice(value, part, place))
+        written.append(jax.lax.dynamic_update_slice_in_dim(pool, part, targets[i], axis=0))
       return written
 
-    written = jax.lax.fori_loop(0, count * block_count, one, [leaves[i] for i, _ in timed])
-    for (i, _), value in zip(timed, written, strict=True):
-      leaves[i] = value
-    return jax.tree.unflatten(tree, leaves)
+    return self._over_pages(device, count, one)
 
   def _read(self, device: DeviceState, slot: Array) -> tuple[Array, ...]:
-    """What a slot holds that has no axis of time."""
+    """What lies in a slot itself."""
     return tuple(
       jax.lax.dynamic_slice_in_dim(leaf, slot, 1, axis=0)
-      for leaf, axis in zip(jax.tree.leaves(device), self._time_axes, strict=True)
-      if axis is None
+      for leaf, paged in zip(jax.tree.leaves(device), self._paged, strict=True)
+      if not paged
     )
 
-  def _read_blocks(
-    self, device: DeviceState, slot: Array, first: Array
-  ) -> tuple[tuple[Array, ...], ...]:
-    """Blocks ``first`` and on of a slot; the last block of a slot ends where the slot ends.
+  def _read_blocks(self, device: DeviceState, pages: Array) -> tuple[tuple[Array, ...], ...]:
+    """Some pages.
 
-    A block is one flat array of each dtype: to hand over many small ones costs the host more.
+    One is a flat array of each dtype: to hand over many small ones costs the host more.
     """
 
-    def block(index: int) -> tuple[Array, ...]:
-      start = (first + index) * self.block_tokens
+    def block(page: Array) -> tuple[Array, ...]:
       parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
-      every = zip(
-        jax.tree.leaves(device), self._time_axes, self._specs, self._group_of, strict=True
-      )
-      for leaf, axis, spec, group in every:
-        if axis is not None and group is not None:
-          place = [slot, *(start if d == axis else 0 for d in range(1, leaf.ndim))]
-          part = jax.lax.dynamic_slice(leaf, place, self._block_shape(leaf.shape, axis))
+      every = zip(jax.tree.leaves(device), self._specs, self._group_of, strict=True)
+      for leaf, spec, group in every:
+        if group is not None:
+          part = jax.lax.dynamic_slice_in_dim(leaf, page, 1, axis=0)
           parts[group].append(self._flatten(part, spec, group.ways))
       return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
-    return tuple(block(i) for i in range(self.transfer_blocks))
-
-  def _block_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Of the part of an array of all slots that belongs to a block of one."""
-    return (1, *(self.block_tokens if d == axis else n for d, n in enumerate(shape) if d))
+    return tuple(block(pages[i]) for i in range(self.transfer_blocks))
 
   def _flatten(self, part: Array, spec: jax.P, ways: int) -> Array:
     """[n], or [ways, n / ways] of what lies on each device along the axis that is split."""
@@ -381,7 +436,38 @@ class Programs:
   ) -> tuple[DeviceState, Chunk]:
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
-    return run(device)
+    paged = self._with_table(device, plan.table)
+    if self._length > CACHE_BLOCK:
+      after, chunk = run(paged)
+    else:
+      after, chunk = run(self._laid_out(paged))
+      after = self._put_back(paged, after)
+    return self._pools(after), chunk
+
+  def _laid_out(self, device: DeviceState) -> DeviceState:
+    """Every slot in one piece: it is short enough to be copied once and not in every step."""
+    return jax.tree.map(
+      lambda v: read_places(v, None, 0, self._length) if is_paged(v) else v,
+      device,
+      is_leaf=is_paged,
+    )
+
+  def _put_back(self, before: DeviceState, after: DeviceState) -> DeviceState:
+    """What was decoded in slots ``_laid_out``, in their pages."""
+    back, size = self.unsettled, self._config.chunk_tokens
+    places = before.cache.lengths[:, None] + jnp.arange(-back, size)
+    new = (places >= 0) & (places < after.cache.lengths[:, None])
+    places = jnp.where(new, places, self._length)
+    slots = jnp.arange(self.slots)[:, None]
+
+    def put(held: Any, whole: Array) -> Any:
+      if not is_paged(held):
+        return whole
+      middle = (slice(None),) * (whole.ndim - 3)
+      values = whole.at[(slots, *middle, places)].get(mode="clip")
+      return write_places(held, None, places, values)
+
+    return jax.tree.map(put, before, after, is_leaf=is_paged)
 
 
 class _OnMesh:
@@ -418,6 +504,7 @@ def programs_of_lane(
   lane = EngineConfig(
     slots=config.slots // config.lanes,
     max_length=config.max_length,
+    cache_tokens=config.cache_tokens // config.lanes,
     chunk_tokens=config.chunk_tokens,
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,

@@ -142,9 +142,10 @@ class DecodePlan(NamedTuple):
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
+  table: Array  # int32 [slots, entries], pages of each slot
 
   @classmethod
-  def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int) -> DecodePlan:
+  def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int, entries: int) -> DecodePlan:
     """A plan in which no slot does anything."""
     return cls(
       key_data=np.zeros((slots, 2), np.uint32),
@@ -157,6 +158,7 @@ class DecodePlan(NamedTuple):
       stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
       forced=np.full((slots, chunk_tokens), -1, np.int32),
       grammars={},
+      table=np.zeros((slots, entries), np.int32),
     )
 
 

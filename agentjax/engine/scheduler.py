@@ -40,7 +40,7 @@ class EngineStats:
     extended_tokens: prompt and observation tokens run through the model.
     reused_tokens: those taken from a known prefix instead.
     decode_dispatches: chunks run.
-    parked: contexts that had to leave their slot to others.
+    parked: contexts that had to leave their slot or their pages to others.
     store_overruns: of these, the ones for which the store was too small: no slot was at work, and
       to wait might have been for ever.
     drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
@@ -116,9 +116,14 @@ class Scheduler:
     self._error: Exception | None = None
 
   @property
-  def block_tokens(self) -> int:
-    """Tokens of the blocks in which keys and values are stored."""
-    return self.lanes[0].slots.programs.block_tokens
+  def max_tokens(self) -> int:
+    """That a context can hold."""
+    return self.lanes[0].slots.programs.max_tokens
+
+  @property
+  def limit(self) -> str:
+    """The same, with the setting that says so."""
+    return self.lanes[0].slots.limit
 
   @property
   def waiting(self) -> int:
@@ -132,7 +137,7 @@ class Scheduler:
 
   def new_context(self, priority: tuple[int, ...]) -> ContextState:
     """An empty one."""
-    return ContextState(priority, self.block_tokens)
+    return ContextState(priority)
 
   def publish(self, params: Params, version: int) -> None:
     """See ``Engine.publish``."""
@@ -216,7 +221,7 @@ class Scheduler:
         if not job.over:
           not_ready.append(entry)
         continue
-      home = self._find_slot()
+      home = self._find_slot(job.context)
       if home is None:
         break
       heapq.heappop(self._queue)
@@ -225,9 +230,12 @@ class Scheduler:
     for entry in not_ready:
       heapq.heappush(self._queue, entry)
 
-  def _find_slot(self) -> tuple[Lane, int] | None:
-    """A slot of the emptiest lane, or that of the longest idle context."""
-    lane = max(self.lanes, key=lambda lane: len(lane.free))
+  def _find_slot(self, newcomer: ContextState) -> tuple[Lane, int] | None:
+    """A free slot near its pages, or of the emptiest lane; or that of the longest idle context."""
+    base = newcomer.base
+    pages = base.blocks[0].pages if base and base.blocks else ()
+    near = [lane for lane in self.lanes if any(pool in pages for pool in lane.slots.pools)]
+    lane = max(self.lanes, key=lambda lane: (bool(lane.free) and lane in near, len(lane.free)))
     if lane.free:
       return lane, lane.free.pop()
     idle = [next(iter(lane.idle.items())) for lane in self.lanes if lane.idle]
@@ -244,15 +252,14 @@ class Scheduler:
     del lane.idle[context]
     context.leave()
     self.stats.parked += 1
-    lane.evictions.append(Read(slot, context.blocks, context.parked))
+    lane.evictions.append(Read(slot, context.parked))
     lane.leaving.append(context)
     return lane, slot
 
   def _make_room(self, context: ContextState) -> bool:
     """Whether a context can be stored, once known prefixes have made way."""
     programs = self.lanes[0].slots.programs
-    blocks = -(-context.held // programs.block_tokens) - len(context.blocks)
-    needed = programs.state_bytes + blocks * programs.block_bytes
+    needed = programs.state_bytes + programs.pages_of(context.held) * programs.block_bytes
     while not self.store.room_for(needed):
       if not self.known.evict():
         return False
@@ -284,7 +291,6 @@ class Scheduler:
     lane.evictions.append(
       Read(
         slot,
-        context.blocks,
         lambda snapshot: lane.insert(
           ids, dataclasses.replace(snapshot, version=version), context, fresh=False
         ),
@@ -308,13 +314,18 @@ class Scheduler:
           self.known.clear(weights.version)
           self._known_of = every
         cycle = lane.plan(weights)
+        self._wake_others(lane)
         if cycle is None:
           return
         outcome = await loop.run_in_executor(lane.thread, lane.execute, cycle)
         for broken in lane.finish(cycle, outcome):
           self.drop(broken, "its log-probs are not finite", NonFiniteError)
         self._account(cycle, outcome)
+        asked = bool(cycle.wanted)
         cycle = outcome = None  # what was read belongs to others now
+        if asked:
+          for other in self.lanes:
+            self._wake(other)
         self._admit()
     except asyncio.CancelledError:
       # The loop is shutting down; the thread may still be at work on these slots.
@@ -328,6 +339,12 @@ class Scheduler:
     finally:
       if lane.task is task:
         lane.task = None
+
+  def _wake_others(self, lane: Lane) -> None:
+    """Lets other lanes copy out what this one needs."""
+    for other in self.lanes:
+      if other is not lane and any(pool.wanted for pool in other.slots.pools):
+        self._wake(other)
 
   async def _settle(self, lane: Lane) -> None:
     """Lets programs that were woken come back with their next call before the slots run on."""
@@ -345,6 +362,7 @@ class Scheduler:
     stats.device_seconds += outcome.seconds
     stats.extended_tokens += sum(len(ids) for part in cycle.rounds for _, ids in part.runs)
     stats.reused_tokens += cycle.reused
+    stats.parked += cycle.parked
     if outcome.chunk is not None:
       stats.decode_dispatches += 1
       stats.sampled_tokens += int(outcome.chunk.counts.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ from agentjax.config import check
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.grammar import GrammarTable
 from agentjax.engine.home import Home, make_homes
+from agentjax.engine.pages import Pages
 from agentjax.engine.programs import programs_of_lane
 from agentjax.engine.publish import Publisher, Weights
 from agentjax.engine.request import (
@@ -47,6 +48,10 @@ class Routed(NamedTuple):
 class SlotEngine:
   """Slots of one lane. Not thread safe, and nothing here waits but ``decode``.
 
+  A slot's first pages may be stored and shared with others; the pages that still change, at its
+  end, are its own. Where pages run short, those that are stored and in no slot are moved to the
+  store; a caller sees to it (``Pages.available``) that these suffice.
+
   The compiled shapes depend on the configs alone: an extension runs in the bucket of its own
   length, a decode dispatch always spans all slots. So what a context gives does not depend on its
   slot, on its neighbours or on the order of the work, bit for bit.
@@ -60,6 +65,7 @@ class SlotEngine:
 
   Attributes:
     lengths: int [slots], tokens each slot holds.
+    pools: the pages of each way.
     warm: every program was compiled; one more would be a fault.
     dispatches: programs run so far, by name.
   """
@@ -109,6 +115,12 @@ class SlotEngine:
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
     self.slots = self.programs.slots
     self.lengths = np.zeros(self.slots, np.int64)
+    count = self.programs.pages
+    self.pools = [Pages(way * count, count) for way in range(self.programs.ways)]
+    self._shared: list[list[Stored]] = [[] for _ in range(self.slots)]
+    self._own: list[list[int]] = [[] for _ in range(self.slots)]
+    empty = [self.pool(slot).empty for slot in range(self.slots)]
+    self._table = np.tile(np.array(empty, np.int32)[:, None], (1, self.programs.entries))
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
@@ -124,7 +136,8 @@ class SlotEngine:
     self._blank = Snapshot(self.store.add(self._read_state(0)), (), 0, -1)
     self._filler: tuple[tuple[Any, ...], ...] = ()
     if self.programs.has_blocks:
-      filler = self.programs.read_blocks(self._state, np.int32(0), np.int32(0))
+      none = np.zeros(self.programs.transfer_blocks, np.int32)
+      filler = self.programs.read_blocks(self._state, none)
       self._filler = filler if self.home.mesh else self.home.put(filler)
 
   @property
@@ -147,44 +160,102 @@ class SlotEngine:
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs; there are no others, whatever is asked of the engine."""
-    moving = ("place", "read", *(("write", "read_blocks") if self.programs.has_blocks else ()))
-    return (*moving, "decode", *(p.__name__ for p in self.programs.extend.values()))
+    moving = ("copy", "write", "read_blocks") if self.programs.has_blocks else ()
+    extend = (program.__name__ for program in self.programs.extend.values())
+    return ("place", "read", *moving, "decode", *extend)
 
   def warmup(self) -> None:
     """Compiles every program, by running each on nothing. Needs weights."""
     params = self.weights.params
-    self._place(self._blank, [])
-    self._write(self._filler, 0, [])
-    self.read(0)
-    self._read_blocks(0, 0, 1)
+    self._place_state(self._blank, [])
+    self._read_state(0)
+    if self.programs.has_blocks:
+      self._write_some([])
+      self._copy_some([])
+      self._read_pages([])
     for tokens, rows in self.programs.extend_rows.items():
       empty = self._rows([], rows, tokens)
-      self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
+      self._state, _ = self.programs.extend[tokens](self._state, params, *empty, self._table.copy())
     self.decode(self.idle_plan())
     self.warm = True
 
   def idle_plan(self) -> DecodePlan:
     """A plan to be filled in."""
-    return DecodePlan.idle(self.slots, self.config.chunk_tokens, self.config.max_stop_ids)
+    config = self.config
+    return DecodePlan.idle(
+      self.slots, config.chunk_tokens, config.max_stop_ids, self.programs.entries
+    )
+
+  def pool(self, slot: int) -> Pages:
+    """Where the pages of a slot are."""
+    return self.pools[slot * len(self.pools) // self.slots]
+
+  def pages(self, slot: int) -> int:
+    """Pages that a slot has."""
+    return len(self._shared[slot]) + len(self._own[slot])
+
+  def pages_alone(self, slot: int) -> int:
+    """Those of them that no other slot has."""
+    pool = self.pool(slot)
+    return len(self._own[slot]) + sum(pool.holders(b) == 1 for b in self._shared[slot])
+
+  def whole(self, tokens: int) -> int:
+    """Of a context of so many tokens, the first pages: those in which nothing changes any more."""
+    settled = max(0, tokens - self.programs.unsettled)
+    return settled // self.programs.block_tokens if self.programs.has_blocks else 0
+
+  def reaches(self, block: Stored) -> bool:
+    """Whether something stored can be had here; else another lane has to copy it out."""
+    return block.arrays is not None or self._page(block) is not None
 
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
     """Puts one context, None an empty one, into every one of ``slots``."""
     snapshot = snapshot or self._blank
     self.store.touch(snapshot)
+    for slot in slots:
+      self.release(slot)
     width = self.programs.place_width
     for start in range(0, len(slots), width):
-      self._place(snapshot, slots[start : start + width])
+      self._place_state(snapshot, slots[start : start + width])
+    self._place_pages(snapshot, slots)
     self.lengths[list(slots)] = snapshot.length
 
-  def read(self, slot: int, known: Sequence[Stored] = ()) -> Snapshot:
-    """A copy of the context in ``slot``; ``known`` are its first blocks where they are stored."""
-    length = int(self.lengths[slot])
-    blocks = list(known)
-    if self.programs.has_blocks:
-      blocks += self._read_blocks(slot, len(blocks), -(-length // self.programs.block_tokens))
-    version = -1 if self._weights is None else self._weights.version
-    state = self.store.add(self._read_state(slot))
-    return Snapshot(state, tuple(blocks), length, version)
+  def read(self, slot: int) -> Snapshot:
+    """A copy of the context in ``slot``, which it shares pages with."""
+    pool, shared = self.pool(slot), self._settle(slot)
+    changing = self._own[slot][: self.programs.pages_of(int(self.lengths[slot])) - len(shared)]
+    copies = [self._take(pool) for _ in changing]
+    self._copy(list(zip(changing, copies, strict=True)))
+    return self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in copies)])
+
+  def leave(self, slot: int) -> Snapshot:
+    """The context in ``slot``, with its pages: the slot holds nothing that is of use."""
+    pool, shared = self.pool(slot), self._settle(slot)
+    own, used = self._own[slot], self.programs.pages_of(int(self.lengths[slot])) - len(shared)
+    self._own[slot] = own[used:]
+    snapshot = self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in own[:used])])
+    self.release(slot)
+    return snapshot
+
+  def release(self, slot: int) -> None:
+    """Lets go of a slot's pages."""
+    pool = self.pool(slot)
+    for block in self._shared[slot]:
+      pool.loosen(block)
+    for page in self._own[slot]:
+      pool.give(page)
+    self._shared[slot], self._own[slot] = [], []
+    self._table[slot] = pool.empty
+
+  def copy_out(self, blocks: Sequence[Stored]) -> None:
+    """Keeps what is in pages in the store as well."""
+    at_once = self.programs.transfer_blocks
+    inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
+    for start in range(0, len(inside), at_once):
+      part = inside[start : start + at_once]
+      pages = [self._page(block) for block in part]
+      for block, arrays in zip(part, self._read_pages(pages), strict=False):
+        self.store.fill(block, arrays)
 
   def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
     """The first ``tokens`` of a context; fewer than it holds only for models that only attend.
@@ -194,8 +265,8 @@ class SlotEngine:
     if tokens == snapshot.length:
       return snapshot
     assert self.programs.attention_only
-    _, logits = snapshot.state.arrays
-    state = self.store.add((np.asarray([tokens], np.int32), logits))
+    assert snapshot.state.arrays is not None
+    state = self.store.add((np.asarray([tokens], np.int32), *snapshot.state.arrays[1:]))
     blocks = -(-tokens // self.programs.block_tokens)
     return Snapshot(state, snapshot.blocks[:blocks], tokens, snapshot.version)
 
@@ -208,7 +279,7 @@ class SlotEngine:
       What the routers chose, in the order of the tokens; empty unless ``record_experts``.
 
     Raises:
-      ContextLengthError: a context would hold more than ``max_length`` tokens.
+      ContextLengthError: a context would hold more tokens than it may.
     """
     params = self.weights.params
     pieces: dict[int, list[np.ndarray]] = {}
@@ -232,7 +303,8 @@ class SlotEngine:
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
           given = self._rows(part, rows, bucket)
-          self._state, experts = program(self._state, params, *given)
+          self._grow((slot, int(self.lengths[slot]) + len(ids)) for slot, ids in part)
+          self._state, experts = program(self._state, params, *given, self._table.copy())
           self._count(program)
           for row, (slot, ids) in enumerate(part):
             if experts is not None:
@@ -246,30 +318,37 @@ class SlotEngine:
     A slot's budget must not pass the room left in its context. Where more grammars are at work than
     the table holds, some slots draw nothing in this chunk.
     """
-    full = np.flatnonzero(self.lengths + plan.budget > self.config.max_length)
+    full = np.flatnonzero(self.lengths + plan.budget > self.programs.max_tokens)
     if full.size:
       raise ContextLengthError(
         f"slot {full[0]} holds {self.lengths[full[0]]} tokens and is to sample "
-        f"{plan.budget[full[0]]}; allowed: engine.max_length={self.config.max_length}."
+        f"{plan.budget[full[0]]}; allowed: {self.limit}."
       )
     if self._grammars is not None:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
+    self._grow((s, int(self.lengths[s] + plan.budget[s])) for s in np.flatnonzero(plan.budget))
+    plan = plan._replace(table=self._table.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
     self.lengths += chunk.counts
     return chunk
 
-  def _room(self, slot: int) -> int:
-    return self.config.max_length - int(self.lengths[slot])
+  @property
+  def limit(self) -> str:
+    """What a context can hold, and the setting that says so."""
+    most, config = self.programs.max_tokens, self.config
+    if most == config.max_length:
+      return f"engine.max_length={most} tokens in all"
+    return f"{most} tokens in all, a lane's share of engine.cache_tokens={config.cache_tokens}"
 
   def _check_room(self, slot: int, tokens: int) -> None:
-    if tokens > self._room(slot):
+    if tokens > self.programs.max_tokens - int(self.lengths[slot]):
       raise ContextLengthError(
         f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
-        f"engine.max_length={self.config.max_length} tokens in all."
+        f"{self.limit}."
       )
 
   def _rows(
@@ -284,42 +363,138 @@ class SlotEngine:
       token_ids[row, : len(ids)] = ids
     return slots, token_ids, counts
 
-  def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
+  def _place_state(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)
     rows[: len(slots)] = slots
     state = self.home.put(snapshot.state.arrays, self.programs.state_spec)
     self._state = self.programs.place(self._state, state, rows, np.int32(len(slots)))
     self._count(self.programs.place)
-    at_once = self.programs.transfer_blocks
-    for first in range(0, len(snapshot.blocks), at_once):
-      blocks = [b.arrays for b in snapshot.blocks[first : first + at_once]]
-      self._write(self.home.put(blocks, [self.programs.block_spec] * len(blocks)), first, slots)
 
-  def _write(self, blocks: Sequence[tuple[Any, ...]], first: int, slots: Sequence[int]) -> None:
-    if not self.programs.has_blocks:
-      return
-    rows = np.zeros(self.programs.place_width, np.int32)
-    rows[: len(slots)] = slots
+  def _place_pages(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
+    """Gives empty slots a context's pages: those that are whole are shared, the others copied."""
+    whole = self.whole(snapshot.length)
+    shared, changing = snapshot.blocks[:whole], snapshot.blocks[whole:]
+    for slot in slots:  # first, so that none of these is moved to make room
+      for block in shared:
+        if self.pool(slot) in block.pages:
+          self.pool(slot).hold(block)
+    missing = {
+      (self.pool(slot), block): 0
+      for slot in slots
+      for block in shared
+      if self.pool(slot) not in block.pages
+    }
+    for pool, block in missing:
+      missing[pool, block] = self._take(pool)
+    for slot in slots:
+      self._own[slot] = [self._take(self.pool(slot)) for _ in changing]
+    moves = [(block, page) for (_, block), page in missing.items()]
+    for slot in slots:
+      moves += zip(changing, self._own[slot], strict=True)
+    copies, writes = [], []
+    for block, page in moves:  # only now: to take pages may have moved others
+      source = self._page(block)
+      if source is None:
+        writes.append((block.arrays, page))
+      else:
+        copies.append((source, page))
+    self._write(writes)
+    self._copy(copies)
+    held = set(missing)
+    for (pool, block), page in missing.items():
+      pool.store(block, page)
+    for slot in slots:
+      pool = self.pool(slot)
+      for block in shared:
+        if (pool, block) in held:
+          pool.hold(block)
+      self._shared[slot] = list(shared)
+      pages = [block.pages[pool] for block in shared] + self._own[slot]
+      self._table[slot, : len(pages)] = pages
+
+  def _settle(self, slot: int) -> list[Stored]:
+    """Stores those of a slot's own pages in which nothing changes any more; all that are stored."""
+    pool, shared, own = self.pool(slot), self._shared[slot], self._own[slot]
+    for _ in range(self.whole(int(self.lengths[slot])) - len(shared)):
+      shared.append(self._stored(pool, own.pop(0)))
+      pool.hold(shared[-1])
+    return shared
+
+  def _stored(self, pool: Pages, page: int) -> Stored:
+    stored = self.store.add(None)
+    pool.store(stored, page)
+    return stored
+
+  def _snapshot(self, slot: int, blocks: Iterable[Stored]) -> Snapshot:
+    version = -1 if self._weights is None else self._weights.version
+    state = self.store.add(self._read_state(slot))
+    return Snapshot(state, tuple(blocks), int(self.lengths[slot]), version)
+
+  def _page(self, block: Stored) -> int | None:
+    """A page of this lane that holds something stored."""
+    return next((p for p in map(block.pages.get, self.pools) if p is not None), None)
+
+  def _take(self, pool: Pages) -> int:
+    """A page of nobody, once what was not used for longest has made way."""
+    page = pool.take()
+    if page is None:
+      moved = pool.longest_unused(self.programs.transfer_blocks)
+      self.copy_out(moved)
+      for block in moved:
+        pool.release(block)
+      page = pool.take()
+    assert page is not None, "the caller sees to it that pages suffice"
+    return page
+
+  def _grow(self, wanted: Iterable[tuple[int, int]]) -> None:
+    """Gives slots pages for so many tokens in all.
+
+    Empty ones, not with what another context left there: a masked NaN would still reach a sum.
+    """
+    fresh = []
+    for slot, tokens in wanted:
+      pool, pages = self.pool(slot), self.pages(slot)
+      for entry in range(pages, self.programs.pages_of(tokens)):
+        page = self._take(pool)
+        self._table[slot, entry] = page
+        self._own[slot].append(page)
+        fresh.append((pool.empty, page))
+    self._copy(fresh)
+
+  def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+    for start in range(0, len(pairs), self.programs.copies):
+      self._copy_some(pairs[start : start + self.programs.copies])
+
+  def _copy_some(self, pairs: Sequence[tuple[int, int]]) -> None:
+    both = np.zeros((2, self.programs.copies), np.int32)
+    for i, pair in enumerate(pairs):
+      both[:, i] = pair
+    self._state = self.programs.copy(self._state, *both, np.int32(len(pairs)))
+    self._count(self.programs.copy)
+
+  def _write(self, pairs: Sequence[tuple[Any, int]]) -> None:
+    for start in range(0, len(pairs), self.programs.transfer_blocks):
+      self._write_some(pairs[start : start + self.programs.transfer_blocks])
+
+  def _write_some(self, pairs: Sequence[tuple[Any, int]]) -> None:
+    targets = np.zeros(self.programs.transfer_blocks, np.int32)
+    targets[: len(pairs)] = [page for _, page in pairs]
+    blocks = [arrays for arrays, _ in pairs]
+    blocks = self.home.put(blocks, [self.programs.block_spec] * len(blocks))
     filled = (*blocks, *self._filler[len(blocks) :])
-    counts = np.int32(len(blocks)), rows, np.int32(len(slots))
-    self._state = self.programs.write(self._state, filled, np.int32(first), *counts)
+    self._state = self.programs.write(self._state, filled, targets, np.int32(len(pairs)))
     self._count(self.programs.write)
 
   def _read_state(self, slot: int) -> tuple[Any, ...]:
     self._count(self.programs.read)
     return self.programs.read(self._state, np.int32(slot))
 
-  def _read_blocks(self, slot: int, first: int, end: int) -> list[Stored]:
-    """Blocks ``first`` to ``end`` of a slot."""
-    if not self.programs.has_blocks:
-      return []
-    at_once = self.programs.transfer_blocks
-    stored = []
-    for start in range(first, end, at_once):
-      blocks = self.programs.read_blocks(self._state, np.int32(slot), np.int32(start))
-      self._count(self.programs.read_blocks)
-      stored += [self.store.add(arrays) for arrays in blocks[: end - start]]
-    return stored
+  def _read_pages(self, pages: Sequence[int | None]) -> tuple[tuple[Any, ...], ...]:
+    """As many as ``transfer_blocks``, the first of which are ``pages``."""
+    wanted = np.zeros(self.programs.transfer_blocks, np.int32)
+    wanted[: len(pages)] = pages
+    self._count(self.programs.read_blocks)
+    return self.programs.read_blocks(self._state, wanted)
 
   def _count(self, program: Any) -> None:
     self.dispatches[program.__name__] += 1

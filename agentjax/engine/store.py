@@ -1,4 +1,4 @@
-"""Where contexts live that hold no slot: immutable pieces, on the device while they fit there."""
+"""What contexts share and what they are without a slot: immutable pieces, and where they are."""
 
 from __future__ import annotations
 
@@ -7,26 +7,35 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+  from agentjax.engine.pages import Pages
 
 
 @dataclasses.dataclass
 class _Residence:
   on_host: bool
+  nbytes: int
 
 
 class Stored:
-  """Arrays that never change, shared by all that need them; the last to let go frees them."""
+  """What never changes, shared by all that need it; the last to let go frees it.
 
-  __slots__ = ("__weakref__", "arrays", "nbytes", "residence")
+  Attributes:
+    arrays: it, outside of pages; None where it is in pages alone.
+    pages: where it is a page of a lane.
+  """
 
-  def __init__(self, arrays: tuple[Any, ...]) -> None:
-    self.arrays = arrays
-    self.nbytes = sum(v.nbytes for v in arrays)
-    self.residence = _Residence(on_host=False)
+  __slots__ = ("__weakref__", "arrays", "pages", "residence")
+
+  def __init__(self) -> None:
+    self.arrays: tuple[Any, ...] | None = None
+    self.pages: dict[Pages, int] = {}
+    self.residence = _Residence(on_host=False, nbytes=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Snapshot:
   """One context off the slots: what it takes to go on anywhere, to the bit.
 
   Attributes:
-    state: what has no axis of time: recurrent states, convolution tails, logits, the length.
+    state: recurrent states, convolution tails, logits, the length.
     blocks: keys and values, ``EngineConfig.block_tokens`` tokens each, from the first token on; the
       last one may be filled in part.
     length: tokens.
@@ -48,7 +57,7 @@ class Snapshot:
 
 
 class Store:
-  """Counts what is stored, and says what has to leave the device.
+  """Counts what is stored outside of pages, and says what has to leave the device.
 
   Every piece counts once, however many contexts share it, and for as long as anyone holds it.
 
@@ -78,15 +87,24 @@ class Store:
     """Whether ``nbytes`` more fit in both budgets together."""
     return self.on_device + self.on_host + nbytes <= self.device_bytes + self.host_bytes
 
-  def add(self, arrays: Sequence[jax.Array | np.ndarray]) -> Stored:
-    """Keeps arrays of a device."""
-    stored = Stored(tuple(arrays))
-    with self._lock:
-      self._used[False] += stored.nbytes
-      self._recent[id(stored)] = weakref.ref(stored)
-    forget = weakref.finalize(stored, self._forget, id(stored), stored.nbytes, stored.residence)
+  def add(self, arrays: Sequence[jax.Array | np.ndarray] | None) -> Stored:
+    """Keeps arrays of a device; None is what is in a page alone."""
+    stored = Stored()
+    forget = weakref.finalize(stored, self._forget, id(stored), stored.pages, stored.residence)
     forget.atexit = False
+    if arrays is not None:
+      self.fill(stored, arrays)
     return stored
+
+  def fill(self, stored: Stored, arrays: Sequence[jax.Array | np.ndarray]) -> None:
+    """Keeps arrays of a device for what was in pages alone."""
+    assert stored.arrays is None
+    nbytes = sum(v.nbytes for v in arrays)
+    with self._lock:
+      stored.residence.nbytes = nbytes
+      self._used[False] += nbytes
+      self._recent[id(stored)] = weakref.ref(stored)
+    stored.arrays = tuple(arrays)
 
   def touch(self, snapshot: Snapshot) -> None:
     """Notes that a context was used."""
@@ -109,10 +127,12 @@ class Store:
       stored.arrays = tuple(np.asarray(v) for v in jax.device_get(stored.arrays))
       with self._lock:
         stored.residence.on_host = True
-        self._used[False] -= stored.nbytes
-        self._used[True] += stored.nbytes
+        self._used[False] -= stored.residence.nbytes
+        self._used[True] += stored.residence.nbytes
 
-  def _forget(self, identity: int, nbytes: int, residence: _Residence) -> None:
+  def _forget(self, identity: int, pages: dict[Pages, int], residence: _Residence) -> None:
+    for lane, page in pages.items():
+      lane.forget(page)
     with self._lock:
-      self._used[residence.on_host] -= nbytes
+      self._used[residence.on_host] -= residence.nbytes
       self._recent.pop(identity, None)

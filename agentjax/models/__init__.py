@@ -23,6 +23,7 @@ from agentjax.models.cache import (
   decode_specs,
   decode_step,
   extend,
+  in_pages,
   init_cache,
   prepare_decode_params,
 )
@@ -118,6 +119,7 @@ __all__ = [
   "factor_pattern",
   "follow",
   "forward",
+  "in_pages",
   "init",
   "init_mtp_cache",
   "init_cache",

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from agentjax.models import splash
 from agentjax.models.linear import precision
+from agentjax.models.pages import Held, read_places
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
 from agentjax.sharding import index, largest, on_shards, ways, whole
 
@@ -103,8 +104,8 @@ def max_scores(
 
 def attend_cache(
   query: Float[Array, "rows time heads width"],
-  keys: Float[Array, "slots kv_heads length width"],
-  values: Float[Array, "slots kv_heads length value_width"],
+  keys: Held,
+  values: Held,
   *,
   positions: Int[Array, "rows time"],
   scale: float,
@@ -118,7 +119,8 @@ def attend_cache(
   depends neither on other rows nor on how far the loop goes.
 
   Args:
-    keys, values: entry p of a slot belongs to the token at position p.
+    keys: [slots, kv_heads, length, width]; entry p of a slot belongs to the token at position p.
+    values: [slots, kv_heads, length, value_width].
     positions: place of each query in its slot; it sees entries up to there.
     scale, window: see ``attend``.
     rows: slot of each row; None where row r is slot r. One that is no slot means nothing.
@@ -127,9 +129,8 @@ def attend_cache(
   length = keys.shape[2]
   block = min(CACHE_BLOCK, length)
 
-  def held(cache: Array, start: Array | int) -> Array:
-    part = jax.lax.dynamic_slice_in_dim(cache, start, block, axis=2) if block < length else cache
-    return part if rows is None else part.at[rows].get(mode="clip")
+  def held(cache: Held, start: Array | int) -> Array:
+    return read_places(cache, rows, start, block)
 
   def seen(start: Array | int, first: Array | int) -> Array:
     place = start + jnp.arange(block)

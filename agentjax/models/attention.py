@@ -14,6 +14,7 @@ from agentjax.models.attend import attend, attend_cache, attend_chunk, max_score
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.pages import Held, read_places, write_places
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
@@ -38,8 +39,8 @@ class Attention:
 class KVCache:
   """Keys (rotated, where there is a rotary embedding) and values of every slot."""
 
-  keys: Array  # [slots, kv_heads, length, head_dim]
-  values: Array  # [slots, kv_heads, length, head_dim]
+  keys: Held  # [slots, kv_heads, length, head_dim]
+  values: Held  # [slots, kv_heads, length, head_dim]
 
 
 class RopeScaling(NamedTuple):
@@ -228,11 +229,9 @@ def attention_chunk(
   query, key, value = project_heads(params, x, config, start + jnp.arange(x.shape[1])[None])
 
   def held(begin: Array) -> tuple[Array, Array]:
-    def block(v: Array) -> Array:
-      sizes = (1, v.shape[1], config.attention_block, v.shape[3])
-      return jax.lax.dynamic_slice(v, (slot, 0, begin, 0), sizes)
-
-    return block(cache.keys), block(cache.values)
+    size = config.attention_block
+    keys = read_places(cache.keys, slot[None], begin, size)
+    return keys, read_places(cache.values, slot[None], begin, size)
 
   out = attend_chunk(
     query,
@@ -259,11 +258,9 @@ def append_rows(
   """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
   real = jnp.arange(key.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.keys.shape[2])
-  # Heads by index as well: a window over them would make a TPU lay the cache out anew, in a copy.
-  where = rows[:, None, None], jnp.arange(key.shape[2]), place[..., None]
   return KVCache(
-    keys=cache.keys.at[where].set(key, mode="drop"),
-    values=cache.values.at[where].set(value, mode="drop"),
+    keys=write_places(cache.keys, rows, place, key),
+    values=write_places(cache.values, rows, place, value),
   )
 
 
@@ -276,8 +273,11 @@ def append_step(
   active: Bool[Array, " slots"],
 ) -> KVCache:
   """The cache with one more token in every active slot."""
-  slots, counts = jnp.arange(key.shape[0]), active.astype(jnp.int32)
-  return append_rows(cache, key, value, rows=slots, positions=lengths[:, None], counts=counts)
+  place = jnp.where(active, lengths, cache.keys.shape[2])[:, None]
+  return KVCache(
+    keys=write_places(cache.keys, None, place, key),
+    values=write_places(cache.values, None, place, value),
+  )
 
 
 def project_heads(

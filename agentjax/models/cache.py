@@ -21,6 +21,7 @@ from agentjax.models.heads import compute_logits
 from agentjax.models.linear import Adapted
 from agentjax.models.lora import adapter_spec
 from agentjax.models.mamba2 import MambaCache
+from agentjax.models.mla import LatentCache
 from agentjax.models.norm import rms_norm
 from agentjax.models.passes import DecodeSection, init_entries, pass_kind
 from agentjax.models.spec import ParamSpec, is_spec
@@ -39,6 +40,7 @@ from agentjax.sharding import LOGICAL_AXES, fitting_spec
 Array = jax.Array
 
 _FILLED = ("experts", "expert_mlp")
+_HELD = (KVCache, LatentCache)
 
 
 @flax.struct.dataclass
@@ -175,6 +177,15 @@ def cache_shardings(cache: Any, mesh: jax.sharding.Mesh) -> Any:
     return place(("batch",), node)
 
   return jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache | MambaCache))
+
+
+def in_pages(cache: Any) -> list[bool]:
+  """Of each array of a cache, whether it may be ``pages.Paged``: keys, values and latents."""
+
+  def entry(node: Any) -> Any:
+    return jax.tree.map(lambda _: isinstance(node, _HELD), node)
+
+  return jax.tree.leaves(jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, _HELD)))
 
 
 def _unstacked(params: Params, config: ModelConfig, heads: bool) -> DecodeParams:

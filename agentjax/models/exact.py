@@ -31,6 +31,7 @@ from agentjax.models.config import ModelConfig
 from agentjax.models.heads import compute_logits, distribution
 from agentjax.models.mla import mla_chunk
 from agentjax.models.norm import rms_norm
+from agentjax.models.pages import Held, Paged, is_paged, write_places
 from agentjax.models.stack import DecodeParams, open_stream
 
 Array = jax.Array
@@ -101,7 +102,8 @@ def run_chunk(
       attend = functools.partial(_attend, config=config, kind=kind)
       x, new = _apart(count > 0, attend, block, x, entry, slot, start)
       # Behind a token that is still to come stands nothing that is read before it is overwritten.
-      entry = jax.tree.map(functools.partial(_lay, slot=slot, start=start), entry, new)
+      lay = functools.partial(_lay, slot=slot, start=start)
+      entry = jax.tree.map(lay, entry, new, is_leaf=is_paged)
     else:
       mix = functools.partial(_mix, config=config, kind=kind)
       own = jax.tree.map(lambda v: v[slot][None], entry)
@@ -133,8 +135,11 @@ def _mix(
   return KINDS[kind].extend(block, x, entry, config, appended, None)
 
 
-def _lay(held: Array, new: Array, slot: Array, start: Array) -> Array:
+def _lay(held: Held, new: Array, slot: Array, start: Array) -> Held:
   """``new`` [1, ..., C, width] at places ``start`` and on of a slot."""
+  if isinstance(held, Paged):
+    places = start + jnp.arange(new.shape[-2])
+    return write_places(held, slot[None], places[None], jnp.moveaxis(new, -2, 1))
   zero = jnp.int32(0)
   place = (slot, *(zero,) * (held.ndim - 3), start, zero)
   return jax.lax.dynamic_update_slice(held, new, place)

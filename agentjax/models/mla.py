@@ -14,6 +14,7 @@ from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.pages import Held, read_places, reshaped, write_places
 from agentjax.models.spec import ParamSpec, Weight
 
 Array = jax.Array
@@ -42,7 +43,7 @@ class Mla:
 class LatentCache:
   """What every slot keeps of a token: its latent and, behind it, its rotated shared key."""
 
-  latents: Array  # [slots, length, kv_lora + rope]
+  latents: Held  # [slots, length, kv_lora + rope]
 
 
 def mla_spec(config: ModelConfig) -> Mla:
@@ -139,7 +140,7 @@ def mla_extend(
   query, kept = _absorb(params, x, config, positions)
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.latents.shape[1])
-  latents = cache.latents.at[rows[:, None], place].set(kept, mode="drop")
+  latents = write_places(cache.latents, rows, place, kept)
   return _read(params, query, latents, config, positions, rows), LatentCache(latents)
 
 
@@ -155,8 +156,8 @@ def mla_step(
   """One token for every active slot, written at ``lengths``."""
   positions = lengths[:, None]
   query, kept = _absorb(params, x[:, None], config, positions)
-  place = jnp.where(active, lengths, cache.latents.shape[1])
-  latents = cache.latents.at[jnp.arange(x.shape[0]), place].set(kept[:, 0], mode="drop")
+  place = jnp.where(active, lengths, cache.latents.shape[1])[:, None]
+  latents = write_places(cache.latents, None, place, kept)
   seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
   return _read(params, query, latents, config, seen)[:, 0], LatentCache(latents)
 
@@ -175,8 +176,7 @@ def mla_chunk(
   width = params.value_up.shape[0]
 
   def held(begin: Array) -> tuple[Array, Array]:
-    sizes = (1, config.attention_block, kept.shape[2])
-    keys = jax.lax.dynamic_slice(cache.latents, (slot, begin, 0), sizes)[:, None]
+    keys = read_places(cache.latents, slot[None], begin, config.attention_block)[:, None]
     return keys, keys[..., :width]
 
   own = kept[:, :, None]
@@ -237,13 +237,13 @@ def _absorb(params: Mla, x: Array, config: ModelConfig, positions: Array) -> tup
 def _read(
   params: Mla,
   query: Array,
-  latents: Array,
+  latents: Held,
   config: ModelConfig,
   positions: Array,
   rows: Array | None = None,
 ) -> Array:
   """``W_o W_uv sum_s p_s c_s`` over what slots hold [slots, length, kv_lora + rope]."""
-  held = latents[:, None]
+  held = reshaped(latents, lambda v: v[:, None])
   # The rotated part is weighed for nothing: to cut it off first would copy the whole cache.
   read = attend_cache(query, held, held, positions=positions, scale=_scale(config), rows=rows)
   return _lift(params, read[..., : params.value_up.shape[0]])

@@ -20,6 +20,7 @@ from agentjax.engine import (
   SlotEngine,
 )
 from agentjax.engine.store import Snapshot
+from tests.engine.conftest import sizes
 from tests.engine.generate import generate
 
 pytestmark = pytest.mark.optimised
@@ -47,8 +48,9 @@ def assert_same_bits(a: Sample, b: Sample) -> None:
   assert a.finish == b.finish
 
 
-def arrays(snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
+def arrays(engine: SlotEngine, snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
   """All that a snapshot holds."""
+  engine.copy_out(snapshot.blocks)
   return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.blocks)]
 
 
@@ -138,12 +140,12 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
 def test_idle_slots_are_left_bit_for_bit(slot_engine):
   slot_engine.place(None, [0, 1])
   slot_engine.extend([(0, np.arange(5, dtype=np.int32)), (1, np.arange(7, dtype=np.int32))])
-  before = arrays(slot_engine.read(1))
+  before = arrays(slot_engine, slot_engine.read(1))
   plan = slot_engine.idle_plan()
   plan.budget[0] = 8
   slot_engine.decode(plan)
   slot_engine.extend([(0, np.arange(5, dtype=np.int32))])
-  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine.read(1)))
+  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine, slot_engine.read(1)))
 
 
 def test_a_context_comes_back_from_the_host_to_the_bit(slot_engine):
@@ -151,7 +153,7 @@ def test_a_context_comes_back_from_the_host_to_the_bit(slot_engine):
   slot_engine.place(None, [0, 1])
   slot_engine.extend([(0, ids), (1, ids[::-1])])
   snapshot, other = slot_engine.read(0), slot_engine.read(1)
-  before = arrays(snapshot)
+  before = arrays(slot_engine, snapshot)
   slot_engine.store.device_bytes = 0
   slot_engine.store.relieve_device()
   assert slot_engine.store.on_device == 0
@@ -159,26 +161,62 @@ def test_a_context_comes_back_from_the_host_to_the_bit(slot_engine):
   assert all(isinstance(v, np.ndarray) for v in snapshot.state.arrays)
   slot_engine.place(other, [0, 2])
   slot_engine.place(snapshot, [3])
-  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine.read(3)))
+  jax.tree.map(np.testing.assert_array_equal, before, arrays(slot_engine, slot_engine.read(3)))
 
 
-def test_only_blocks_that_are_not_stored_yet_leave_a_slot(slot_engine):
-  """Blocks of 8 tokens: what does not change is shared by all copies."""
-  slot_engine.place(None, [0])
-  slot_engine.extend([(0, np.arange(20, dtype=np.int32))])
-  first = slot_engine.read(0)
-  assert len(first.blocks) == 3
-  slot_engine.extend([(0, np.arange(7, dtype=np.int32))])
-  stored = slot_engine.store.on_device
-  second = slot_engine.read(0, known=first.blocks[:2])
-  assert second.blocks[:2] == first.blocks[:2]
-  programs = slot_engine.programs
-  assert slot_engine.store.on_device - stored == programs.state_bytes + 2 * programs.block_bytes
-  jax.tree.map(np.testing.assert_array_equal, arrays(second), arrays(slot_engine.read(0)))
-  del first  # its state, and the block that was not full
-  assert slot_engine.store.on_device - stored == programs.block_bytes
-  del second
-  assert slot_engine.store.on_device == programs.state_bytes  # of the empty context
+def test_copies_of_a_context_share_the_pages_in_which_nothing_changes(slot_engine):
+  """Pages of 8 tokens, one empty copy of which is stored from the start."""
+  engine, (pool,) = slot_engine, slot_engine.pools
+  free = pool.free
+  engine.place(None, [0])
+  engine.extend([(0, np.arange(20, dtype=np.int32))])
+  assert free - pool.free == 3
+  first = engine.read(0)
+  assert len(first.blocks) == 3 and free - pool.free == 4  # the third page still changes
+  engine.extend([(0, np.arange(7, dtype=np.int32))])
+  second = engine.read(0)
+  assert second.blocks[:2] == first.blocks[:2] and free - pool.free == 6
+  engine.place(second, [1, 2])
+  assert free - pool.free == 8  # again the last page of each
+  found = arrays(engine, second)
+  for slot in (0, 1, 2):
+    jax.tree.map(np.testing.assert_array_equal, found, arrays(engine, engine.read(slot)))
+  for slot in (0, 1, 2):
+    engine.release(slot)
+  del first
+  assert free - pool.free == 4  # of the second: three, and its last
+  del second, found
+  assert pool.free == free == pool.available
+
+
+def test_pages_that_run_short_go_to_the_host_and_come_back_to_the_bit(model_config, params):
+  engine = SlotEngine(model_config, sizes(cache_tokens=40))  # five pages, and one for a copy
+  engine.publish(params, 0)
+  (pool,) = engine.pools
+  ids = np.arange(30, dtype=np.int32)
+  engine.place(None, [0])
+  engine.extend([(0, ids)])
+  first = engine.leave(0)
+  before = jax.device_get(first.state.arrays)
+  engine.place(None, [1])
+  engine.extend([(1, ids[:25])])  # has four pages: two of the first one's go
+  assert [b.arrays is None for b in first.blocks].count(False) > 0
+  second = engine.leave(1)
+  engine.store.device_bytes = 0
+  engine.store.relieve_device()
+  for snapshot in (first, second, first):
+    engine.place(snapshot, [2])
+    plan = engine.idle_plan()
+    plan.budget[2], plan.temperature[2] = 3, 1.0
+    found = engine.decode(plan).behaviour_log_probs[2, :3]
+  alone = SlotEngine(model_config, sizes())
+  alone.publish(params, 0)
+  alone.place(None, [2])
+  alone.extend([(2, ids)])
+  plan = alone.idle_plan()
+  plan.budget[2], plan.temperature[2] = 3, 1.0
+  np.testing.assert_array_equal(alone.decode(plan).behaviour_log_probs[2, :3], found)
+  jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(first.state.arrays))
 
 
 def test_a_poisoned_slot_is_clean_for_the_next_context(slot_engine, params):
@@ -246,7 +284,7 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
   engine = slot_engine
   engine.warmup()
   compiled = dict(engine.programs.traces)
-  moving = {"place", "write", "read", "read_blocks"}
+  moving = {"place", "copy", "write", "read", "read_blocks"}
   assert set(engine.executables()) == {*moving, "decode", "extend_4x4", "extend_2x16"}
   assert set(compiled) == {*engine.executables(), "initial", "prepare"}
   assert set(compiled.values()) == {1}
@@ -276,6 +314,7 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
     ({"extend_rows": (4, 2, 0)}, "engine.extend_rows"),
     ({"chunk_tokens": 2.5}, "engine.chunk_tokens"),
     ({"block_tokens": 0}, "engine.block_tokens"),
+    ({"cache_tokens": 63}, "engine.cache_tokens"),
     ({"host_store_mb": -1}, "engine.host_store_mb"),
     ({"prefix_reuse": "all"}, "engine.prefix_reuse"),
   ],

@@ -29,6 +29,7 @@ from agentjax.models.blocks import KINDS, Appended, BlockReport, Rows, Stepped
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
+from agentjax.models.pages import flattened, unflattened
 from agentjax.models.passes import DecodeSection, PassKind, RunDecodeSection, RunSection, Section
 from agentjax.models.spec import ParamSpec, Weight
 
@@ -218,10 +219,10 @@ def decode_core(
     state, entries, _ = run(_inject(kept, drive, state), section, where=here)
     return state, entries
 
-  flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), core.entries)
+  flat = flattened(core.entries, depth)
   state = _start(config, appended.positions)
   state, flat = jax.lax.fori_loop(0, depth, iterate, (state, flat))
-  within = jax.tree.map(lambda v: v.reshape(-1, depth, *v.shape[1:]), flat)
+  within = unflattened(flat, depth)
   x, after, routed_after = run(linear(state, params.out).reshape(x.shape), coda)
   return x, (*before, *within, *after), routed + routed_after
 

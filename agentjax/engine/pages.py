@@ -1,0 +1,106 @@
+"""Who has which page of keys and values: counted on the host."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+
+from agentjax.engine.store import Stored
+
+
+class Pages:
+  """Pages of one way of a lane (see ``Programs``): free, a slot's own, or of something stored.
+
+  What is stored and held by no slot may be taken away once it is kept elsewhere, the longest unused
+  first. Used by one thread at a time, but for ``wanted`` and the end of what is stored.
+
+  Args:
+    first: the first page, which is nobody's.
+    count: pages, that one included.
+
+  Attributes:
+    empty: the page that is nobody's; it holds zeros.
+    wanted: what other lanes need a copy of.
+  """
+
+  def __init__(self, first: int, count: int) -> None:
+    self.empty = first
+    self.wanted: list[Stored] = []
+    self._free = list(range(first + count - 1, first, -1))
+    self._holders: collections.Counter[int] = collections.Counter()  # slots, by page
+    # What no slot holds, the longest unused first.
+    self._loose: collections.OrderedDict[int, weakref.ref[Stored]] = collections.OrderedDict()
+    self._over: collections.deque[int] = collections.deque()  # of what is stored no more
+
+  @property
+  def available(self) -> int:
+    """Pages that are free, or can be had by moving what they hold."""
+    self._collect()
+    return len(self._free) + len(self._loose)
+
+  @property
+  def free(self) -> int:
+    """Pages that hold nothing."""
+    self._collect()
+    return len(self._free)
+
+  def take(self) -> int | None:
+    """A page for a slot alone; None where all hold something."""
+    self._collect()
+    return self._free.pop() if self._free else None
+
+  def give(self, page: int) -> None:
+    """Takes a slot's own page back."""
+    self._free.append(page)
+
+  def store(self, stored: Stored, page: int) -> None:
+    """From here on a taken page is that of ``stored``, and held by no slot."""
+    stored.pages[self] = page
+    self._loose[page] = weakref.ref(stored)
+
+  def hold(self, stored: Stored) -> int:
+    """Counts one slot more that needs it; its page."""
+    page = stored.pages[self]
+    self._holders[page] += 1
+    self._loose.pop(page, None)
+    return page
+
+  def loosen(self, stored: Stored) -> None:
+    """Counts one slot less."""
+    page = stored.pages[self]
+    self._holders[page] -= 1
+    if not self._holders[page]:
+      del self._holders[page]
+      self._loose[page] = weakref.ref(stored)
+
+  def holders(self, stored: Stored) -> int:
+    """Slots that hold it."""
+    page = stored.pages.get(self)
+    return 0 if page is None else self._holders[page]
+
+  def longest_unused(self, count: int) -> list[Stored]:
+    """What may be moved first."""
+    found: list[Stored] = []
+    for reference in self._loose.values():
+      stored = reference()
+      if stored is not None:
+        found.append(stored)
+      if len(found) == count:
+        break
+    return found
+
+  def release(self, stored: Stored) -> None:
+    """Frees the page of what no slot holds, and is kept elsewhere."""
+    page = stored.pages.pop(self)
+    del self._loose[page]
+    self._free.append(page)
+
+  def forget(self, page: int) -> None:
+    """What was stored there is needed by nobody; any thread."""
+    self._over.append(page)
+
+  def _collect(self) -> None:
+    while self._over:
+      page = self._over.popleft()
+      self._loose.pop(page, None)
+      self._free.append(page)

@@ -1,0 +1,166 @@
+"""Places of rows in pages of a common pool: rows may share pages, and take no more than they fill.
+
+What attention keeps of its tokens is ``Held``: an array [rows, ..., length, width], or ``Paged``.
+Every function here takes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Paged:
+  """Place p of row r is place ``p % tokens`` of page ``table[r, p // tokens]``.
+
+  On a mesh rows and pages are split in ``ways`` parts of equal size, and the rows of a part have
+  pages of that part alone. The first page of each part is nobody's: it holds zeros, a table names
+  it where a row has no page, and what is written there is lost.
+
+  Attributes:
+    pool: [pages, ..., tokens, width].
+    table: int32 [rows, entries].
+    length: places of a row.
+    ways: parts.
+    empty: pages at the start of each part that are nobody's.
+  """
+
+  pool: Array
+  table: Array
+  length: int = flax.struct.field(pytree_node=False)
+  ways: int = flax.struct.field(pytree_node=False, default=1)
+  empty: int = flax.struct.field(pytree_node=False, default=1)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Of the array that this stands for."""
+    return (self.table.shape[0], *self.pool.shape[1:-2], self.length, self.pool.shape[-1])
+
+
+Held = Array | Paged
+
+
+def is_paged(value: Any) -> bool:
+  """Whether it is ``Paged``; for ``is_leaf``."""
+  return isinstance(value, Paged)
+
+
+def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
+  """``change`` of an array whose first, and last two axes stay: it sees a pool as rows."""
+  return held.replace(pool=change(held.pool)) if isinstance(held, Paged) else change(held)
+
+
+def flattened(entries: Any, depth: int) -> Any:
+  """Entries [rows, depth, ...] as those of ``rows * depth`` rows."""
+
+  def merge(held: Held) -> Held:
+    if not isinstance(held, Paged):
+      return held.reshape(-1, *held.shape[2:])
+    table = held.table[:, None] * depth + jnp.arange(depth)[:, None]
+    return held.replace(
+      pool=held.pool.reshape(-1, *held.pool.shape[2:]),
+      table=table.reshape(-1, table.shape[2]),
+      empty=held.empty * depth,
+    )
+
+  return jax.tree.map(merge, entries, is_leaf=is_paged)
+
+
+def unflattened(entries: Any, depth: int) -> Any:
+  """Takes ``flattened`` back."""
+
+  def split(held: Held) -> Held:
+    if not isinstance(held, Paged):
+      return held.reshape(-1, depth, *held.shape[1:])
+    return held.replace(
+      pool=held.pool.reshape(-1, depth, *held.pool.shape[1:]),
+      table=held.table[::depth] // depth,
+      empty=held.empty // depth,
+    )
+
+  return jax.tree.map(split, entries, is_leaf=is_paged)
+
+
+def read_places(
+  held: Held, rows: Int[Array, " rows"] | None, start: Array | int, size: int
+) -> Float[Array, "rows ... size width"]:
+  """Places ``start`` and on of some rows; None is all of them. A row that is none means nothing."""
+  if not isinstance(held, Paged):
+    if rows is not None and rows.shape == (1,):
+      place = (rows[0], *(0,) * (held.ndim - 3), start, 0)
+      return jax.lax.dynamic_slice(held, place, (1, *held.shape[1:-2], size, held.shape[-1]))
+    part = held
+    if size < held.shape[-2]:
+      part = jax.lax.dynamic_slice_in_dim(held, start, size, axis=held.ndim - 2)
+    return part if rows is None else part.at[rows].get(mode="clip")
+  table = held.table if rows is None else held.table.at[rows].get(mode="clip")
+  tokens = held.pool.shape[-2]
+  place = start + jnp.arange(size)
+  pages = table[:, place // tokens]
+
+  def taken(pool: Array, pages: Array) -> Array:
+    found = pool.at[_places(pool, pages, place % tokens)].get(mode="promise_in_bounds")
+    return jnp.moveaxis(found, 1, -2)
+
+  if rows is not None or held.ways == 1:
+    return taken(held.pool, pages)
+  found = jax.vmap(taken)(*_by_way(held, pages))
+  return found.reshape(-1, *found.shape[2:])
+
+
+def write_places(
+  held: Held,
+  rows: Int[Array, " rows"] | None,
+  places: Int[Array, "rows time"],
+  values: Float[Array, "rows time ... width"],
+) -> Held:
+  """With ``values`` at places of some rows; None is all of them.
+
+  A place past the end, of no row or without a page is dropped.
+  """
+  every = jnp.arange(held.shape[0]) if rows is None else rows
+  if not isinstance(held, Paged):
+    return held.at[_each(held, every[:, None], places)].set(values, mode="drop")
+  tokens, part = held.pool.shape[-2], held.pool.shape[0] // held.ways
+  found = held.table.at[every[:, None], places // tokens].get(mode="fill", fill_value=0)
+  lost = (found % part < held.empty) | (places >= held.length)
+  pages = jnp.where(lost, held.pool.shape[0], found)
+
+  def put(pool: Array, pages: Array, offsets: Array, values: Array) -> Array:
+    return pool.at[_each(pool, pages, offsets)].set(values, mode="drop")
+
+  if rows is not None or held.ways == 1:
+    return held.replace(pool=put(held.pool, pages, places % tokens, values))
+  pool, own = _by_way(held, pages)
+  split = (v.reshape(held.ways, -1, *v.shape[1:]) for v in (places % tokens, values))
+  pool = jax.vmap(put)(pool, jnp.where(own < part, own, part), *split)
+  return held.replace(pool=pool.reshape(held.pool.shape))
+
+
+def _places(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
+  """Index of ``array`` [first, ..., place, width]; the axes of the result follow theirs."""
+  return (first, *(slice(None),) * (array.ndim - 3), place)
+
+
+def _each(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
+  """The same index with the axes between by number: a window over them would make a TPU lay the
+  array out anew, in a copy."""
+  between = array.shape[1:-2]
+  lead = (..., *(None,) * len(between))
+  return (first[lead], *jnp.ix_(*map(jnp.arange, between)), place[lead])
+
+
+def _by_way(held: Paged, pages: Array) -> tuple[Array, Array]:
+  """The pool [ways, pages, ...], and pages [ways, rows, ...] counted within each part."""
+  pool = held.pool.reshape(held.ways, -1, *held.pool.shape[1:])
+  split = pages.reshape(held.ways, -1, *pages.shape[1:])
+  first = jnp.arange(held.ways) * pool.shape[1]
+  return pool, split - first.reshape(-1, *(1,) * (split.ndim - 1))
