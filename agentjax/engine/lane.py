@@ -7,7 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class Cycle:
   leaving: list[ContextState]  # whose evictions these are
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
   rounds: list[Round] = dataclasses.field(default_factory=list)
+  policies: dict[int, int] = dataclasses.field(default_factory=dict)  # by slot, of the placements
   running: dict[int, ContextState] = dataclasses.field(default_factory=dict)  # by slot, of the runs
   decoding: list[tuple[int, Job]] = dataclasses.field(default_factory=list)
   plan: DecodePlan | None = None
@@ -91,7 +92,7 @@ class Outcome:
 class Lane:
   """A block of slots with a thread of its own. All but ``execute`` runs in the event loop."""
 
-  def __init__(self, slots: SlotEngine, index: int, known: PrefixCache) -> None:
+  def __init__(self, slots: SlotEngine, index: int, known: Sequence[PrefixCache]) -> None:
     self.slots = slots
     self.free = list(range(slots.slots))[::-1]
     self.jobs: dict[int, Job] = {}
@@ -118,6 +119,7 @@ class Lane:
       if not job.placed and not remembering:
         base = self._base(job.context, cycle)
         arrivals.setdefault(id(base), (base, []))[1].append(slot)
+        cycle.policies[slot] = job.context.policy
         job.context.placed()
         job.placed = True
     cycle.placements = list(arrivals.values())
@@ -136,6 +138,8 @@ class Lane:
     slots, traces = self.slots, self.slots.programs.traces_here
     slots.use(cycle.weights)
     read = [(item, slots.read(item.slot, item.known)) for item in cycle.evictions]
+    for slot, policy in cycle.policies.items():
+      slots.policies[slot] = policy
     for snapshot, targets in cycle.placements:
       slots.place(snapshot, targets)
     routed = []
@@ -161,7 +165,7 @@ class Lane:
         continue
       log_probs = outcome.chunk.behaviour_log_probs[slot, : int(outcome.chunk.counts[slot])]
       if np.isfinite(log_probs).all():
-        self._read(slot, job, outcome.chunk, cycle.weights.version)
+        self._read(slot, job, outcome.chunk, cycle.weights.versions[job.context.policy])
       else:
         broken.append(job.context)
     return broken
@@ -177,14 +181,15 @@ class Lane:
     """Lets others begin where ``context`` was after ``ids``."""
     experts = context.experts.array()
     kept = None if experts is None else experts[: len(ids)]
-    self._known.insert(ids, Entry(snapshot, kept, fresh))
+    self._known[context.policy].insert(ids, Entry(snapshot, kept, fresh))
 
   def _base(self, context: ContextState, cycle: Cycle) -> Snapshot | None:
     """Where a context starts from; it has noted what is then left for it to take in.
 
     A bare prefix of older weights is run again; a context that has sampled keeps its past.
     """
-    base, origin, version = context.base, context.origin, cycle.weights.version
+    base, origin = context.base, context.origin
+    version, known = cycle.weights.versions[context.policy], self._known[context.policy]
     if base is not None and (origin is None or base.version == version):
       return base
     if base is not None:
@@ -192,7 +197,7 @@ class Lane:
     if context.held or not context.extends_next:
       return None
     context.first_run, context.last_boundary = context.pending[0].ids, 0
-    found = self._known.find(context.first_run) if self._known.version == version else None
+    found = known.find(context.first_run) if known.version == version else None
     if found is None:
       return None
     tokens, entry = found
@@ -222,7 +227,7 @@ class Lane:
           budget -= next(b for b in config.extend_buckets if b >= len(ids))
           part.runs.append((slot, token_ids(ids)))
           cycle.running[slot] = context
-          context.take(ids, cycle.weights.version)
+          context.take(ids, cycle.weights.versions[context.policy])
           if not context.pending or context.extends_next:
             self._plan_boundary(part, slot, context)
             left.append((slot, job))

@@ -57,8 +57,10 @@ class SlotEngine:
     home: where everything lives; None is that of the first lane on the local devices.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     store: counts what is read; shared by the lanes of an engine.
+    shared: several policies have adapters of their own over one base.
 
   Attributes:
+    policies: int [slots], whose adapters each slot runs with.
     lengths: int [slots], tokens each slot holds.
     warm: every program was compiled; one more would be a fault.
     dispatches: programs run so far, by name.
@@ -72,6 +74,7 @@ class SlotEngine:
     home: Home | None = None,
     vocab_limit: int | None = None,
     store: Store | None = None,
+    shared: bool = False,
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
@@ -108,7 +111,8 @@ class SlotEngine:
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
     self.slots = self.programs.slots
-    self.lengths = np.zeros(self.slots, np.int64)
+    self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
+    self._shared = shared
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
@@ -182,7 +186,7 @@ class SlotEngine:
     blocks = list(known)
     if self.programs.has_blocks:
       blocks += self._read_blocks(slot, len(blocks), -(-length // self.programs.block_tokens))
-    version = -1 if self._weights is None else self._weights.version
+    version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
     state = self.store.add(self._read_state(slot))
     return Snapshot(state, tuple(blocks), length, version)
 
@@ -256,6 +260,8 @@ class SlotEngine:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
+    if self._shared:
+      plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
@@ -274,15 +280,16 @@ class SlotEngine:
 
   def _rows(
     self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slots [rows], right-padded ids [rows, tokens] and counts [rows] of one dispatch."""
+  ) -> tuple[np.ndarray | None, ...]:
+    """Slots [rows], right-padded ids [rows, tokens], counts and policies [rows] of one dispatch."""
     slots = np.full(rows, self.slots, np.int32)
     token_ids = np.zeros((rows, tokens), np.int32)
     counts = np.zeros(rows, np.int32)
     for row, (slot, ids) in enumerate(items):
       slots[row], counts[row] = slot, len(ids)
       token_ids[row, : len(ids)] = ids
-    return slots, token_ids, counts
+    policies = self.policies[np.minimum(slots, self.slots - 1)] if self._shared else None
+    return slots, token_ids, counts, policies
 
   def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)

@@ -19,6 +19,7 @@ from agentjax.config import ConfigError
 from agentjax.engine.home import make_homes
 from agentjax.engine.programs import programs_of_lane
 from agentjax.models.attend import CACHE_BLOCK
+from agentjax.models.lora import adapt, lora_specs, split_adapters
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.chips import parts_of
@@ -223,7 +224,10 @@ def plan_decoding(
   engine.validate("config.engine")
   home = make_homes(engine, devices)[0]
   programs = programs_of_lane(experiment.model, engine, None, home.mesh)
-  state, params, plan = programs.abstract_arguments(home)
+  adapters, specs = None, models.param_specs(experiment.model)
+  if experiment.lora is not None:
+    _, adapters = split_adapters(adapt(specs, lora_specs(specs, experiment.lora), experiment.lora))
+  state, params, plan = programs.abstract_arguments(home, adapters)
   return _compile(
     programs.decode,
     (state, params, plan),

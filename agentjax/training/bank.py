@@ -17,7 +17,8 @@ from agentjax.trajectory.record import POLICY
 class PolicyBank:
   """Serves the policies that ``config.seats`` names; seats with the same settings share one.
 
-  Each policy has an engine of its own. Those on disk are loaded as it is made.
+  Each policy has an engine of its own, or with adapters its part of one that all share
+  (``evaluation.build_engines``). Those on disk are loaded as it is made.
 
   Args:
     parts: host-side parts of the run.
