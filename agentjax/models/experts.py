@@ -5,6 +5,7 @@ An expert id equal to the number of experts means none: nothing is computed, the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -70,10 +71,10 @@ def of_tokens(experts: Experts, how: Callable[[Array], Array]) -> Experts:
   def move(weight: Weight) -> Weight:
     if not isinstance(weight, Adapted) or weight.rows is None:
       return weight
-    return weight.replace(rows=how(weight.rows))
+    return dataclasses.replace(weight, rows=how(weight.rows))
 
   gate = None if experts.gate is None else move(experts.gate)
-  return experts.replace(up=move(experts.up), gate=gate, down=move(experts.down))
+  return dataclasses.replace(experts, up=move(experts.up), gate=gate, down=move(experts.down))
 
 
 def each_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Adapted:
   a: Weight  # [*inputs, rank]
   b: Weight  # [rank, *outputs]
   scale: float = flax.struct.field(pytree_node=False)
-  rows: Array | None = None  # [*lead, rank], lead being the first axes of x; None is one adapter
+  rows: Weight | None = None  # [*lead, rank], lead being the first axes of x; None is one adapter
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -57,7 +58,7 @@ class Adapted:
 
   def __getitem__(self, index: Any) -> Adapted:
     """Of some layers or experts of a stack."""
-    return self.replace(base=self.base[index], a=self.a[index], b=self.b[index])
+    return dataclasses.replace(self, base=self.base[index], a=self.a[index], b=self.b[index])
 
   def scaled(self, narrow: Float[Array, "*lead rank"]) -> Float[Array, "*lead rank"]:
     """What goes from A to B."""

@@ -143,7 +143,7 @@ class Shared:
   def for_rows(self, policies: Int[Array, " rows"]) -> Any:
     """Parameters for a batch whose first axis is ``rows``: each by the adapters of its policy."""
 
-    def place(weight: Any, *factors: Adapted | None) -> Any:
+    def place(weight: Any, *factors: Any) -> Any:
       if factors[0] is None:
         return weight
       rank = factors[0].a.shape[-1]
