@@ -104,7 +104,7 @@ class Scheduler:
         home=home,
         vocab_limit=vocab_limit,
         store=self.store,
-        shared=policies > 1,
+        by_policy=policies > 1,
       )
       for home in make_homes(config, devices)
     ]

@@ -57,7 +57,7 @@ class SlotEngine:
     home: where everything lives; None is that of the first lane on the local devices.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     store: counts what is read; shared by the lanes of an engine.
-    shared: several policies have adapters of their own over one base.
+    by_policy: several policies have adapters of their own over one base.
 
   Attributes:
     policies: int [slots], whose adapters each slot runs with.
@@ -74,7 +74,7 @@ class SlotEngine:
     home: Home | None = None,
     vocab_limit: int | None = None,
     store: Store | None = None,
-    shared: bool = False,
+    by_policy: bool = False,
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
@@ -112,7 +112,7 @@ class SlotEngine:
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
     self.slots = self.programs.slots
     self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
-    self._shared = shared
+    self._by_policy = by_policy
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self._grammars: GrammarTable | None = None
     if config.grammar_states:
@@ -260,7 +260,7 @@ class SlotEngine:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
-    if self._shared:
+    if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
@@ -288,7 +288,7 @@ class SlotEngine:
     for row, (slot, ids) in enumerate(items):
       slots[row], counts[row] = slot, len(ids)
       token_ids[row, : len(ids)] = ids
-    policies = self.policies[np.minimum(slots, self.slots - 1)] if self._shared else None
+    policies = self.policies[np.minimum(slots, self.slots - 1)] if self._by_policy else None
     return slots, token_ids, counts, policies
 
   def _place(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
