@@ -60,6 +60,7 @@ class ContextState:
 
   Attributes:
     priority: the first among those that wait gets a slot first.
+    policy: number of the one that it is a conversation with.
     held: tokens in the slot, or in ``base``.
     pending: what it has still to take in.
     base: what it is without a slot; None is empty.
@@ -76,8 +77,8 @@ class ContextState:
     experts: of the tokens held, where they are recorded.
   """
 
-  def __init__(self, priority: tuple[int, ...]) -> None:
-    self.priority = priority
+  def __init__(self, priority: tuple[int, ...], policy: int = 0) -> None:
+    self.priority, self.policy = priority, policy
     self.held = 0
     self.pending: collections.deque[Run] = collections.deque()
     self.base: Snapshot | None = None
@@ -146,7 +147,7 @@ class ContextState:
 
   def fork(self, base: Snapshot | None, origin: np.ndarray | None) -> ContextState:
     """Another that goes on from here, without a slot."""
-    twin = ContextState(self.priority)
+    twin = ContextState(self.priority, self.policy)
     twin.base, twin.origin, twin.held = base, origin, self.held
     twin.version, twin.newest = self.version, self.newest
     twin.ids, twin.experts = Ledger(self.ids.parts), Ledger(self.experts.parts)

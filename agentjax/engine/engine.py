@@ -5,6 +5,7 @@ Host programs hold a ``Context`` each; ``engine.scheduler`` gives them slots on 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import jax
@@ -37,11 +38,14 @@ class Prefix:
     snapshot: what a slot that holds it is; None once it was released.
     ids: tokens of the prompt, and its images (see ``prefix_cache.ImageKeys``).
     experts: see ``Context.experts``.
+    policy: number of the one that it is a prompt of.
   """
 
-  def __init__(self, snapshot: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
+  def __init__(
+    self, snapshot: Snapshot, ids: np.ndarray, experts: np.ndarray | None, policy: int
+  ) -> None:
     self.snapshot: Snapshot | None = snapshot
-    self.ids, self.experts = ids, experts
+    self.ids, self.experts, self.policy = ids, experts, policy
 
   def __len__(self) -> int:
     return len(self.ids)
@@ -151,6 +155,11 @@ class Engine:
     decode: ids to text, for stop strings.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     devices: lane i lives on device i modulo their number; None is all local devices.
+    policies: how many share its slots, with adapters of their own over one base (``lora.adapt``);
+      this is the first of them, and ``others`` are the rest.
+
+  Attributes:
+    others: engines like this one, each for another policy.
   """
 
   def __init__(
@@ -161,10 +170,17 @@ class Engine:
     decode: Decode | None = None,
     vocab_limit: int | None = None,
     devices: Sequence[jax.Device] | None = None,
+    policies: int = 1,
   ) -> None:
     self.decode = decode
-    self.scheduler = Scheduler(model_config, config, vocab_limit, devices)
+    self.scheduler = Scheduler(model_config, config, vocab_limit, devices, policies)
     self.model_config, self.config = self.scheduler.model_config, self.scheduler.config
+    self._policy = 0
+    self.others: tuple[Engine, ...] = ()
+    for policy in range(1, policies):
+      other = copy.copy(self)
+      other._policy, other.others = policy, ()
+      self.others += (other,)
 
   @property
   def stats(self) -> EngineStats:
@@ -185,7 +201,7 @@ class Engine:
   @property
   def version(self) -> int:
     """Version of the weights in use; -1 before the first ``publish``."""
-    return self.scheduler.version
+    return self.scheduler.version(self._policy)
 
   def publish(self, params: Params, version: int) -> None:
     """Takes a copy of new training parameters, from the next dispatch on.
@@ -197,7 +213,7 @@ class Engine:
     Any thread may call this while programs sample, one call at a time: a cycle takes the weights
     once, when it is planned, and its tokens carry their version.
     """
-    self.scheduler.publish(params, version)
+    self.scheduler.publish(params, version, self._policy)
 
   async def release_weights(self) -> None:
     """Frees the memory of the weights, once no call is under way, until the next ``publish``.
@@ -243,13 +259,17 @@ class Engine:
     finally:
       self.scheduler.drop(state, "it was a prefill")
     assert snapshot is not None
-    return Prefix(snapshot, ids, state.experts.array())
+    return Prefix(snapshot, ids, state.experts.array(), self._policy)
 
   async def open(self, prefix: Prefix, *, priority: tuple[int, ...] = ()) -> Context:
     """A context that begins with ``prefix``. Lower priority tuples get slots first."""
     if prefix.snapshot is None:
       raise EngineError("the prefix was released.")
-    state = self.scheduler.new_context(priority)
+    if prefix.policy != self._policy:
+      raise EngineError(
+        "the prefix is of another policy; allowed: open it by that policy's engine."
+      )
+    state = self.scheduler.new_context(priority, self._policy)
     state.begin_with(prefix.snapshot, prefix.ids, prefix.experts)
     return Context(self, state)
 
@@ -264,7 +284,7 @@ class Engine:
 
     ``images`` as in ``Context.extend``.
     """
-    context = Context(self, self.scheduler.new_context(priority))
+    context = Context(self, self.scheduler.new_context(priority, self._policy))
     await context.extend(token_ids, images=images)
     return context
 
@@ -273,5 +293,5 @@ class Engine:
     return self.scheduler.lanes[0].slots.executables()
 
   def close(self) -> None:
-    """Ends the threads. Calls under way fail."""
+    """Ends the threads, of all policies that share them. Calls under way fail."""
     self.scheduler.close()

@@ -7,7 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class Cycle:
   gone: list[int]  # slots whose contexts ended
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
   rounds: list[Round] = dataclasses.field(default_factory=list)
+  policies: dict[int, int] = dataclasses.field(default_factory=dict)  # by slot, of the placements
   running: dict[int, ContextState] = dataclasses.field(default_factory=dict)  # by slot, of the runs
   decoding: list[tuple[int, Job]] = dataclasses.field(default_factory=list)
   plan: DecodePlan | None = None
@@ -184,7 +185,7 @@ class _Supply:
 class Lane:
   """A block of slots with a thread of its own. All but ``execute`` runs in the event loop."""
 
-  def __init__(self, slots: SlotEngine, index: int, known: PrefixCache) -> None:
+  def __init__(self, slots: SlotEngine, index: int, known: Sequence[PrefixCache]) -> None:
     self.slots = slots
     self.free = list(range(slots.slots))[::-1]
     self.jobs: dict[int, Job] = {}
@@ -217,7 +218,7 @@ class Lane:
       if not job.placed:
         if remembering or job.context.parking:
           continue
-        start = self._start_of(job.context, weights.version)
+        start = self._start_of(job.context, weights.versions[job.context.policy])
         if not self._reaches(start.base):
           continue
       if not self._make_way(cycle, supply, queue[i:], start):
@@ -225,6 +226,7 @@ class Lane:
       if start is not None:
         base = self._begin(job.context, start, cycle)
         arrivals.setdefault(id(base), (base, []))[1].append(slot)
+        cycle.policies[slot] = job.context.policy
         job.context.placed()
         job.placed = True
       ready.append((slot, job))
@@ -321,6 +323,8 @@ class Lane:
     read = [(item, slots.leave(item.slot)) for item in cycle.evictions]
     for slot in cycle.gone:
       slots.release(slot)
+    for slot, policy in cycle.policies.items():
+      slots.policies[slot] = policy
     for snapshot, targets in cycle.placements:
       slots.place(snapshot, targets)
     routed = []
@@ -346,7 +350,7 @@ class Lane:
         continue
       log_probs = outcome.chunk.behaviour_log_probs[slot, : int(outcome.chunk.counts[slot])]
       if np.isfinite(log_probs).all():
-        self._read(slot, job, outcome.chunk, cycle.weights.version)
+        self._read(slot, job, outcome.chunk, cycle.weights.versions[job.context.policy])
       else:
         broken.append(job.context)
     return broken
@@ -363,7 +367,7 @@ class Lane:
     """Lets others begin where ``context`` was after ``ids``."""
     experts = context.experts.array()
     kept = None if experts is None else experts[: len(ids)]
-    self._known.insert(ids, Entry(snapshot, kept, fresh))
+    self._known[context.policy].insert(ids, Entry(snapshot, kept, fresh))
 
   def _start_of(self, context: ContextState, version: int) -> _Start:
     """Where a context starts from.
@@ -376,9 +380,9 @@ class Lane:
       return _Start(base)
     if not again and (context.held or not context.extends_next):
       return _Start(None)
-    run = origin if again else context.pending[0].ids
+    run, known = origin if again else context.pending[0].ids, self._known[context.policy]
     assert run is not None
-    found = self._known.find(run) if self._known.version == version else None
+    found = known.find(run) if known.version == version else None
     if found is None:
       return _Start(None, None, again)
     return _Start(self.slots.cut(found[1].snapshot, found[0]), found, again)
@@ -424,7 +428,7 @@ class Lane:
           budget -= next(b for b in config.extend_buckets if b >= len(ids))
           part.runs.append((slot, token_ids(ids)))
           cycle.running[slot] = context
-          context.take(ids, cycle.weights.version)
+          context.take(ids, cycle.weights.versions[context.policy])
           if not context.pending or context.extends_next:
             self._plan_boundary(part, supply, slot, context)
             left.append((slot, job))

@@ -21,6 +21,7 @@ from agentjax.engine.speculation import written
 from agentjax.models import ModelConfig
 from agentjax.models.attend import CACHE_BLOCK
 from agentjax.models.exact import padded_length
+from agentjax.models.lora import join_adapters
 from agentjax.models.pages import Paged, is_paged, read_places, write_places
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
@@ -222,10 +223,13 @@ class Programs:
     axes = (split,) if isinstance(split, str) else tuple(split)
     return _Group(dtype, axes, math.prod(self.mesh.shape[axis] for axis in axes))
 
-  def abstract_arguments(self, home: Home) -> tuple[DeviceState, models.DecodeParams, DecodePlan]:
+  def abstract_arguments(
+    self, home: Home, adapters: Any = None
+  ) -> tuple[DeviceState, models.DecodeParams, DecodePlan]:
     """Shapes, dtypes and places of what ``decode`` takes, for compilation without data.
 
-    ``home`` may be of devices that are only described.
+    ``home`` may be of devices that are only described. ``adapters``, specs as from
+    ``split_adapters``, are beside the weights.
     """
 
     def placed(x: Any, spec: jax.P) -> jax.ShapeDtypeStruct:
@@ -233,22 +237,30 @@ class Programs:
 
     leaves, tree = jax.tree.flatten(jax.eval_shape(self._initial))
     state = jax.tree.unflatten(tree, map(placed, leaves, self._specs))
-    shapes = models.abstract(self._params_specs())
-    specs = self.params_spec or jax.tree.map(lambda _: jax.P(), shapes)
-    params = jax.tree.map(placed, shapes, specs)
+
+    def laid_out(adapters: Any) -> Any:
+      shapes = models.abstract(self._params_specs(adapters))
+      whole = jax.tree.map(lambda _: jax.P(), shapes)
+      return jax.tree.map(
+        placed, shapes, whole if self.mesh is None else self.placed_spec(adapters)
+      )
+
+    params = laid_out(None)
+    if adapters is not None:
+      params = join_adapters(params, laid_out(adapters))
     config = self._config
     plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.entries)
-    given = [None if isinstance(v, dict) else placed(v, jax.P()) for v in plan]
+    given = [None if v is None or isinstance(v, dict) else placed(v, jax.P()) for v in plan]
     return state, params, DecodePlan(*given)._replace(grammars={})
 
-  def abstract_extension(self, home: Home, tokens: int) -> tuple[Any, ...]:
+  def abstract_extension(self, home: Home, tokens: int, adapters: Any = None) -> tuple[Any, ...]:
     """The same of what ``extend[tokens]`` takes."""
     rows, whole = self.extend_rows[tokens], home.sharding(jax.P())
     given = [
       jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
-      for shape in ((rows,), (rows, tokens), (rows,))
+      for shape in ((rows,), (rows, tokens), (rows,), (self.slots, self.entries))
     ]
-    return *self.abstract_arguments(home)[:2], *given
+    return *self.abstract_arguments(home, adapters)[:2], *given
 
   def _initial(self) -> DeviceState:
     leaves, tree = jax.tree.flatten(jax.eval_shape(self._empty))
@@ -304,12 +316,16 @@ class Programs:
     token_ids: Array,
     counts: Array,
     table: Array,
+    policies: Array | None = None,
   ) -> tuple[DeviceState, Array | None]:
     """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot.
+
+    ``policies`` are those of the rows, where there are several (``lora.Shared``).
 
     Beside the state, what the routers chose, [rows, tokens, routers, choices], where recorded.
     """
     device = self._with_table(device, table)
+    params = params if policies is None else params.for_rows(policies)
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
     history, mtp_cache = device.history, device.mtp_cache
@@ -434,6 +450,7 @@ class Programs:
   def _decode(
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
+    params = params if plan.policies is None else params.for_rows(plan.policies)
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_table(device, plan.table)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from agentjax.engine.home import Home, lanes_mesh
 from agentjax.engine.programs import Programs
 from agentjax.models import DecodeParams, Params
-from agentjax.models.lora import join_adapters, split_adapters
+from agentjax.models.lora import Shared, join_adapters, split_adapters
 from agentjax.sharding import dispatching, fingerprint, in_order
 
 
@@ -22,8 +23,9 @@ from agentjax.sharding import dispatching, fingerprint, in_order
 class Weights:
   """Published parameters where a lane lives."""
 
-  params: DecodeParams
-  version: int
+  params: DecodeParams | Shared  # the second where several policies share a base
+  versions: tuple[int, ...]  # of each policy; -1 before its first publication
+  publications: tuple[int, ...]  # how often each was published, its base included
 
 
 class PublishError(RuntimeError):
@@ -34,7 +36,8 @@ class Publisher:
   """Lays training parameters out for lanes: cast first, then moved, shard to shard.
 
   Adapters stay beside their weights. While these keep the fingerprint that they were sent with,
-  the adapters alone are sent.
+  the adapters alone are sent. Several policies with adapters share them; one that was not published
+  yet has adapters of zero.
 
   Where the lanes of all processes live on the devices that train, each on its own, one compiled
   program moves everything. Lanes on other devices are sent their shards by ``jax.device_put``. No
@@ -42,28 +45,31 @@ class Publisher:
 
   Args:
     programs: of each home; all meshes have one shape.
+    policies: how many there are.
 
   Attributes:
     nbytes: laid out by the last call, over all homes: all copies, but not what was there already.
     seconds: wall seconds that it took.
   """
 
-  def __init__(self, programs: dict[Home, Programs]) -> None:
+  def __init__(self, programs: dict[Home, Programs], policies: int = 1) -> None:
     self._homes = list(programs)
     self._programs = next(iter(programs.values()))
     self._split = self._programs.mesh is not None
+    self._versions, self._publications = [-1] * policies, [0] * policies
+    self._adapters: list[dict[Home, Any] | None] = [None] * policies
     self._tree: Any = None  # structure of what was published
     self._sent: tuple[str, dict[Home, DecodeParams]] | None = None  # what adapters are added to
     self.nbytes, self.seconds = 0, 0.0
 
-  def __call__(self, params: Params, version: int) -> dict[Home, Weights]:
+  def __call__(self, params: Params, version: int, policy: int = 0) -> dict[Home, Weights]:
     """Copies of training parameters, however they are sharded, for every home.
 
-    Where arrays span processes, all processes must call this together.
+    Where arrays span processes, all processes must call this together. ``policy`` is its number.
 
     Raises:
       PublishError: a copy on a mesh is not what was sent, to the bit; or other arrays have adapters
-        than before, for which nothing is compiled.
+        than before, or none where policies share a base, for which nothing is compiled.
     """
     start, programs, self.nbytes = time.perf_counter(), self._programs, 0
     tree = jax.tree.structure(params)
@@ -72,8 +78,12 @@ class Publisher:
         "other arrays of these weights have adapters than of those before; allowed: an engine for "
         "each config.lora."
       )
-    self._tree = tree
     base, adapters = split_adapters(params)
+    if len(self._versions) > 1 and adapters is None:
+      raise PublishError(
+        f"{len(self._versions)} policies share this engine, and these weights have no adapters; "
+        "allowed: config.lora, or an engine for each policy."
+      )
     with dispatching():
       if adapters is None:
         self._sent, copies = None, self._send(programs.prepare(base), programs.params_spec)
@@ -81,11 +91,25 @@ class Publisher:
         mark = fingerprint(base)
         if self._sent is None or self._sent[0] != mark:
           self._sent = mark, self._send(programs.prepare(base), programs.params_spec)
+          self._publications = [count + 1 for count in self._publications]
         spec = programs.placed_spec(adapters) if self._split else None
         changed = self._send(programs.prepare_adapters(adapters), spec)
-        copies = {home: join_adapters(w, changed[home]) for home, w in self._sent[1].items()}
+        self._adapters[policy] = changed
+        copies = {home: self._join(home, w) for home, w in self._sent[1].items()}
+    self._tree, self._versions[policy] = tree, version
+    self._publications[policy] += 1
     self.seconds = time.perf_counter() - start
-    return {home: Weights(copy, version) for home, copy in copies.items()}
+    counted = tuple(self._versions), tuple(self._publications)
+    return {home: Weights(copy, *counted) for home, copy in copies.items()}
+
+  def _join(self, home: Home, base: DecodeParams) -> DecodeParams | Shared:
+    """The base with the adapters of all policies."""
+    every = [None if of is None else of[home] for of in self._adapters]
+    if len(every) == 1:
+      return join_adapters(base, every[0])
+    some = next(of for of in every if of is not None)
+    empty = jax.tree.map(lambda w: jnp.zeros_like(w, device=w.sharding), some)
+    return Shared(base, tuple(empty if of is None else of for of in every))
 
   def _send(self, prepared: Any, spec: Any) -> dict[Home, Any]:
     """Copies of arrays for every home, split by a tree of specs."""

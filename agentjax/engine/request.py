@@ -143,6 +143,7 @@ class DecodePlan(NamedTuple):
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
   table: Array  # int32 [slots, entries], pages of each slot
+  policies: Array | None = None  # int32 [slots], whose adapters; None where all are of one policy
 
   @classmethod
   def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int, entries: int) -> DecodePlan:

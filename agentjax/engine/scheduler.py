@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import jax
 
+from agentjax.config import check
 from agentjax.engine.config import EngineConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.home import Home, make_homes
@@ -69,14 +70,14 @@ class Scheduler:
   Attributes:
     lanes: the slots, in blocks.
     store: what contexts without a slot are kept in.
-    known: prefixes that contexts may begin with.
+    known: prefixes that contexts may begin with, by policy.
     image_keys: of the images in them.
     stats: totals.
 
   Args:
     model_config: of the parameters to be published.
     config: sizes.
-    vocab_limit, devices: see ``Engine``.
+    vocab_limit, devices, policies: see ``Engine``.
   """
 
   def __init__(
@@ -85,8 +86,15 @@ class Scheduler:
     config: EngineConfig,
     vocab_limit: int | None,
     devices: Sequence[jax.Device] | None,
+    policies: int = 1,
   ) -> None:
     config.validate("engine")
+    check(
+      policies == 1 or config.mesh.expert == 1,
+      "engine.mesh.expert",
+      config.mesh.expert,
+      f"1 where {policies} policies share an engine: experts on other devices get no adapters",
+    )
     self.stats = EngineStats()
     self.store = make_store(config)
     slots = [
@@ -96,21 +104,25 @@ class Scheduler:
         home=home,
         vocab_limit=vocab_limit,
         store=self.store,
+        by_policy=policies > 1,
       )
       for home in make_homes(config, devices)
     ]
-    self.known = PrefixCache(
-      config.extend_buckets[-1],
-      any_history=config.prefix_reuse == "turns",
-      attention_only=slots[0].programs.attention_only,
+    self.known = tuple(
+      PrefixCache(
+        config.extend_buckets[-1],
+        any_history=config.prefix_reuse == "turns",
+        attention_only=slots[0].programs.attention_only,
+      )
+      for _ in range(policies)
     )
     self.image_keys = ImageKeys()
     self.lanes = [Lane(engine, i, self.known) for i, engine in enumerate(slots)]
     self.model_config = self.lanes[0].slots.model_config
     self.config = self.lanes[0].slots.config
-    self._publisher = Publisher({engine.home: engine.programs for engine in slots})
+    self._publisher = Publisher({engine.home: engine.programs for engine in slots}, policies)
     self._weights: dict[Home, Weights] = {}
-    self._known_of = self._weights  # what the known prefixes were made with
+    self._known_of = (0,) * policies  # publications that the known prefixes were made with
     self._queue: list[tuple[tuple[int, ...], int, Job]] = []
     self._submitted = 0
     self._error: Exception | None = None
@@ -130,18 +142,17 @@ class Scheduler:
     """Calls that wait for a slot."""
     return sum(not job.over for _, _, job in self._queue)
 
-  @property
-  def version(self) -> int:
-    """Version of the weights in use; -1 before the first ``publish``."""
-    return next((w.version for w in self._weights.values()), -1)
+  def version(self, policy: int) -> int:
+    """Version of a policy's weights in use; -1 before the first ``publish``."""
+    return next((w.versions[policy] for w in self._weights.values()), -1)
 
-  def new_context(self, priority: tuple[int, ...]) -> ContextState:
+  def new_context(self, priority: tuple[int, ...], policy: int) -> ContextState:
     """An empty one."""
-    return ContextState(priority)
+    return ContextState(priority, policy)
 
-  def publish(self, params: Params, version: int) -> None:
+  def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
-    weights = self._publisher(params, version)
+    weights = self._publisher(params, version, policy)
     self.stats.publications += 1
     self.stats.published_bytes += self._publisher.nbytes
     self.stats.publish_seconds += self._publisher.seconds
@@ -166,7 +177,8 @@ class Scheduler:
     for lane in self.lanes:
       lane.thread.shutdown(wait=True)
       lane.evictions.clear()
-    self.known.clear(-1)
+    for known in self.known:
+      known.clear(-1)
 
   async def run(self, context: ContextState, generation: Generation | None) -> Snapshot | None:
     """Waits until a call is done; a cancelled wait gives the slot back at once.
@@ -177,7 +189,7 @@ class Scheduler:
     """
     if self._error is not None:
       raise EngineError(f"the engine stopped: {self._error}") from self._error
-    if not self._weights:
+    if self.version(context.policy) < 0:
       raise EngineError("no weights yet: call publish(params, version) first.")
     limit = self.config.max_waiting
     if limit and context.home is None and self.waiting >= limit:
@@ -261,7 +273,7 @@ class Scheduler:
     programs = self.lanes[0].slots.programs
     needed = programs.state_bytes + programs.pages_of(context.held) * programs.block_bytes
     while not self.store.room_for(needed):
-      if not self.known.evict():
+      if not any(known.evict() for known in self.known):
         return False
     return True
 
@@ -283,7 +295,7 @@ class Scheduler:
   def remember(self, context: ContextState) -> None:
     """Keeps what a closing context holds in its slot for those that begin alike."""
     ids = context.ids.array()
-    if context.home is None or context.version != self.version or ids is None:
+    if context.home is None or context.version != self.version(context.policy) or ids is None:
       return
     if len(ids) != context.held or not self._make_room(context):
       return
@@ -310,9 +322,11 @@ class Scheduler:
         if not every:
           return  # released; what is to be remembered waits
         weights = every[lane.slots.home]
-        if self._known_of is not every:
-          self.known.clear(weights.version)
-          self._known_of = every
+        counts = zip(weights.publications, self._known_of, strict=True)
+        for policy, (now, then) in enumerate(counts):
+          if now != then:
+            self.known[policy].clear(weights.versions[policy])
+        self._known_of = weights.publications
         cycle = lane.plan(weights)
         self._wake_others(lane)
         if cycle is None:

@@ -62,8 +62,10 @@ class SlotEngine:
     home: where everything lives; None is that of the first lane on the local devices.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     store: counts what is read; shared by the lanes of an engine.
+    by_policy: several policies have adapters of their own over one base.
 
   Attributes:
+    policies: int [slots], whose adapters each slot runs with.
     lengths: int [slots], tokens each slot holds.
     pools: the pages of each way.
     warm: every program was compiled; one more would be a fault.
@@ -78,6 +80,7 @@ class SlotEngine:
     home: Home | None = None,
     vocab_limit: int | None = None,
     store: Store | None = None,
+    by_policy: bool = False,
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
@@ -114,7 +117,8 @@ class SlotEngine:
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
     self.slots = self.programs.slots
-    self.lengths = np.zeros(self.slots, np.int64)
+    self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
+    self._by_policy = by_policy
     count = self.programs.pages
     self.pools = [Pages(way * count, count) for way in range(self.programs.ways)]
     self._shared: list[list[Stored]] = [[] for _ in range(self.slots)]
@@ -175,7 +179,7 @@ class SlotEngine:
       self._read_pages([])
     for tokens, rows in self.programs.extend_rows.items():
       empty = self._rows([], rows, tokens)
-      self._state, _ = self.programs.extend[tokens](self._state, params, *empty, self._table.copy())
+      self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
     self.decode(self.idle_plan())
     self.warm = True
 
@@ -302,9 +306,9 @@ class SlotEngine:
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
-          given = self._rows(part, rows, bucket)
           self._grow((slot, int(self.lengths[slot]) + len(ids)) for slot, ids in part)
-          self._state, experts = program(self._state, params, *given, self._table.copy())
+          given = self._rows(part, rows, bucket)
+          self._state, experts = program(self._state, params, *given)
           self._count(program)
           for row, (slot, ids) in enumerate(part):
             if experts is not None:
@@ -330,6 +334,8 @@ class SlotEngine:
       plan = plan._replace(grammars=masks)
     self._grow((s, int(self.lengths[s] + plan.budget[s])) for s in np.flatnonzero(plan.budget))
     plan = plan._replace(table=self._table.copy())
+    if self._by_policy:
+      plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
     chunk = jax.device_get(chunk)
@@ -353,15 +359,17 @@ class SlotEngine:
 
   def _rows(
     self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slots [rows], right-padded ids [rows, tokens] and counts [rows] of one dispatch."""
+  ) -> tuple[np.ndarray | None, ...]:
+    """What ``extend`` takes: slots [rows], right-padded ids [rows, tokens], counts [rows], the table
+    of pages and policies [rows]."""
     slots = np.full(rows, self.slots, np.int32)
     token_ids = np.zeros((rows, tokens), np.int32)
     counts = np.zeros(rows, np.int32)
     for row, (slot, ids) in enumerate(items):
       slots[row], counts[row] = slot, len(ids)
       token_ids[row, : len(ids)] = ids
-    return slots, token_ids, counts
+    policies = self.policies[np.minimum(slots, self.slots - 1)] if self._by_policy else None
+    return slots, token_ids, counts, self._table.copy(), policies
 
   def _place_state(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)
@@ -426,7 +434,7 @@ class SlotEngine:
     return stored
 
   def _snapshot(self, slot: int, blocks: Iterable[Stored]) -> Snapshot:
-    version = -1 if self._weights is None else self._weights.version
+    version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
     state = self.store.add(self._read_state(slot))
     return Snapshot(state, tuple(blocks), int(self.lengths[slot]), version)
 

@@ -100,8 +100,8 @@ def prepare_decode_params(
       return None
     if isinstance(w, Adapted):
       factors = adapter_spec(spec, w.a.shape[-1])
-      return w.replace(
-        base=prepare(spec, w.base), a=prepare(factors.a, w.a), b=prepare(factors.b, w.b)
+      return dataclasses.replace(
+        w, base=prepare(spec, w.base), a=prepare(factors.a, w.a), b=prepare(factors.b, w.b)
       )
     own = w if spec.wide else w.astype(config.dtype)
     more = [(0, n - m) for m, n in zip(spec.shape, _filled(spec, mesh), strict=True)]
@@ -125,7 +125,7 @@ def decode_specs(
       return None
     if isinstance(w, Adapted):
       factors = adapter_spec(spec, w.a.shape[-1])
-      return w.replace(a=prepare(factors.a, w.a), b=prepare(factors.b, w.b))
+      return dataclasses.replace(w, a=prepare(factors.a, w.a), b=prepare(factors.b, w.b))
     dtype = spec.dtype if spec.wide else config.compute_dtype
     return dataclasses.replace(spec, dtype=dtype, shape=_filled(spec, mesh))
 

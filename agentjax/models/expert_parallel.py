@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
-from agentjax.models.experts import Experts, each_row, permute, weighted_sum
+from agentjax.models.experts import Experts, each_row, of_tokens, permute, weighted_sum
 from agentjax.models.linear import Adapted
 from agentjax.models.spec import Weight
 from agentjax.sharding import LOGICAL_AXES, constrain
@@ -58,7 +58,8 @@ def sharded_sum(
     The sums, laid out as x; float32 scalar, the choices of all devices that were left out.
 
   Raises:
-    ValueError: rows or time that the mesh does not divide.
+    ValueError: rows or time that the mesh does not divide. Adapters of several policies travel to
+      no other device: the engine refuses them where the ``expert`` axis has several.
   """
   rows = [v.reshape(v.shape[0], -1, v.shape[-1]) for v in (x, ids, gates)]
   rows[0] = constrain(rows[0], ("batch", "time", "stream"), name="the input of the experts")
@@ -86,6 +87,7 @@ def _split(weight: Weight, spec: PartitionSpec) -> Any:
     base=spec,
     a=PartitionSpec(*spec[:2], None),
     b=PartitionSpec(spec[0], None, spec[2]),
+    rows=None if weight.rows is None else PartitionSpec(LOGICAL_AXES["batch"], None),
   )
 
 
@@ -113,6 +115,7 @@ def _local_sum(
     down=gather(experts.down, 2),
   )
   tokens = x.reshape(-1, x.shape[-1])
+  experts = of_tokens(experts, lambda own: jnp.repeat(own, len(tokens) // len(own), axis=0))
   tokens = jax.lax.pcast(tokens, _SUMMED, to="varying")
   ids, gates = (v.reshape(tokens.shape[0], -1) for v in (ids, gates))
   if jax.lax.axis_size(_OWNERS) == 1:

@@ -5,6 +5,7 @@ An expert id equal to the number of experts means none: nothing is computed, the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -62,6 +63,18 @@ def weighted_sum(
     tpu=functools.partial(_sum_of_rows, _ragged),
     default=in_blocks,
   )
+
+
+def of_tokens(experts: Experts, how: Callable[[Array], Array]) -> Experts:
+  """The experts for other rows: ``how`` makes their ``Adapted.rows`` of those before."""
+
+  def move(weight: Weight) -> Weight:
+    if not isinstance(weight, Adapted) or weight.rows is None:
+      return weight
+    return dataclasses.replace(weight, rows=how(weight.rows))
+
+  gate = None if experts.gate is None else move(experts.gate)
+  return dataclasses.replace(experts, up=move(experts.up), gate=gate, down=move(experts.down))
 
 
 def each_row(
@@ -129,7 +142,8 @@ def _sum_of_rows(
   ids: Array,
   gates: Array,
 ) -> Array:
-  rows = jnp.repeat(tokens, ids.shape[1], axis=0)
+  repeat = functools.partial(jnp.repeat, repeats=ids.shape[1], axis=0)
+  rows, experts = repeat(tokens), of_tokens(experts, repeat)
   out = run(experts, rows, ids.reshape(-1)).reshape(*ids.shape, -1)
   return jnp.sum(out * gates[..., None].astype(tokens.dtype), axis=1)
 
@@ -144,6 +158,7 @@ def _ragged(experts: Experts, rows: Array, ids: Array) -> Array:
   visits = (jnp.arange(order.size) < ends[-1])[:, None]
   product = functools.partial(_grouped, sizes=sizes)
   inputs = jnp.where(visits, permute(rows, order, place), 0)
+  experts = of_tokens(experts, lambda own: own[order])
   gate = None if experts.gate is None else product(inputs, experts.gate)
   hidden = activate(product(inputs, experts.up), gate, experts.activation)
   hidden = jnp.where(visits, hidden, 0)
@@ -236,6 +251,10 @@ def _in_blocks(experts: Experts, rows: Array, ids: Array, block: int) -> Array:
     jnp.searchsorted(last_block, jnp.arange(blocks), side="right"), num_experts - 1
   )
   inputs = permute(rows, source, place).reshape(blocks, block, -1)
+  experts = of_tokens(
+    experts,
+    lambda own: own.at[source].get(mode="fill", fill_value=0).reshape(blocks, block, -1),
+  )
   gate = None if experts.gate is None else batched(inputs, experts.gate[expert])
   hidden = activate(batched(inputs, experts.up[expert]), gate, experts.activation)
   out = batched(hidden, experts.down[expert]).reshape(blocks * block, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Callable
@@ -34,12 +35,17 @@ class Adapted:
   The products of this module apply it as ``x W + scale (x A) B``: no array of the shape of W is
   made, neither a sum of both nor a gradient. Stacks of layers and experts stand before the axes
   below, in all three alike.
+
+  Several adapters of one W stand one behind the other along ``rank``. Each row of x then passes all
+  of A, and ``rows`` is 1 where a column is of the row's own adapter and 0 elsewhere: on a matrix
+  unit that costs what one adapter does, as long as their ranks together are narrow.
   """
 
   base: Weight  # [*inputs, *outputs]
   a: Weight  # [*inputs, rank]
   b: Weight  # [rank, *outputs]
   scale: float = flax.struct.field(pytree_node=False)
+  rows: Weight | None = None  # [*lead, rank], lead being the first axes of x; None is one adapter
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -52,11 +58,16 @@ class Adapted:
 
   def __getitem__(self, index: Any) -> Adapted:
     """Of some layers or experts of a stack."""
-    return jax.tree.map(lambda w: w[index], self)
+    return dataclasses.replace(self, base=self.base[index], a=self.a[index], b=self.b[index])
 
   def scaled(self, narrow: Float[Array, "*lead rank"]) -> Float[Array, "*lead rank"]:
     """What goes from A to B."""
-    return narrow * jnp.asarray(self.scale, narrow.dtype)
+    narrow = narrow * jnp.asarray(self.scale, narrow.dtype)
+    if self.rows is None:
+      return narrow
+    lead, rank = self.rows.shape[:-1], self.rows.shape[-1]
+    between = (1,) * (narrow.ndim - self.rows.ndim)
+    return narrow * self.rows.astype(narrow.dtype).reshape(*lead, *between, rank)
 
   def __jax_array__(self) -> Array:
     raise TypeError(

@@ -11,6 +11,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int
 
 from agentjax.config import Config, ConfigError, PositiveFloat, PositiveInt, check
 from agentjax.models.linear import Adapted, precision
@@ -132,6 +133,32 @@ def join_adapters(base: Any, factors: Any) -> Any:
   return jax.tree.map(lambda w, f: w if f is None else f.replace(base=w), base, factors)
 
 
+@flax.struct.dataclass
+class Shared:
+  """Weights with adapters of several policies: each row of a batch is of one of these."""
+
+  base: Any
+  adapters: tuple[Any, ...]  # one a policy, from ``split_adapters``
+
+  def for_rows(self, policies: Int[Array, " rows"]) -> Any:
+    """Parameters for a batch whose first axis is ``rows``: each by the adapters of its policy."""
+
+    def place(weight: Any, *factors: Any) -> Any:
+      if factors[0] is None:
+        return weight
+      rank = factors[0].a.shape[-1]
+      own = policies[:, None] == jnp.arange(len(factors) * rank) // rank
+      return Adapted(
+        weight,
+        a=jnp.concatenate([f.a for f in factors], axis=-1),
+        b=jnp.concatenate([f.b for f in factors], axis=len(_stack(factors[0], weight.ndim))),
+        scale=factors[0].scale,
+        rows=own,
+      )
+
+    return jax.tree.map(place, self.base, *self.adapters)
+
+
 def _is_adapted(value: Any) -> bool:
   return isinstance(value, Adapted)
 
@@ -173,11 +200,15 @@ def adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
   )
 
 
+def _stack(adapter: Adapter | Adapted, ndim: int) -> tuple[int, ...]:
+  """The axes before a matrix of an array of ``ndim`` axes."""
+  return adapter.a.shape[: adapter.a.ndim + adapter.b.ndim - 2 - ndim]
+
+
 def _product(adapter: Adapter, ndim: int) -> Array:
   """``A B`` [*stack, inputs, outputs] for an array of ``ndim`` axes."""
   a, b = adapter.a, adapter.b
-  stack = a.shape[: a.ndim + b.ndim - 2 - ndim]
-  rank = a.shape[-1]
+  stack, rank = _stack(adapter, ndim), a.shape[-1]
   return jnp.matmul(
     a.reshape(*stack, -1, rank), b.reshape(*stack, rank, -1), precision=precision(a.dtype)
   )

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from agentjax.models.config import ModelConfig
 from agentjax.models.expert_parallel import sharded_sum
-from agentjax.models.experts import Experts, weighted_sum
+from agentjax.models.experts import Experts, of_tokens, weighted_sum
 from agentjax.models.linear import linear
 from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.spec import ParamSpec, Weight
@@ -168,6 +168,7 @@ def moe(
     out, dropped = sharded_sum(weights, inner, visits, routes.gates, config)
   else:
     tokens, ids, gates = (v.reshape(-1, v.shape[-1]) for v in (inner, visits, routes.gates))
+    weights = of_tokens(weights, lambda own: jnp.repeat(own, len(tokens) // len(own), axis=0))
     out = weighted_sum(weights, tokens, ids, gates, config.expert_block).reshape(inner.shape)
     dropped = jnp.zeros((), jnp.float32)
   if config.zero_experts:

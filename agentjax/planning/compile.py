@@ -20,6 +20,7 @@ from agentjax.engine import EngineConfig
 from agentjax.engine.home import Home, make_homes
 from agentjax.engine.programs import Programs, programs_of_lane
 from agentjax.engine.publish import lanes_everywhere, reordered, reshard_program
+from agentjax.models.lora import adapt, lora_specs, split_adapters
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
 from agentjax.planning.chips import parts_of
@@ -333,12 +334,14 @@ class LanePlans:
     model, config: of the lane alone.
     home: on devices of ``describe_lane``.
     capacity: bytes of memory of a device.
+    adapters: specs of those that lie beside the weights; None without ``config.lora``.
   """
 
   model: models.ModelConfig
   config: EngineConfig
   home: Home
   capacity: int
+  adapters: Any = None
 
   @classmethod
   def of(cls, experiment: Experiment, devices: Sequence[jax.Device], capacity: int) -> LanePlans:
@@ -350,7 +353,11 @@ class LanePlans:
     every = experiment.sampling_engine
     one = dataclasses.replace(every, slots=every.slots // every.lanes, lanes=1)
     one.validate("config.engine")
-    return cls(experiment.model, one.freeze(), make_homes(one, devices)[0], capacity)
+    adapters, lora = None, experiment.lora
+    if lora is not None:
+      specs = models.param_specs(experiment.model)
+      _, adapters = split_adapters(adapt(specs, lora_specs(specs, lora), lora))
+    return cls(experiment.model, one.freeze(), make_homes(one, devices)[0], capacity, adapters)
 
   @property
   def programs(self) -> Programs:
@@ -359,11 +366,12 @@ class LanePlans:
 
   def decode(self) -> Plan:
     """A dispatch: ``engine.chunk_tokens`` tokens for every slot; a trip is a block of the cache."""
-    return self._plan(self.programs.decode, self.programs.abstract_arguments(self.home))
+    arguments = self.programs.abstract_arguments(self.home, self.adapters)
+    return self._plan(self.programs.decode, arguments)
 
   def extend(self, tokens: int) -> Plan:
     """A dispatch of the bucket of so many tokens, with all its rows in use; trips likewise."""
-    arguments = self.programs.abstract_extension(self.home, tokens)
+    arguments = self.programs.abstract_extension(self.home, tokens, self.adapters)
     return self._plan(self.programs.extend[tokens], arguments)
 
   def memory(self) -> LaneMemory:
@@ -372,7 +380,7 @@ class LanePlans:
     doubled = {name: 2 * getattr(self.config, name) for name in room}
     more = dataclasses.replace(self, config=dataclasses.replace(self.config, **doubled).freeze())
     (state, params, _), (longer, _, _) = (
-      lane.programs.abstract_arguments(self.home) for lane in (self, more)
+      lane.programs.abstract_arguments(self.home, self.adapters) for lane in (self, more)
     )
     whole = self.programs.block_bytes / self.programs.block_tokens  # of a token, on all devices
     added = sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(longer))

@@ -17,7 +17,8 @@ from agentjax.trajectory.record import POLICY
 class PolicyBank:
   """Serves the policies that ``config.seats`` names; seats with the same settings share one.
 
-  Each policy has its own engine. Policies on disk are loaded when the bank is made.
+  Each policy has its own engine, or, with adapters, its part of one engine that all share
+  (``evaluation.build_engines``). Policies on disk are loaded when the bank is made.
 
   Args:
     parts: host-side parts of the run.

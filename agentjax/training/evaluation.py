@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from agentjax.rollout.evaluation import (
   play,
   summarise,
 )
-from agentjax.rollout.seat_config import trained_seats
+from agentjax.rollout.seat_config import SnapshotSeat, TrainedSeat, policy_names, trained_seats
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import write_trajectories
 from agentjax.sharding import make_mesh, shardings
@@ -48,15 +48,31 @@ from agentjax.training.state import Network, Weights, full_policy, network_specs
 from agentjax.trajectory.record import POLICY
 
 
-def build_engine(parts: Parts) -> Engine:
-  """The sampling engine of a run; it draws no id that the tokenizer does not have."""
+def build_engine(parts: Parts, policies: int = 1) -> Engine:
+  """A sampling engine of a run; it draws no id that the tokenizer does not have."""
   return Engine(
     parts.model,
     parts.experiment.sampling_engine,
     decode=parts.tokenizer.decode,
     vocab_limit=parts.tokenizer.vocab_size,
     devices=place(parts.experiment.devices).rollout,
+    policies=policies,
   )
+
+
+def build_engines(parts: Parts) -> tuple[Engine, Callable[[Parts], Engine]]:
+  """The engine of "policy", and what gives those of further policies of the run's model.
+
+  With adapters all share one engine, its slots and the weights that nobody changes.
+  """
+  seats = parts.experiment.seats
+  if parts.experiment.lora is None:
+    return build_engine(parts), build_engine
+  names = policy_names(seats)
+  own = {names[a] for a, seat in seats.items() if isinstance(seat, TrainedSeat | SnapshotSeat)}
+  engine = build_engine(parts, 1 + len(own))
+  others = iter(engine.others)
+  return engine, lambda _: next(others)
 
 
 class Evaluation:
@@ -192,9 +208,9 @@ def evaluate_checkpoint(
   with contextlib.ExitStack() as stack:
     runner = LoopThread()
     stack.callback(runner.close)
-    engine = build_engine(parts)
+    engine, further = build_engines(parts)
     stack.callback(engine.close)
-    bank = PolicyBank(parts, 0, build_engine)
+    bank = PolicyBank(parts, 0, further)
     stack.callback(bank.close)
     bank.publish(0, lambda name: policy if folder else load_snapshot(parts, path, name, policy))
     stack.callback(lambda: runner.run(parts.close()))

@@ -54,7 +54,7 @@ from agentjax.training.diagnostics import (
   collapse_metrics,
   mutual_information,
 )
-from agentjax.training.evaluation import Evaluation, build_engine
+from agentjax.training.evaluation import Evaluation, build_engines
 from agentjax.training.experiment import Experiment, own_names, resolve
 from agentjax.training.extended import ALL_PARTS, Extended, describe, use_recorded
 from agentjax.training.interrupt import Interrupt
@@ -281,8 +281,8 @@ class _Session:
         name,
       )
     self.runner = LoopThread()
-    self.engine = build_engine(self.parts)
-    self.bank = PolicyBank(self.parts, self.first_rl_step, build_engine)
+    self.engine, further = build_engines(self.parts)
+    self.bank = PolicyBank(self.parts, self.first_rl_step, further)
     self.interrupt = Interrupt()
     self.evaluations: dict[str, dict[str, float]] = {}
     self.evaluating: tuple[str, Evaluation] | None = None  # beside a step; "before", or ""
@@ -674,7 +674,8 @@ class _Session:
 
   def _published(self) -> dict[str, float]:
     """What this process's engines were sent since the latest row, GiB, and the seconds it took."""
-    before, stats = self.published, [e.stats for e in (self.engine, *self.bank.engines)]
+    before, engines = self.published, (self.engine, *self.bank.engines)
+    stats = {id(engine.stats): engine.stats for engine in engines}.values()  # some share one
     self.published = sum(s.published_bytes for s in stats), sum(s.publish_seconds for s in stats)
     sent, seconds = (now - then for now, then in zip(self.published, before, strict=True))
     return {"memory/published": sent / 2**30, "time/publish": seconds}

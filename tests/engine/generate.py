@@ -69,7 +69,7 @@ def generate(
     plan = engine.idle_plan()
     for slot, (_, generation) in running.items():
       generation.write(plan, slot, room(slot))
-    version, chunk = engine.weights.version, engine.decode(plan)
+    version, chunk = engine.weights.versions[0], engine.decode(plan)
     for slot, (address, generation) in list(running.items()):
       if generation.read(chunk, slot, room(slot), version, version):
         results[address] = generation.result()

@@ -18,7 +18,7 @@ import pytest
 from agentjax import models
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
 from agentjax.engine.publish import PublishError
-from agentjax.models.lora import LoraConfig, adapt, merge_lora, split_adapters
+from agentjax.models.lora import LoraConfig, adapt, lora_specs, merge_lora, split_adapters
 from tests.models.rows import TINY, draw, filled_adapters
 from tests.training.figures import free_address
 
@@ -129,6 +129,14 @@ def test_adapters_are_sent_alone_while_their_base_stays():
     positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
     scores = models.score_tokens(params, _ADAPTED, ids, np.ones_like(ids), positions)
     np.testing.assert_allclose(recorded, scores.log_probs[:, 3:], atol=2e-5)
+  (lane,) = engine.scheduler.lanes
+  specs = models.param_specs(_ADAPTED)
+  _, adapters = split_adapters(adapt(specs, lora_specs(specs, _LORA), _LORA))
+  _, planned, _ = lane.slots.programs.abstract_arguments(lane.slots.home, adapters)
+  params = lane.slots.weights.params
+  jax.tree.map(
+    lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(), planned, params
+  )
   moved = jax.tree.map(lambda w: w * 1.5, every[1])
   engine.publish(moved, 2)
   assert engine.stats.published_bytes == 2 * whole + adapter_bytes, "another base is sent again"

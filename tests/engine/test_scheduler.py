@@ -562,12 +562,12 @@ def test_known_prefixes_make_way_for_parked_contexts(make_engine):
   async def main():
     for i in range(3):
       (await engine.prefill([i + 1] * 9)).release()
-    known = len(engine.scheduler.known)
+    known = len(engine.scheduler.known[0])
     found = await asyncio.gather(*(episode(engine, i) for i in range(9)))
     return known, found
 
   known, found = asyncio.run(main())
-  assert known > len(engine.scheduler.known)
+  assert known > len(engine.scheduler.known[0])
   for i in (0, 4, 8):
     assert_same_bits(found[i], run_episodes(make_engine(), [i])[i])
   assert free_slots(engine) == 4

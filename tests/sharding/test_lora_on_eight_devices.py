@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentjax import models, sharding
-from agentjax.engine import Engine
+from agentjax.engine import Engine, SampleRequest, address_key
 from agentjax.models.lora import LoraConfig, adapt, lora_specs, merge_lora, split_adapters
 from tests.models.rows import draw, filled_adapters
 from tests.sharding.test_engine_on_eight_devices import MODELS, one, played, sizes
@@ -70,7 +71,42 @@ def check_lanes() -> None:
   engine.close()
 
 
-_CHECKS = {"gradients": check_gradients, "lanes": check_lanes}
+def check_policies() -> None:
+  """Two policies on lanes of several devices, each with its own adapters over one base."""
+  config = MODELS["hybrid"]
+  params = draw(config, seed=0)
+
+  def sampled(**changes):
+    engine = Engine(config, sizes(warmup=False, **changes), policies=2)
+    for i, each in enumerate((engine, *engine.others)):
+      each.publish(adapt(params, filled_adapters(config, _LORA, seed=i), _LORA), i)
+
+    async def episode(each, i):
+      context = await each.open_ids([1, 2, 3 + i])
+      return await context.generate(SampleRequest(address_key(0, i), 9))
+
+    async def main():
+      both = (engine, *engine.others)
+      return await asyncio.gather(*(episode(each, i) for i in range(4) for each in both))
+
+    samples = asyncio.run(main())
+    traces = dict(engine.scheduler.lanes[0].slots.programs.traces)
+    assert traces["decode"] <= 2, traces  # of each lane's devices
+    engine.close()
+    return [
+      np.concatenate([getattr(s, name) for s in samples])
+      for name in ("token_ids", "behaviour_log_probs", "versions")
+    ]
+
+  ids, log_probs, versions = sampled()
+  for changes in (dict(mesh=one(tensor=2, data=2), lanes=2), dict(lanes=2)):
+    found = sampled(**changes)
+    np.testing.assert_array_equal(found[0], ids)
+    np.testing.assert_allclose(found[1], log_probs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[2], versions)
+
+
+_CHECKS = {"gradients": check_gradients, "lanes": check_lanes, "policies": check_policies}
 
 
 @pytest.mark.slow
