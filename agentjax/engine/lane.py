@@ -238,7 +238,7 @@ class Lane:
         self._plan_decode(cycle, supply, slot, job, generation)
     block_bytes, store = self.slots.programs.block_bytes, self.slots.store
     while (moved := supply.moved) and not store.room_for(moved * block_bytes):
-      if not self._known.evict():
+      if not any(known.evict() for known in self._known):
         break
     return None if cycle.empty else cycle
 

@@ -360,8 +360,8 @@ class SlotEngine:
   def _rows(
     self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
   ) -> tuple[np.ndarray | None, ...]:
-    """What ``extend`` takes: slots [rows], right-padded ids [rows, tokens], counts [rows], the table
-    of pages and policies [rows]."""
+    """What ``extend`` takes: slots [rows], right-padded ids [rows, tokens], counts [rows], table of
+    pages and policies [rows]."""
     slots = np.full(rows, self.slots, np.int32)
     token_ids = np.zeros((rows, tokens), np.int32)
     counts = np.zeros(rows, np.int32)
