@@ -260,7 +260,7 @@ class Programs:
       jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
       for shape in ((rows,), (rows, tokens), (rows,), (self.slots, self.entries))
     ]
-    return *self.abstract_arguments(home, adapters)[:2], *given
+    return *self.abstract_arguments(home, adapters)[:2], *given, None
 
   def _initial(self) -> DeviceState:
     leaves, tree = jax.tree.flatten(jax.eval_shape(self._empty))
