@@ -375,22 +375,20 @@ class LanePlans:
     return self._plan(self.programs.extend[tokens], arguments)
 
   def memory(self) -> LaneMemory:
-    """Read off the shapes of the state, as it is and with twice the room for keys and values."""
-    room = [name for name in ("max_length", "cache_tokens") if hasattr(self.config, name)]
-    doubled = {name: 2 * getattr(self.config, name) for name in room}
-    more = dataclasses.replace(self, config=dataclasses.replace(self.config, **doubled).freeze())
-    (state, params, _), (longer, _, _) = (
-      lane.programs.abstract_arguments(self.home, self.adapters) for lane in (self, more)
-    )
-    whole = self.programs.block_bytes / self.programs.block_tokens  # of a token, on all devices
-    added = sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(longer))
-    added -= sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(state))
-    tokens = round(added / whole) if whole else 0
-    size = bytes_a_device(state)
-    token = (bytes_a_device(longer) - size) / tokens if tokens else 0.0
-    parked = (self.config.device_store_mb << 20) * (token / whole if whole else 1)
+    """Read off the shapes of the state."""
+    state, params, _ = self.programs.abstract_arguments(self.home, self.adapters)
+    programs, leaves = self.programs, jax.tree.leaves(state)
+    pools = [v for v, paged in zip(leaves, models.in_pages(state), strict=True) if paged]
+    pages = programs.ways * programs.pages if pools else 0
+    token = bytes_a_device(pools) / (pages * programs.block_tokens) if pools else 0.0
+    whole = programs.block_bytes / programs.block_tokens  # of a token, on all devices
     return LaneMemory(
-      bytes_a_device(params), size, int(parked), tokens, token, self.programs.block_tokens
+      weights=bytes_a_device(params),
+      state=bytes_a_device(state),
+      parked=int((self.config.device_store_mb << 20) * (token / whole if whole else 1)),
+      tokens=max(pages - programs.ways, 0) * programs.block_tokens,  # one of a way is nobody's
+      token=token,
+      block_tokens=programs.block_tokens,
     )
 
   def _plan(self, function: Any, arguments: tuple[Any, ...]) -> Plan:

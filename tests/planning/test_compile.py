@@ -160,15 +160,12 @@ def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
   memory = lane.memory()
   assert memory.state == sum(v.nbytes for v in jax.tree.leaves(state))
   assert memory.weights == sum(v.nbytes for v in jax.tree.leaves(params))
-  assert memory.tokens == settings.slots * settings.max_length
-  cached = sum(v.nbytes for v in jax.tree.leaves(state.cache.blocks))
-  assert memory.token * memory.tokens == pytest.approx(cached + _history(state), rel=1e-6)
   block = memory.block_tokens
+  assert memory.tokens == programs.ways * (programs.pages - 1) * block
+  assert memory.tokens >= settings.slots * settings.max_length
+  cached = sum(v.nbytes for v in jax.tree.leaves(state.cache.blocks))
+  assert memory.token * (memory.tokens + block) == pytest.approx(cached, rel=1e-6)
   assert memory.more_tokens(int(2.9 * block * memory.token)) == 2 * block
-
-
-def _history(state):
-  return 0 if state.history is None else state.history.nbytes
 
 
 def _kind(x):
