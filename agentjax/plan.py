@@ -47,7 +47,7 @@ from agentjax.planning.joint import (
   step_cost,
 )
 from agentjax.sharding import make_mesh, row_multiple
-from agentjax.training.experiment import Experiment
+from agentjax.training.experiment import Experiment, check_model_features
 from agentjax.training.flags import define_config_flag
 from agentjax.training.placement import place
 
@@ -75,6 +75,7 @@ def run(argv: list[str]) -> None:
   # What else a run needs, tasks and weights, a plan does without.
   for name in ("model", "mesh", "engine", "rollout", "rl", "devices"):
     getattr(experiment, name).validate(f"config.{name}")
+  check_model_features(experiment, experiment.model)
   experiment.freeze()
   topology, chip = parse_topology(_TOPOLOGY.value)
   devices = describe_devices(topology)

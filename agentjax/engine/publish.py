@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from agentjax.engine.programs import Programs
 from agentjax.models import DecodeParams, Params
 from agentjax.models.lora import Shared, join_adapters, split_adapters
 from agentjax.sharding import dispatching, fingerprint, in_order
+
+# Bytes of each device's part of the model that one program lays out anew; ours.
+_AT_ONCE = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,9 @@ class Publisher:
   yet has adapters of zero.
 
   Where the lanes of all processes live on the devices that train, each on its own, one compiled
-  program moves everything. Lanes on other devices are sent their shards by ``jax.device_put``. No
-  device ever holds more of the model than its part in either layout.
+  program moves everything, or a few of them one after the other where the model is large. Lanes on
+  other devices are sent their shards by ``jax.device_put``. No device ever holds more of the model
+  than its part in either layout.
 
   Args:
     programs: of each home; all meshes have one shape.
@@ -136,7 +141,9 @@ class Publisher:
     everywhere = lanes_everywhere(self._homes, [d for d in jax.devices() if d in training])
     if everywhere is not None:
       targets = [jax.sharding.NamedSharding(everywhere, spec) for spec in specs]
-      moved = in_order(_reshard(leaves, targets))
+      moved: list[jax.Array] = []
+      for part in portions(leaves, everywhere.size):
+        moved += in_order(_reshard(leaves[part], targets[part]))
       return {home: _part(moved, home, specs) for home in self._homes}
     if all(leaf.is_fully_addressable for leaf in leaves):
       return {
@@ -187,6 +194,18 @@ def lanes_everywhere(
   order = [places[device] for device in own]
   devices = [part[i] for _, part in sorted(by_process.items()) for i in order]
   return lanes_mesh(homes[0], devices)
+
+
+def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
+  """Neighbours among arrays that are moved at once, as what a program needs grows with its work."""
+  ends, size = [0], 0
+  for i, array in enumerate(arrays):
+    nbytes = array.size * array.dtype.itemsize
+    if size and size + nbytes > _AT_ONCE * devices:
+      ends.append(i)
+      size = 0
+    size += nbytes
+  return [slice(a, b) for a, b in itertools.pairwise((*ends, len(arrays)))]
 
 
 def _reshard(leaves: Sequence[jax.Array], targets: Sequence[jax.sharding.NamedSharding]) -> Any:

@@ -19,7 +19,7 @@ from agentjax.config import ConfigError
 from agentjax.engine import EngineConfig
 from agentjax.engine.home import Home, make_homes
 from agentjax.engine.programs import Programs, programs_of_lane
-from agentjax.engine.publish import lanes_everywhere, reordered, reshard_program
+from agentjax.engine.publish import lanes_everywhere, portions, reordered, reshard_program
 from agentjax.models.lora import adapt, lora_specs, split_adapters
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import abstract_prepared
@@ -264,18 +264,25 @@ def plan_publishing(
     return {"cast": cast}
   shapes = jax.tree.leaves(jax.eval_shape(programs.prepare, policy))
   sources = jax.tree.leaves(cast.results)
-  prepared = _placed(shapes, sources)
-  ordered = _placed(shapes, [reordered(source, everywhere) for source in sources])
   specs = jax.tree.leaves(programs.params_spec, is_leaf=lambda v: isinstance(v, jax.P))
   targets = [jax.sharding.NamedSharding(everywhere, s) for s in specs or [jax.P()] * len(shapes)]
-  parts = {"cast weights": prepared}
-  if sources[0].mesh.devices.flat[:].tolist() != everywhere.devices.flat[:].tolist():
-    parts["cast weights in the lanes' order"] = ordered
-  program = reshard_program(tuple(targets))
-  return {
-    "cast": cast,
-    "publish": _compile(program, (tuple(ordered),), parts, engine.slots, capacity),
+  given = _placed(shapes, [reordered(source, everywhere) for source in sources])
+  plans, beside = [], []
+  for part in portions(shapes, everywhere.size):
+    plans.append(
+      _compile(reshard_program(tuple(targets[part])), (tuple(given[part]),), {}, 0, capacity)
+    )
+    beside.append(plans[-1].peak - bytes_a_device(_placed(shapes[part], targets[part])))
+  parts = {
+    "cast weights": bytes_a_device(_placed(shapes, sources)),
+    "lane's weights": bytes_a_device(_placed(shapes, targets)),
   }
+  peak = sum(parts.values()) + max(beside)
+  fixed = [plan.fixed for plan in plans if plan.fixed is not None]
+  cost = functools.reduce(ProgramCost.plus, fixed) if len(fixed) == len(plans) else None
+  nothing = None if cost is None else cost.plus(cost, -1)
+  publish = Plan(engine.slots, parts, max(beside), peak, peak <= capacity, cost, nothing)
+  return {"cast": cast, "publish": publish}
 
 
 def _further_networks(

@@ -4,10 +4,9 @@ r"""GRPO on Nemotron 3 Nano 30B-A3B, planned for v6e:4x4.
   python -m agentjax.train --config=configs/models/nemotron3_nano_30b_a3b.py \
       --workdir=RUN --config.pretrained=FOLDER
 
-FOLDER is the model's Hugging Face folder. The router is frozen and balanced
-by its bias alone, as in the published recipe. Float32 masters and moments of all weights would take
-23 of the 31 GiB of each chip, so low-rank adapters are trained; on v5p:4x4x4 the policy itself
-fits with --config.lora=none --config.mesh.fsdp=16.
+FOLDER is the model's Hugging Face folder. Float32 masters and moments of all weights would take 23
+of the 31 GiB of each chip beside the 15 that a lane samples with, so low-rank adapters are trained,
+and routers stay as they are.
 """
 
 import dataclasses
@@ -56,7 +55,6 @@ def get_config() -> Experiment:
       objective=ObjectiveConfig(
         AdvantageConfig(), PolicyLossConfig(mismatch=MismatchConfig(weight_level="token"))
       ),
-      router_bias_rate=1e-3,
       replay_experts=True,
       optimizer=OptimizerConfig(learning_rate=3e-6, warmup_steps=10),
     ),

@@ -27,15 +27,22 @@ def check() -> None:
 
   def compiled(function, arguments, *_):
     planned.append((function, jax.tree.map(_kind, arguments)))
-    results = function.lower(*arguments).compile().output_shardings
-    return Plan(1, {}, 0, 0, fits=True, results=results)
+    made = function.lower(*arguments).compile()
+    peak = made.memory_analysis().argument_size_in_bytes
+    peak += made.memory_analysis().output_size_in_bytes
+    return Plan(1, {}, 0, peak, fits=True, results=made.output_shardings)
 
   compilation._compile = compiled
   compilation.make_mesh = lambda config, devices: make_mesh(config, order)
   experiment = staged_experiment(ScheduleConfig(), mesh=MeshConfig(fsdp=4, tensor=2))
   changes = {"lanes": 2, "mesh": MeshConfig(fsdp=1, tensor=4), "warmup": False}
   experiment.engine = dataclasses.replace(experiment.engine, **changes)
-  assert list(plan_publishing(experiment.freeze(), jax.devices(), 0)) == ["cast", "publish"]
+  publish._AT_ONCE = 2**10  # several programs for a small model
+  plans = plan_publishing(experiment.freeze(), jax.devices(), 0)
+  assert list(plans) == ["cast", "publish"] and len(planned) > 3
+  # Besides all weights in both layouts there is a part of them in the lanes' order.
+  parts = plans["publish"].parts
+  assert 0 < plans["publish"].temporary < parts["cast weights"] < parts["lane's weights"]
 
   program = publish.reshard_program
 
