@@ -171,14 +171,20 @@ def merge_lora(params: Any, adapters: Any, config: LoraConfig) -> Any:
     adapters: from ``init_lora`` for these.
     config: of the adapters.
   """
+  return merge_adapters(adapt(params, adapters, config))
 
-  def add(weight: Array, adapter: Adapter | None) -> Array:
-    if adapter is None:
+
+def merge_adapters(params: Any) -> Any:
+  """The same of parameters that have their adapters beside them already; others are as they are."""
+
+  def add(weight: Any) -> Array:
+    if not _is_adapted(weight):
       return weight
-    change = config.scale * _product(adapter, weight.ndim).reshape(weight.shape)
-    return (weight.astype(jnp.float32) + change).astype(weight.dtype)
+    base = weight.base
+    change = weight.scale * _product(weight, base.ndim).reshape(base.shape)
+    return (base.astype(jnp.float32) + change).astype(base.dtype)
 
-  return jax.tree.map(add, params, adapters)
+  return jax.tree.map(add, params, is_leaf=_is_adapted)
 
 
 def adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
@@ -200,12 +206,12 @@ def adapter_spec(spec: ParamSpec, rank: int) -> Adapter:
   )
 
 
-def _stack(adapter: Adapter | Adapted, ndim: int) -> tuple[int, ...]:
+def _stack(adapter: Adapted, ndim: int) -> tuple[int, ...]:
   """The axes before a matrix of an array of ``ndim`` axes."""
   return adapter.a.shape[: adapter.a.ndim + adapter.b.ndim - 2 - ndim]
 
 
-def _product(adapter: Adapter, ndim: int) -> Array:
+def _product(adapter: Adapted, ndim: int) -> Array:
   """``A B`` [*stack, inputs, outputs] for an array of ``ndim`` axes."""
   a, b = adapter.a, adapter.b
   stack, rank = _stack(adapter, ndim), a.shape[-1]

@@ -22,6 +22,7 @@ from agentjax.config import ConfigError, check
 from agentjax.data import TaskIterator
 from agentjax.engine import SamplingConfig
 from agentjax.files import write_atomically
+from agentjax.models.lora import merge_adapters
 from agentjax.models.spec import count
 from agentjax.objectives.advantage_function import AdvantageFunction, check_own
 from agentjax.objectives.custom_loss import LossFunction
@@ -500,7 +501,7 @@ class _Session:
       if step == self.first_rl_step:
         state = self.learner.begin_rl(state)
         if self.experiment.rl.rollouts is not None:
-          policy = fingerprint(self.learner.policy(state))
+          policy = fingerprint(merge_adapters(self.learner.policy(state)))
           warn_of_other_policy(read_manifest(self.experiment.rl.rollouts), policy)
       state = self.learner.take_snapshots(state, self.bank.due(step))
       everything, used, selected = self._rollout(step, state)

@@ -14,6 +14,7 @@ import numpy as np
 
 from agentjax.config import ConfigError
 from agentjax.models import Params
+from agentjax.models.lora import merge_adapters
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.rollout.loop import collect
 from agentjax.sharding import fingerprint, make_mesh
@@ -91,7 +92,7 @@ def precompute(
     params = load_policy(parts, path)
   if episodes is None:
     assert params is not None
-    policy = fingerprint(params)
+    policy = fingerprint(merge_adapters(params))
     played = _play(parts, params, tasks, samples)
   else:
     played = list(read_store(episodes))
