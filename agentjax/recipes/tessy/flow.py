@@ -289,13 +289,6 @@ def repeats_itself(text: str, words: int, times: int) -> bool:
   return sum(every[i] == last[0] and every[i : i + words] == last for i in starts) >= times
 
 
-def word_chunks(text: str, words: int = 60) -> list[str]:
-  """A text cut into runs of so many words; joined they are the text. For a labelling model."""
-  starts = [word.start() for word in _WORD.finditer(text)][::words] or [0]
-  starts[0] = 0
-  return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-
-
 def find_spans(text: str, phrases: Iterable[str]) -> list[tuple[int, int]]:
   """The places of the verbatim phrases that a labelling model listed, each after the previous one.
 
