@@ -27,7 +27,7 @@ def place(config: DeviceConfig) -> Placement:
   """The devices a config names; all for both where it names none.
 
   Raises:
-    ConfigError: a process has not so many devices, or none is left for the other part.
+    ConfigError: a process does not have that many devices, or none is left for the other part.
   """
   if not config.training and not config.rollout:
     return Placement(jax.devices(), jax.local_devices())

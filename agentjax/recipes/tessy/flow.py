@@ -280,7 +280,7 @@ class _Trace:
 
 
 def repeats_itself(text: str, words: int, times: int) -> bool:
-  """Whether a text's last ``words`` words stand in it ``times`` times, overlaps counted."""
+  """Whether a text's last ``words`` words occur in it ``times`` times, overlaps counted."""
   every = text.split()
   if len(every) < words + times - 1:
     return False
