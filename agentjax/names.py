@@ -100,7 +100,7 @@ def naming(name: str, path: str) -> Iterator[None]:
 
 
 def check_callable(function: Any, shown: str, allowed: str, arguments: int = 1) -> None:
-  """Raises ConfigError where ``function`` cannot be called with so many arguments.
+  """Raises ConfigError where ``function`` cannot be called with that many arguments.
 
   Args:
     function: what was found.

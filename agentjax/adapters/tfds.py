@@ -21,7 +21,7 @@ from agentjax.trajectory.record import Message, Task
 
 @dataclasses.dataclass(unsafe_hash=True)
 class TfdsConfig(TaskSource):
-  """Where a question and its answer stand in a TFDS data set; its folder is ``config.data.path``.
+  """Where a question and its answer are in a TFDS data set; its folder is ``config.data.path``.
 
   Attributes:
     name: data set as TFDS writes it: "name", "name/config" or "name/config:1.0.0".
@@ -67,7 +67,7 @@ class TfdsTasks(Sequence[Task]):
     data_dir: folder that holds the prepared data set.
     split: TFDS split.
     first_id: id of the first example's task.
-    limit: at most so many examples, from the start; None takes all.
+    limit: at most this many examples, from the start; None takes all.
 
   Raises:
     ConfigError: tensorflow_datasets is missing, or the data set has no such field or split.

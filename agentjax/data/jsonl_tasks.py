@@ -43,7 +43,7 @@ def load_jsonl(
       assistant message, is the demonstration. ``reasoning_content`` is kept within ``<think>``
       tags.
     first_id: id of the task in row 1; ids follow the rows.
-    limit: at most so many rows, from the start; None reads all.
+    limit: at most this many rows, from the start; None reads all.
 
   Raises:
     DataError: as ``read_rows``, or a row without one of the fields or with a value that does not

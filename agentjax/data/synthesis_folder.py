@@ -119,7 +119,7 @@ class RowFile:
 async def for_each(
   items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int
 ) -> None:
-  """``work(item)`` for every item, at most so many at once; the first error ends them all."""
+  """``work(item)`` for every item, at most this many at once; the first error ends them all."""
   rest = iter(items)
 
   async def worker() -> None:

@@ -210,7 +210,7 @@ class ModelConfig(Config):
     remat: "block" recomputes each block in the backward pass and keeps only the residual stream;
       "dots" keeps the results of dense projections (``linear.linear``) as well.
     unrolled_blocks: a unit of the pattern with its repeats is a straight-line program if these are
-      at most so many blocks and nothing is recomputed (``remat``), else a scan over the repeats,
+      at most this many blocks and nothing is recomputed (``remat``), else a scan over the repeats,
       which compiles sooner. On CPU the scan costs 1.2 times as much: what the backward pass needs
       is copied into stacks.
     logits_chunk: time steps whose logits are held at once while scoring.

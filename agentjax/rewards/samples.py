@@ -1,4 +1,4 @@
-"""The episodes that earned most, every so many steps, for people to read.
+"""The episodes that earned most, every few steps, for people to read.
 
 Monitors only find known tricks; new ones are found by reading the episodes that earned most. Each
 dump is one file, ``top_rewards/step_00000150.jsonl`` in the run's directory, one episode per line,

@@ -39,7 +39,7 @@ async def rescore(
     tasks: their tasks by id.
     rewards: the new graph.
     timeout: seconds for one episode, or one group.
-    concurrency: so many at once.
+    concurrency: how many at once.
 
   Raises:
     ValueError: an episode of a task that is not among ``tasks``.

@@ -64,7 +64,7 @@ class _Race:
     self._group, self._rule = group, rule
     self._ended: dict[int, Trajectory] = {}  # in the order they ended
     self._running: dict[int, asyncio.Task[None]] = {}
-    self._tokens: dict[int, int] = {}  # at least so many, of those at work
+    self._tokens: dict[int, int] = {}  # at least this many, of those at work
 
   def enter(self, sample: int) -> None:
     self._running[sample] = self.crew.start(self._run(sample))
@@ -84,7 +84,7 @@ class _Race:
     self._abandon()
 
   def grown(self, sample: int, tokens: int) -> None:
-    """A running episode will have at least so many tokens."""
+    """A running episode will have at least this many tokens."""
     self._tokens[sample] = tokens
     self._abandon()
 

@@ -120,7 +120,7 @@ def take_seats(
     agents: of the environment.
     own: plays all other seats.
     others: who plays, by agent.
-    rotate: players move on by so many agents.
+    rotate: players move on by this many agents.
 
   Raises:
     ConfigError: ``others`` names an unknown agent, or leaves no seat to the policy.

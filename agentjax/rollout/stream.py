@@ -151,7 +151,7 @@ class GroupStream:
 
     Args:
       version: of the engine's weights; all later tokens are of these or of newer ones.
-      count: so many groups in all.
+      count: how many groups in all.
     """
     while len(self._groups) + self._missing < count:
       self._begin(version)

@@ -1,7 +1,7 @@
 """What a run becomes: a command, or Python source in what looks like a new interpreter.
 
-Imports the standard library only, as the zygote does; ``guest`` sends these functions elsewhere as
-text, so they use nothing but the modules that stand at its head and each other.
+It imports the standard library only, as the zygote does. ``guest`` sends these functions elsewhere
+as text, so they use only each other and the modules that its ``_HEAD`` imports.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _call_language(
     text = string_language(schema["properties"][parameter], where=where)
     return seq(literal(f"{name} "), repeat(any_byte) if text is None else text)
   arguments = seq(literal(" "), arguments_language(name, schema))
-  # A name alone is a call without arguments.
+  # Only a name: a call without arguments.
   return seq(literal(name), arguments if schema.get("required") else either(arguments, empty))
 
 

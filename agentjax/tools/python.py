@@ -122,7 +122,7 @@ class PythonSessionTool:
     sandbox: a back end with sessions; this tool owns it and closes it.
     limits: see PythonTool; memory and files are counted over the whole episode.
     max_characters: see PythonToolConfig.
-    max_sessions: beyond so many, those longest unused are closed; never one with a call under way.
+    max_sessions: if there are more, those longest unused are closed, but never one that is at work.
     idle_seconds: those unused for longer are closed at the next call of any episode.
 
   Raises:

@@ -43,13 +43,13 @@ class DiagnosticsConfig(Config):
     reward_std_floor: warns once the mean spread of rewards in a group, over the last ``window``
       steps, is below this share of that over the first ``window`` (RAGEN: 10 steps, 10%).
     entropy_jump, gradient_spike: warns where the entropy of what was sampled, or the norm of the
-      gradient, is above so many times its median over the last ``window`` steps. Ours.
-    entropy_rise: warns where that entropy is above so many times its median over the first
+      gradient, is above this multiple of its median over the last ``window`` steps. Ours.
+    entropy_rise: warns where that entropy is above this multiple of its median over the first
       ``window`` steps, even if it rose slowly. Ours.
     information_floor: warns where the information of first turns is below this share of its first
       estimate. Ours.
     repetition: warns where the mean share of repeated runs of 4 tokens is above this. Ours.
-    success_floor, success_patience: warns where so many held-out evaluations in a row show a
+    success_floor, success_patience: warns where this many held-out evaluations in a row show a
       success below the floor (RAGEN: 5, 1%).
     stop: ends the run after a checkpoint when ``reward_std_floor`` or ``success_floor`` warns.
   """

@@ -32,7 +32,7 @@ def place(config: DeviceConfig, described: Sequence[jax.Device] | None = None) -
     described: in the place of the devices that there are; "this process" is that of the first.
 
   Raises:
-    ConfigError: a process has not so many devices, or none is left for the other part.
+    ConfigError: a process does not have that many devices, or none is left for the other part.
   """
   every = list(described or jax.devices())
   here = described[0].process_index if described else jax.process_index()

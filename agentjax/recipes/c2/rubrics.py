@@ -8,7 +8,8 @@ r"""C2 (2604.13618): rubrics that help a judge and rubrics that mislead it, made
 2. *Generator*: DPO, r+ chosen and r- rejected (``preset("dpo")``: beta .1).
 3. *Verifier*: GRPO on three tasks a pair (no rubric, r+, r-) with the reward
    ``.6 preference + .3 rubric label + .1 format``, each +1 or -1, the rubric label 0 without one.
-4. *Inference*: sample a rubric; judge with it; unless the judge calls it helpful, judge without.
+4. *Inference*, which is not here: sample a rubric and judge with it; if the judge does not call it
+   helpful, judge without.
 
 A margin takes exact log-probs of both letters (``EngineJudge``). Some services give only the 20
 most likely tokens. A letter that is not among them must not give an infinite margin, which would
@@ -355,28 +356,3 @@ def c2_rubric(trajectory: Trajectory, task: Task) -> float:
 def c2_format(trajectory: Trajectory, task: Task) -> float:
   """+1 for analysis, word on the rubric and verdict in their order, -1 otherwise."""
   return -1.0 if _read(trajectory, task)[0] is None else 1.0
-
-
-# -------------------------------------------------------------------------------------- inference
-
-
-@dataclasses.dataclass(frozen=True)
-class Judgement:
-  """The answer, and the rubric that was used; None if it was judged without."""
-
-  answer: Letter | None
-  rubric: str | None
-
-
-async def judge_pair(pair: Pair, generator: Judge, verifier: Judge, *, seed: int) -> Judgement:
-  """Step 4. ``answer`` is None where the verdict without a rubric cannot be read either."""
-  key = question_key(seed, pair.id)
-  rubric = read_rubric(await ask(generator, rubric_messages(pair, key=key), key=key))
-  if rubric is not None:
-    reply = await ask(verifier, verdict_messages(pair, rubric, key=key), key=key)
-    verdict = read_verdict(reply, with_rubric=True)
-    if verdict is not None and verdict.rubric == "helpful":
-      return Judgement(verdict.answer, rubric)
-  reply = await ask(verifier, verdict_messages(pair, None, key=key), key=key)
-  verdict = read_verdict(reply, with_rubric=False)
-  return Judgement(None if verdict is None else verdict.answer, None)

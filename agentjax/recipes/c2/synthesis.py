@@ -197,7 +197,7 @@ def synthesise_rubrics(
     generator, judge: the model that writes rubrics, and the model that judges with them.
     c2: settings of the flow.
     concurrency: pairs at once; each asks for all of its rubrics, or verdicts, at once.
-    report: is told how many pairs have rubrics, then margins.
+    report: called with how many pairs have rubrics, then margins.
 
   Raises:
     ConfigError: settings that cannot be, or an output of other settings or pairs.

@@ -35,7 +35,7 @@ _C2 = define_settings_flag("c2", C2Config(), "How many, and seeds.")
 _PAIRS = flags.DEFINE_string("pairs", None, "Preferences (.jsonl).", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of what is made.", required=True)
 _TASKS = flags.DEFINE_integer(
-  "tasks", None, "Pairs, the first so many; all if not given.", lower_bound=1
+  "tasks", None, "Pairs to take, from the first on; all if not given.", lower_bound=1
 )
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Pairs at once.", lower_bound=1)
 

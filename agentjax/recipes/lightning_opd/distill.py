@@ -27,7 +27,7 @@ _CHECKPOINT = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "New or empty directory.", required=True)
 _TASKS = flags.DEFINE_integer(
-  "tasks", None, "Training tasks to play, the first so many; all if not given.", lower_bound=1
+  "tasks", None, "Training tasks to play, from the first on; all if not given.", lower_bound=1
 )
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a task.", lower_bound=1)
 _EPISODES = flags.DEFINE_string(

@@ -72,9 +72,9 @@ _MAX_MEAN = flags.DEFINE_float(
   "Lambda: pivots have a lower mean reward. The paper does not say; 1 keeps all that are mixed.",
   lower_bound=0.0,
 )
-_LIMIT = flags.DEFINE_integer("limit", None, "At most so many pivots; the easiest go first.")
+_LIMIT = flags.DEFINE_integer("limit", None, "At most this many pivots; the easiest go first.")
 _TURNS = flags.DEFINE_integer(
-  "turns", None, "Profile a random choice of so many turns (seed: config.seed); all by default."
+  "turns", None, "Profile this many turns, chosen at random (seed: config.seed); all by default."
 )
 _IF_STALE = flags.DEFINE_string(
   "if_stale", None, "Run to look at first: do nothing unless its profiles are stale."

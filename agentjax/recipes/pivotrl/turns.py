@@ -55,7 +55,7 @@ def select_pivots(
   Args:
     rows: profiled; those without a profile are left out.
     max_mean: lambda. The paper gives no figure; 1 is the filter on variance alone.
-    limit: at most so many, the easiest are dropped first; None keeps all.
+    limit: at most this many, the easiest are dropped first; None keeps all.
   """
   kept = [
     row

@@ -128,7 +128,7 @@ class Rubric:
 
   @classmethod
   def from_list(cls, rows: Sequence[Mapping[str, Any]]) -> Rubric:
-    """Of plain mappings, as they stand in a task's metadata.
+    """Of plain mappings, as they are in a task's metadata.
 
     Raises:
       ValueError: no item, an unknown field, or a value that ``RubricItem`` refuses.
@@ -194,7 +194,7 @@ def explicit(rubric: Rubric, met: Sequence[Reward], *, readable: float = 0.5) ->
 def veto_saturating(rubric: Rubric, met: Sequence[Reward], config: RubricConfig) -> Reward:
   """``V (sum_k W_k min(x_k / s, 1) / sum_k W_k)^p``; see the module. Arguments as in ``explicit``.
 
-  Invalid if an item with a veto has no verdict. With nothing but vetoes the reward is V.
+  Invalid if an item with a veto has no verdict. With vetoes only the reward is V.
   """
   pairs = list(zip(rubric.items, met, strict=True))
   vetoes = [c for item, c in pairs if item.veto]
@@ -240,7 +240,7 @@ class RubricScorer:
     rules: by name, for ``RubricItem.verify``.
     read: what of an episode is judged.
     seed: with task and sample it addresses the judges' randomness.
-    alarm: is told every score with its answer's length.
+    alarm: gets every score with its answer's length.
   """
 
   def __init__(

@@ -280,20 +280,13 @@ class _Trace:
 
 
 def repeats_itself(text: str, words: int, times: int) -> bool:
-  """Whether a text's last ``words`` words stand in it ``times`` times, overlaps counted."""
+  """Whether a text's last ``words`` words occur in it ``times`` times, overlaps counted."""
   every = text.split()
   if len(every) < words + times - 1:
     return False
   last = every[-words:]
   starts = range(len(every) - words + 1)
   return sum(every[i] == last[0] and every[i : i + words] == last for i in starts) >= times
-
-
-def word_chunks(text: str, words: int = 60) -> list[str]:
-  """A text cut into runs of so many words; joined they are the text. For a labelling model."""
-  starts = [word.start() for word in _WORD.finditer(text)][::words] or [0]
-  starts[0] = 0
-  return [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def find_spans(text: str, phrases: Iterable[str]) -> list[tuple[int, int]]:

@@ -78,7 +78,7 @@ async def write_traces(
     writers, predictors, config, seed: as in ``synthesise``.
     concurrency: tasks at once, at least 1.
     made_with: plain JSON that says who writes; an earlier call must have had the same.
-    report: is told how many tasks are done.
+    report: called with how many tasks are done.
 
   Raises:
     ConfigError: the folder was made with other settings or of other tasks, or a task's prompt has

@@ -46,11 +46,11 @@ _TEACHER_SPANS = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the traces; without one none is made.")
 _TASKS = flags.DEFINE_integer(
-  "tasks", None, "Training tasks, the first so many; all if not given.", lower_bound=1
+  "tasks", None, "Training tasks to take, from the first on; all if not given.", lower_bound=1
 )
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 16, "Tasks at once.", lower_bound=1)
 
-_HELD_OUT = 10  # one labelled text in so many measures the predictor
+_HELD_OUT = 10  # one labelled text in ten measures the predictor
 
 
 def run(argv: list[str]) -> None:

@@ -78,7 +78,7 @@ def synthesise_traces(
     output: new, empty, or of an earlier call that was stopped.
     writers, predictors: of both authors.
     tessy: settings of the flow.
-    tasks: the first so many; None is all.
+    tasks: the first ones, as many as this; None is all.
     concurrency: tasks at once.
     extensions: may bring tasks, as in ``Run``.
     report: as in ``write_traces``.

@@ -35,7 +35,7 @@ class CodeTasksConfig(CodeTaskSource):
 
   Attributes:
     test: whose tasks are the test tasks; MBPP's own split, or QuixBugs.
-    shown_tests: tests that stand in the prompt; one at least is kept back.
+    shown_tests: tests that are shown in the prompt; one at least is kept back.
   """
 
   reads_path = True

@@ -61,7 +61,7 @@ def code_task(
     reference: a program that does it.
     tests: asserts, one a text; at least two.
     prelude: what the tests need before them.
-    shown: tests that stand in the prompt, from the start; one at least is kept back.
+    shown: tests that are shown in the prompt, from the start; one at least is kept back.
     metadata: added to the task's.
 
   Raises:
@@ -117,7 +117,7 @@ def load_mbpp(
   Args:
     path: ``mbpp.jsonl``; one row a task with text, code, test_list, task_id.
     shown_tests: tests in the prompt; one at least is kept back.
-    train_limit, test_limit: at most so many tasks, from the start.
+    train_limit, test_limit: at most this many tasks, from the start.
 
   Raises:
     DataError: as ``read_jsonl``, or a row that lacks a field.
@@ -160,7 +160,7 @@ def load_quixbugs(
   Args:
     path: ``quixbugs.jsonl``; a row has name, description, buggy, fixed, and cases or pytest.
     shown_tests: tests in the prompt; one at least is kept back.
-    limit: at most so many tasks.
+    limit: at most this many tasks.
 
   Raises:
     DataError: as ``read_jsonl``, or a row that lacks a field.

@@ -28,7 +28,7 @@ class CountdownConfig(GameConfig):
   numbers: how many are given.
   largest: of them, from 1 on.
   largest_target: of what is to be reached, from 1 on.
-  tags: whether the answer stands in ``<answer>...</answer>``; else the whole turn is it.
+  tags: whether the answer must be in ``<answer>...</answer>``; else the whole turn is it.
   format_reward: for an expression that can be read and does not reach the target, or not with the
     numbers given; .1 in the task's usual form.
   """
@@ -76,7 +76,7 @@ class Countdown(Environment):
 
 
 def read_expression(text: str, *, tags: bool) -> str | None:
-  """What stands in the last ``<answer>...</answer>``, or the text, up to an equals sign."""
+  """What is in the last ``<answer>...</answer>``, or the text, up to an equals sign."""
   if tags:
     tagged = read_tagged_answer(text)
     if tagged is None:

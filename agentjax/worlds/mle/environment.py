@@ -6,7 +6,7 @@ read and measured on the host, where no code of the policy runs. So a policy can
 milestone that it has not reached, in the spirit of the frozen instrumentation of 2509.01684:
 
   mle_submitted         there is a submission with the header id,target
-  mle_loaded            it names at least half of the test rows, whose ids stand in test.csv only
+  mle_loaded            it names at least half of the test rows, whose ids are only in test.csv
   mle_valid             it answers every test row once, and nothing else, with a finite number or a
                         target that occurs in training
   mle_beats_constant    valid, and a quarter of the way from the best constant answer to the strong

@@ -2,7 +2,7 @@
 generate them.
 
 The seed of a data set is a small number and its generator is public. Where a policy runs programs,
-it could run the generator too. So labels also depend on 32 random bytes that stand in the world's
+it could run the generator too. So labels also depend on 32 random bytes that are in the world's
 folder of the run (mode 600) and never enter a box. A run that is resumed, replayed, evaluated or
 scored again reads them from there.
 """

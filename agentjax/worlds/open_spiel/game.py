@@ -29,9 +29,9 @@ class OpenSpielConfig(WorldConfig):
 
   Attributes:
     game: name as OpenSpiel has it, perhaps with parameters: "connect_four(rows=4,columns=5)".
-    opening_moves: at most so many random moves have been made before the players begin; number and
-      moves are drawn for each task. With 0 all tasks of a game without chance are one.
-    tags: whether the move stands in ``<answer>...</answer>``; else the whole turn is one.
+    opening_moves: at most this many random moves are made before the players begin. Their number
+      and the moves are drawn for each task. With 0 all tasks of a game without chance are the same.
+    tags: whether the move must be in ``<answer>...</answer>``; else the whole turn is one.
   """
 
   game: str = "tic_tac_toe"

@@ -127,7 +127,7 @@ class EditMatcher:
     for call in expected.tool_calls:
       if self._category(call) is None:
         return (
-          f"the verifier knows no category of tool {call.name!r}; known names stand in "
+          f"the verifier knows no category of tool {call.name!r}; known names are in "
           f"{__name__}.CATEGORIES, give others by edits.categories=(NAME=CATEGORY,)"
         )
     return undeclared(expected, tools) if tools else None

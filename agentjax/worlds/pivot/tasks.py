@@ -1,4 +1,4 @@
-"""Single turns of experts' trajectories as rows of a file, and the tasks that are made of them.
+"""Single turns of experts' trajectories as rows of a file, and the tasks made from them.
 
 A row keeps the expert's turn and the history separately; a task shows only the history. A row may
 have a profile: the rewards of a policy's samples at this turn.
@@ -103,7 +103,7 @@ def pivot_tasks(
   Args:
     path: as ``write_pivots`` wrote it.
     first_id: added to the ids of the rows.
-    limit: at most so many, from the start; None takes all.
+    limit: at most this many, from the start; None takes all.
 
   Raises:
     DataError: as ``read_pivots``.

@@ -181,7 +181,7 @@ class Sokoban(TextGame):
 
 
 def solve(level: Level, most_steps: int) -> list[str] | None:
-  """The shortest solution, breadth first; None without one of so many steps."""
+  """The shortest solution, breadth first; None if none has at most that many steps."""
   queue: collections.deque[tuple[Level, tuple[str, ...]]] = collections.deque([(level, ())])
   seen = {(level.boxes, level.player)}
   while queue:

@@ -13,7 +13,7 @@ def textworld_cheats(task: Task, tags: bool, max_turns: int) -> Mapping[str, Tur
 
   Args:
     task: its answer is a way to win, commands with "; " between them.
-    tags: whether commands stand in ``<answer>...</answer>``.
+    tags: whether commands must be in ``<answer>...</answer>``.
     max_turns: of the policy.
   """
   way = task.answer.split("; ")

@@ -38,7 +38,7 @@ class TextWorldConfig(WorldConfig):
     train_split, test_split: folders of a level. "valid" has the same things as "train" in other
       places, "test" has other things.
     max_turns: of the policy; then the game is over. 50 in TextWorld Commonsense.
-    tags: whether the command stands in ``<answer>...</answer>``; else the whole turn is one.
+    tags: whether the command must be in ``<answer>...</answer>``; else the whole turn is one.
     show_commands: whether all commands that would do something are listed every turn.
   """
 

@@ -88,7 +88,7 @@ class Game:
     names, kinds: of things, by id.
     facts: of the first state.
     quests: what is paid.
-    goal: what the player is told.
+    goal: the goal in words, as the player reads it.
   """
 
   logic: Logic

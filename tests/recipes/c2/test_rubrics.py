@@ -11,10 +11,8 @@ from agentjax.recipes.c2.rubrics import (
   REWARD_PARTS,
   REWARD_WEIGHTS,
   C2Config,
-  Judgement,
   Verdict,
   arrange,
-  judge_pair,
   margin,
   read_rubric,
   read_verdict,
@@ -235,31 +233,6 @@ def test_a_task_that_is_none_of_c2_is_a_fault_of_the_verifier():
   one = episode(reply("A"))
   run(graph.score(one, Task(3, (), "42", "digits")))
   assert one.status is Status.VERIFIER_ERROR and "42" in one.reward.reason
-
-
-# -------------------------------------------------------------------------------------- inference
-
-
-@pytest.mark.parametrize(
-  ("generated", "with_rubric", "expected", "calls"),
-  [
-    (rubric("prime"), reply("A", "helpful"), Judgement("A", rubric("prime")), 1),
-    (rubric("prime"), reply("A", "misleading"), Judgement("B", None), 2),
-    (rubric("prime"), "hm", Judgement("B", None), 2),
-    ("no rubric", reply("A", "helpful"), Judgement("B", None), 1),
-  ],
-)
-def test_a_rubric_counts_only_if_the_verifier_calls_it_helpful(
-  generated, with_rubric, expected, calls
-):
-  generator = Scripted(lambda messages, key: generated)
-  verifier = Scripted(
-    lambda messages, key: with_rubric if "<rubric " in messages[-1].content else reply("B")
-  )
-  assert run(judge_pair(PAIR, generator, verifier, seed=0)) == expected
-  assert len(verifier.asked) == calls
-  mute = Scripted(lambda messages, key: "hm")
-  assert run(judge_pair(PAIR, generator, mute, seed=0)) == Judgement(None, None)
 
 
 def test_settings_are_checked():

@@ -14,7 +14,6 @@ from agentjax.recipes.tessy.flow import (
   find_spans,
   repeats_itself,
   synthesise,
-  word_chunks,
 )
 from agentjax.trajectory.record import Message, Task
 
@@ -173,8 +172,6 @@ def test_labels_of_a_model_are_mapped_back_to_the_text():
   spans = find_spans(text, ["Okay, so", "not there", "Let me see:", "Okay,"])
   assert [text[a:b] for a, b in spans] == ["Okay, so", "Let me see:", "Okay,"]
   assert spans[2][0] > spans[1][1]
-  chunks = word_chunks(text, 5)
-  assert "".join(chunks) == text and [len(c.split()) for c in chunks] == [5, 5, 5]
 
 
 def _texts(seed, count):
