@@ -199,6 +199,7 @@ class Lane:
     self.evictions: list[Read] = []
     self.leaving: list[ContextState] = []
     self.gone: list[int] = []
+    self.interrupted = False  # by the end of an event loop, in the middle of a cycle
     self.woken: list[ContextState] = []  # contexts whose calls the last cycle ended
     self.task: asyncio.Task[None] | None = None
     self.thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{index}")

@@ -129,8 +129,8 @@ class BlockKind:
     spec: ``config -> params``, a tree of ParamSpec.
     forward: ``(params, x, config, rows, given) -> (x, BlockReport)`` on [B, T, embed].
     init_cache: ``(config, slots, length) -> entry``: what empty slots hold, a pytree of arrays
-      whose leading axis is the slot, or None. A slot that is used again gets this back. An axis
-      that grows with ``length`` is one of places, which start at zero; all else may start anywhere.
+      whose leading axis is the slot, or None. A slot that is used again gets this back. Of keys,
+      values and latents (``cache.in_pages``), which start at zero, an engine makes pages.
     extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed];
       a row without tokens, or that names no slot, leaves its slot as it was.
     step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; so
