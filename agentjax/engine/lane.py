@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from agentjax.engine.context_state import ContextState
+from agentjax.engine.pages import Pages
 from agentjax.engine.prefix_cache import Entry, PrefixCache, token_ids
 from agentjax.engine.request import Chunk, DecodePlan, EngineError, Generation, SampleRequest
 from agentjax.engine.slots import Routed, SlotEngine, Weights
@@ -125,7 +127,7 @@ class _Supply:
     self._pages: dict[int, int] = {}  # of a slot
     self._taken = dict.fromkeys(slots.pools, 0)
     self._copies: set[int] = set()  # slots that may be read
-    self._shared: set[tuple[int, int]] = set()  # pool and page, or what will be one
+    self._holders: collections.Counter[tuple[Pages, Stored]] = collections.Counter()  # more of them
     for slot in left:
       self.give_up(slot)
 
@@ -136,8 +138,15 @@ class _Supply:
   def give_up(self, slot: int) -> None:
     """Counts what a slot leaves to others."""
     if self.pages(slot):
-      self._free[self._slots.pool(slot)] += self._slots.pages_alone(slot)
+      pool = self._slots.pool(slot)
+      for block in self._slots.shared(slot):
+        self._holders[pool, block] -= 1
+        self._free[pool] += self._held_by(pool, block) == 0
+      self._free[pool] += self._slots.pages(slot) - len(self._slots.shared(slot))
     self._pages[slot] = 0
+
+  def _held_by(self, pool: Pages, block: Stored) -> int:
+    return pool.holders(block) + self._holders[pool, block]
 
   def reach(
     self, slot: int, tokens: int, *, copies: bool = False, base: Snapshot | None = None
@@ -152,19 +161,15 @@ class _Supply:
     """
     pool, programs = self._slots.pool(slot), self._slots.programs
     more = max(0, programs.pages_of(tokens) - self.pages(slot))
-    held: set[tuple[int, int]] = set()
-    if base is not None:
-      shared = base.blocks[: self._slots.whole(base.length)]
-      own = [(id(pool), id(block)) for block in shared if pool.holders(block) == 0]
-      held = set(own) - self._shared
-      more += len(held) - len(shared)
+    shared = () if base is None else base.blocks[: self._slots.whole(base.length)]
+    more -= sum(self._held_by(pool, block) > 0 for block in shared)
     spare = programs.pages_of(1 + programs.unsettled) if copies else 0
     if more + spare > self._free[pool]:
       return False
     self._free[pool] -= more + spare
     self._taken[pool] += more + spare
     self._pages[slot] = max(self.pages(slot), programs.pages_of(tokens))
-    self._shared |= held
+    self._holders.update((pool, block) for block in shared)
     if copies:
       self._copies.add(slot)
     return True
@@ -195,6 +200,7 @@ class Lane:
     self.evictions: list[Read] = []
     self.leaving: list[ContextState] = []
     self.gone: list[int] = []
+    self.interrupted = False  # by the end of an event loop, in the middle of a cycle
     self.woken: list[ContextState] = []  # contexts whose calls the last cycle ended
     self.task: asyncio.Task[None] | None = None
     self.thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"engine-{index}")

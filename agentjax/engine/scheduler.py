@@ -316,6 +316,9 @@ class Scheduler:
     cycle: Cycle | None = None
     outcome: Outcome | None = None
     try:
+      if lane.interrupted:  # wait for what the last event loop left at work
+        await loop.run_in_executor(lane.thread, lambda: None)
+        lane.interrupted = False
       while True:
         await self._settle(lane)
         every = self._weights  # another thread may publish new ones
@@ -347,6 +350,9 @@ class Scheduler:
         self.drop(context, "the event loop ended")
       for context in cycle.leaving if cycle else ():
         self.drop(context, "the event loop ended")
+      if cycle is not None:
+        lane.interrupted = True
+        lane.gone += [*cycle.gone, *(item.slot for item in cycle.evictions)]
       raise
     except Exception as error:
       self.fail(error)

@@ -198,10 +198,9 @@ class SlotEngine:
     """Pages that a slot has."""
     return len(self._shared[slot]) + len(self._own[slot])
 
-  def pages_alone(self, slot: int) -> int:
-    """Those of them that no other slot has."""
-    pool = self.pool(slot)
-    return len(self._own[slot]) + sum(pool.holders(b) == 1 for b in self._shared[slot])
+  def shared(self, slot: int) -> Sequence[Stored]:
+    """Its first pages, as far as they are stored."""
+    return self._shared[slot]
 
   def whole(self, tokens: int) -> int:
     """Of a context of so many tokens, the first pages: those in which nothing changes any more."""

@@ -130,8 +130,8 @@ class BlockKind:
     forward: ``(params, x, config, rows, given) -> (x, BlockReport)`` on [B, T, embed].
     init_cache: ``(config, slots, length) -> entry``: the contents of empty slots, a pytree of
       arrays whose leading axis is the slot, or None. A slot is reset to this before it is used
-      again. An axis that grows with ``length`` is an axis of places, which start at zero; other
-      arrays may have any start.
+      again. An engine stores keys, values and latents, which start at zero, in pages
+      (``cache.in_pages``).
     extend: ``(params, x, entry, config, appended, given) -> (x, entry, experts)``, [R, C, embed]; a
       row without tokens, or without a slot, changes nothing.
     step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; a

@@ -1,7 +1,8 @@
 """Whatever is submitted, extended, forked, cancelled, evicted, published in between: fresh bits.
 
-Contexts live in few slots, in a store of a few blocks, over a tree of known prefixes; each turn is
-then computed again by an engine that does nothing else, from the context's history alone.
+Contexts live in few slots, few pages and a store of a few blocks, over a tree of known prefixes;
+each turn is then computed again by an engine that does nothing else, from the context's history
+alone.
 """
 
 from __future__ import annotations
@@ -163,9 +164,15 @@ def world(model_config, params, other_params) -> Iterator[World]:
 
 @pytest.mark.parametrize("reuse", ["prompts", "turns"])
 @settings(max_examples=15, deadline=None)
-@given(steps=st.lists(Step, min_size=4, max_size=24), tiny=st.booleans(), lanes=st.integers(1, 2))
-def test_any_interleaving_gives_what_a_fresh_run_gives(world, reuse, steps, tiny, lanes):
-  engine = Engine(world.config, sizes(prefix_reuse=reuse, slots=4 * lanes, lanes=lanes))
+@given(
+  steps=st.lists(Step, min_size=4, max_size=24),
+  tiny=st.booleans(),
+  lanes=st.integers(1, 2),
+  room=st.sampled_from([0, 128, 200]),
+)
+def test_any_interleaving_gives_what_a_fresh_run_gives(world, reuse, steps, tiny, lanes, room):
+  config = sizes(prefix_reuse=reuse, slots=4 * lanes, lanes=lanes, cache_tokens=room * lanes)
+  engine = Engine(world.config, config)
   engine.publish(world.weights[0], 0)
   try:
     trials = asyncio.run(act(engine, world.weights, steps, tiny))
@@ -190,3 +197,7 @@ def test_any_interleaving_gives_what_a_fresh_run_gives(world, reuse, steps, tiny
   gc.collect()  # the end of the event loop may have cut a cycle short
   blank = engine.scheduler.lanes[0].slots.programs.state_bytes * lanes
   assert sum(engine.stored_bytes) <= blank
+  for lane in engine.scheduler.lanes:
+    for slot in lane.gone:
+      lane.slots.release(slot)
+    assert all(pool.free == lane.slots.programs.pages - 1 for pool in lane.slots.pools)

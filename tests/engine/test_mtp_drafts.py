@@ -52,6 +52,13 @@ def params(untouched) -> models.Params:
   return heads_that_know(untouched, 0.6)
 
 
+def laid_out(engine: SlotEngine) -> models.MtpCache:
+  """What the heads keep of every slot."""
+  programs, table = engine.programs, engine._table.copy()
+  read = jax.jit(lambda state: programs._laid_out(programs._with_table(state, table)))
+  return jax.device_get(read(engine._state)).mtp_cache
+
+
 @pytest.fixture
 def drafting(model_config, params) -> SlotEngine:
   engine = SlotEngine(model_config, sizes(speculate="mtp"))
@@ -90,10 +97,10 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
     for slot in range(3):
       ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]
       drafting.extend([(slot, np.array([turn], np.int32))])
-  found = jax.device_get(drafting._state.mtp_cache)
+  found = laid_out(drafting)
   drafting.place(None, [0, 1, 2, 3])
   drafting.extend([(slot, np.array(held, np.int32)) for slot, held in enumerate(ids)])
-  expected = jax.device_get(drafting._state.mtp_cache)
+  expected = laid_out(drafting)
   for slot, held in enumerate(ids):
     np.testing.assert_allclose(found.states[slot], expected.states[slot], atol=2e-5)
     for depth in range(2):

@@ -15,7 +15,7 @@ Ids = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 
 
 def entry(length: int, *, fresh: bool = True, version: int = 0) -> Entry:
-  return Entry(Snapshot(Stored(()), (), length, version), None, fresh)
+  return Entry(Snapshot(Stored(), (), length, version), None, fresh)
 
 
 def array(ids) -> np.ndarray:
