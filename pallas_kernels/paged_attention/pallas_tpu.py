@@ -206,8 +206,23 @@ def _call(
       dimension_semantics=("parallel", "arbitrary", "arbitrary"),
       vmem_limit_bytes=_vmem_bytes(sizes, pool.itemsize),
     ),
+    cost_estimate=_cost(sizes, pool.itemsize, dtype.itemsize),
     name="paged_attention",
     interpret=interpret,
+  )
+
+
+def _cost(sizes: _Sizes, item: int, query_item: int) -> pl.CostEstimate:
+  """Of rows that are full."""
+  held = sizes.rows * sizes.tiles * sizes.tile
+  queries = sizes.blocks * sizes.queries * sizes.kv_heads
+  both = sizes.width + sizes.value_dim
+  token = (sizes.width + sizes.value_dim * sizes.apart) * item + 8 * sizes.scaled
+  return pl.CostEstimate(
+    flops=2 * held * queries * both,
+    transcendentals=held * queries,
+    bytes_accessed=held * sizes.blocks * sizes.kv_heads * token
+    + sizes.rows * queries * both * query_item,
   )
 
 
