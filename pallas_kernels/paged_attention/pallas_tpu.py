@@ -267,9 +267,8 @@ def _kernel(sizes: _Sizes, pools: int, table: Ref, starts: Ref, counts: Ref, *re
     token = jax.lax.div(block * sizes.queries, sizes.shared)
     after = jax.lax.div(block * sizes.queries + sizes.queries - 1, sizes.shared) + 1
     real = jnp.minimum(after, counts[row])
-    begin = 0
-    if sizes.window is not None:
-      begin = jnp.maximum(starts[row] + token - (sizes.window - 1), 0)
+    back = 2**30 if sizes.window is None else sizes.window - 1
+    begin = jnp.maximum(starts[row] + token - back, 0)
     end = jnp.where(real > token, starts[row] + real, 0)
     return _Step(row, jnp.where(end > 0, begin, 0), end, block * sizes.queries)
 
