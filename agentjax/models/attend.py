@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from agentjax.models import splash
+from agentjax.models import flash, splash
 from agentjax.models.linear import precision
 from agentjax.models.pages import Held, read_places
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
@@ -33,11 +33,13 @@ def attend(
   scale: float,
   block: int,
   window: int | None = None,
+  kernels: str | None = None,
 ) -> Float[Array, "batch time heads value_width"]:
   """``softmax(scale q kᵀ) v``, causal and within a segment, for training.
 
   Weights are recomputed in the backward pass. On a TPU in bfloat16 it is JAX's splash kernel, for
-  rows of a multiple of 128 tokens. Otherwise, up to 16 blocks of queries run in one straight line,
+  rows of a multiple of 128 tokens; on a GPU with ``kernels="pallas_gpu"`` JAX's flash kernel, where
+  ``flash.fits``. Otherwise, up to 16 blocks of queries run in one straight line,
   each against the keys up to its own end, and more run in a loop over [block, block] tiles.
 
   Where time is split over the mesh, every device gathers the keys and values of whole rows, which
@@ -50,8 +52,10 @@ def attend(
     scale: on the products.
     block: queries of one product; later keys are left out of it.
     window: how many tokens back, itself included, a token sees; None is all of them.
+    kernels: ``ModelConfig.kernels``.
   """
-  part = functools.partial(_attend_part, scale=scale, block=block, window=window)
+  on_gpu = kernels == "pallas_gpu" and flash.fits(query, key, value, window)
+  part = functools.partial(_attend_part, scale=scale, block=block, window=window, on_gpu=on_gpu)
   arguments: list[tuple[Any, Any]] = [
     (query, ("batch", "time", "heads", None)),
     (key, ("batch", "time", "kv_heads", None)),
@@ -238,6 +242,7 @@ def _attend_part(
   scale: float,
   block: int,
   window: int | None,
+  on_gpu: bool,
 ) -> Array:
   """``attend`` of one device's queries; ``made`` is its part of the TPU kernel, if it fits."""
   time = query.shape[1]
@@ -252,10 +257,14 @@ def _attend_part(
     )
 
   arguments = (query, *keys[:2], segment_ids, keys[2])
-  if made is None:
-    return plain(*arguments)
-  fast = functools.partial(splash.attend_splash, made, scale=scale)
-  return jax.lax.platform_dependent(*arguments, tpu=fast, default=plain)
+  fast: dict[str, Callable[..., Array]] = {}
+  if made is not None:
+    fast["tpu"] = functools.partial(splash.attend_splash, made, scale=scale)
+  if on_gpu:
+    fast["cuda"] = functools.partial(flash.attend_flash, scale=scale)
+  return (
+    jax.lax.platform_dependent(*arguments, **fast, default=plain) if fast else plain(*arguments)
+  )
 
 
 def _attend_unrolled(

@@ -165,7 +165,15 @@ def attention(
   top = None
   if config.record_max_scores:
     top = max_scores(query, key, segment_ids=segment_ids, scale=scale, block=block)
-  out = attend(query, key, value, segment_ids=segment_ids, scale=scale, block=block)
+  out = attend(
+    query,
+    key,
+    value,
+    segment_ids=segment_ids,
+    scale=scale,
+    block=block,
+    kernels=config.kernels,
+  )
   return merge_heads(params, out), top
 
 

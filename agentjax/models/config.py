@@ -215,6 +215,7 @@ class ModelConfig(Config):
       is copied into stacks.
     logits_chunk: time steps whose logits are held at once while scoring.
     kernels: implementation of the state space and convolution kernels; None picks the fastest.
+      "pallas_gpu" is also the flash kernel of attention in training, where ``flash.fits``.
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.

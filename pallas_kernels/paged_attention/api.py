@@ -145,4 +145,7 @@ def _check_pools(
         f"paged_attention: {name}s must be {query.dtype}, as the query, or quantised, got "
         f"{pool.dtype}."
       )
-  return value_dim if values is None else values.shape[3]
+  if value_dim is not None:
+    return value_dim
+  assert values is not None, "one of the two, as checked above"
+  return values.shape[3]

@@ -206,8 +206,23 @@ def _call(
       dimension_semantics=("parallel", "arbitrary", "arbitrary"),
       vmem_limit_bytes=_vmem_bytes(sizes, pool.itemsize),
     ),
+    cost_estimate=_cost(sizes, pool.itemsize, dtype.itemsize),
     name="paged_attention",
     interpret=interpret,
+  )
+
+
+def _cost(sizes: _Sizes, item: int, query_item: int) -> pl.CostEstimate:
+  """Of rows that are full."""
+  held = sizes.rows * sizes.tiles * sizes.tile
+  queries = sizes.blocks * sizes.queries * sizes.kv_heads
+  both = sizes.width + sizes.value_dim
+  token = (sizes.width + sizes.value_dim * sizes.apart) * item + 8 * sizes.scaled
+  return pl.CostEstimate(
+    flops=2 * held * queries * both,
+    transcendentals=held * queries,
+    bytes_accessed=held * sizes.blocks * sizes.kv_heads * token
+    + sizes.rows * queries * both * query_item,
   )
 
 
@@ -252,9 +267,8 @@ def _kernel(sizes: _Sizes, pools: int, table: Ref, starts: Ref, counts: Ref, *re
     token = jax.lax.div(block * sizes.queries, sizes.shared)
     after = jax.lax.div(block * sizes.queries + sizes.queries - 1, sizes.shared) + 1
     real = jnp.minimum(after, counts[row])
-    begin = 0
-    if sizes.window is not None:
-      begin = jnp.maximum(starts[row] + token - (sizes.window - 1), 0)
+    back = 2**30 if sizes.window is None else sizes.window - 1
+    begin = jnp.maximum(starts[row] + token - back, 0)
     end = jnp.where(real > token, starts[row] + real, 0)
     return _Step(row, jnp.where(end > 0, begin, 0), end, block * sizes.queries)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from agentjax.models import attend as attend_module
-from agentjax.models import splash
+from agentjax.models import flash, splash
 from agentjax.models.attend import attend, attend_cache, max_scores
+from tests.pallas_kernels.test_ssd_pallas_gpu import h100
 
 SETTINGS = {"scale": 0.3, "window": None}
 
@@ -88,6 +89,55 @@ def test_the_tpu_kernel_interpreted_equals_the_tiles(window):
     lambda *v: splash.attend_splash(made, *v, segments, segments, scale=0.3), *arrays
   )
   jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=5e-5), got, wanted)
+
+
+def test_the_gpu_kernel_interpreted_rounds_as_bfloat16_does():
+  arrays = draw(2, 192, heads=4, kv_heads=2, width=24, value_width=24, dtype=jnp.bfloat16)
+  segments = segment_ids([(1, 70), (2, 100), (0, 22)], [(3, 192)])
+  wide = tuple(v.astype(jnp.float32) for v in arrays)
+  settings = {"segment_ids": segments, "scale": 0.3}
+  wanted = value_and_slopes(functools.partial(attend, block=64, **settings), *wide)
+  straight = value_and_slopes(functools.partial(attend, block=64, **settings), *arrays)
+  got = value_and_slopes(
+    lambda *v: flash.attend_flash(*v, segments, segments, scale=0.3, interpret=True), *arrays
+  )
+
+  def errors(found):
+    def error(value, want):
+      value = np.asarray(value, np.float32)
+      return np.linalg.norm(value - want) / np.linalg.norm(want)
+
+    return [error(v, w) for v, w in zip(*map(jax.tree.leaves, (found, wanted)), strict=True)]
+
+  assert max(errors(straight)[1:]) < 0.02
+  for mine, other in zip(errors(got)[1:], errors(straight)[1:], strict=True):
+    assert mine < 2 * other
+
+
+@pytest.mark.parametrize(
+  ("kernels", "dtype", "width", "window", "calls"),
+  [
+    ("pallas_gpu", jnp.bfloat16, 64, None, 3),  # forward, and two of the backward pass
+    ("pallas_gpu", jnp.bfloat16, 64, 100, 0),
+    ("pallas_gpu", jnp.bfloat16, 192, None, 0),
+    ("pallas_gpu", jnp.float32, 64, None, 0),
+    (None, jnp.bfloat16, 64, None, 0),  # nobody has measured it
+  ],
+)
+def test_the_gpu_kernel_runs_where_it_is_named_and_fits(kernels, dtype, width, window, calls):
+  arrays = draw(1, 256, heads=4, kv_heads=2, width=width, value_width=width, dtype=dtype)
+  f = functools.partial(
+    attend,
+    segment_ids=jnp.ones((1, 256), jnp.int32),
+    block=64,
+    scale=0.3,
+    window=window,
+    kernels=kernels,
+  )
+  loss = jax.jit(jax.grad(lambda *v: jnp.sum(f(*v).astype(jnp.float32))))
+  with h100():
+    lowered = loss.trace(*arrays).lower(lowering_platforms=("cuda",))
+  assert lowered.as_text().count("__gpu$xla.gpu.triton") == calls
 
 
 @pytest.mark.parametrize(

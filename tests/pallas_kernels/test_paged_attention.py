@@ -361,7 +361,8 @@ LAYERS = {
 
 
 def abstract(shape: Shape, dtype: str, quantised: str | None):
-  of, number = jax.ShapeDtypeStruct, shape.rows * shape.pages
+  # Pools are larger than all else, so that a copy of one shows.
+  of, number = jax.ShapeDtypeStruct, max(shape.rows * shape.pages, 8192)
   lead = (number, shape.kv_heads, shape.page)
   arguments = {
     "query": of((shape.rows, shape.time, shape.heads, shape.width), dtype),
