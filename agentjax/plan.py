@@ -20,6 +20,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+import jax
 from absl import flags
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +72,8 @@ _PRICE = flags.DEFINE_float(
 def run(argv: list[str]) -> None:
   """Plans the config of the flags and prints the tables."""
   del argv
+  # What was compiled for a described device cannot be read back.
+  jax.config.update("jax_enable_compilation_cache", False)
   experiment: Experiment = _CONFIG.value
   # What else a run needs, tasks and weights, a plan does without.
   for name in ("model", "mesh", "engine", "rollout", "rl", "devices"):

@@ -211,6 +211,7 @@ def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
 def _reshard(leaves: Sequence[jax.Array], targets: Sequence[jax.sharding.NamedSharding]) -> Any:
   """Arrays in other layouts on the same devices."""
   mesh = targets[0].mesh
+  assert isinstance(mesh, jax.sharding.Mesh)
   if not all(isinstance(leaf.sharding, jax.sharding.NamedSharding) for leaf in leaves):
     return jax.device_put(tuple(leaves), tuple(targets))
   # A program has one order of devices, so the parts change places first.

@@ -151,8 +151,8 @@ def step_cost(
   least, estimated, counts = {}, {}, {}
   for name, plan in plans.items():
     if name in ("update", "score"):
-      times = updates if name == "update" else scorings * stage.minibatches
-      trips: float = math.ceil(tokens / stage.row_length / plan.rows)
+      times: float = updates if name == "update" else scorings * stage.minibatches
+      trips = math.ceil(tokens / stage.row_length / plan.rows)
       counts[name] = times * trips
     else:
       times, trips = runs.get(name, 0), math.ceil(total / 2 / CACHE_BLOCK)
