@@ -4,8 +4,9 @@ A monitor gives findings, texts that say what it saw. Their number is a part of 
 it is logged like any; the action decides what else it does to the reward:
 
   log        nothing
-  screen     the reward is invalid: nothing is learnt from the episode (status VERIFIER_ERROR; the
-             reason "screened" tells it from a fault)
+  screen     a reward above 0 is invalid: nothing is learnt from the episode (status VERIFIER_ERROR;
+             the reason "screened" tells it from a fault). One of 0 or less stays: else a policy
+             that loses would write what a monitor finds
   penalise   the penalty is subtracted, once, however many findings there are
 
 A penalty teaches the policy what the monitor sees, which may be to hide it; screening teaches
@@ -136,7 +137,7 @@ def count_findings(monitors: Mapping[str, Monitor]) -> Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class Screened:
-  """``body`` where ``findings`` is 0; else invalid, whatever the body is."""
+  """``body`` where ``findings`` is 0 or the body pays nothing; else invalid."""
 
   findings: Node
   body: Node
@@ -145,10 +146,10 @@ class Screened:
     return self.findings.names() | self.body.names()
 
   def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    findings = self.findings.evaluate(parts)
-    if findings.value:
+    findings, body = self.findings.evaluate(parts), self.body.evaluate(parts)
+    if findings.value and (body.value is None or body.value > 0):
       return Reward.invalid(f"{SCREENED}: {findings.value:g} findings")
-    return findings if findings.value is None else self.body.evaluate(parts)
+    return findings if findings.value is None else body
 
 
 @dataclasses.dataclass(frozen=True)

@@ -311,8 +311,8 @@ class TemplateChat(Chat):
     """Raises TemplateRefusal unless every content, call and tool of a conversation is rendered.
 
     Each text must stand in ``rendered``, as it is or as JSON spells it, but for blanks around it,
-    and as often as it was said. A short text may stand there by chance, so that each new shape of a conversation is rendered
-    once more with a word of its own in each place.
+    and as often as it was said. A short text may stand there by chance, so that each new shape of a
+    conversation is rendered once more with a word of its own in each place.
 
     Args:
       messages: the conversation, or its part behind a turn.
