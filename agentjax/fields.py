@@ -77,9 +77,12 @@ def describe_field(field: FieldInfo) -> str:
 
 def main(arguments: Sequence[str]) -> int:
   """Prints the fields; the exit status is 2 where no field has the word."""
-  if len(arguments) > 1 or any(a in ("-h", "--help") for a in arguments):
+  if any(a in ("-h", "--help") for a in arguments):
     print(__doc__)
-    return 0 if len(arguments) == 1 else 2
+    return 0
+  if len(arguments) > 1:
+    print(f"error: stray word {arguments[1]!r}; fields takes one word.", file=sys.stderr)
+    return 2
   try:
     found = find_fields(arguments[0] if arguments else "")
   except ConfigError as error:

@@ -164,6 +164,7 @@ _CASES = {
     "config.rl.teachers",
   ),
   "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),
+  "fields: two words": (("fields", "rl", "data"), "stray word 'data'"),
   "recipe's command: nothing named": (("recipes.tessy.synthesise",), "--predictor=FILE is needed"),
   "recipe's command: no such": (("recipes.tessy.nosuch",), "allowed: train"),
   "train_tokenizer: no file": (

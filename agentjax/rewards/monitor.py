@@ -5,8 +5,8 @@ is logged like any part; the action decides its effect on the reward:
 
   log        nothing
   screen     a reward above 0 is invalid: nothing is learnt from the episode (status VERIFIER_ERROR;
-             the reason "screened" tells it from a fault). One that earned nothing counts: a policy
-             that loses must not be able to take the episode back
+             the reason "screened" tells it from a fault). A reward of 0 or less stays: otherwise a
+             policy that loses could write what a monitor finds, and so remove the episode
   penalise   the penalty is subtracted, once, however many findings there are
 
 A penalty teaches the policy what the monitor sees, so it may learn to hide; screening teaches
@@ -137,7 +137,7 @@ def count_findings(monitors: Mapping[str, Monitor]) -> Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class Screened:
-  """``body`` where ``findings`` is 0 or nothing was earned; else invalid."""
+  """``body`` where ``findings`` is 0 or the body pays nothing; else invalid."""
 
   findings: Node
   body: Node
@@ -146,13 +146,10 @@ class Screened:
     return self.findings.names() | self.body.names()
 
   def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    findings = self.findings.evaluate(parts)
-    if findings.value is None:
-      return findings
-    body = self.body.evaluate(parts)
+    findings, body = self.findings.evaluate(parts), self.body.evaluate(parts)
     if findings.value and (body.value is None or body.value > 0):
       return Reward.invalid(f"{SCREENED}: {findings.value:g} findings")
-    return body
+    return findings if findings.value is None else body
 
 
 @dataclasses.dataclass(frozen=True)

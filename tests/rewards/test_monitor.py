@@ -72,6 +72,12 @@ def test_screen_takes_the_episode_out_and_counts_it_apart_from_faults():
   assert metrics["rollout/screened_share"] == 0.5 and metrics["rollout/no_verdict_share"] == 0.0
 
 
+def test_an_episode_that_loses_is_not_screened_by_what_it_writes():
+  lost = trajectory(code="sys.exit(0)", answer="5")
+  scored(watching("screen"), lost)
+  assert lost.reward == Reward(0.0) and lost.status is Status.OK and lost.metadata[FINDINGS]
+
+
 def test_penalise_subtracts_once():
   found, clean, wrong = scored(
     watching("penalise", "exits", "tests", penalty=0.75),

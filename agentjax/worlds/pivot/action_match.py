@@ -133,9 +133,8 @@ def same_command(expected: str, actual: str) -> bool:
   wanted, given = shell_words(expected), shell_words(actual)
   if wanted is None or given is None:
     return expected == actual
-  if any(
-    kind == "operator" and text.lstrip("0123456789") in ("<<", "<<-") for kind, text in wanted
-  ):
+  operators = {text.lstrip("0123456789") for kind, text in wanted if kind == "operator"}
+  if operators & {"<<", "<<-"}:
     return expected.strip() == actual.strip()
   return wanted == given
 
