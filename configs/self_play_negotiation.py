@@ -6,7 +6,8 @@ r"""Self-play on a negotiation at toy size: the policy bargains with itself as i
 
 One seat is played by a frozen copy, renewed every 10 steps; the players change places from sample
 to sample, so the policy learns both roles, each compared with its own. The second command lets the
-policy play both seats. The warm start shows how a move is written. All sizes and rates are ours.
+policy play both seats. The warm start shows how a move is written. All sizes and rates are ours. No
+figures yet.
 """
 
 from agentjax.config import Table

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import ConfigError
@@ -13,7 +15,7 @@ from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.training import processes
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.packing import paid_by_turn
+from agentjax.trajectory.packing import at_turn_ends
 from agentjax.trajectory.record import Reward, Status, Trajectory
 
 
@@ -49,7 +51,8 @@ class PartRewards(Signal):
 class TurnRewards(Signal):
   """Rewards of turns as a part of the outcome, for ``advantage.turn_rewards``.
 
-  It stands on the turn's last token that is trained on (``packing.paid_by_turn``).
+  It stands on the turn's last token with weight or, where a turn has none, on the last one before
+  it. What was earned before the first token with weight stays where it is: nobody is paid for it.
 
   Args:
     shares: weight in the reward of each part that turns earn.
@@ -67,12 +70,34 @@ class TurnRewards(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     del context
     check_turn_rewards(episodes, tuple(self._shares))
-    return need_parts(episodes, tuple(self._shares)), {}
+    started = need_parts(episodes, tuple(self._shares))
+    return [at_turn_ends(one, TURN_REWARDS.name, self._paid(one)) for one in started], {}
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    del networks
-    credited = with_selected_weights(context.packed, batch)
-    return Result({"turn_rewards": paid_by_turn(context.sequences, self._shares, credited)})
+    del context, networks
+    return Result({TURN_REWARDS.name: move_to_weights(batch)})
+
+  def _paid(self, episode: Trajectory) -> list[float]:
+    total = np.zeros(len(episode.segments), np.float32)
+    for name, share in self._shares.items():
+      paid = [0.0 if p is None else p for p in episode.turn_rewards.get(name, total)]
+      total += np.float32(share) * np.array(paid, np.float32)
+    return total.tolist()
+
+
+@jax.jit
+def move_to_weights(batch: Batch) -> jax.Array:
+  """float32 [B, T]: ``turn_rewards`` of a batch where an advantage can find them; see TurnRewards.
+
+  Tokens that a signal has not ``selected`` have no weight.
+  """
+  kept = (batch.weights > 0) & batch.columns.get("selected", True)
+  places = jnp.broadcast_to(jnp.arange(kept.shape[1]), kept.shape)
+  last = jax.lax.cummax(jnp.where(kept, places, -1), axis=1)
+  target = jnp.where(last >= places - batch.positions, last, places)  # of its own sequence
+  paid = batch.column(TURN_REWARDS.name)
+  rows = jnp.arange(kept.shape[0])[:, None]
+  return jnp.zeros_like(paid).at[rows, target].add(paid)
 
 
 def with_selected_weights(packed: Batch, batch: Batch) -> Batch:

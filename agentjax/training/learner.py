@@ -245,6 +245,8 @@ class Learner(TrainStates):
     for signal in phase.signals:
       started, found = signal.observe(StepContext(step, policy, beside), started)
       observed |= found
+    if not started:
+      raise NoEpisodesError(f"step {step}: its signals left out all {len(weighted)} episodes.")
     parts = [to_sequences(part) for part in _by_task(started, settings.minibatches)]
     if phase.config.context == "response":
       parts = [[r for r in map(without_prompt, part) if r is not None] for part in parts]

@@ -300,6 +300,12 @@ _RECORDED = (
     in_loss=False,
   ),
   Column(
+    "agents",
+    "int32",
+    "Which of the environment's agents the sequence is of, from 0 in their order.",
+    level="sequence",
+  ),
+  Column(
     "replayed",
     "bool",
     "The episode is one of an earlier step that is trained on again: its tokens are off policy.",

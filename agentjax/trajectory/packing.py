@@ -21,6 +21,7 @@ from agentjax.trajectory.columns import (
   Column,
   core_fields,
   find_column,
+  get_column,
   join_known,
   known_names,
   value_or_fill,
@@ -44,8 +45,6 @@ class PackedSequence:
     columns: further columns by name: [n, ...] of tokens and turns, [...] of sequences. Names that
       are not registered do not get into a batch.
     source: name of the data set of its task.
-    reward_parts: values of the named parts of its reward, without those that are not valid.
-    turn_rewards: by part float32 [n], a turn's reward on its last token; NaN elsewhere.
   """
 
   name: str
@@ -60,8 +59,6 @@ class PackedSequence:
   group: int = 0
   columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
   source: str = ""
-  reward_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  turn_rewards: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return len(self.token_ids)
@@ -116,59 +113,33 @@ def to_sequences(trajectories: Sequence[Trajectory]) -> list[PackedSequence]:
           group=group,
           columns=columns,
           source=trajectory.source,
-          reward_parts={
-            name: part.value
-            for name, part in trajectory.reward_parts.items()
-            if part.value is not None
-          },
-          turn_rewards={
-            name: _at_ends(paid, trajectory, tokens)
-            for name, paid in trajectory.turn_rewards.items()
-          },
           **{c.name: getattr(tokens, c.name) for c in core_fields(PackedSequence, "token")},
         )
       )
   return result
 
 
-def part_rewards(
-  sequences: Sequence[PackedSequence], names: Sequence[str], places: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """float32 [places, P] values of the named parts, and bool [places]: all of them are known."""
-  values, known = np.zeros((places, len(names)), np.float32), np.zeros(places, bool)
-  for i, sequence in enumerate(sequences):
-    known[i] = all(name in sequence.reward_parts for name in names)
-    if known[i]:
-      values[i] = [sequence.reward_parts[name] for name in names]
-  return values, known
+def at_turn_ends(trajectory: Trajectory, name: str, paid: Sequence[float | None]) -> Trajectory:
+  """A copy with a column of tokens: what each segment was paid, on its last token.
 
-
-def paid_by_turn(
-  sequences: Sequence[PackedSequence], shares: Mapping[str, float], batch: Batch
-) -> np.ndarray:
-  """float32 [B, T]: ``sum_i shares[i] * turn_rewards[i]`` on tokens with weight.
-
-  A turn's reward is on its last token with weight, or on the last such token before it if the turn
-  has none. Rewards before the first token with weight are not moved; no token is paid for them.
+  All others have the column's fill. What a segment without tokens was paid stands on the last token
+  before it.
 
   Args:
-    sequences: what was packed.
-    shares: of parts of the reward.
-    batch: of all ``sequences``; its weights are used, which may be lower than theirs.
+    trajectory: of any number of branches.
+    name: of a registered column.
+    paid: one a segment, as in ``Trajectory.turn_rewards``.
   """
-  placed = []
-  loss_weights = unpack(batch.weights, batch.segment_ids, len(sequences))
-  for sequence, weights in zip(sequences, loss_weights, strict=True):
-    paid = np.zeros(len(sequence), np.float32)
-    for name, share in shares.items():
-      if name in sequence.turn_rewards:
-        paid += np.float32(share) * np.nan_to_num(sequence.turn_rewards[name])
-    places = np.arange(len(sequence))
-    last = np.maximum.accumulate(np.where(weights > 0, places, -1))
-    moved = np.zeros_like(paid)
-    np.add.at(moved, np.where(last >= 0, last, places), paid)
-    placed.append(moved)
-  return repack(placed, batch.segment_ids)
+  column, segments = get_column(name), trajectory.segments
+  values = [column.filled((len(segment),)) for segment in segments]
+  for i, value in enumerate(paid):
+    at: int | None = i if value is not None else None
+    while at is not None and not len(segments[at]):
+      at = segments[at].parent
+    if at is not None:
+      values[at][-1] = value + np.nan_to_num(values[at][-1])
+  changed = [s.with_columns({name: v}) for s, v in zip(segments, values, strict=True)]
+  return dataclasses.replace(trajectory, segments=changed)
 
 
 def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
@@ -196,20 +167,8 @@ def without_prompt(sequence: PackedSequence) -> PackedSequence | None:
   return dataclasses.replace(
     sequence,
     **arrays,
-    turn_rewards={name: paid[kept] for name, paid in sequence.turn_rewards.items()},
     columns=extra,
   )
-
-
-def _at_ends(paid: Sequence[float | None], trajectory: Trajectory, tokens: TokenPath) -> np.ndarray:
-  """float32 [n] of a path: rewards of its segments, on the last token of each; else NaN."""
-  result = np.full(len(tokens), np.nan, np.float32)
-  ends = np.cumsum([len(trajectory.segments[i]) for i in tokens.segments]) - 1
-  for index, end in zip(tokens.segments, ends, strict=True):
-    value = paid[index]
-    if value is not None and end >= 0:
-      result[end] = value + np.nan_to_num(result[end])
-  return result
 
 
 def _shared(

@@ -34,7 +34,7 @@ def view(trajectory: Trajectory, agent: str) -> Trajectory:
   Its group is the episode's group with the agent's name. If another agent ended the episode by a
   breach, it is truncated for this one.
   """
-  outcome = trajectory.agents[agent]
+  outcome, number = trajectory.agents[agent], list(trajectory.agents).index(agent)
   kept = [i for i, segment in enumerate(trajectory.segments) if segment.agent == agent]
   place: dict[int | None, int | None] = {None: None}
   place |= {index: number for number, index in enumerate(kept)}
@@ -56,6 +56,7 @@ def view(trajectory: Trajectory, agent: str) -> Trajectory:
     tools=[record for record in trajectory.tools if record.agent == agent],
     group=f"{trajectory.group or f'task {trajectory.task_id}'}, {agent}",
     metadata=metadata,
+    columns={**trajectory.columns, "agents": np.array(number, np.int32)},
     agents={},
   )
 

@@ -212,7 +212,7 @@ class PlainWorld(World):
   Args:
     make: the environment of one episode of a task.
     tools: what every episode offers.
-    base: world whose scorers are used, closed at the end; None for no scorers.
+    base: has all else: tasks, scorers, what it learns and keeps, servers. None has nothing.
   """
 
   def __init__(
@@ -221,21 +221,27 @@ class PlainWorld(World):
     tools: tuple[Tool, ...] = (),
     base: World | None = None,
   ):
-    self._make, self._base = make, base
+    self._make, self._base = make, World() if base is None else base
     self.tools = tools
-    if base is not None:
-      self.scorers, self.group_scorers = base.scorers, base.group_scorers
+    self.scorers, self.group_scorers = self._base.scorers, self._base.group_scorers
 
   def environment(self, task: Task) -> Environment:
     return self._make(task)
 
   def tasks(self, data: DataConfig) -> TaskSplits:
-    return super().tasks(data) if self._base is None else self._base.tasks(data)
+    return self._base.tasks(data)
 
   async def start(self, site: Site) -> None:
-    if self._base is not None:
-      await self._base.start(site)
+    await self._base.start(site)
+
+  async def learn(self, finished: Sequence[Trajectory]) -> None:
+    await self._base.learn(finished)
+
+  def get_state(self) -> bytes:
+    return self._base.get_state()
+
+  def set_state(self, state: bytes) -> None:
+    self._base.set_state(state)
 
   async def close(self) -> None:
-    if self._base is not None:
-      await self._base.close()
+    await self._base.close()

@@ -22,7 +22,7 @@ from agentjax.rollout.seats import SeatPlayer
 from agentjax.rollout.viewer import render
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.builder import check_trajectory, token_paths
-from agentjax.trajectory.packing import to_sequences
+from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Message, Reward, Status
 from agentjax.trajectory.seats import agent_metrics, learning_views
 from agentjax.trajectory.store import from_record, to_record
@@ -143,6 +143,9 @@ def test_groups_hold_players_of_one_role_and_each_sampled_token_is_trained_once(
   episodes = play(Players("1", "2"), samples=2)
   sequences = to_sequences(learning_views(episodes))
   assert [s.group for s in sequences] == [0, 1, 0, 1]
+  assert [int(s.column("agents")) for s in sequences] == [0, 1, 0, 1]
+  packed = pack(sequences, row_length=64, pad_id=0)  # a loss tells the roles apart
+  assert packed.columns["agents"].tolist() == [0, 1, 0, 1]
   assert [s.reward for s in sequences] == [1.25, -0.75, 1.25, -0.75]
   sampled = sum(int(s.sampled.sum()) for e in episodes for s in e.segments)
   assert sum(float(s.weights.sum()) for s in sequences) == sampled > 0

@@ -17,7 +17,7 @@ from agentjax.training import Experiment
 from agentjax.training.build import build_parts
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import resolve
-from agentjax.training.learner import Learner
+from agentjax.training.learner import Learner, NoEpisodesError
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory import columns as table
 from agentjax.trajectory.columns import Column, ColumnError
@@ -29,6 +29,7 @@ from tests.training.stages import (
   staged_experiment,
   train_until_killed,
 )
+from tests.training.teachers import base, episodes
 
 SURPRISE = Column("surprise", "float32", "Nats beyond the mean of all steps before.")
 
@@ -50,6 +51,30 @@ class SurpriseConfig(SignalConfig):
   def build(self, tools):
     assert tools.pack is not None and len(tools.token_bytes) == tools.model.vocab_size
     return Surprise(self.by)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class DroppingConfig(SignalConfig):
+  def build(self, tools):
+    return Dropping()
+
+
+class Dropping(Signal):
+  """Leaves out every episode."""
+
+  name = "dropping"
+
+  def observe(self, context, episodes):
+    return [], {}
+
+
+def test_a_step_that_signals_left_nothing_of_says_so(tmp_path):
+  experiment = base(signals=(DroppingConfig(),))
+  parts = build_parts(resolve(experiment), tmp_path, extensions())
+  learner = Learner(parts, policy_objective(experiment.rl.objective))
+  state = learner.begin_rl(learner.initial_state("rl"))
+  with pytest.raises(NoEpisodesError, match="step 1: its signals left out all 8 episodes"):
+    learner.rl_step(state, episodes(), 1)
 
 
 class Surprise(Signal):

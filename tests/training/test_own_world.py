@@ -111,6 +111,19 @@ def test_it_is_trained_and_goes_on_with_what_it_has_learnt(tmp_path):
   assert Run(saved, tmp_path / "killed", console=quiet()).replay(5).identical
 
 
+def test_with_environments_of_another_it_still_learns_and_keeps_its_state(tmp_path):
+  given = Extensions(make_environment=lambda task: Digits())
+  made = experiment()
+  made.rl.steps, made.checkpoint = 2, CheckpointConfig(every=1)
+  Remembering.seen.clear()
+  assert Run(made, tmp_path / "run", extensions=given, console=quiet()).train().finished
+  assert len(Remembering.seen) == 2
+  world = build_parts(made, tmp_path / "again", given).world
+  before = world.get_state()
+  world.set_state(b"5")
+  assert (before, world.get_state()) == (b"0", b"5")
+
+
 def test_gates_play_its_cheats_and_its_solution():
   results = asyncio.run(check_experiment(experiment(), tasks=1))
   assert {r.attempt for r in results} == {"reference", "empty", "odd"}

@@ -12,10 +12,12 @@ from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConf
 from agentjax.objectives.preparation import prepare
 from agentjax.rewards import RewardConfig
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.reward_parts import TurnRewards
+from agentjax.signals.signal import BatchContext, StepContext
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.packing import pack, paid_by_turn, to_sequences, without_prompt
+from agentjax.trajectory.packing import pack, to_sequences, unpack, without_prompt
 from agentjax.trajectory.record import Reward
 from tests.training.stages import (
   PaidDigits,
@@ -51,10 +53,21 @@ def _episode(paid, weights=None, sample=0):
   return trajectory
 
 
-def _placed(trajectory, share=1.0):
-  sequences = to_sequences([trajectory])
-  batch = pack(sequences, row_length=16, pad_id=0)
-  return paid_by_turn(sequences, {"environment": share}, batch)[0], batch
+def _observed(trajectory, share=1.0):
+  """The episode as the signal leaves it, and the signal."""
+  signal = TurnRewards({"environment": share})
+  (seen,), _ = signal.observe(StepContext(1, None), [trajectory])
+  return seen, signal
+
+
+def _placed(trajectory, share=1.0, row_length=16, **columns):
+  """[B, T] of what an advantage is given, and the batch."""
+  seen, signal = _observed(trajectory, share)
+  sequences = to_sequences([seen])
+  packed = pack(sequences, row_length=row_length, pad_id=0)
+  batch = jax.tree.map(jnp.asarray, packed).with_columns(columns)
+  context = BatchContext(1, None, sequences, packed, None, None)
+  return np.asarray(signal(context, {}, batch).columns["turn_rewards"])[0], batch
 
 
 def test_a_turn_is_paid_on_its_last_token_with_weight_and_one_without_on_the_one_before():
@@ -66,13 +79,31 @@ def test_a_turn_is_paid_on_its_last_token_with_weight_and_one_without_on_the_one
   # Nobody is paid for what comes before the first token with weight; the sum stays.
   paid, _ = _placed(_episode([1.0, 2.0], weights=[0, 0, 1, 1]))
   np.testing.assert_array_equal(paid[[4, 7]], [1.0, 2.0])
+  # Nor for a token that a signal has not selected.
+  selected = jnp.ones((1, 16), bool).at[0, 4].set(False)
+  paid, _ = _placed(_episode([1.0, 2.0]), selected=selected)
+  np.testing.assert_array_equal(np.flatnonzero(paid), [3, 7])
 
 
 def test_without_its_prompt_a_sequence_keeps_what_its_turns_earned():
-  (sequence,) = to_sequences([_episode([1.0, 2.0])])
+  (sequence,) = to_sequences([_observed(_episode([1.0, 2.0]))[0]])
   cut = without_prompt(sequence)
   assert cut is not None
-  np.testing.assert_array_equal(np.flatnonzero(~np.isnan(cut.turn_rewards["environment"])), [2, 5])
+  np.testing.assert_array_equal(np.flatnonzero(cut.columns["turn_rewards"]), [2, 5])
+
+
+def test_in_a_row_of_several_each_is_paid_in_its_own_sequence():
+  signal = TurnRewards({"environment": 1.0})
+  # The second has no weight before it earns anything: that must not go to the first.
+  episodes = [_episode([1.0]), _episode([2.0, 4.0], weights=[0, 0, 1, 1], sample=1)]
+  seen, _ = signal.observe(StepContext(1, None), episodes)
+  sequences = to_sequences(seen)
+  packed = pack(sequences, row_length=32, pad_id=0)
+  context = BatchContext(1, None, sequences, packed, None, None)
+  found = signal(context, {}, jax.tree.map(jnp.asarray, packed)).columns["turn_rewards"]
+  one, other = unpack(found, packed.segment_ids, 2)
+  assert one.tolist() == [0, 0, 0, 0, 1, 0]
+  assert other.tolist() == [0, 0, 0, 0, 2, 0, 0, 4, 0]
 
 
 def test_paid_early_or_at_the_end_an_episode_is_paid_the_same():
@@ -100,16 +131,15 @@ def test_bilevel_gae_of_a_run_sees_the_golden_rewards():
     builder.append("user", [8])
   paid = [None, -0.1, None, 1.0, None]
   trajectory = builder.build(reward=Reward(0.9), turn_rewards={"environment": paid})
-  sequences = to_sequences([trajectory])
-  batch = pack(sequences, row_length=8, pad_id=0)
+  trajectory.reward_parts["environment"] = Reward(0.9)
+  placed, batch = _placed(trajectory, row_length=8)
   config = preset("ragen")
   config.advantage.turn_rewards = ("environment",)
   config.advantage.whiten = False
   values = jnp.array([[9, 0.2, 0.4, 9, 0.3, 0.6, 9, 9]], jnp.float32)
 
   def advantages():
-    placed = paid_by_turn(sequences, {"environment": 1.0}, batch)
-    prepared = _prepare(batch, config, values=values, turn_rewards=placed)
+    prepared = _prepare(batch, config, values=values, turn_rewards=placed[None])
     return np.asarray(prepared.advantages)[0, [1, 2, 4, 5]]
 
   np.testing.assert_allclose(advantages(), [0.60945, 0.431, 0.68, 0.4], atol=1e-6)

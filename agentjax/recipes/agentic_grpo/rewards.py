@@ -11,7 +11,7 @@ from agentjax.signals.reward_parts import check_turn_rewards
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column
-from agentjax.trajectory.packing import PackedSequence, PackingError, repack
+from agentjax.trajectory.packing import PackedSequence, PackingError, at_turn_ends, repack
 from agentjax.trajectory.record import Trajectory
 
 STAGES = Column("stages", "int32", "Stage of the token; -1 outside all.", fill=-1, in_loss=False)
@@ -21,6 +21,13 @@ STAGE_REWARDS = Column(
   "Reward of each stage of the sequence.",
   shape=("stages",),
   level="sequence",
+  in_loss=False,
+)
+STAGE_PAID = Column(
+  "stage_paid",
+  "float32",
+  "What a turn was paid, on its last token.",
+  fill=np.nan,
   in_loss=False,
 )
 STAGES_KNOWN = Column(
@@ -43,7 +50,7 @@ class StageRewards(Signal):
   """
 
   name = "stage_rewards"
-  adds = (STAGE_REWARDS, STAGES_KNOWN, STAGES)
+  adds = (STAGE_REWARDS, STAGES_KNOWN, STAGES, STAGE_PAID)
 
   def __init__(self, part: str, stages: int):
     self._part, self._stages = part, stages
@@ -53,16 +60,17 @@ class StageRewards(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     del context
     check_turn_rewards(episodes, (self._part,))
-    return list(episodes), {}
+    paid = [(one, one.turn_rewards.get(self._part, ())) for one in episodes]
+    return [at_turn_ends(one, STAGE_PAID.name, by_turn) for one, by_turn in paid], {}
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     del networks, batch
-    found = stage_rewards(context.sequences, self._part, self._stages, context.packed)
-    return Result(dict(zip((column.name for column in self.adds), found, strict=True)))
+    rewards, known, stages = stage_rewards(context.sequences, self._stages, context.packed)
+    return Result({STAGE_REWARDS.name: rewards, STAGES_KNOWN.name: known, STAGES.name: stages})
 
 
 def stage_rewards(
-  sequences: Sequence[PackedSequence], part: str, stages: int, batch: Batch
+  sequences: Sequence[PackedSequence], stages: int, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
 
@@ -71,8 +79,7 @@ def stage_rewards(
   judged. Tokens that the policy did not draw have stage -1.
 
   Args:
-    sequences: what was packed.
-    part: of the reward, earned turn by turn.
+    sequences: what was packed, with the column ``stage_paid``.
     stages: at least as many as any sequence has turns.
     batch: of all ``sequences``.
   """
@@ -86,7 +93,7 @@ def stage_rewards(
         f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
       )
     columns.append(np.where(drawn, np.where(sequence.turns < last, sequence.turns, stages - 1), -1))
-    paid = sequence.turn_rewards.get(part, np.full(len(sequence), np.nan, np.float32))
+    paid = sequence.column(STAGE_PAID.name)
     judged = ~np.isnan(paid) & (sequence.turns < last)
     np.add.at(rewards[i], sequence.turns[judged], paid[judged])
     known[i, sequence.turns[judged]] = True

@@ -30,7 +30,15 @@ from agentjax.objectives.preparation import prepare
 from agentjax.rewards.process import log_ratio_rewards, step_sums
 from agentjax.sharding import replicated
 from agentjax.signals.reward_parts import with_selected_weights
-from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
+from agentjax.signals.signal import (
+  BatchContext,
+  Metrics,
+  Result,
+  Signal,
+  SignalConfig,
+  SignalTools,
+  StepContext,
+)
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.text.chat import Chat
 from agentjax.training import processes
@@ -46,13 +54,23 @@ from agentjax.training.state import (
 )
 from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
-from agentjax.trajectory.columns import TEACHER_COLUMNS
-from agentjax.trajectory.packing import PackedSequence, part_rewards, repack, unpack
+from agentjax.trajectory.columns import TEACHER_COLUMNS, Column
+from agentjax.trajectory.packing import PackedSequence, repack, unpack
+from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
 
 REWARD_MODEL = "reward_model"  # name of the network that learns in the run
+
+OUTCOME = Column(
+  "process_outcome",
+  "float32",
+  "The part of the reward that the reward model predicts.",
+  fill=np.nan,
+  level="sequence",
+  in_loss=False,
+)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -330,8 +348,9 @@ class RewardModel:
     own = batch.for_loss()  # it chooses its own experts
     rewards, valid = context.packed.rewards, context.packed.valid
     if online.outcome:
-      values, known = part_rewards(context.sequences, (online.outcome,), batch.num_sequences)
-      rewards, valid = values[:, 0], np.asarray(valid) & known  # type: ignore[assignment]
+      values = np.asarray(context.packed.column(OUTCOME.name))
+      known = ~np.isnan(values)
+      rewards, valid = np.where(known, values, 0), np.asarray(valid) & known  # type: ignore[assignment]
       outcomes = {"rewards": rewards, "valid": valid}
       own = own.with_columns({k: context.rows.place_column(k, v) for k, v in outcomes.items()})
     check_outcomes(
@@ -369,11 +388,26 @@ class StepRewards(Signal):
 
   name = "process"
   needs = ("old_log_probs", "reference_log_probs", "selected")
-  adds = (TOKEN_REWARDS,)
+  adds = (TOKEN_REWARDS, OUTCOME)
 
   def __init__(self, rewards: ProcessRewards, model: RewardModel | None = None):
     self.rewards, self.model = rewards, model
     self.networks = {} if model is None else model.networks
+
+  def observe(
+    self, context: StepContext, episodes: Sequence[Trajectory]
+  ) -> tuple[list[Trajectory], Metrics]:
+    del context
+    online = self.rewards.config.online
+    if online is None or not online.outcome:
+      return list(episodes), {}
+    result = []
+    for one in episodes:
+      part = one.reward_parts.get(online.outcome)
+      value = np.nan if part is None or part.value is None else part.value
+      columns = {**one.columns, OUTCOME.name: np.array(value, np.float32)}
+      result.append(dataclasses.replace(one, columns=columns))
+    return result, {}
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     packed, sequences = context.packed, context.sequences

@@ -89,7 +89,7 @@ def prompts(sequences: Sequence[PackedSequence]) -> tuple[list[PackedSequence], 
     arrays: dict[str, Any] = {
       c.name: getattr(sequence, c.name)[: end + 1] for c in core_fields(PackedSequence, "token")
     }
-    result.append(dataclasses.replace(sequence, **arrays, columns={}, turn_rewards={}))
+    result.append(dataclasses.replace(sequence, **arrays, columns={}))
     ends.append(end)
   return result, ends
 

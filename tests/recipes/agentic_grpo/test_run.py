@@ -8,8 +8,9 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives import ObjectiveConfig
 from agentjax.recipes.agentic_grpo import StagedConfig
-from agentjax.recipes.agentic_grpo.rewards import stage_rewards
+from agentjax.recipes.agentic_grpo.rewards import StageRewards, stage_rewards
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.signals.signal import StepContext, order_signals
 from agentjax.training import Experiment, Run
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
@@ -41,15 +42,16 @@ def _episode(paid, total, sample=0):
 
 
 def test_the_last_turn_is_the_last_stage_however_many_there_were():
-  sequences = to_sequences(
-    [
-      _episode([0.1, None, 0.3], 9.0),
-      _episode([0.5], 7.0, sample=1),
-      _episode([0.2, 0.4], None, sample=2),
-    ]
-  )
+  signal = StageRewards("x", 4)
+  order_signals([signal])  # registers its columns
+  episodes = [
+    _episode([0.1, None, 0.3], 9.0),
+    _episode([0.5], 7.0, sample=1),
+    _episode([0.2, 0.4], None, sample=2),
+  ]
+  sequences = to_sequences(signal.observe(StepContext(1, None), episodes)[0])
   batch = pack(sequences, row_length=32, pad_id=0)
-  rewards, known, stages = stage_rewards(sequences, "x", 4, batch)
+  rewards, known, stages = stage_rewards(sequences, 4, batch)
   np.testing.assert_allclose(rewards[0], [0.1, 0, 0, 9], atol=1e-7)
   np.testing.assert_array_equal(known[0], [True, False, False, True])
   np.testing.assert_array_equal(known[1], [False, False, False, True])
@@ -57,7 +59,7 @@ def test_the_last_turn_is_the_last_stage_however_many_there_were():
   own = np.asarray(stages)[np.asarray(batch.segment_ids) == 1]
   np.testing.assert_array_equal(own, [-1, -1, 0, 0, -1, 1, 1, -1, 3, 3, -1])
   with pytest.raises(PackingError, match="3 turns for 2 stages"):
-    stage_rewards(sequences, "x", 2, batch)
+    stage_rewards(sequences, 2, batch)
 
 
 def _settings(**staged):

@@ -208,10 +208,12 @@ def test_a_part_of_the_reward_can_be_the_outcome(learner, state):
   sequences, start = _episodes(4), _copy(state.networks["reward_model"])
   _, _, plain = _learn(learner, state, sequences)
   other = [
-    dataclasses.replace(s, reward=2 * s.reward - 3, reward_parts={"right": s.reward})
+    dataclasses.replace(s, reward=2 * s.reward - 3).with_columns(
+      {"process_outcome": np.array(s.reward, np.float32)}
+    )
     for s in sequences
   ]
-  unknown = [dataclasses.replace(s, reward_parts={}) for s in _episodes(5, count=4)]
+  unknown = _episodes(5, count=4)
   state = state.with_network("reward_model", start)
   with pytest.raises(ConfigError, match=r"online\.outcome='' with rewards \[-3\.0.*in 0\.\.1"):
     _learn(learner, state, other)
