@@ -16,7 +16,7 @@ import time
 
 from absl import app, flags
 
-from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier
+from agentjax.adapters.unit_tests.scorer import UnitTestConfig, UnitTests, UnitTestVerifier
 from agentjax.sandbox.interface import PythonScript, run_once
 from agentjax.sandbox.process import ProcessSandbox
 from agentjax.worlds.code.function_tasks import FunctionTaskConfig, function_tasks

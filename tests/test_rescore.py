@@ -46,7 +46,7 @@ def again(trajectories, graph=None, tasks=TASKS):
 
 def test_parts_are_computed_anew_and_what_the_environment_paid_stays():
   paid = {"environment": Reward(0.5), "old": Reward(3.0)}
-  before = trajectory(1, "1", reward=Reward(3.5), reward_parts=paid, metadata={"unit_tests": "x"})
+  before = trajectory(1, "1", reward=Reward(3.5), reward_parts=paid, metadata={"old": "x"})
   graph = build_rewards(RewardConfig(parts=("exact_match", "environment"), weights=(1.0, 2.0)))
   (after,) = again([before], graph)
   assert after.reward == Reward(2.0)

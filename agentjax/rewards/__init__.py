@@ -14,7 +14,6 @@ from agentjax.rewards.graph import (
 from agentjax.rewards.monitor import MONITORS, Monitor, MonitorConfig
 from agentjax.rewards.samples import SampleConfig, top_rewards, write_samples
 from agentjax.rewards.scorers import SCORERS
-from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestScorer
 
 __all__ = [
   "MONITORS",
@@ -30,9 +29,6 @@ __all__ = [
   "SampleConfig",
   "Scorer",
   "TurnScores",
-  "UnitTestConfig",
-  "UnitTestScorer",
-  "UnitTests",
   "WeightedSum",
   "build_rewards",
   "top_rewards",

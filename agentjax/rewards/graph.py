@@ -47,6 +47,7 @@ class TurnScores:
 
 
 Score = Reward | float
+# What a scorer has to say in words, it leaves in the metadata under the name of its part.
 Scorer = Callable[[Trajectory, Task], Score | TurnScores | Awaitable[Score | TurnScores]]
 GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
 

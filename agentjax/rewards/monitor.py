@@ -11,7 +11,7 @@ is logged like any part; the action decides its effect on the reward:
 
 A penalty teaches the policy what the monitor sees, so it may learn to hide; screening teaches
 nothing. Monitors read text: they find attempts and raise false alarms. The verifier, not the
-monitor, makes attempts worthless (``rewards.unit_tests``).
+monitor, makes attempts worthless (``adapters.unit_tests``).
 """
 
 from __future__ import annotations

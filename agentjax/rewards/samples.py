@@ -17,12 +17,10 @@ from typing import Any
 from agentjax.config import Config, NonNegativeInt, PositiveInt
 from agentjax.files import write_atomically
 from agentjax.rewards.monitor import FINDINGS
-from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.trajectory.record import Task, Trajectory
 
 FOLDER = "top_rewards"
-_NOTES = ("reason", UNIT_TESTS, FINDINGS)  # of the metadata
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -95,6 +93,7 @@ def write_samples(
 def _row(
   step: int, trajectory: Trajectory, tokenizer: Tokenizer, expected: str | None
 ) -> dict[str, Any]:
+  notes = ("reason", *sorted(trajectory.reward_parts), FINDINGS)
   return {
     "step": step,
     "source": trajectory.source,
@@ -105,7 +104,7 @@ def _row(
     "status": str(trajectory.status),
     "answer": trajectory.answer,
     "expected": expected,
-    "notes": {n: trajectory.metadata[n] for n in _NOTES if n in trajectory.metadata},
+    "notes": {n: trajectory.metadata[n] for n in notes if n in trajectory.metadata},
     "segments": [
       {"owner": s.owner, "turn": s.turn, "text": tokenizer.decode(s.token_ids.tolist())}
       for s in trajectory.segments

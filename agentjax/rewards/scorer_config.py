@@ -29,7 +29,7 @@ class ScorerConfig(Choice):
       "reasoning_gym": f"{gym}:ReasoningGymScoring",
       "reasoning_gym_graded": f"{gym}:GradedReasoningGymScoring",
       "rubric": "agentjax.recipes.rubrics.rubric:RubricConfig",
-      "unit_tests": "agentjax.rewards.unit_tests:UnitTestConfig",
+      "unit_tests": "agentjax.adapters.unit_tests.scorer:UnitTestConfig",
     }
 
   @classmethod

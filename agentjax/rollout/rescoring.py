@@ -11,13 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agentjax.rewards.graph import ENDED, RewardGraph
 from agentjax.rewards.monitor import FINDINGS
-from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.program import ENVIRONMENT_REWARD
 from agentjax.rollout.scoring import score
 from agentjax.trajectory.record import MONTE_CARLO, Reward, Status, Task, Trajectory
 from agentjax.trajectory.store import StoreWriter
-
-_NOTES = (ENDED, FINDINGS, UNIT_TESTS)  # that scorers left in the metadata
 
 
 async def rescore(
@@ -108,7 +105,8 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
     status = Status(trajectory.metadata.get(ENDED, Status.OK))
   of_episode = (ENVIRONMENT_REWARD, MONTE_CARLO)
   paid = {k: v for k, v in trajectory.turn_rewards.items() if k in of_episode}
-  metadata = {k: v for k, v in trajectory.metadata.items() if k not in _NOTES}
+  notes = {ENDED, FINDINGS, *trajectory.reward_parts}  # that scorers left in the metadata
+  metadata = {k: v for k, v in trajectory.metadata.items() if k not in notes}
   return dataclasses.replace(
     trajectory,
     status=status,

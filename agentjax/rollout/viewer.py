@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from agentjax.files import write_atomically
 from agentjax.rewards.monitor import FINDINGS
-from agentjax.rewards.unit_tests import UNIT_TESTS
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.trajectory.artifacts import FOLDER, relative_path
@@ -59,7 +58,7 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   yield f"answer {trajectory.answer!r}, expected {expected!r}"
   sampled = num_sampled_tokens(trajectory)
   yield f"{num_turns(trajectory)} turns, {len(trajectory.tools)} tool calls, {sampled} tokens drawn"
-  for name in ("reason", "close_error", UNIT_TESTS, FINDINGS):
+  for name in ("reason", "close_error", *sorted(trajectory.reward_parts), FINDINGS):
     if name in trajectory.metadata:
       yield f"{name}: {trajectory.metadata[name]}"
   yield ""

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from agentjax.adapters.unit_tests.scorer import UnitTests
 from agentjax.data import DataError
 from agentjax.data.splits import FIRST_TEST_ID
-from agentjax.rewards.unit_tests import UnitTests
 from agentjax.worlds.code.tasks import code_task, load_mbpp, load_quixbugs
 
 ROW = {

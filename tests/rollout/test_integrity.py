@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from agentjax.rewards import RewardConfig, UnitTestConfig, build_rewards
-from agentjax.rewards.canaries import canaries
+from agentjax.adapters.unit_tests import UnitTestConfig
+from agentjax.adapters.unit_tests.canaries import canaries
+from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.graph import Part, RewardGraph
 from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.rollout.scoring import score

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentjax.rewards.canaries import canaries
+from agentjax.adapters.unit_tests.canaries import canaries
 from agentjax.trajectory.record import Task
 from agentjax.world.cheats import Setting, Turns, claims, each
 from agentjax.worlds.code.code_block import mark_code

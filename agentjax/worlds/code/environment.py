@@ -1,7 +1,7 @@
 """Writing functions: tools while there are turns left, then code in a final block.
 
 The episode's answer is the code. The scorer "unit_tests" judges it after the episode, when all its
-processes are dead (``rewards.unit_tests``).
+processes are dead (``adapters.unit_tests``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``task.metadata`` holds
 
-  unit_tests     {"source", "modules"}: what the scorer "unit_tests" runs (rewards.unit_tests)
+  unit_tests     {"source", "modules"}: what the scorer "unit_tests" runs (adapters.unit_tests)
   entry_points   names the code must define
   buggy          QuixBugs: the program with its one wrong line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentjax.rewards.canaries import canaries
+from agentjax.adapters.unit_tests.canaries import canaries
 from agentjax.trajectory.record import Task, ToolCall
 from agentjax.world.cheats import Setting, Turns, claims, do, say
 

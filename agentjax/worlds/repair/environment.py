@@ -2,8 +2,8 @@
 
 Only the changed Python files of the package are handed in, as JSON; changes of visible tests and
 other files are ignored. The hidden tests run after the episode, when its folder is gone, on the
-task's own files with those changes (``rewards.unit_tests``). See ``worlds.repair.tasks`` for what a
-task's metadata holds.
+task's own files with those changes (``adapters.unit_tests``). See ``worlds.repair.tasks`` for the
+metadata of a task.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import json
 import threading
 from collections.abc import Mapping
 
+from agentjax.adapters.unit_tests.scorer import (
+  UnitTestConfig,
+  UnitTests,
+  UnitTestVerifier,
+  build_verifier,
+)
 from agentjax.config import ConfigError, PositiveInt, check
 from agentjax.data import DataConfig, TaskSplits
-from agentjax.rewards.unit_tests import UnitTestConfig, UnitTests, UnitTestVerifier, build_verifier
 from agentjax.tools.build import ToolsConfig
 from agentjax.tools.registry import ToolRegistry
 from agentjax.tools.workspace import Workspaces

@@ -7,7 +7,7 @@ passes. ``task.metadata`` holds
 
   files         path -> text: what the policy is given (the package with the fault, visible tests)
   package       name of the package; its ``.py`` files are what may be changed
-  unit_tests    {"source", "modules"}: the hidden tests (rewards.unit_tests)
+  unit_tests    {"source", "modules"}: the hidden tests (adapters.unit_tests)
   passing       how many hidden tests pass before the repair
   faults        [{"path", "line", "operator"}], for people and statistics
 """

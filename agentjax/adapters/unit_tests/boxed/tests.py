@@ -24,8 +24,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agentjax.rewards.boxed.forks import run_cases, silence
-from agentjax.rewards.boxed.plain import NotPlain, decode, encode
+from agentjax.adapters.unit_tests.boxed.forks import run_cases, silence
+from agentjax.adapters.unit_tests.boxed.plain import NotPlain, decode, encode
 
 _MOST_OPERATIONS = 10_000  # of one case
 _MOST_GUESSES = 2000  # operations without an answer, of one run

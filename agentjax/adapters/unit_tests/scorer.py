@@ -55,7 +55,12 @@ _OUT_OF_TIME = "time ran out"  # what ``boxed.forks`` says of a case that its cl
 _REMEMBERED = 4096  # tasks whose first operations are known without a run of their tests
 _ANSWER_BYTES = 16 * 2**20
 _ANSWER_VALUES = 500_000
-_PACKAGES = ("agentjax", "agentjax.rewards", "agentjax.rewards.boxed")
+_PACKAGES = (
+  "agentjax",
+  "agentjax.adapters",
+  "agentjax.adapters.unit_tests",
+  "agentjax.adapters.unit_tests.boxed",
+)
 _DRIVER_MODULES = ("plain", "forks")
 
 # Our modules under their names, without the packages around them, which a box does not have.
@@ -472,7 +477,7 @@ class UnitTestScorer:
 
 @functools.cache
 def _driver(name: str) -> str:
-  folder = importlib.resources.files("agentjax.rewards.boxed")
+  folder = importlib.resources.files("agentjax.adapters.unit_tests.boxed")
   sources = [
     (f"{_PACKAGES[-1]}.{module}", folder.joinpath(f"{module}.py").read_text(encoding="utf-8"))
     for module in (*_DRIVER_MODULES, name)

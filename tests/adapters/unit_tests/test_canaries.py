@@ -16,10 +16,10 @@ import sysconfig
 
 import pytest
 
-from agentjax.rewards.canaries import canaries
+from agentjax.adapters.unit_tests.canaries import canaries
 from agentjax.sandbox.interface import PythonScript, SandboxLimits, run_once
 from agentjax.sandbox.process import ProcessSandbox, ProcessSandboxConfig
-from tests.rewards import trusting_runners
+from tests.adapters.unit_tests import trusting_runners
 from tests.sandbox.machines import NoMachine, _interpreter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")

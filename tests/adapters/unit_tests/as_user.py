@@ -15,7 +15,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path[0] = ROOT
 sys.path.append(sys.argv[1])
 
-from agentjax.rewards.unit_tests import (  # noqa: E402
+from agentjax.adapters.unit_tests.scorer import (  # noqa: E402
   UnitTestConfig,
   UnitTests,
   UnitTestVerifier,

@@ -16,11 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agentjax.config import ConfigError
-from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.boxed.plain import NotPlain, decode, encode
-from agentjax.rewards.canaries import canaries
-from agentjax.rewards.unit_tests import (
+from agentjax.adapters.unit_tests.boxed.plain import NotPlain, decode, encode
+from agentjax.adapters.unit_tests.canaries import canaries
+from agentjax.adapters.unit_tests.scorer import (
   UnitTestConfig,
   UnitTests,
   UnitTestScorer,
@@ -29,11 +27,13 @@ from agentjax.rewards.unit_tests import (
   _read_report,
   build_verifier,
 )
+from agentjax.config import ConfigError
+from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.sandbox import ProcessSandbox, Sandboxes
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.process import ProcessSandboxConfig
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
-from tests.rewards.test_canaries import ASYNC, PAID_BY
+from tests.adapters.unit_tests.test_canaries import ASYNC, PAID_BY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
-from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
-from agentjax.rewards.unit_tests import (
+from agentjax.adapters.unit_tests.scorer import (
   UnitTestConfig,
   UnitTests,
   UnitTestVerifier,
   VerifierFault,
 )
+from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
 from agentjax.sandbox import ProcessSandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.result import infra_error
