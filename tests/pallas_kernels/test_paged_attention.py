@@ -10,9 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from agentjax.models.attend import attend_cache
-from pallas_kernels.paged_attention import IMPLEMENTATIONS, api, paged_attention, quantize_tokens
+from pallas_kernels.paged_attention import (
+  IMPLEMENTATIONS,
+  api,
+  paged_attention,
+  pallas_tpu,
+  quantize_tokens,
+)
 from pallas_kernels.paged_attention.shapes import CHECKED, Shape
 from tests.pallas_kernels.test_ssd_pallas_gpu import h100
 from tests.pallas_kernels.topologies import CHIPS, compile_for, needs_libtpu
@@ -137,6 +144,27 @@ def test_kernels_are_the_loop_over_queries(name, implementation):
   arguments = draw(shape)
   found = run(arguments, shape, implementation, **QUICKLY)
   np.testing.assert_allclose(found, token_loop(arguments, shape), atol=3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("shape", "quantised"),
+  [
+    (Shape(4, 3, 4, 2, 16, 16, 8, 9), None),
+    (Shape(4, 20, 4, 2, 16, 16, 8, 9, window=9), None),
+    (Shape(4, 2, 4, 1, 24, 16, 32, 9, latent=True), "int8"),
+  ],
+)
+def test_the_tpu_kernel_waits_for_its_copies(monkeypatch, shape, quantised):
+  """Copies run as late as they may, memory begins as NaN; small tiles and blocks, so many steps."""
+  late = pltpu.InterpretParams(dma_execution_mode="on_wait", uninitialized_memory="nan")
+  monkeypatch.setattr(pallas_tpu, "on_platform", lambda _, call, *arrays: call(late)(*arrays))
+  monkeypatch.setattr(pallas_tpu, "_TILE_BYTES", 2**14)
+  monkeypatch.setattr(pallas_tpu, "_QUERIES", 16)
+  arguments = draw(shape, quantised=quantised)
+  wide = dequantised(arguments) if quantised else arguments
+  found = run(arguments, shape, "pallas_tpu")
+  np.testing.assert_allclose(found, token_loop(wide, shape), atol=3e-6)
 
 
 @pytest.mark.parametrize("implementation", FAST)
