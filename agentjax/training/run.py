@@ -418,9 +418,8 @@ class _Session:
       stack.enter_context(progress)
       progress.note(self._describe(step))
       if step == 0 and not self.checkpoints.steps():
-        if (
-          self.last_step and self.stage_of(1) == "rl" and not self.experiment.evaluation.interleaved
-        ):
+        stops = self.last_step and not self.experiment.evaluation.interleaved
+        if stops and self.stage_of(1) == "rl":
           self._evaluate_into("before", state, 0, progress)
         self._save(0, state)
       saved = 0.0  # seconds, of the checkpoint before a step
@@ -900,12 +899,13 @@ class _Session:
       )
     if self._one_step_off_under_way(step):
       self._settle()
-    policy = self.learner.policy(state)
-    if step < self.first_rl_step:  # the others are still as it is
-      self.bank.publish(step, lambda _: policy)
-    else:
-      self.bank.publish(step, lambda n: self.learner.snapshot(state, n), version=step + 1)
-    self.engine.publish(policy, step + 1)
+    with self._alone_on_devices():
+      policy = self.learner.policy(state)
+      if step < self.first_rl_step:  # the others are still as it is
+        self.bank.publish(step, lambda _: policy)
+      else:
+        self.bank.publish(step, lambda n: self.learner.snapshot(state, n), version=step + 1)
+      self.engine.publish(policy, step + 1)
     return self._keep_report(name, step, self._make_evaluation(name, step).report())
 
   def _keep_report(self, name: str, step: int, report: EvaluationReport) -> dict[str, float]:
