@@ -302,6 +302,15 @@ def test_another_teacher_or_policy_is_warned_of(stored, tmp_path, caplog):
   assert "sampled by the policy bbbbbbbbbbbb and training starts from cccccccccccc" in caplog.text
 
 
+@pytest.mark.parametrize(
+  "text", ["{", "[]", "[" * 100_000, '{"format": 1, "x": 1}', '{"format": 0}']
+)
+def test_a_damaged_manifest_is_named(tmp_path, text):
+  (tmp_path / "manifest.json").write_text(text)
+  with pytest.raises(CheckpointError, match="manifest.json (is damaged|has another format)"):
+    read_manifest(tmp_path)
+
+
 def test_what_is_no_folder_of_episodes_is_named(stored, tmp_path):
   with pytest.raises(CheckpointError, match="holds no manifest.json"):
     read_manifest(tmp_path)
