@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -307,31 +305,6 @@ def test_xla_has_the_bits_of_a_dense_cache_read_in_the_same_tiles(shape, dtype):
   expected = np.asarray(read(arguments["query"], keys, values, positions=positions))
   real = np.arange(shape.time) < np.asarray(arguments["counts"])[:, None]
   np.testing.assert_array_equal(found[real], expected[real])
-
-
-@pytest.mark.slow
-@pytest.mark.optimised
-def test_xla_is_as_fast_as_a_dense_cache():
-  shape = Shape(16, 1, 8, 2, 64, 64, 256, 16)
-  arguments = draw(shape) | {"counts": jnp.ones(16, jnp.int32)}
-  arguments["starts"] = jnp.linspace(2000, 4095, 16).astype(jnp.int32)
-  keys, values = dense(arguments, shape)
-  positions = arguments["starts"][:, None]
-  cache = jax.jit(functools.partial(attend_cache, scale=0.3))
-  pages = jax.jit(functools.partial(paged_attention, scale=0.3, implementation="xla"))
-  calls = {
-    "dense": lambda: cache(arguments["query"], keys, values, positions=positions),
-    "paged": lambda: pages(**arguments),
-  }
-  seconds: dict[str, list[float]] = {name: [] for name in calls}
-  for _ in range(21):
-    for name, call in calls.items():
-      begin = time.process_time()
-      jax.block_until_ready(call())
-      seconds[name].append(time.process_time() - begin)
-  medians = {name: statistics.median(v[1:]) for name, v in seconds.items()}
-  # A quarter for the noise of a busy machine.
-  assert medians["paged"] < 1.25 * medians["dense"], medians
 
 
 @pytest.mark.parametrize(
