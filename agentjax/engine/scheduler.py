@@ -158,6 +158,8 @@ class Scheduler:
     for lane in self.lanes:
       lane.thread.shutdown(wait=True)
       lane.evictions.clear()
+      for slot in range(lane.slots.slots):
+        lane.slots.release(slot)
     self.known.clear(-1)
 
   async def run(self, context: ContextState, generation: Generation | None) -> Snapshot | None:
