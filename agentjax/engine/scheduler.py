@@ -177,6 +177,8 @@ class Scheduler:
     for lane in self.lanes:
       lane.thread.shutdown(wait=True)
       lane.evictions.clear()
+      for slot in range(lane.slots.slots):
+        lane.slots.release(slot)
     for known in self.known:
       known.clear(-1)
 

@@ -175,7 +175,5 @@ def test_pages_are_given_back(make_engine):
   (pool,) = engine.scheduler.lanes[0].slots.pools
   free = pool.free
   run_episodes(engine, range(9))
-  lane = engine.scheduler.lanes[0]
-  for slot in lane.gone:
-    lane.slots.release(slot)
+  engine.close()
   assert pool.free == free
