@@ -230,7 +230,7 @@ def reordered(sharding: Any, mesh: jax.sharding.Mesh) -> jax.sharding.NamedShard
   )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=256)
 def reshard_program(targets: tuple[jax.sharding.NamedSharding, ...]) -> Any:
   """The jitted function that lays a tuple of arrays out as ``targets``."""
 
