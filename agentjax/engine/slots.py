@@ -253,11 +253,12 @@ class SlotEngine:
   def copy_out(self, blocks: Sequence[Stored]) -> None:
     """Keeps what is in pages in the store as well."""
     at_once = self.programs.transfer_blocks
-    inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
+    places = ((b, self._page(b)) for b in dict.fromkeys(blocks) if b.arrays is None)
+    inside = [(block, page) for block, page in places if page is not None]
     for start in range(0, len(inside), at_once):
       part = inside[start : start + at_once]
-      pages = [self._page(block) for block in part]
-      for block, arrays in zip(part, self._read_pages(pages), strict=False):
+      found = self._read_pages([page for _, page in part])
+      for (block, _), arrays in zip(part, found, strict=False):
         self.store.fill(block, arrays)
 
   def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
@@ -331,7 +332,9 @@ class SlotEngine:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
-    self._grow((s, int(self.lengths[s] + plan.budget[s])) for s in np.flatnonzero(plan.budget))
+    self._grow(
+      (s, int(self.lengths[s] + plan.budget[s])) for s in map(int, np.flatnonzero(plan.budget))
+    )
     plan = plan._replace(table=self._table.copy())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
@@ -496,7 +499,7 @@ class SlotEngine:
     self._count(self.programs.read)
     return self.programs.read(self._state, np.int32(slot))
 
-  def _read_pages(self, pages: Sequence[int | None]) -> tuple[tuple[Any, ...], ...]:
+  def _read_pages(self, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
     """As many as ``transfer_blocks``, the first of which are ``pages``."""
     wanted = np.zeros(self.programs.transfer_blocks, np.int32)
     wanted[: len(pages)] = pages
