@@ -252,7 +252,8 @@ class SlotEngine:
     inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
     for start in range(0, len(inside), at_once):
       part = inside[start : start + at_once]
-      pages = [self._page(block) for block in part]
+      pages = [page for page in map(self._page, part) if page is not None]
+      assert len(pages) == len(part), "other lanes copy out what is theirs"
       for block, arrays in zip(part, self._read_pages(pages), strict=False):
         self.store.fill(block, arrays)
 
@@ -327,7 +328,8 @@ class SlotEngine:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
-    self._grow((s, int(self.lengths[s] + plan.budget[s])) for s in np.flatnonzero(plan.budget))
+    drawing = map(int, np.flatnonzero(plan.budget))
+    self._grow((slot, int(self.lengths[slot] + plan.budget[slot])) for slot in drawing)
     plan = plan._replace(table=self._table.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
     self._count(self.programs.decode)
@@ -488,7 +490,7 @@ class SlotEngine:
     self._count(self.programs.read)
     return self.programs.read(self._state, np.int32(slot))
 
-  def _read_pages(self, pages: Sequence[int | None]) -> tuple[tuple[Any, ...], ...]:
+  def _read_pages(self, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
     """As many as ``transfer_blocks``, the first of which are ``pages``."""
     wanted = np.zeros(self.programs.transfer_blocks, np.int32)
     wanted[: len(pages)] = pages

@@ -149,7 +149,7 @@ def cache_shardings(cache: Any, mesh: jax.sharding.Mesh) -> Any:
   def entry(node: Any) -> Any:
     # A looped core has an axis of iterations behind that of the slots.
     if isinstance(node, KVCache):
-      axes = ("batch", *(None,) * (node.keys.ndim - 4), "kv_heads")
+      axes = ("batch", *(None,) * (len(node.keys.shape) - 4), "kv_heads")
       return jax.tree.map(functools.partial(place, axes), node)
     if isinstance(node, MambaCache):
       axes = ("batch", *(None,) * (node.state.ndim - 4), "mamba_heads")

@@ -6,6 +6,7 @@ Every function here takes both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,9 @@ def is_paged(value: Any) -> bool:
 
 def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
   """``change`` of an array whose first, and last two axes stay: it sees a pool as rows."""
-  return held.replace(pool=change(held.pool)) if isinstance(held, Paged) else change(held)
+  return (
+    dataclasses.replace(held, pool=change(held.pool)) if isinstance(held, Paged) else change(held)
+  )
 
 
 def flattened(entries: Any, depth: int) -> Any:
@@ -65,7 +68,8 @@ def flattened(entries: Any, depth: int) -> Any:
     if not isinstance(held, Paged):
       return held.reshape(-1, *held.shape[2:])
     table = held.table[:, None] * depth + jnp.arange(depth)[:, None]
-    return held.replace(
+    return dataclasses.replace(
+      held,
       pool=held.pool.reshape(-1, *held.pool.shape[2:]),
       table=table.reshape(-1, table.shape[2]),
       empty=held.empty * depth,
@@ -80,7 +84,8 @@ def unflattened(entries: Any, depth: int) -> Any:
   def split(held: Held) -> Held:
     if not isinstance(held, Paged):
       return held.reshape(-1, depth, *held.shape[1:])
-    return held.replace(
+    return dataclasses.replace(
+      held,
       pool=held.pool.reshape(-1, depth, *held.pool.shape[1:]),
       table=held.table[::depth] // depth,
       empty=held.empty // depth,
@@ -95,8 +100,8 @@ def read_places(
   """Places ``start`` and on of some rows; None is all of them. A row that is none means nothing."""
   if not isinstance(held, Paged):
     if rows is not None and rows.shape == (1,):
-      place = (rows[0], *(0,) * (held.ndim - 3), start, 0)
-      return jax.lax.dynamic_slice(held, place, (1, *held.shape[1:-2], size, held.shape[-1]))
+      first = (rows[0], *(0,) * (held.ndim - 3), start, 0)
+      return jax.lax.dynamic_slice(held, first, (1, *held.shape[1:-2], size, held.shape[-1]))
     part = held
     if size < held.shape[-2]:
       part = jax.lax.dynamic_slice_in_dim(held, start, size, axis=held.ndim - 2)
@@ -138,11 +143,11 @@ def write_places(
     return pool.at[_places(pool, pages, offsets)].set(values, mode="drop")
 
   if rows is not None or held.ways == 1:
-    return held.replace(pool=put(held.pool, pages, places % tokens, values))
+    return dataclasses.replace(held, pool=put(held.pool, pages, places % tokens, values))
   pool, own = _by_way(held, pages)
   split = (v.reshape(held.ways, -1, *v.shape[1:]) for v in (places % tokens, values))
   pool = jax.vmap(put)(pool, jnp.where(own < part, own, part), *split)
-  return held.replace(pool=pool.reshape(held.pool.shape))
+  return dataclasses.replace(held, pool=pool.reshape(held.pool.shape))
 
 
 def _places(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
