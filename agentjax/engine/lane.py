@@ -252,7 +252,7 @@ class Lane:
     """Whether a context can be placed here; other lanes are asked for what is missing."""
     missing = [] if base is None else [b for b in base.blocks if not self.slots.reaches(b)]
     for block in missing:
-      for pool in list(block.pages):
+      for pool in list(block.pages)[:1]:
         pool.wanted.append(block)
     return not missing
 

@@ -253,12 +253,12 @@ class SlotEngine:
   def copy_out(self, blocks: Sequence[Stored]) -> None:
     """Keeps what is in pages in the store as well."""
     at_once = self.programs.transfer_blocks
-    places = ((b, self._page(b)) for b in dict.fromkeys(blocks) if b.arrays is None)
-    inside = [(block, page) for block, page in places if page is not None]
+    inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
     for start in range(0, len(inside), at_once):
       part = inside[start : start + at_once]
-      found = self._read_pages([page for _, page in part])
-      for (block, _), arrays in zip(part, found, strict=False):
+      pages = [page for page in map(self._page, part) if page is not None]
+      assert len(pages) == len(part), "other lanes copy out what is theirs"
+      for block, arrays in zip(part, self._read_pages(pages), strict=False):
         self.store.fill(block, arrays)
 
   def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
@@ -332,9 +332,8 @@ class SlotEngine:
       masks, waiting = self._grammars.masks(plan.grammars)
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
-    self._grow(
-      (s, int(self.lengths[s] + plan.budget[s])) for s in map(int, np.flatnonzero(plan.budget))
-    )
+    drawing = map(int, np.flatnonzero(plan.budget))
+    self._grow((slot, int(self.lengths[slot] + plan.budget[slot])) for slot in drawing)
     plan = plan._replace(table=self._table.copy())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())

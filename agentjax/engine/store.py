@@ -97,14 +97,15 @@ class Store:
     return stored
 
   def fill(self, stored: Stored, arrays: Sequence[jax.Array | np.ndarray]) -> None:
-    """Keeps arrays of a device for what was in pages alone."""
-    assert stored.arrays is None
+    """Keeps arrays of a device for what was in pages alone; two lanes may have copied it out."""
     nbytes = sum(v.nbytes for v in arrays)
     with self._lock:
+      if stored.arrays is not None:
+        return
+      stored.arrays = tuple(arrays)
       stored.residence.nbytes = nbytes
       self._used[False] += nbytes
       self._recent[id(stored)] = weakref.ref(stored)
-    stored.arrays = tuple(arrays)
 
   def touch(self, snapshot: Snapshot) -> None:
     """Notes that a context was used."""
