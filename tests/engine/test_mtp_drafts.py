@@ -54,9 +54,9 @@ def params(untouched) -> models.Params:
 
 def laid_out(engine: SlotEngine) -> models.MtpCache:
   """What the heads keep of every slot."""
-  programs, table = engine.programs, engine._table.copy()
-  read = jax.jit(lambda state: programs._laid_out(programs._with_table(state, table)))
-  return jax.device_get(read(engine._state)).mtp_cache
+  programs = engine.programs
+  read = jax.jit(lambda state, table: programs._laid_out(programs._with_table(state, table)))
+  return jax.device_get(read(engine._state, engine._table.copy())).mtp_cache
 
 
 @pytest.fixture
