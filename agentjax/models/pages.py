@@ -7,6 +7,7 @@ Every function here takes both.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
+
+from agentjax.sharding import on_shards, ways
 
 Array = jax.Array
 
@@ -97,7 +100,15 @@ def unflattened(entries: Any, depth: int) -> Any:
 def read_places(
   held: Held, rows: Int[Array, " rows"] | None, start: Array | int, size: int
 ) -> Float[Array, "rows ... size width"]:
-  """Places ``start`` and on of some rows; None is all of them. A row that is none means nothing."""
+  """Places ``start`` and on of some rows; None is all of them. A row that is none means nothing.
+
+  Args:
+    held: of all rows.
+    rows: which.
+    start: any number; a traced one is a multiple of the tokens of a page where ``size`` and the
+      length are.
+    size: places.
+  """
   if not isinstance(held, Paged):
     if rows is not None and rows.shape == (1,):
       first = (rows[0], *(0,) * (held.ndim - 3), start, 0)
@@ -108,17 +119,33 @@ def read_places(
     return part if rows is None else part.at[rows].get(mode="clip")
   table = held.table if rows is None else held.table.at[rows].get(mode="clip")
   tokens = held.pool.shape[-2]
-  place = start + jnp.arange(size)
-  pages = table[:, place // tokens]
+  if isinstance(start, int):
+    whole = start % tokens == 0
+  else:
+    whole = size % tokens == 0 and held.length % tokens == 0
+  taken: Callable[[Array, Array], Array]
+  if whole:
+    pages = jax.lax.dynamic_slice_in_dim(table, start // tokens, -(-size // tokens), axis=1)
+    taken = functools.partial(_whole_pages, size=size)
+  else:
+    place = start + jnp.arange(size)
+    pages = table[:, place // tokens]
 
-  def taken(pool: Array, pages: Array) -> Array:
-    found = pool.at[_places(pool, pages, place % tokens)].get(mode="promise_in_bounds")
-    return jnp.moveaxis(found, 1, -2)
+    def by_place(pool: Array, pages: Array) -> Array:
+      found = pool.at[_places(pool, pages, place % tokens)].get(mode="promise_in_bounds")
+      return jnp.moveaxis(found, 1, -2)
 
-  if rows is not None or held.ways == 1:
+    taken = by_place
+  if held.ways > 1 and rows is None:
+    found = jax.vmap(taken)(*_by_way(held, pages))
+    return found.reshape(-1, *found.shape[2:])
+  if held.ways > 1 or held.pool.ndim != 4:
     return taken(held.pool, pages)
-  found = jax.vmap(taken)(*_by_way(held, pages))
-  return found.reshape(-1, *found.shape[2:])
+  # The partitioner would give every device all heads.
+  heads = None if held.pool.shape[1] % ways("kv_heads") else "kv_heads"
+  axes = (None, heads, None, None)
+  arguments = ((held.pool, axes), (pages, (None, None)))
+  return on_shards(taken, arguments, axes, name="pages")
 
 
 def write_places(
@@ -153,6 +180,15 @@ def write_places(
 def _places(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
   """Index of ``array`` [first, ..., place, width]; the axes of the result follow theirs."""
   return (first, *(slice(None),) * (array.ndim - 3), place)
+
+
+def _whole_pages(pool: Array, pages: Array, *, size: int) -> Array:
+  """[rows, ..., size, width] of the pages [rows, n] of each row, one after the other."""
+  between = pool.shape[1:-2]
+  first = pages.reshape(len(pages), *(1,) * len(between), -1)
+  index = (first, *(i[..., None] for i in jnp.ix_(*map(jnp.arange, between))))
+  found = pool.at[index].get(mode="promise_in_bounds")
+  return found.reshape(len(pages), *between, -1, pool.shape[-1])[..., :size, :]
 
 
 def _each(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
