@@ -28,7 +28,6 @@ from agentjax.training.build import build_parts
 from agentjax.training.learner import Learner
 from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.packing import to_sequences
 from agentjax.trajectory.record import Message, Reward, Status, Task
 from tests.training.stages import PaidDigits
 from tests.training.teachers import MODEL, save_policy
@@ -183,7 +182,6 @@ def in_a_run(name, folder, monkeypatch):
   batch, ready = seen[0]
   if name in ("kl_cov", "prime"):  # minibatches, rewards of steps
     return batch, ready.prepared, None
-  paid = to_sequences(episodes())
   return (
     batch,
     ready.prepared,
@@ -198,7 +196,8 @@ def in_a_run(name, folder, monkeypatch):
       values=drift(batch, 3),
       baselines=np.full(8, 0.3, np.float32),
       part_rewards=np.array(
-        [[s.reward_parts[n] for n in ("environment", "turns")] for s in paid], np.float32
+        [[t.reward_parts[n].value for n in ("environment", "turns")] for t in episodes()],
+        np.float32,
       ),
       consistency=np.repeat(np.float32([0.75, 0.5]), 4),
       selected=ready.prepared.weights > 0 if name == "tip" else None,
