@@ -265,7 +265,7 @@ def test_a_plan_counts_the_state_of_the_reward_model(monkeypatch):
   sizes = []
 
   def count(function, arguments, parts, rows, capacity):
-    sizes.append({name: planning._bytes_a_device(tree) for name, tree in parts.items()})
+    sizes.append({name: planning.bytes_a_device(tree) for name, tree in parts.items()})
 
   monkeypatch.setattr(planning, "_compile", count)
   with_model, without = _experiment(), _experiment()
