@@ -179,6 +179,8 @@ class Scheduler:
       lane.evictions.clear()
       for slot in range(lane.slots.slots):
         lane.slots.release(slot)
+      for pool in lane.slots.pools:
+        pool.wanted.clear()
     for known in self.known:
       known.clear(-1)
 
