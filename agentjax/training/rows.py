@@ -45,8 +45,11 @@ class MeshRows:
 
   def place_column(self, name: str, values: Any) -> Array:
     """Values of a column on the mesh; unchanged if they are there already."""
-    of_sequences = get_column(name).level == "sequence"
-    return jax.device_put(values, self.everywhere if of_sequences else self.whole)
+    target = self.everywhere if get_column(name).level == "sequence" else self.whole
+    if isinstance(values, jax.Array) or jax.process_count() == 1:
+      return jax.device_put(values, target)
+    # Of arrays of the host device_put demands that all processes' are equal, and NaN never is.
+    return jax.make_array_from_callback(values.shape, target, values.__getitem__)
 
   def split(self, tree: Any) -> Any:
     """[B, ...] arrays as [M, rows, ...], rows and time sharded as before."""

@@ -121,7 +121,7 @@ class Crash(Exception):
 def test_a_crash_among_the_episodes_of_a_group_changes_nothing(finished, tmp_path):
   made, count = _make(tmp_path / "run"), 0
   with pytest.raises(Crash), made._session() as session:
-    keep = session._keep
+    keep = session.journal.add_trajectory
 
     def dies(trajectory):
       nonlocal count

@@ -225,7 +225,7 @@ def test_completions_between_turns_reward_a_run_and_survive_its_crash(tmp_path):
   settings, count = _monte_carlo(), 0
   made = run(tmp_path / "run", _SYNC, **settings)
   with pytest.raises(Crash), made._session() as session:
-    keep = session._keep
+    keep = session.journal.add_trajectory
 
     def dies(trajectory):
       nonlocal count
