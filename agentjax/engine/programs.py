@@ -22,7 +22,7 @@ from agentjax.models import ModelConfig
 from agentjax.models.attend import CACHE_BLOCK
 from agentjax.models.exact import padded_length
 from agentjax.models.lora import join_adapters
-from agentjax.models.pages import Paged, is_paged, read_places, write_places
+from agentjax.models.pages import Paged, is_paged, place_index, read_places, write_places
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 
 Array = jax.Array
@@ -480,8 +480,7 @@ class Programs:
     def put(held: Any, whole: Array) -> Any:
       if not is_paged(held):
         return whole
-      middle = (slice(None),) * (whole.ndim - 3)
-      values = whole.at[(slots, *middle, places)].get(mode="clip")
+      values = whole.at[place_index(whole, slots, places)].get(mode="clip")
       return write_places(held, None, places, values)
 
     return jax.tree.map(put, before, after, is_leaf=is_paged)

@@ -132,7 +132,7 @@ def read_places(
     pages = table[:, place // tokens]
 
     def by_place(pool: Array, pages: Array) -> Array:
-      found = pool.at[_places(pool, pages, place % tokens)].get(mode="promise_in_bounds")
+      found = pool.at[place_index(pool, pages, place % tokens)].get(mode="promise_in_bounds")
       return jnp.moveaxis(found, 1, -2)
 
     taken = by_place
@@ -174,7 +174,7 @@ def write_places(
   return dataclasses.replace(held, pool=pool.reshape(held.pool.shape))
 
 
-def _places(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
+def place_index(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
   """Index of ``array`` [first, ..., place, width]; the axes of the result follow theirs."""
   return (first, *(slice(None),) * (array.ndim - 3), place)
 
@@ -202,7 +202,7 @@ def _put(array: Array, first: Array, place: Array, values: Array) -> Array:
     return array.at[index].set(values, mode="drop")
 
   def by_window() -> Array:
-    return array.at[_places(array, first, place)].set(values, mode="drop")
+    return array.at[place_index(array, first, place)].set(values, mode="drop")
 
   return jax.lax.platform_dependent(cpu=by_window, default=by_number)
 
