@@ -17,8 +17,8 @@ class ValueLossConfig(Config):
   """Attributes:
   kind: "squared" (the head's output is the value, ``squared_value_loss``) or "bernoulli" (it is
     the logit of the chance of success, ``bernoulli_value_loss``; rewards must lie in 0..1).
-  coefficient: factor on the value loss in the total. clip: bound on the change of a value since the
-  start of the update; None = off.
+  coefficient: factor on the value loss in the total.
+  clip: bound on the change of a value since the start of the update; None = off.
   """
 
   kind: Literal["squared", "bernoulli"] = "squared"
