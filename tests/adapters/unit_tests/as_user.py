@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[0] = ROOT
+sys.path[0] = str(pathlib.Path(__file__).resolve().parents[3])
 sys.path.append(sys.argv[1])
 
 from agentjax.adapters.unit_tests.scorer import (  # noqa: E402
