@@ -130,6 +130,12 @@ WRONG = (
   ("letter_jumble", "{answer} more"),
   ("fraction_simplification", "{answer} or 1/3"),
   ("intermediate_integration", "Integral({integrand}, x)"),
+  ("advanced_geometry", "{answer}, or not"),
+  ("fraction_simplification", "{answer} is wrong"),
+  ("kakurasu", "not {answer}"),
+  ("knights_knaves", "it is not so that {answer}"),
+  ("quantum_lock", "not {answer}"),
+  ("sokoban", "{answer} is wrong"),
 )
 
 
@@ -179,6 +185,9 @@ def test_targets_that_come_to_their_boxes_are_not_paid(score):
     ("number_sorting", " {answer} "),
     ("fraction_simplification", "${answer}$"),
     ("game_of_life_halting", " {answer}"),
+    ("kakurasu", "[[{answer}]]"),
+    ("knights_knaves", " {answer}\n"),
+    ("quantum_lock", "{answer}\n"),
   ],
 )
 def test_another_form_of_the_right_answer_is_paid(name, form, score):
@@ -310,6 +319,8 @@ def test_every_set_pays_its_reference_and_no_cheap_answer(name, score):
       " ", entry["question"], "0", "1", "nan", "inf", "None", "[]", "{}", "zzz",
       f"{other} or {answer}", f"{answer} or {other}" if name != "sokoban" else "",
       " ".join(map(str, range(1000))),
+      *((f"not {answer}", f"{answer} is wrong", f"not\n{answer}", f"{answer}\nis wrong", f"{answer}, or not")
+        if entry["answer"] is not None else ()),
     } - {answer}  # fmt: skip
     paid = {text for text in cheap if answer not in ("0", "1") and score(text, entry) > 0.5}
     assert not paid, answer
