@@ -303,6 +303,9 @@ def test_a_question_repeated_as_its_own_integral_is_no_worked_solution():
 UNSTATED = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
+NEGATIONS = ("not {}", "{} is wrong", "not\n{}", "{}\nis wrong", "{}, or not")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*reasoning_gym.factory.DATASETS} - {"composite"}))
 def test_every_set_pays_its_reference_and_no_cheap_answer(name, score):
@@ -319,8 +322,7 @@ def test_every_set_pays_its_reference_and_no_cheap_answer(name, score):
       " ", entry["question"], "0", "1", "nan", "inf", "None", "[]", "{}", "zzz",
       f"{other} or {answer}", f"{answer} or {other}" if name != "sokoban" else "",
       " ".join(map(str, range(1000))),
-      *((f"not {answer}", f"{answer} is wrong", f"not\n{answer}", f"{answer}\nis wrong", f"{answer}, or not")
-        if entry["answer"] is not None else ()),
+      *(around.format(answer) for around in NEGATIONS if entry["answer"] is not None),
     } - {answer}  # fmt: skip
     paid = {text for text in cheap if answer not in ("0", "1") and score(text, entry) > 0.5}
     assert not paid, answer
