@@ -4,9 +4,10 @@ A monitor gives findings, texts that say what it saw. Their number is a part of 
 is logged like any part; the action decides its effect on the reward:
 
   log        nothing
-  screen     a reward above 0 is invalid: nothing is learnt from the episode (status VERIFIER_ERROR;
-             the reason "screened" tells it from a fault). A reward of 0 or less stays: otherwise a
-             policy that loses could write what a monitor finds, and so remove the episode
+  screen     a reward above ``screen_above`` is invalid: nothing is learnt from the episode (status
+             VERIFIER_ERROR; the reason "screened" tells it from a fault). A lower reward stays:
+             otherwise a policy that loses could write what a monitor finds, and so remove the
+             episode. Where rewards are graded, set ``screen_above`` to what a good episode earns
   penalise   the penalty is subtracted, once, however many findings there are
 
 A penalty teaches the policy what the monitor sees, so it may learn to hide; screening teaches
@@ -43,11 +44,13 @@ class MonitorConfig(Config):
       the name given to ``build_rewards``; none by default.
     action: see the module.
     penalty: for "penalise", subtracted from the reward.
+    screen_above: for "screen", the highest reward that stays.
   """
 
   names: tuple[str, ...] = ()
   action: Literal["log", "screen", "penalise"] = "log"
   penalty: PositiveFloat = 1.0
+  screen_above: float = 0.0
 
   def validate(self, path: str = "config.reward.monitor") -> None:
     super().validate(path)
@@ -137,17 +140,18 @@ def count_findings(monitors: Mapping[str, Monitor]) -> Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class Screened:
-  """``body`` where ``findings`` is 0 or the body pays nothing; else invalid."""
+  """``body`` where ``findings`` is 0 or the body pays at most ``above``; else invalid."""
 
   findings: Node
   body: Node
+  above: float
 
   def names(self) -> frozenset[str]:
     return self.findings.names() | self.body.names()
 
   def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
     findings, body = self.findings.evaluate(parts), self.body.evaluate(parts)
-    if findings.value and (body.value is None or body.value > 0):
+    if findings.value and (body.value is None or body.value > self.above):
       return Reward.invalid(f"{SCREENED}: {findings.value:g} findings")
     return findings if findings.value is None else body
 
@@ -173,7 +177,7 @@ class Penalised:
 def watched(formula: Node, findings: Node, config: MonitorConfig) -> Node:
   """``formula`` under the action of a config."""
   if config.action == "screen":
-    return Screened(findings, formula)
+    return Screened(findings, formula, config.screen_above)
   if config.action == "penalise":
     return Penalised(findings, formula, config.penalty)
   return formula

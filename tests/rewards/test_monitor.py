@@ -1,6 +1,7 @@
 """Monitors find what they look for; the action decides what that does to the reward."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -76,6 +77,18 @@ def test_an_episode_that_loses_is_not_screened_by_what_it_writes():
   lost = trajectory(code="sys.exit(0)", answer="5")
   scored(watching("screen"), lost)
   assert lost.reward == Reward(0.0) and lost.status is Status.OK and lost.metadata[FINDINGS]
+
+
+def test_a_poor_graded_episode_is_not_screened():
+  rewards = RewardConfig(
+    weights=(0.3,), monitor=MonitorConfig(("exits",), "screen", screen_above=0.3)
+  )
+  poor = trajectory(code="sys.exit(0)")
+  scored(rewards, poor)
+  assert poor.reward == Reward(0.3) and poor.status is Status.OK
+  rewards = dataclasses.replace(rewards, weights=(1.0,))
+  scored(rewards, good := trajectory(code="sys.exit(0)"))
+  assert not good.reward.valid
 
 
 def test_penalise_subtracts_once():
