@@ -12,6 +12,8 @@ import pytest
 
 from pallas_kernels import causal_conv1d, selective_scan, ssd
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 # Interpreted programs are large and run once.
 QUICKLY = "--xla_backend_optimization_level=0"
@@ -46,7 +48,6 @@ def run(command: list[str], out: pathlib.Path) -> subprocess.CompletedProcess[st
   )
 
 
-@pytest.mark.slow
 def test_every_kernel_and_the_model_are_checked_and_timed(tmp_path):
   done = run(["bash", str(ROOT / "benchmarks" / "gpu_suite.sh"), "--tiny", "--repeats=1"], tmp_path)
   assert done.returncode == 0, done.stdout + done.stderr
@@ -69,7 +70,6 @@ def test_every_kernel_and_the_model_are_checked_and_timed(tmp_path):
   assert done.stdout.count("\n| ") == len(rows) + 1
 
 
-@pytest.mark.slow
 def test_a_wrong_kernel_is_named_and_fails_the_suite(tmp_path):
   done = run([sys.executable, "-c", WRONG], tmp_path)
   assert done.returncode == 1, done.stdout + done.stderr

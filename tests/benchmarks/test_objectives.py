@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 PEER = """
 import json, sys
@@ -26,7 +28,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
   )
 
 
-@pytest.mark.slow
 def test_memory_time_and_a_peer_stand_side_by_side(tmp_path):
   script = tmp_path / "peer.py"
   script.write_text(PEER)
@@ -49,7 +50,6 @@ def test_every_loss_is_timed():
   assert [line.split()[-1] for line in done.stdout.splitlines()[2:]] == ["dapo", "sppo"]
 
 
-@pytest.mark.slow
 def test_a_peer_that_fails_is_an_error(tmp_path):
   broken = tmp_path / "broken.py"
   broken.write_text("raise SystemExit('no model')")
@@ -57,7 +57,6 @@ def test_a_peer_that_fails_is_an_error(tmp_path):
   assert done.returncode != 0 and "ended with 1 and 0 results" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_side_with_other_log_probs_is_refused():
   code = (
     "import sys, jax.numpy as jnp\n"

@@ -9,6 +9,8 @@ import pytest
 from agentjax.world import Action
 from benchmarks import process_rewards
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_the_whole_answer_pays_and_demonstrations_leave_some_letters():
   tasks = process_rewards.make_tasks(0, left=0.25)
@@ -30,7 +32,6 @@ def test_only_the_whole_answer_pays_and_demonstrations_leave_some_letters():
   assert np.mean(right) == pytest.approx(0.75, abs=0.01)
 
 
-@pytest.mark.slow
 def test_every_kind_is_run_and_kept(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(process_rewards, "WARM_STEPS", 2)
   arguments = ["process_rewards.py", "--steps=2", "--seeds=1", f"--out={tmp_path}"]

@@ -9,6 +9,8 @@ import pytest
 from agentjax.world import Action
 from benchmarks import ragen
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_the_right_answer_to_a_task_with_signal_pays():
   tasks = ragen.make_tasks("hopeless", 0).train
@@ -72,7 +74,6 @@ def test_signs_are_those_of_the_monitor():
   assert ragen.first_signs(creeping) == {"entropy_rise": 9}
 
 
-@pytest.mark.slow
 def test_a_part_runs_and_is_not_run_again(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(ragen, "WARM_STEPS", 3)
   monkeypatch.setattr(ragen, "PARTS", {"collapse": ragen.PARTS["collapse"][:2]})

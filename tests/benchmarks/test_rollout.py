@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks import rollout
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 PEER = """
 import json, sys
@@ -121,7 +123,6 @@ def test_single_turns_and_agents_stand_beside_a_peer(peer):
   assert all("ours / theirs" in lines[i] for i in (2, 5))
 
 
-@pytest.mark.slow
 def test_traces_slow_tools_and_the_host_print_their_figures(tmp_path):
   kept = tmp_path / "kept.jsonl"
   lines = run("trace", "--part=latency", "--part=host", f"--write_trace={kept}")
@@ -132,7 +133,6 @@ def test_traces_slow_tools_and_the_host_print_their_figures(tmp_path):
   assert sum("ms of CPU a turn" in line for line in lines) == 2
 
 
-@pytest.mark.slow
 def test_a_whole_step_stands_beside_a_peer(peer):
   lines = run("step", f"--trl_python={sys.executable}", f"--trl_script={peer}")
   assert len(lines) == 2 * (3 + 2 * 2)

@@ -28,6 +28,8 @@ from benchmarks.simulator import (
 from tests.rollout.conftest import REWARDS, make_player, make_task
 from tests.rollout.scripted_engine import ScriptedEngine, say
 
+pytestmark = pytest.mark.slow
+
 MANY = 10_000
 HEAVY = Workload(
   turns=Empirical((1.0, 2.0, 3.0)),

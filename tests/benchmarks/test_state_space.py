@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import state_space
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tiny(monkeypatch):

@@ -160,6 +160,7 @@ def _settings(objective="vapo", kind=CriticConfig, **critic):
   return dict(rl=rl, checkpoint=CheckpointConfig(every=2))
 
 
+@pytest.mark.slow
 def test_a_run_trains_a_small_critic_and_a_killed_one_goes_on_to_the_same_bits(tmp_path):
   schedule = ScheduleConfig()
   with run(tmp_path / "straight", schedule, **_settings())._session() as session:

@@ -43,6 +43,7 @@ def test_training_has_the_same_bits_and_evaluations_the_same_results(finished_ru
     }
 
 
+@pytest.mark.slow
 def test_killed_while_held_out_episodes_are_under_way_it_gives_the_same_rows(beside, tmp_path):
   straight, expected = beside
   train_until_killed(Run(interleaved(), tmp_path / "run", console=quiet()), 4)

@@ -174,6 +174,7 @@ def test_packing_padding_micro_batches_and_masked_episodes_change_nothing(learne
   assert plain["process/loss"] == pytest.approx(np.log(2))  # as sure as its reference
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_right_from_wrong_and_follows_when_that_changes(learner, state):
   accuracy, steps = [], {0: [], 1: []}
   for i in range(80):

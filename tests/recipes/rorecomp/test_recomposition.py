@@ -133,6 +133,7 @@ def _run(folder):
   return run(folder, ScheduleConfig(), rl=stage)
 
 
+@pytest.mark.slow
 def test_a_run_makes_the_second_update_where_there_is_something_to_learn_from(tmp_path):
   assert _run(tmp_path / "straight").train().finished
   rows = read_metrics(tmp_path / "straight" / "metrics.jsonl")
