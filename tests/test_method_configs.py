@@ -6,21 +6,49 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
-from agentjax.training import load_experiment
+from agentjax.training import Run, load_experiment
 from agentjax.training.flags import define_config_flag
+from tests.training.smoke import quiet
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
-@pytest.mark.parametrize("name", ["meds", "moclip", "tessy"])
+_TOY = ("agentspec", "meds", "moclip", "self_play_preference", "sppo", "tessy")
+_FROM_FILES = ("genrm_judged", "rational_rewards_judged", "rubric_judged", "supervised")
+
+
+@pytest.mark.parametrize("name", [*(f"{n}_word_problems" for n in _TOY), "tree_search_sokoban"])
 def test_a_config_is_valid(name):
-  load_experiment(_CONFIGS / f"{name}_word_problems.py").validate()
+  load_experiment(_CONFIGS / f"{name}.py").validate()
 
 
-@pytest.mark.parametrize("name", ["c2_generator", "c2_verifier", "rubric_judged", "supervised"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    ("agentspec_word_problems", ()),
+    ("self_play_preference_word_problems", ()),
+    ("sppo_word_problems", ("--config.rl.tasks_per_step=8",)),
+    ("tree_search_sokoban", ()),
+    ("tree_search_sokoban", ("--config.rollout.sampler.rule=uct",)),
+  ],
+)
+def test_a_short_run_of_it_ends(name, changes, tmp_path):
+  experiment = _with_flags(
+    name,
+    "--config.rl.steps=2",
+    "--config.rl.tasks_per_step=2",
+    "--config.supervised.steps=2",
+    "--config.evaluation.tasks=0",
+    *changes,
+  )
+  assert Run(experiment, tmp_path, console=quiet()).train().finished
+
+
+@pytest.mark.parametrize("name", ["c2_generator", "c2_verifier", *_FROM_FILES])
 def test_a_config_of_a_pretrained_model_lacks_its_folder_alone(name):
   experiment = load_experiment(_CONFIGS / f"{name}.py")
-  if name in ("rubric_judged", "supervised"):
+  if name in _FROM_FILES:
     with pytest.raises(ConfigError, match="set --config.data.path=DIR"):
       experiment.validate()
     experiment.data.path = "rubrics"
