@@ -39,61 +39,60 @@ class EngineConfig(Config):
     slots: live contexts on the device, over all lanes. Take a power of two for slots / lanes and
       for each of extend_buckets * extend_rows: XLA on CPU may round exponentials differently in the
       remainder of a vector loop, and a context's last bits would then depend on its slot.
-    lanes: blocks of ``slots / lanes`` slots. Lanes run side by side, each in a thread of its own,
-      spread over the engine's devices; two lanes use two CPU cores, where a single small decode
-      step uses hardly more than one.
+    lanes: blocks of ``slots / lanes`` slots, spread over the engine's devices. Each lane runs in a
+      thread of its own. Two lanes use two CPU cores; one small decode step uses hardly more than
+      one.
     mesh: devices of each lane. Heads, hidden units and the vocabulary are split over ``tensor``,
-      experts over ``expert``, slots over ``data`` and ``expert``; what does not divide is whole on
-      every device, and of experts and their hidden units there are then some more, of zero. All
-      lanes together take lanes times as many devices. ``fsdp`` and ``context`` stay 1.
+      experts over ``expert``, slots over ``data`` and ``expert``. What does not divide is whole on
+      every device, but experts and their hidden units are filled up with zeros. All lanes together
+      take ``lanes`` times as many devices. ``fsdp`` and ``context`` stay 1.
     max_length: tokens a context can hold, prompt included; it may be the model's limit.
-    cache_tokens: tokens of which keys and values are kept on the devices, over all lanes: the room
-      that slots, forks, prefixes and parked contexts share. It is given out in pages of
-      ``block_tokens`` as contexts grow, so memory follows this and not ``slots * max_length``,
-      which is what 0 stands for. Where it runs short, what was not used for longest goes to the
-      host, and then contexts without a call and those of the lowest priority are parked.
-    chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
-      stops early waits for the end of its chunk, so this trades host work against latency.
-    extend_buckets: rising numbers of tokens one extension takes; a run of ids is right-padded to
-      the smallest bucket that holds it, and cut into pieces of the largest where it is longer.
+    cache_tokens: tokens whose keys and values the devices can hold, over all lanes. Slots, forks,
+      prefixes and parked contexts share this room and take pages of ``block_tokens`` from it as
+      they grow; it sets the memory used. 0 is ``slots * max_length``. Where it runs short, the
+      longest unused pages move to the host; then contexts without a call, and those of the lowest
+      priority, are parked.
+    chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops
+      early waits for the end of its chunk, so this trades host work against latency.
+    extend_buckets: sizes of an extension in tokens, rising. A run of ids is right-padded to the
+      smallest bucket that holds it; a longer run is cut into pieces of the largest.
     extend_rows: contexts one dispatch of each bucket extends.
     max_stop_ids: stop ids a request may name.
-    host_turns: turns of the event loop granted after a chunk to the programs that it woke, so that
-      a quick tool call does not cost its context a chunk of idleness.
-    prefill_tokens: prompt and observation tokens, buckets counted whole, that are taken in between
-      two decode chunks; what is left of a long prompt waits for the next gap, so that it stalls
-      nobody. One dispatch is always made.
+    host_turns: turns of the event loop that the programs woken by a chunk get before the next
+      chunk, so that a context with a quick tool call does not miss a chunk.
+    prefill_tokens: prompt and observation tokens that are taken in between two decode chunks;
+      buckets count whole, and one dispatch is always made. The rest of a long prompt waits for the
+      next gap, so that it does not stall other contexts.
     block_tokens: tokens of a page of keys and values, which contexts may share.
-    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
-      forks, prompts, known prefixes; their recurrent states, and those pages for which there was no
-      room among ``cache_tokens``. What was not used for longest goes from the device to the host.
-      When all slots are taken, the longest idle context is parked to let another run; when the
-      store is full, known prefixes are dropped first, and then nobody is parked for a slot any more
-      while any slot is at work.
-    prefix_reuse: which beginnings are used again, with the weights that made them. "none";
-      "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
-      to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
-      rounding: extension and decoding round differently, so that what is sampled may then depend
-      on what is known.
-    snapshot_tokens: distance at least between two boundaries inside a prompt, rounded up to pieces
-      of the largest bucket; each costs a copy of the recurrent state.
+    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts without a slot (parked ones, forks,
+      prompts, known prefixes): their recurrent states, and the pages that do not fit in
+      ``cache_tokens``. The longest unused ones move from the device to the host. When all slots are
+      taken, the longest idle context is parked to let another run. When the store is full, known
+      prefixes are dropped first; then no context is parked for a slot while any slot is at work.
+    prefix_reuse: which beginnings are used again while the weights are the same. "none"; "prompts":
+      prefilled prompts, and every prompt at multiples of ``snapshot_tokens``, with the same bits as
+      without reuse; "turns": closed conversations too, at any boundary, equal up to rounding.
+      Extension and decoding round differently, so with "turns" a sample may depend on what is
+      known.
+    snapshot_tokens: least distance between two such places in a prompt, rounded up to pieces of the
+      largest bucket; each place costs a copy of the recurrent state.
     max_waiting: calls that may wait for a slot; one more is refused with EngineBusyError. 0 is no
       limit.
-    record_experts: keep what the routers chose for every token, for training to do the same
-      (router replay, 2510.11370): one or two bytes a choice, and ``Context.experts`` has it.
+    record_experts: record what the routers chose for every token, so that training can choose the
+      same (router replay, 2510.11370). One or two bytes a choice; see ``Context.experts``.
     grammar_states: rows of the table that masks logits (see ``engine.grammar``), shared by all
       grammars at work; 0 is off and costs nothing. Grammars take tens to thousands of states.
     grammar_classes: kinds of tokens that one grammar may tell apart, columns of that table.
-    grammars: grammars in the table at most. Where more are at work they take turns.
+    grammars: most grammars in the table. If more are at work, they take turns.
     speculate: "ngram" drafts the next tokens from the context's own past, "mtp" draws them from the
-      model's prediction heads (model.mtp), and all are checked in one step of the model; "none"
-      drafts nothing. Tokens and log-probs stay what they are, up to rounding. Pays where a step
-      costs little more for several tokens than for one (an accelerator that waits for its memory)
-      and drafts are right: text repeats itself, or the heads are trained; see docs/rollout.md.
-    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``. "mtp" applies
-      the last depth of the heads again where these are more tokens than model.mtp.depths.
-    warmup: compile everything when the first weights are published, rather than each program when
-      it is first needed. Several lanes would then compile one program twice.
+      model's prediction heads (model.mtp); one step of the model checks them all. "none" drafts
+      nothing. Tokens and log-probs change by rounding only. It pays if a step costs little more for
+      several tokens than for one (an accelerator that waits for its memory) and the drafts are
+      right: repetitive text, or trained heads. See docs/rollout.md.
+    draft_tokens: tokens of a draft. Take one less than a power of two, see ``slots``. If they are
+      more than model.mtp.depths, "mtp" repeats the last depth of the heads.
+    warmup: compile all programs when the first weights are published. Otherwise each is compiled
+      when first needed, and several lanes may compile it twice.
   """
 
   slots: PositiveInt = 64

@@ -1,4 +1,4 @@
-"""What a context holds, where it is, and every way in which that changes."""
+"""State of a context: what it holds, where it is, and all changes to both."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Ids a context still has to take in: by extension, or through the decode step.
+  """Ids that a context still has to take in, by extension or through the decode step.
 
-  Where there are images, ids are ``ImageKeys``, here and in all that a context notes of its ids.
+  With images, ids are ``ImageKeys``, here and wherever a context records ids.
   """
 
   kind: Literal["extend", "force"]
@@ -28,18 +28,18 @@ class Run:
 
 
 class Ledger:
-  """One entry for every token a context holds, in the parts they came in."""
+  """One entry for every token of a context, in the parts in which they came."""
 
   def __init__(self, parts: Sequence[np.ndarray] = ()) -> None:
     self.parts = list(parts)
     self._length = sum(map(len, self.parts))
 
   def array(self) -> np.ndarray | None:
-    """All of it; None where there is nothing."""
+    """All entries; None if there are none."""
     return np.concatenate(self.parts) if self.parts else None
 
   def record(self, start: int, part: np.ndarray) -> None:
-    """Notes the entries from ``start`` on; what stood there was taken back."""
+    """Records the entries from ``start`` on; those recorded there before are dropped."""
     while self._length > start:
       last = self.parts.pop()
       self._length -= len(last)
@@ -53,28 +53,28 @@ class Ledger:
 
 
 class ContextState:
-  """One context as lanes and scheduler see it; changed in the event loop alone.
+  """One context as lanes and scheduler see it. Only the event loop changes it.
 
-  It is in a slot (``home``), on its way out of one (``parking``), or a snapshot (``base``); lost
-  for good once ``lost`` says why.
+  It is in a slot (``home``), is being read out of one (``parking``), or is a snapshot (``base``).
+  Once ``lost`` gives a reason, it cannot be used again.
 
   Attributes:
-    priority: the first among those that wait gets a slot first.
-    policy: number of the one that it is a conversation with.
+    priority: of the contexts that wait, the one with the lowest gets a slot first.
+    policy: number of the policy that it is a conversation with.
     held: tokens in the slot, or in ``base``.
-    pending: what it has still to take in.
-    base: what it is without a slot; None is empty.
-    origin: the ids that ``base`` was made of, where it is a bare prefix.
+    pending: runs of ids that it still has to take in.
+    base: its content without a slot; None is an empty context.
+    origin: the ids of ``base``, if that is a bare prefix.
     home: its slot.
-    parking: on its way out of it; ``base`` is not there yet.
+    parking: it is being read out of its slot; ``base`` is not set yet.
     job: its call under way.
-    lost: why it cannot be used.
-    version: of the weights that made what is held; -1 where there were several.
-    newest: of the weights that made what the next token is drawn from.
-    first_run: while what is held began as part of this one run of ids.
-    last_boundary: where in it the context was last kept.
-    ids: of the tokens held, where closed contexts are reused.
-    experts: of the tokens held, where they are recorded.
+    lost: why it cannot be used; None while it can.
+    version: of the weights that computed the held tokens; -1 if several did.
+    newest: of the weights that computed the logits of the next token.
+    first_run: the run of ids that it takes in from its start; None once it holds more.
+    last_boundary: place in ``first_run`` where the context was last kept.
+    ids: of the held tokens, for the reuse of closed contexts.
+    experts: of the held tokens, if they are recorded.
   """
 
   def __init__(self, priority: tuple[int, ...], policy: int = 0) -> None:
@@ -102,7 +102,7 @@ class ContextState:
     return bool(self.pending) and self.pending[0].kind == "extend"
 
   def check_usable(self) -> None:
-    """Raises EngineError where it is lost, or another call is under way."""
+    """Raises EngineError if it is lost or another call is under way."""
     if self.lost is not None:
       raise EngineError(f"the context cannot be used: {self.lost}.")
     if self.job is not None:
@@ -111,26 +111,26 @@ class ContextState:
   # Beginnings.
 
   def begin_at(self, base: Snapshot | None) -> None:
-    """Takes over what a snapshot says."""
+    """Takes length and version from a snapshot."""
     self.held = 0 if base is None else base.length
     self.version = self.newest = -1 if base is None else base.version
 
   def begin_with(self, prefix: Snapshot, ids: np.ndarray, experts: np.ndarray | None) -> None:
-    """Is a bare prefix of ``ids``."""
+    """Starts as the bare prefix of ``ids``."""
     self.base, self.origin = prefix, ids
     self.begin_at(prefix)
     self._note_known(ids, experts)
 
   def begin_again(self) -> None:
-    """Runs the ids of its bare prefix, which is of older weights, once more."""
+    """Queues the ids of its bare prefix again, as older weights computed it."""
     assert self.origin is not None
     self.pending.appendleft(Run("extend", self.origin))
     self.begin_at(None)
 
   def begin_known(self, base: Snapshot, experts: np.ndarray | None, *, shares_more: bool) -> None:
-    """Takes the beginning of its first run over from ``base``.
+    """Takes the beginning of its first run from ``base``.
 
-    ``shares_more``: what it takes in from here on may be kept for others as well.
+    ``shares_more``: what it takes in next may be kept for others too.
     """
     run, tokens = self.pending.popleft(), base.length
     if tokens < len(run.ids):
@@ -146,7 +146,7 @@ class ContextState:
     self.experts = Ledger([] if experts is None else [experts])
 
   def fork(self, base: Snapshot | None, origin: np.ndarray | None) -> ContextState:
-    """Another that goes on from here, without a slot."""
+    """Another context that continues from here, without a slot."""
     twin = ContextState(self.priority, self.policy)
     twin.base, twin.origin, twin.held = base, origin, self.held
     twin.version, twin.newest = self.version, self.newest
@@ -160,21 +160,21 @@ class ContextState:
     self.pending.append(Run("extend", ids))
 
   def next_piece(self, largest: int) -> np.ndarray:
-    """The next ids in one extension: a run is cut into pieces of ``largest``."""
+    """The ids of the next extension; a run is cut into pieces of ``largest``."""
     run = self.pending.popleft()
     if len(run.ids) > largest:
       self.pending.appendleft(Run("extend", run.ids[largest:]))
     return run.ids[:largest]
 
   def take(self, ids: np.ndarray, version: int) -> None:
-    """Counts ids that the model takes in by weights of ``version``."""
+    """Counts ids that the model takes in with weights of ``version``."""
     self.ids.record(self.held, ids)
     self.version = version if self.held == 0 or self.version == version else -1
     self.newest = version
     self.held += len(ids)
 
   def take_decoded(self, ids: np.ndarray, experts: np.ndarray | None, version: int) -> None:
-    """Counts ids that were decoded, and what routers chose for them."""
+    """Counts decoded ids, and records what routers chose for them."""
     if experts is not None:
       self.experts.record(self.held, experts)
     self.first_run = None
@@ -183,31 +183,31 @@ class ContextState:
   # Moves.
 
   def placed(self) -> None:
-    """Its slot holds what it is."""
+    """Notes that its slot holds its content."""
     self.base = self.origin = None
 
   def leave(self) -> None:
-    """Its slot goes to others, once it is read."""
+    """Gives its slot to others; the slot is read first."""
     self.home, self.parking = None, True
 
   def make_way(self) -> None:
-    """Its pages go to others, once it is read; it comes back to the same slot."""
+    """Gives its pages to others after they are read; it keeps its slot."""
     self.parking = True
 
   def parked(self, snapshot: Snapshot) -> None:
-    """It was read out of its slot."""
+    """Notes that it was read out of its slot."""
     self.parking = False
     if self.lost is None:
       self.base = dataclasses.replace(snapshot, version=self.version)
 
   def rewind(self, base: Snapshot, kept: np.ndarray) -> None:
-    """Goes back to the start of its call, without a slot; what was kept is to be fed again."""
+    """Goes back to the start of its call, without a slot; the kept tokens are fed again."""
     self.base, self.home = base, None
     self.begin_at(base)
     self.pending.append(Run("force", kept))
 
   def lose(self, why: str) -> None:
-    """It cannot be used from here on, and holds nothing outside its slot."""
+    """Makes it unusable and drops what it holds outside its slot."""
     self.lost = why
     self.base = None
     self.pending.clear()

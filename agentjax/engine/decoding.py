@@ -24,16 +24,16 @@ Array = jax.Array
 
 @flax.struct.dataclass
 class DeviceState:
-  """All slots of one lane. Every dispatch consumes one and gives the next."""
+  """All slots of one lane. Every dispatch consumes one state and returns the next."""
 
   cache: Cache
-  logits: Array  # float32 [slots, vocab], of the token each slot takes next
-  history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
-  mtp_cache: models.MtpCache | None = None  # of prediction heads, where these make the drafts
+  logits: Array  # float32 [slots, vocab], of each slot's next token
+  history: Array | None = None  # int32 [slots, max_length], ids held, if drafts are made of them
+  mtp_cache: models.MtpCache | None = None  # of prediction heads, if these make the drafts
 
 
 def compact_experts(model: ModelConfig, experts: Array | None, *, record: bool) -> Array | None:
-  """[routers, ..., choices] with the routers behind, in few bytes; None if not recorded."""
+  """[routers, ..., choices] as compact [..., routers, choices]; None if not recorded."""
   if experts is None or not record:
     return None
   ids = model.num_experts + model.zero_experts
@@ -61,7 +61,7 @@ def feed_heads(
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-  """One dispatch of decode, with all that does not change in it.
+  """One decode dispatch, with all that stays constant in it.
 
   Shapes: S slots, N tokens of a dispatch, W tokens of a window (a draft and the token before it).
 
@@ -79,7 +79,7 @@ class Decoding:
   plan: DecodePlan
 
   def run(self, device: DeviceState) -> tuple[DeviceState, Chunk]:
-    """Draws, feeds and records a token for every live slot until none is live."""
+    """Draws, feeds and records tokens of live slots until none is live or the chunk is full."""
     size = self.plan.forced.shape[1]
 
     def unfinished(carry: tuple) -> Array:
@@ -98,11 +98,11 @@ class Decoding:
     return device, jax.tree.map(lambda v: jnp.swapaxes(v, 0, 1) if v.ndim > 1 else v, chunk)
 
   def run_with_drafts(self, device: DeviceState) -> tuple[DeviceState, Chunk]:
-    """``run``, with several tokens a step where drafts prove right.
+    """As ``run``, but a step takes several tokens where drafts are right.
 
     A token is a function of the logits before it, the call's key and its index. So a draft is right
-    exactly if the draw at its place gives it: nothing is accepted by chance, and tokens and
-    log-probs are those of ``run``, up to how the model's step rounds in another shape.
+    exactly if the draw at its place gives the same token. Nothing is accepted by chance: tokens and
+    log-probs are those of ``run``, up to the rounding of a model step of another shape.
     """
     state = None if self._masks is None else self._masks.state
     start = (self.plan.budget > 0, device, state, self._empty(device, *self.plan.forced.shape))
@@ -128,7 +128,7 @@ class Decoding:
     return models.decode_step(self.params, self.model, cache, token_ids, live)
 
   def _routed(self, device: DeviceState) -> Any:
-    """Shape and dtype of what the routers choose in one step; None where it is not recorded."""
+    """Shape and dtype of what the routers choose in one step; None if not recorded."""
     if not self.config.record_experts:
       return None
     nothing = jnp.zeros(self.plan.budget.shape, jnp.int32)
@@ -137,7 +137,7 @@ class Decoding:
     )
 
   def _empty(self, device: DeviceState, *lead: int) -> Chunk:
-    """A chunk without tokens, whose arrays begin with the axes ``lead``: S and N in any order."""
+    """An empty chunk whose arrays begin with the axes ``lead``: S and N in either order."""
     slots = self.plan.budget.shape
     routed = self._routed(device)
     drafting = self.config.speculate != "none"
@@ -186,7 +186,7 @@ class Decoding:
     device = device.replace(cache=out.cache, logits=logits)
     live &= ~stopped & (step + 1 < plan.budget)
     if masks is not None:
-      # Only who goes on: nothing is allowed behind a stop id.
+      # Only slots that go on: a grammar allows nothing after a stop id.
       state = jnp.where(live, masks.advance(state, token_ids), state)
     return step + 1, live, device, state, chunk
 
@@ -229,13 +229,13 @@ class Decoding:
     return goes_on, device, state, chunk
 
   def _forced(self, index: Array) -> Array:
-    """The forced token at each index of a call, -1 where it is drawn."""
+    """The forced token at each index of a call; -1 where the token is drawn."""
     size = self.plan.forced.shape[1]
     known = jnp.take_along_axis(self.plan.forced, jnp.minimum(index, size - 1), axis=1)
     return jnp.where(index < size, known, -1)
 
   def _draw(self, logits: Array, index: Array, state: Array | None) -> sampling.Draws:
-    """One draw for each of [slots, places], whose rows lie one after the other."""
+    """One draw for each slot and place; a slot's places are neighbours in the flat batch."""
     slots, count = index.shape
 
     def rows(value: Any) -> Any:
@@ -256,7 +256,7 @@ class Decoding:
   def _drafts(
     self, device: DeviceState, live: Array, start: Array, filled: Array, state: Array | None
   ) -> tuple[Array, Array, DeviceState]:
-    """Drafts [S, W - 1] behind ``start`` [S, 1], whether there is one, and what it took."""
+    """Drafts [S, W - 1] after ``start`` [S, 1], whether each slot has one, and the new state."""
     if device.mtp_cache is not None:
       drafts, mtp_cache = self._drafts_of_heads(device, live, start[:, 0], filled, state)
       return drafts, live, dataclasses.replace(device, mtp_cache=mtp_cache)
@@ -269,7 +269,7 @@ class Decoding:
   def _drafts_of_heads(
     self, device: DeviceState, live: Array, token_ids: Array, filled: Array, state: Array | None
   ) -> tuple[Array, models.MtpCache]:
-    """Drafts behind ``token_ids``: draws from what the heads say, by the noise of their place."""
+    """Drafts after ``token_ids``: draws from the heads' logits, with the noise of their places."""
     previous = token_ids
 
     def choose(step: int, logits: Array) -> Array:
@@ -295,7 +295,7 @@ class Decoding:
     )
 
   def _grammar_path(self, state: Array | None, token_ids: Array) -> Array | None:
-    """[S, W + 1] grammar states before each token of a window, and behind the last."""
+    """[S, W + 1] grammar states before each token of a window, and after the last."""
     if self._masks is None or state is None:
       return None
     path = [state]
@@ -312,7 +312,7 @@ class Decoding:
     lengths: Array,
     counts: Array,
   ) -> DeviceState:
-    """The state behind the first ``counts`` tokens of every window."""
+    """The state after the first ``counts`` tokens of every window."""
     cache = models.accept(self.params, self.model, lengths, out.pending, counts)
     last = jnp.maximum(counts - 1, 0)[:, None, None]
     logits = jnp.take_along_axis(out.logits, last, axis=1)[:, 0]
@@ -336,7 +336,7 @@ class Decoding:
     return DeviceState(cache=cache, logits=logits, history=history, mtp_cache=mtp_cache)
 
   def _record(self, chunk: Chunk, taken: Array, values: tuple[Array | None, ...]) -> Chunk:
-    """The chunk with those values [S, W, ...] of a window that are taken.
+    """The chunk with the taken values [S, W, ...] of a window added.
 
     Values are ids, behaviour log-probs, entropies, sampling log-probs and experts, or None.
     """

@@ -35,10 +35,10 @@ class Prefix:
   """A prompt that was run once and starts any number of contexts. ``release`` frees its memory.
 
   Attributes:
-    snapshot: what a slot that holds it is; None once it was released.
+    snapshot: its content; None once it was released.
     ids: tokens of the prompt, and its images (see ``prefix_cache.ImageKeys``).
     experts: see ``Context.experts``.
-    policy: number of the one that it is a prompt of.
+    policy: number of the policy that it is a prompt of.
   """
 
   def __init__(

@@ -1,10 +1,10 @@
 """Structured output: logit masks from an automaton over tokens, on the device.
 
-A grammar is compiled once, on the host, to a table ``next_state[state, class_of_token[token]]``.
-Several share one table of fixed shape on the device, where the decode loop reads the mask of a slot
-off its row and follows the token drawn: nothing is compiled for a new grammar, and the host is not
-asked between tokens. No state is a dead end, and the ids that end a call are allowed exactly where
-the text is complete.
+The host compiles a grammar once, to a table ``next_state[state, class_of_token[token]]``. Several
+grammars share one table of fixed shape on the device. The decode loop reads a slot's mask from its
+row and moves on by the token drawn. So a new grammar compiles no program, and the host does nothing
+between tokens. No state is a dead end. The ids that end a call are allowed exactly where the text
+is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Grammar:
     return self.next_state.shape[0], self.next_state.shape[1]
 
   def advance(self, state: int, token_ids: Sequence[int] | np.ndarray) -> int:
-    """The state behind some tokens; -1 where one of them is forbidden."""
+    """The state after some tokens; -1 if one of them is forbidden."""
     for token in np.asarray(token_ids, np.int64).tolist():
       if state < 0 or not 0 <= token < len(self.class_of_token):
         return -1
@@ -93,9 +93,9 @@ def compile_regex(pattern: str, tokenizer: Tokenizer, stop_ids: Sequence[int]) -
 def compile_schema(
   schema: Mapping[str, Any], tokenizer: Tokenizer, stop_ids: Sequence[int]
 ) -> Grammar:
-  """Calls whose text is a JSON value that satisfies ``schema``; the rest as in ``compile_regex``.
+  """Calls whose text is a JSON value that satisfies ``schema``; else as ``compile_regex``.
 
-  What is understood, and what valid JSON is left out, stands at ``text.json_language``.
+  ``text.json_language`` says what it understands and which valid JSON it leaves out.
   """
   return _compiled("JSON schema", json_language(schema), tokenizer, stop_ids)
 
@@ -103,8 +103,8 @@ def compile_schema(
 def compile_tool_calls(chat: Chat, tools: Sequence[DescribedTool]) -> Grammar:
   """Turns of free text with well-formed calls of ``tools``, in the chat's own format.
 
-  Every call that a complete turn holds is read by ``chat.parse``, and its arguments satisfy the
-  tool's schema. The rest as in ``compile_regex``, with the chat's stop ids.
+  ``chat.parse`` reads every call of a complete turn, and its arguments satisfy the tool's schema.
+  Else as ``compile_regex``, with the chat's stop ids.
   """
   described = tuple((t.name, json.dumps(dict(t.parameters))) for t in tools)
   return _compiled_calls(chat, described)
@@ -131,13 +131,13 @@ def _compiled(
     raise GrammarError(f"the grammar of {name} needs stop_ids: without one no call ends.")
   automaton = compile_language(language)
   next_state, classes = lifted(automaton, tokenizer.token_bytes())
-  # One more state, in which the call has ended, and one more class, of what leads there.
+  # One more state: the call has ended. One more class: the tokens that lead there.
   ended = len(next_state)
   next_state = np.pad(next_state, ((0, 1), (0, 1)), constant_values=-1)
   next_state[:ended, -1] = np.where(automaton.accepting, ended, -1)
   classes = classes.copy()
   classes[list(stop_ids)] = next_state.shape[1] - 1
-  # A vocabulary that lacks some bytes makes dead ends of its own.
+  # A vocabulary that lacks some bytes adds dead ends.
   alive = alive_states(next_state, np.arange(ended + 1) == ended)
   if not alive[0]:
     raise GrammarError(f"no tokens of {tokenizer.name} spell what the grammar of {name} asks for.")
@@ -154,7 +154,7 @@ def _compiled(
 
 
 def check_fits(grammar: Grammar, config: EngineConfig, vocab_size: int) -> None:
-  """Raises GrammarError where no engine of these sizes can hold a grammar."""
+  """Raises GrammarError if an engine of these sizes cannot hold the grammar."""
   states, classes = grammar.shape
   if config.grammar_states == 0:
     raise GrammarError(
@@ -188,7 +188,7 @@ class Masks(NamedTuple):
     return self.grammar >= 0
 
   def allowed(self, state: Int[Array, " slots"]) -> Bool[Array, "slots vocab"]:
-    """Tokens that may come next in each slot; all where it has no grammar."""
+    """Tokens that may come next in each slot; all in a slot without a grammar."""
     classes = self.class_of_token[jnp.maximum(self.grammar, 0)].astype(jnp.int32)
     following = jnp.take_along_axis(self.next_state[state], classes, axis=1)
     return (following >= 0) | ~self.active[:, None]
@@ -196,14 +196,14 @@ class Masks(NamedTuple):
   def advance(
     self, state: Int[Array, " slots"], token_ids: Int[Array, " slots"]
   ) -> Int[Array, " slots"]:
-    """States behind a token; where it is forbidden, or there is no grammar, as before."""
+    """States after a token; unchanged if it is forbidden or the slot has no grammar."""
     classes = self.class_of_token[jnp.maximum(self.grammar, 0), token_ids]
     following = self.next_state[state, classes.astype(jnp.int32)].astype(jnp.int32)
     return jnp.where(self.active & (following >= 0), following, state)
 
 
 class GrammarTable:
-  """The table of one lane, and who has which rows of it. Not thread safe.
+  """The table of one lane, and which grammar has which rows of it. Not thread safe.
 
   Args:
     config: capacities; ``grammar_states`` above 0.
@@ -222,10 +222,10 @@ class GrammarTable:
     self._on_device: tuple[Array, Array] | None = None
 
   def masks(self, wanted: Mapping[int, tuple[Grammar, int]]) -> tuple[Masks, list[int]]:
-    """The masks of a dispatch, and the slots that must wait: their grammar found no room.
+    """The masks of a dispatch, and the slots that wait because their grammar has no room.
 
-    A grammar that is not wanted gives way, the longest unused one first. Where those that are
-    wanted do not fit together, the one that has waited longest comes first.
+    Grammars that are not wanted make room, the longest unused one first. If the wanted ones do not
+    fit together, the one that has waited longest comes first.
 
     Args:
       wanted: grammar and state in it, by slot.
@@ -244,7 +244,7 @@ class GrammarTable:
         row[slot], first = self._placed[grammar]
         state[slot] = first + inside
     if self._on_device is None:
-      # Copies: an array on a CPU device may lie in the very memory it was made from.
+      # Copies: an array on a CPU device may share the memory it was made from.
       tables = (self._next_state.copy(), self._class_of_token.copy())
       self._on_device = self._home.put(tables)
     waiting = [slot for slot, (grammar, _) in wanted.items() if grammar not in served]
@@ -256,12 +256,12 @@ class GrammarTable:
     return self._last_used.get(grammar, 0)
 
   def _place(self, grammar: Grammar, served: set[Grammar], wanted: set[Grammar]) -> bool:
-    """Finds room for a grammar, at the cost of those that are not yet served."""
+    """Finds room for a grammar; those that are not yet served may lose theirs."""
     while (spot := self._spot(grammar.shape[0])) is None:
       others = [g for g in self._placed if g not in served]
       if not others:
         return False
-      # First who is not wanted, longest unused; then who was served last.
+      # First those not wanted, the longest unused first; then the one served last.
       victim = min(others, key=lambda g: (g in wanted, self._since(g) * (-1) ** (g in wanted)))
       del self._placed[victim]
       if victim not in wanted:
@@ -276,7 +276,7 @@ class GrammarTable:
     return True
 
   def _spot(self, states: int) -> tuple[int, int] | None:
-    """A free row of classes, and the first of so many free rows of states."""
+    """A free row of classes, and the first of ``states`` free rows; None if there are none."""
     rows = set(range(len(self._class_of_token))) - {row for row, _ in self._placed.values()}
     taken = sorted((first, first + g.shape[0]) for g, (_, first) in self._placed.items())
     start = 0

@@ -1,4 +1,4 @@
-"""Where lanes live: one device each, or a mesh of them that shares the model and its slots."""
+"""Devices of lanes: one each, or a mesh of them that shares the model and its slots."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Home:
   mesh: jax.sharding.Mesh | None = None
 
   def put(self, tree: Any, spec: Any = None) -> Any:
-    """Arrays on the devices: split by a tree of specs, or whole on each where that is None."""
+    """Puts arrays on the devices: split by a tree of specs; None: whole on each."""
     if self.mesh is None or spec is None:
       return jax.device_put(tree, self.sharding(jax.P()))
     return jax.device_put(tree, jax.tree.map(self.sharding, spec, is_leaf=_is_spec))
 
   def sharding(self, spec: jax.P) -> jax.sharding.Sharding:
-    """Of an array with this spec."""
+    """The sharding of an array with this spec."""
     if self.mesh is None:
       return jax.sharding.SingleDeviceSharding(self.devices[0])
     return jax.sharding.NamedSharding(self.mesh, spec)
 
 
 def make_homes(config: EngineConfig, devices: Sequence[jax.Device] | None) -> list[Home]:
-  """One for every lane; lanes of one device each may share it.
+  """One home for every lane; lanes of one device each may share the device.
 
   Args:
     config: validated.

@@ -50,7 +50,7 @@ class Job:
 
 @dataclasses.dataclass
 class Read:
-  """A context to be copied out of its slot, and what is then done with it in the event loop."""
+  """A context to copy out of its slot, and what the event loop then does with the copy."""
 
   slot: int
   use: Callable[[Snapshot], None]
@@ -71,7 +71,7 @@ class Cycle:
   weights: Weights
   wanted: list[Stored]  # in pages here, and needed by other lanes
   evictions: list[Read]  # of slots that are given up
-  leaving: list[ContextState]  # whose evictions these are
+  leaving: list[ContextState]  # contexts of these evictions
   gone: list[int]  # slots whose contexts ended
   placements: list[tuple[Snapshot | None, list[int]]] = dataclasses.field(default_factory=list)
   rounds: list[Round] = dataclasses.field(default_factory=list)
@@ -101,11 +101,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Start:
-  """Where a context that has no slot begins."""
+  """Where a context without a slot begins."""
 
   base: Snapshot | None  # what it is, or a known beginning of it
   known: tuple[int, Entry] | None = None  # that beginning
-  again: bool = False  # its bare prefix is of older weights
+  again: bool = False  # older weights computed its bare prefix
 
   @property
   def tokens(self) -> int:
@@ -261,8 +261,8 @@ class Lane:
   ) -> bool:
     """Takes pages for the next step of the first of ``queue``; others are parked if need be.
 
-    These are contexts without a call, the longest idle first, and then those behind it in the
-    queue, the last first. So the first of all always goes on.
+    First contexts without a call, the longest idle first; then those after it in the queue, the
+    last first. So the first of the queue always goes on.
     """
     slot, job = queue[0]
     context = job.context
@@ -344,7 +344,7 @@ class Lane:
     return Outcome(read, routed, chunk, time.perf_counter() - start)
 
   def finish(self, cycle: Cycle, outcome: Outcome) -> list[ContextState]:
-    """Hands the results of a cycle to their contexts; those whose log-probs are not finite."""
+    """Hands the results of a cycle to their contexts; returns those with non-finite log-probs."""
     self.woken = []
     for routed in outcome.routed:
       cycle.running[routed.slot].experts.record(routed.start, routed.experts())

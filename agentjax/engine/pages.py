@@ -1,4 +1,4 @@
-"""Who has which page of keys and values: counted on the host."""
+"""Host-side record of which slot or stored piece has which page of keys and values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from agentjax.engine.store import Stored
 
 
 class Pages:
-  """Pages of one way of a lane (see ``Programs``): free, a slot's own, or of something stored.
+  """Pages of one way of a lane (see ``Programs``): free, a slot's own, or of a stored piece.
 
-  What is stored and held by no slot may be taken away once it is kept elsewhere, the longest unused
-  first. Used by one thread at a time, but for ``wanted`` and the end of what is stored.
+  A stored piece that no slot holds may lose its page once it is kept elsewhere, the longest unused
+  first. One thread at a time uses this, except for ``wanted`` and ``forget``.
 
   Args:
-    first: the first page, which is nobody's.
+    first: the first page, which no slot gets.
     count: pages, that one included.
 
   Attributes:
-    empty: the page that is nobody's; it holds zeros.
-    wanted: what other lanes need a copy of.
+    empty: that first page; it holds zeros.
+    wanted: pieces that other lanes need a copy of.
   """
 
   def __init__(self, first: int, count: int) -> None:
@@ -30,11 +30,11 @@ class Pages:
     self._holders: collections.Counter[int] = collections.Counter()  # slots, by page
     # What no slot holds, the longest unused first.
     self._loose: collections.OrderedDict[int, weakref.ref[Stored]] = collections.OrderedDict()
-    self._over: collections.deque[int] = collections.deque()  # of what is stored no more
+    self._over: collections.deque[int] = collections.deque()  # of pieces that are gone
 
   @property
   def available(self) -> int:
-    """Pages that are free, or can be had by moving what they hold."""
+    """Pages that are free, or become so by moving what they hold."""
     self._collect()
     return len(self._free) + len(self._loose)
 
@@ -45,7 +45,7 @@ class Pages:
     return len(self._free)
 
   def take(self) -> int | None:
-    """A page for a slot alone; None where all hold something."""
+    """A page for one slot alone; None if none is free."""
     self._collect()
     return self._free.pop() if self._free else None
 
@@ -54,19 +54,19 @@ class Pages:
     self._free.append(page)
 
   def store(self, stored: Stored, page: int) -> None:
-    """From here on a taken page is that of ``stored``, and held by no slot."""
+    """Makes a taken page that of ``stored``, held by no slot."""
     stored.pages[self] = page
     self._loose[page] = weakref.ref(stored)
 
   def hold(self, stored: Stored) -> int:
-    """Counts one slot more that needs it; its page."""
+    """Counts one slot more that holds it; returns its page."""
     page = stored.pages[self]
     self._holders[page] += 1
     self._loose.pop(page, None)
     return page
 
   def loosen(self, stored: Stored) -> None:
-    """Counts one slot less."""
+    """Counts one slot less that holds it."""
     page = stored.pages[self]
     self._holders[page] -= 1
     if not self._holders[page]:
@@ -79,7 +79,7 @@ class Pages:
     return 0 if page is None else self._holders[page]
 
   def longest_unused(self, count: int) -> list[Stored]:
-    """What may be moved first."""
+    """Pieces that no slot holds, the longest unused first."""
     found: list[Stored] = []
     for reference in self._loose.values():
       stored = reference()
@@ -90,13 +90,13 @@ class Pages:
     return found
 
   def release(self, stored: Stored) -> None:
-    """Frees the page of what no slot holds, and is kept elsewhere."""
+    """Frees the page of a piece that no slot holds and that is kept elsewhere."""
     page = stored.pages.pop(self)
     del self._loose[page]
     self._free.append(page)
 
   def forget(self, page: int) -> None:
-    """What was stored there is needed by nobody; any thread."""
+    """Marks the page of a piece that is gone; any thread may call this."""
     self._over.append(page)
 
   def _collect(self) -> None:

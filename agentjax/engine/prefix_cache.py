@@ -1,4 +1,4 @@
-"""Contexts that were computed before: a radix tree over token ids, and over the images at them."""
+"""Contexts that were computed before: a radix tree over token ids and their images."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TOKEN_BITS = 32
 
 
 class ImageKeys:
-  """Keys of tokens: alike where the token and the image that begins there are.
+  """Keys of tokens, equal if the token and the image that begins there are equal.
 
-  A key is the id of the token, with the number of the image in the bits above it: the n-th content
-  that is seen has the number n, a token without an image 0. So no two contents share a key.
+  A key is the token's id, with the number of the image in the bits above it: n for the n-th image
+  content seen, 0 for a token without an image. So no two images share a key.
   """
 
   def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ImageKeys:
     """Keys of a run of ids; without images they are the ids.
 
     Raises:
-      ValueError: a place that the run has not, or two images at one.
+      ValueError: a place outside the run, or two images at one place.
     """
     if not images:
       return ids
@@ -53,11 +53,11 @@ def token_ids(keys: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-  """What stands at a boundary of the tree.
+  """A context that is kept at a boundary of the tree.
 
   Attributes:
     snapshot: the context up to there.
-    experts: what its routers chose, where that is recorded: [tokens, routers, choices].
+    experts: what its routers chose, if recorded: [tokens, routers, choices].
     fresh: its tokens were taken in as one run from an empty context, so that another context that
       takes in the same run computes the same bits.
   """
@@ -80,19 +80,19 @@ class _Node:
 class PrefixCache:
   """Longest known beginning of a run of ids, for one version of the weights.
 
-  Where there are images, ids are ``ImageKeys``: what stands before an image is shared, and what
-  stands from there on only by runs with the same image.
+  With images, ids are ``ImageKeys``: all runs share what comes before an image; only runs with the
+  same image share the rest.
 
-  Keys and values could be cut anywhere, recurrent states cannot: an entry serves the ids up to its
-  own boundary and all that follow it. Where ``attention_only``, a part of an entry serves as well.
+  Keys and values can be cut anywhere, recurrent states cannot. So an entry serves the runs that
+  begin with all its ids; with ``attention_only`` a part of an entry serves as well.
 
   Args:
-    grid: tokens of the largest extension. A run is cut into pieces of it from its start, so what a
-      fresh context holds at a multiple of ``grid`` is the same for all runs that share that far;
+    grid: tokens of the largest extension. A run is cut into pieces of this size from its start. So
+      at a multiple of ``grid`` a fresh context has the same bits for all runs that agree so far;
       anywhere else the bits are those of one length alone.
-    any_history: let entries serve whatever their boundary and history. Values are then equal up to
-      rounding and not to the bit.
-    attention_only: contexts are made of keys and values alone, see ``Programs``.
+    any_history: entries of any boundary and history serve. Values are then equal up to rounding and
+      not to the bit.
+    attention_only: contexts have keys and values only, see ``Programs``.
   """
 
   def __init__(self, grid: int, *, any_history: bool, attention_only: bool) -> None:
@@ -107,13 +107,13 @@ class PrefixCache:
   def clear(self, version: int) -> None:
     """Forgets everything; from here on contexts of ``version`` are kept."""
     for node in self._recent.values():
-      node.entry = None  # nodes know each other: what they hold would wait for the collector
+      node.entry = None  # nodes form cycles, which only the garbage collector would free
     self._recent.clear()
     self._root = _Node(np.zeros(0, np.int32), None)
     self.version = version
 
   def find(self, ids: np.ndarray) -> tuple[int, Entry] | None:
-    """The most of ``ids`` that can be taken from an entry, and the entry. All of it counts too."""
+    """How many of ``ids``, up to all, can be taken from an entry, and the entry; the most found."""
     best: tuple[int, Entry] | None = None
     for depth, node, whole in self._walk(ids):
       if whole and node.entry is not None and self._serves(depth, len(ids), node.entry):
@@ -127,7 +127,7 @@ class PrefixCache:
     return best
 
   def insert(self, ids: np.ndarray, entry: Entry) -> None:
-    """Keeps a context of these ids, unless a better one stands there."""
+    """Keeps a context of these ids, unless one as good is there."""
     if entry.snapshot.version != self.version or not len(ids):
       return
     *_, (depth, node, whole) = [(0, self._root, True), *self._walk(ids)]
@@ -145,7 +145,7 @@ class PrefixCache:
     self._recent[entry] = node
 
   def evict(self) -> bool:
-    """Drops the longest unused entry; False where there is none."""
+    """Drops the longest unused entry; False if there is none."""
     if not self._recent:
       return False
     _, node = self._recent.popitem(last=False)
@@ -174,7 +174,7 @@ class PrefixCache:
     return entry.fresh and (depth == wanted or depth % self._grid == 0)
 
   def _part(self, depth: int, wanted: int) -> int:
-    """Of ``depth`` tokens in common, how many a part of an entry gives: never the last wanted."""
+    """How many of ``depth`` common tokens a part of an entry gives: never the last wanted."""
     part = min(depth, wanted - 1)
     return part if self._any_history else part - part % self._grid
 

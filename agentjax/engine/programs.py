@@ -32,7 +32,7 @@ _WITHOUT_PAST = ("lengths", "logits")  # in the slot of a model which only atten
 
 
 class _Group(NamedTuple):
-  """Keys and values that travel as one array: of one dtype, split over the same mesh axes."""
+  """Keys and values that move as one array: of one dtype, split over the same mesh axes."""
 
   dtype: Any
   axes: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ class Programs:
 
   @staticmethod
   def _pools(device: DeviceState) -> DeviceState:
-    """Takes ``_with_table`` back."""
+    """Inverse of ``_with_table``."""
     return jax.tree.map(lambda v: v.pool if is_paged(v) else v, device, is_leaf=is_paged)
 
   def _prepare(self, params: Any) -> Any:
@@ -408,7 +408,7 @@ class Programs:
     return self._over_pages(device, count, one)
 
   def _read(self, device: DeviceState, slot: Array) -> tuple[Array, ...]:
-    """What lies in a slot itself."""
+    """The part of a context that lies in the slot itself."""
     return tuple(
       jax.lax.dynamic_slice_in_dim(leaf, slot, 1, axis=0)
       for leaf, paged in zip(jax.tree.leaves(device), self._paged, strict=True)

@@ -1,4 +1,4 @@
-"""From the layout that weights are trained in to that of the lanes that sample."""
+"""Moves weights from the layout of training to that of the lanes that sample."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agentjax.models import DecodeParams, Params
 from agentjax.models.lora import Shared, join_adapters, split_adapters
 from agentjax.sharding import dispatching, fingerprint, in_order
 
-# Bytes of each device's part of the model that one program lays out anew; ours.
+# Most bytes of a device's part of the model that one program lays out anew; ours.
 _AT_ONCE = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """Published parameters where a lane lives."""
+  """Published parameters on the devices of a lane."""
 
-  params: DecodeParams | Shared  # the second where several policies share a base
+  params: DecodeParams | Shared  # Shared: several policies share a base
   versions: tuple[int, ...]  # of each policy; -1 before its first publication
   publications: tuple[int, ...]  # how often each was published, its base included
 
@@ -39,21 +39,21 @@ class PublishError(RuntimeError):
 class Publisher:
   """Lays training parameters out for lanes: cast first, then moved, shard to shard.
 
-  Adapters stay beside their weights. While these keep the fingerprint that they were sent with,
-  the adapters alone are sent. Several policies with adapters share them; one that was not published
-  yet has adapters of zero.
+  Adapters stay separate from their weights. While the weights keep the fingerprint that they were
+  sent with, only the adapters are sent. Several policies with adapters share the weights; a policy
+  that was not published yet has adapters of zero.
 
-  Where the lanes of all processes live on the devices that train, each on its own, one compiled
-  program moves everything, or a few of them one after the other where the model is large. Lanes on
-  other devices are sent their shards by ``jax.device_put``. No device ever holds more of the model
-  than its part in either layout.
+  If the lanes of all processes live on the devices that train, each on its own, one compiled
+  program moves all weights; a large model takes a few programs in turn. ``jax.device_put`` sends
+  lanes on other devices their shards. No device ever holds more of the model than its part in
+  either layout.
 
   Args:
     programs: of each home; all meshes have one shape.
-    policies: how many there are.
+    policies: their number.
 
   Attributes:
-    nbytes: laid out by the last call, over all homes: all copies, but not what was there already.
+    nbytes: bytes of all copies that the last call laid out, over all homes.
     seconds: wall seconds that it took.
   """
 
@@ -68,13 +68,13 @@ class Publisher:
     self.nbytes, self.seconds = 0, 0.0
 
   def __call__(self, params: Params, version: int, policy: int = 0) -> dict[Home, Weights]:
-    """Copies of training parameters, however they are sharded, for every home.
+    """Copies training parameters, in any sharding, to every home.
 
-    Where arrays span processes, all processes must call this together. ``policy`` is its number.
+    If arrays span processes, all processes must call this together. ``policy`` is a number.
 
     Raises:
-      PublishError: a copy on a mesh is not what was sent, to the bit; or other arrays have adapters
-        than before, or none where policies share a base, for which nothing is compiled.
+      PublishError: a copy on a mesh differs from what was sent; or, which nothing is compiled for,
+        other arrays have adapters than before, or none have and policies share a base.
     """
     start, programs, self.nbytes = time.perf_counter(), self._programs, 0
     tree = jax.tree.structure(params)
@@ -175,10 +175,10 @@ class Publisher:
 def lanes_everywhere(
   homes: Sequence[Home], training: Sequence[jax.Device]
 ) -> jax.sharding.Mesh | None:
-  """All lanes of all processes as one mesh; None where they are not the devices that train.
+  """All lanes of all processes as one mesh; None if they are not the devices that train.
 
   Args:
-    homes: of this process; those of the others are like them.
+    homes: of this process; other processes have the like.
     training: in the order of ``jax.devices()``.
   """
   own = [device for home in homes for device in home.devices]
@@ -197,7 +197,7 @@ def lanes_everywhere(
 
 
 def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
-  """Neighbours among arrays that are moved at once, as what a program needs grows with its work."""
+  """Slices of arrays to move at once, as a program's temporaries grow with what it moves."""
   ends, size = [0], 0
   for i, array in enumerate(arrays):
     nbytes = array.size * array.dtype.itemsize
@@ -209,18 +209,18 @@ def portions(arrays: Sequence[Any], devices: int) -> list[slice]:
 
 
 def _reshard(leaves: Sequence[jax.Array], targets: Sequence[jax.sharding.NamedSharding]) -> Any:
-  """Arrays in other layouts on the same devices."""
+  """Lays arrays out anew on the same devices."""
   mesh = targets[0].mesh
   assert isinstance(mesh, jax.sharding.Mesh)
   if not all(isinstance(leaf.sharding, jax.sharding.NamedSharding) for leaf in leaves):
     return jax.device_put(tuple(leaves), tuple(targets))
-  # A program has one order of devices, so the parts change places first.
+  # A program has one order of devices, so shards change places first.
   ordered = [reordered(leaf.sharding, mesh) for leaf in leaves]
   return reshard_program(tuple(targets))(jax.device_put(tuple(leaves), tuple(ordered)))
 
 
 def reordered(sharding: Any, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  """The parts of a ``NamedSharding`` on its devices in the order of another mesh."""
+  """A ``NamedSharding`` with the same parts, its devices in the order of another mesh."""
   own = sharding.mesh
   if tuple(own.devices.flat) == tuple(mesh.devices.flat):
     return sharding
@@ -235,7 +235,7 @@ def reshard_program(targets: tuple[jax.sharding.NamedSharding, ...]) -> Any:
   """The jitted function that lays a tuple of arrays out as ``targets``."""
 
   def move(values: Sequence[jax.Array]) -> list[jax.Array]:
-    # Split over all devices first: the compiler would else make most arrays whole on the way.
+    # Split over all devices first, else the compiler makes most arrays whole on the way.
     return [
       jax.lax.with_sharding_constraint(value, _split_most(target, value.shape))
       for value, target in zip(values, targets, strict=True)
@@ -247,7 +247,7 @@ def reshard_program(targets: tuple[jax.sharding.NamedSharding, ...]) -> Any:
 def _split_most(
   target: jax.sharding.NamedSharding, shape: tuple[int, ...]
 ) -> jax.sharding.NamedSharding:
-  """A layout with the axes that ``target`` copies along added to a dimension that they divide."""
+  """``target``, with the axes that it copies along added to a dimension that they divide."""
   mesh, spec = target.mesh, list(target.spec) + [None] * (len(shape) - len(target.spec))
   used = {axis for entry in spec for axis in _axes(entry)}
   spare = tuple(a for a, size in mesh.shape.items() if size > 1 and a not in used)
@@ -271,7 +271,7 @@ def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def _part(moved: Sequence[jax.Array], home: Home, specs: Sequence[jax.P]) -> list[jax.Array]:
-  """What lies on the devices of one home, as arrays of its own."""
+  """The shards on the devices of one home, as arrays of that home."""
   part: list[jax.Array] = []
   for value, spec in zip(moved, specs, strict=True):
     found = {shard.device: shard.data for shard in value.addressable_shards}

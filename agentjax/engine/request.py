@@ -1,4 +1,4 @@
-"""What a model call asks for, what it gives back, and how it can fail."""
+"""A model call: its request, its result and its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentjax.engine.config import SamplingConfig
 from agentjax.engine.grammar import Grammar, GrammarError
 
 Decode = Callable[[list[int]], str]
-Array = Any  # numpy in the host's hands, jax inside a program
+Array = Any  # numpy on the host, jax inside a program
 
 
 class EngineError(RuntimeError):
@@ -25,7 +25,7 @@ class EngineBusyError(EngineError):
 
 
 class NonFiniteError(EngineError):
-  """A context's log-probs were not finite: it is lost, the others go on."""
+  """A context's log-probs were not finite. It is lost; the others go on."""
 
 
 class ImageError(ValueError):
@@ -52,16 +52,16 @@ class SampleRequest:
   Attributes:
     key_data: uint32 [2], see ``address_key``. With the token's index in the call it addresses all
       randomness of the call; calls that must differ need different keys.
-    max_tokens: tokens at most, forced ones included.
+    max_tokens: most tokens of the call, forced ones included.
     sampling: temperature and filters.
-    stop_ids: a token of these ends the call and is kept.
-    stop_strings: text that ends the call as soon as the decoded call contains it. What was sampled
-      behind it in the same chunk is dropped as if it had never been.
-    forced_ids: first tokens of the call, taken as given. They pass through the same compiled step
-      as sampled ones, so a call that was interrupted continues to the same bits, and recorded
-      calls can be scored again exactly.
-    grammar: what the call may say (see ``engine.grammar``); None is anything. Only a call that ends
-      in a stop id is complete: ``max_tokens`` may cut it anywhere.
+    stop_ids: each of these tokens ends the call and is kept.
+    stop_strings: each of these ends the call as soon as the decoded call contains it. Tokens
+      sampled after it in the same chunk are dropped.
+    forced_ids: first tokens of the call, not drawn. They pass through the same compiled step as
+      sampled ones, so an interrupted call continues with the same bits, and recorded calls can be
+      scored again exactly.
+    grammar: what the call may say (see ``engine.grammar``); None allows any text. Only a call that
+      ends in a stop id is complete: ``max_tokens`` may cut it anywhere.
   """
 
   key_data: np.ndarray | tuple[int, int]
@@ -112,7 +112,7 @@ class Sample:
     token_ids: int32 [n], the stop token included.
     behaviour_log_probs, entropies: float32 [n], nats, of the temperature-scaled distribution that
       the trainer recomputes, whatever the filters were.
-    sampling_log_probs: float32 [n], under the distribution that was drawn from, after the grammar's
+    sampling_log_probs: float32 [n], of the distribution that was drawn from, after the grammar's
       mask, top-k, top-p and min-p.
     versions: int32 [n], version of the weights that sampled the token.
     finish: why the call ended.
@@ -143,7 +143,7 @@ class DecodePlan(NamedTuple):
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
   table: Array  # int32 [slots, entries], pages of each slot
-  policies: Array | None = None  # int32 [slots], whose adapters; None where all are of one policy
+  policies: Array | None = None  # int32 [slots], whose adapters; None if all are of one policy
 
   @classmethod
   def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int, entries: int) -> DecodePlan:
@@ -164,7 +164,7 @@ class DecodePlan(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """What a decode dispatch gave; the first ``counts[s]`` columns of row s are valid."""
+  """Result of a decode dispatch; the first ``counts[s]`` columns of row s are valid."""
 
   token_ids: Array  # int32 [slots, chunk_tokens]
   behaviour_log_probs: Array  # float32 [slots, chunk_tokens]
@@ -193,7 +193,7 @@ class Generation:
       )
     self.request = request
     self.finish: Finish | None = None
-    self.sampled = 0  # tokens that went through the model, also those behind a stop string
+    self.sampled = 0  # tokens that went through the model, also those after a stop string
     self.kept = 0  # tokens of the result
     self._decode = decode
     self._parts: list[tuple[np.ndarray, ...]] = []
@@ -218,10 +218,10 @@ class Generation:
       plan.grammars[slot] = request.grammar, self._grammar_state
 
   def read(self, chunk: Chunk, slot: int, room: int, version: int, first: int) -> bool:
-    """Takes row ``slot`` and tells whether the call has ended. ``room`` as after the chunk.
+    """Reads row ``slot``; returns whether the call has ended. ``room`` is that after the chunk.
 
-    ``first`` is the version of the first token: it is drawn from what the weights of the dispatch
-    before gave, which may be older ones.
+    ``first`` is the version of the first token: its logits come from the dispatch before, whose
+    weights may be older.
     """
     count = int(chunk.counts[slot])
     versions = np.full(count, version, np.int32)
@@ -253,7 +253,7 @@ class Generation:
     return self.finish is not None
 
   def result(self) -> Sample:
-    """The sample of a call that has ended, without what came behind a stop string."""
+    """The sample of a call that has ended, without tokens after a stop string."""
     assert self.finish is not None
     columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
     token_ids, behaviour_log_probs, entropies, sampling_log_probs, versions = columns

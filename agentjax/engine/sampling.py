@@ -1,4 +1,4 @@
-"""Addressed draws: the token depends on its key, its index and its logits, and on nothing else."""
+"""Addressed draws: a token depends on its key, its index and its logits only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def address_key(seed: int, *address: int) -> np.ndarray:
   """The random key of one model call, uint32 [2].
 
   ``address`` is, for instance, (step, task, sample, turn), non-negative integers. Numpy's
-  SeedSequence hashes it with the seed, alike on every platform; other addresses, other streams.
+  SeedSequence hashes it with the seed, with the same result on every platform; different addresses
+  give different streams.
   """
   return np.random.SeedSequence(seed, spawn_key=address).generate_state(2, np.uint32)
 
@@ -67,9 +68,9 @@ def draw(
     forced: token to take in place of a draw; -1 draws.
     vocab_limit: ids from here on are never drawn (an embedding may have more rows than the
       tokenizer has tokens); they still count in log-probs.
-    masks: grammars of the slots; what they forbid is never drawn and still counts in log-probs.
-    grammar_state: state of every slot in its grammar; with masks.
-    row_by_row: log-probs and entropies by the computation of training with an ``exact_chunk``.
+    masks: grammars of the slots; what they forbid is never drawn but counts in log-probs.
+    grammar_state: state of every slot in its grammar; needed with masks.
+    row_by_row: compute log-probs and entropies as training with an ``exact_chunk`` does.
   """
   greedy = filters.temperature <= 0.0
   temperatures = jnp.where(greedy, 1.0, filters.temperature)
@@ -125,7 +126,7 @@ def draw(
 def kept_tokens(
   scaled: Float[Array, "slots vocab"], filters: Filters
 ) -> Bool[Array, "slots vocab"]:
-  """What top-k, then top-p of the renormalised rest, then min-p leave. Ties at a border stay."""
+  """Tokens that top-k, then top-p of the renormalised rest, then min-p keep, with all ties."""
   vocab = scaled.shape[-1]
   peak = jnp.max(scaled, axis=-1)
 
@@ -149,8 +150,8 @@ def kept_tokens(
 def _border(values: Array, weights: Array, wanted: Array) -> Array:
   """Per row the largest b for which the ``weights`` of all ``values >= b`` reach ``wanted``.
 
-  A bisection over the bit patterns of float32, exact after 32 halvings; on a CPU some ten times
-  faster than to sort. The row's minimum where nothing reaches ``wanted``.
+  The row's minimum if nothing reaches ``wanted``. A bisection over the bit patterns of float32,
+  exact after 32 halvings; on a CPU some ten times faster than sorting.
   """
   ordered = _flip(jax.lax.bitcast_convert_type(values, jnp.int32))
 
@@ -167,7 +168,7 @@ def _border(values: Array, weights: Array, wanted: Array) -> Array:
 
 
 def _flip(bits: Array) -> Array:
-  """Between bit patterns of float32 and integers in the order of the floats; its own inverse."""
+  """Maps bit patterns of float32 to integers in the order of the floats; its own inverse."""
   return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 

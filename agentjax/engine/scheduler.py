@@ -1,8 +1,8 @@
 """Continuous batching: who gets a slot, who makes room, and the cycles of the lanes.
 
-Device work runs in one thread a lane, in cycles: as much of what waits to be taken in as
-``prefill_tokens`` allows, then one decode chunk for all slots. While a thread works, the event loop
-runs tools and environments.
+Each lane has one thread for device work. It runs in cycles: it takes in waiting tokens, up to
+``prefill_tokens``, then decodes one chunk for all slots. Meanwhile the event loop runs tools and
+environments.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class EngineStats:
     reused_tokens: those taken from a known prefix instead.
     decode_dispatches: chunks run.
     parked: contexts that had to leave their slot or their pages to others.
-    store_overruns: of these, the ones for which the store was too small: no slot was at work, and
-      to wait might have been for ever.
+    store_overruns: those of them that did not fit in the store; no slot was at work, so waiting
+      might never have ended.
     drafted_tokens, accepted_tokens: tokens that speculation proposed, and those that were right.
     device_seconds: wall seconds the lanes' threads worked, summed over lanes.
     publications, published_bytes, publish_seconds: weights that were laid out for the lanes, of all
@@ -261,7 +261,7 @@ class Scheduler:
     if not self._make_room(context):
       if any(lane.jobs for lane in self.lanes):
         return None
-      # The device would stand still, perhaps for ever: those who wait may be waited for.
+      # Else the device could stand still for ever: slots may wait for those who wait.
       self.stats.store_overruns += 1
     assert context.home is not None
     lane, slot = context.home
@@ -371,7 +371,7 @@ class Scheduler:
         self._wake(other)
 
   async def _settle(self, lane: Lane) -> None:
-    """Lets programs that were woken come back with their next call before the slots run on."""
+    """Lets woken programs make their next call before the slots run on."""
     quiet = 0
     for _ in range(self.config.host_turns):
       before = self._submitted

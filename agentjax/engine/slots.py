@@ -46,20 +46,20 @@ class Routed(NamedTuple):
 
 
 class SlotEngine:
-  """Slots of one lane. Not thread safe, and nothing here waits but ``decode``.
+  """Slots of one lane. Not thread safe; only ``decode`` waits for the device.
 
-  A slot's first pages may be stored and shared with others; the pages that still change, at its
-  end, are its own. Where pages run short, those that are stored and in no slot are moved to the
-  store; a caller sees to it (``Pages.available``) that these suffice.
+  A slot's first pages may be stored and shared with others; its last pages, which still change, are
+  its own. Where pages run short, stored pages that no slot holds move to the store; the caller
+  makes sure (``Pages.available``) that these suffice.
 
   The compiled shapes depend on the configs alone: an extension runs in the bucket of its own
-  length, a decode dispatch always spans all slots. So what a context gives does not depend on its
-  slot, on its neighbours or on the order of the work, bit for bit.
+    length, a decode dispatch always spans all slots. So a context's results do not depend on its
+    slot, on its neighbours or on the order of the work, bit for bit.
 
   Args:
     model_config: of the parameters to be published.
     config: ``slots / lanes`` slots are made.
-    home: where everything lives; None is that of the first lane on the local devices.
+    home: its devices; None is those of the first lane on the local devices.
     vocab_limit: ids from here on are never drawn; None allows all of the model's vocabulary.
     store: counts what is read; shared by the lanes of an engine.
     by_policy: several policies have adapters of their own over one base.
@@ -68,7 +68,7 @@ class SlotEngine:
     policies: int [slots], whose adapters each slot runs with.
     lengths: int [slots], tokens each slot holds.
     pools: the pages of each way.
-    warm: every program was compiled; one more would be a fault.
+    warm: every program is compiled; one more compilation is a fault.
     dispatches: programs run so far, by name.
   """
 
@@ -152,24 +152,24 @@ class SlotEngine:
     return self._weights
 
   def publish(self, params: Params, version: int) -> None:
-    """Takes new training parameters (copied), counted by ``version``, for all that is run next.
+    """Copies new training parameters, of number ``version``, for all later dispatches.
 
-    They may be sharded; where they span processes, all processes must call this together.
+    They may be sharded; if they span processes, all processes must call this together.
     """
     self.use(Publisher({self.home: self.programs})(params, version)[self.home])
 
   def use(self, weights: Weights | None) -> None:
-    """Switches to prepared weights; None lets go of those in use."""
+    """Switches to prepared weights; None frees those in use."""
     self._weights = weights
 
   def executables(self) -> tuple[str, ...]:
-    """Names of all compiled programs; there are no others, whatever is asked of the engine."""
+    """Names of all compiled programs; no request makes another one."""
     moving = ("copy", "write", "read_blocks") if self.programs.has_blocks else ()
     extend = (program.__name__ for program in self.programs.extend.values())
     return ("place", "read", *moving, "decode", *extend)
 
   def warmup(self) -> None:
-    """Compiles every program, by running each on nothing. Needs weights."""
+    """Compiles every program by running it on no slot. Needs weights."""
     params = self.weights.params
     self._place_state(self._blank, [])
     self._read_state(0)
@@ -191,7 +191,7 @@ class SlotEngine:
     )
 
   def pool(self, slot: int) -> Pages:
-    """Where the pages of a slot are."""
+    """The pages that a slot takes from."""
     return self.pools[slot * len(self.pools) // self.slots]
 
   def pages(self, slot: int) -> int:
@@ -203,16 +203,16 @@ class SlotEngine:
     return self._shared[slot]
 
   def whole(self, tokens: int) -> int:
-    """Of a context of so many tokens, the first pages: those in which nothing changes any more."""
+    """The number of first pages, of a context of ``tokens``, that do not change any more."""
     settled = max(0, tokens - self.programs.unsettled)
     return settled // self.programs.block_tokens if self.programs.has_blocks else 0
 
   def reaches(self, block: Stored) -> bool:
-    """Whether something stored can be had here; else another lane has to copy it out."""
+    """Whether this lane can read a stored piece; else another lane has to copy it out."""
     return block.arrays is not None or self._page(block) is not None
 
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
-    """Puts one context, None an empty one, into every one of ``slots``."""
+    """Puts a context (None: an empty one) into each of ``slots``."""
     snapshot = snapshot or self._blank
     self.store.touch(snapshot)
     for slot in slots:
@@ -224,7 +224,7 @@ class SlotEngine:
     self.lengths[list(slots)] = snapshot.length
 
   def read(self, slot: int) -> Snapshot:
-    """A copy of the context in ``slot``, which it shares pages with."""
+    """A copy of the context in ``slot``; both share the pages that do not change."""
     pool, shared = self.pool(slot), self._settle(slot)
     changing = self._own[slot][: self.programs.pages_of(int(self.lengths[slot])) - len(shared)]
     copies = [self._take(pool) for _ in changing]
@@ -232,7 +232,7 @@ class SlotEngine:
     return self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in copies)])
 
   def leave(self, slot: int) -> Snapshot:
-    """The context in ``slot``, with its pages: the slot holds nothing that is of use."""
+    """Takes the context out of ``slot``, with its pages; the slot is then free."""
     pool, shared = self.pool(slot), self._settle(slot)
     own, used = self._own[slot], self.programs.pages_of(int(self.lengths[slot])) - len(shared)
     self._own[slot] = own[used:]
@@ -241,7 +241,7 @@ class SlotEngine:
     return snapshot
 
   def release(self, slot: int) -> None:
-    """Lets go of a slot's pages."""
+    """Gives a slot's pages back."""
     pool = self.pool(slot)
     for block in self._shared[slot]:
       pool.loosen(block)
@@ -251,7 +251,7 @@ class SlotEngine:
     self._table[slot] = pool.empty
 
   def copy_out(self, blocks: Sequence[Stored]) -> None:
-    """Keeps what is in pages in the store as well."""
+    """Copies pieces that only pages hold to the store as well."""
     at_once = self.programs.transfer_blocks
     inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
     for start in range(0, len(inside), at_once):
@@ -262,9 +262,9 @@ class SlotEngine:
         self.store.fill(block, arrays)
 
   def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
-    """The first ``tokens`` of a context; fewer than it holds only for models that only attend.
+    """The first ``tokens`` of a context; fewer than it holds only if ``attention_only``.
 
-    At least one token must follow then: the logits are not those after ``tokens``.
+    At least one token must follow a cut: the logits are not those after ``tokens``.
     """
     if tokens == snapshot.length:
       return snapshot
@@ -319,7 +319,7 @@ class SlotEngine:
   def decode(self, plan: DecodePlan) -> Chunk:
     """Runs one chunk for all slots with a budget and waits for it.
 
-    A slot's budget must not pass the room left in its context. Where more grammars are at work than
+    A slot's budget must not exceed the room left in its context. If more grammars are at work than
     the table holds, some slots draw nothing in this chunk.
     """
     full = np.flatnonzero(self.lengths + plan.budget > self.programs.max_tokens)
@@ -345,7 +345,7 @@ class SlotEngine:
 
   @property
   def limit(self) -> str:
-    """What a context can hold, and the setting that says so."""
+    """What a context can hold, and the setting that decides it."""
     most, config = self.programs.max_tokens, self.config
     if most == config.max_length:
       return f"engine.max_length={most} tokens in all"
@@ -380,7 +380,7 @@ class SlotEngine:
     self._count(self.programs.place)
 
   def _place_pages(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
-    """Gives empty slots a context's pages: those that are whole are shared, the others copied."""
+    """Gives empty slots a context's pages: those that do not change are shared, others copied."""
     whole = self.whole(snapshot.length)
     shared, changing = snapshot.blocks[:whole], snapshot.blocks[whole:]
     for slot in slots:  # first, so that none of these is moved to make room
@@ -401,7 +401,7 @@ class SlotEngine:
     for slot in slots:
       moves += zip(changing, self._own[slot], strict=True)
     copies, writes = [], []
-    for block, page in moves:  # only now: to take pages may have moved others
+    for block, page in moves:  # only now: taking pages may have moved others
       source = self._page(block)
       if source is None:
         writes.append((block.arrays, page))
@@ -422,7 +422,7 @@ class SlotEngine:
       self._table[slot, : len(pages)] = pages
 
   def _settle(self, slot: int) -> list[Stored]:
-    """Stores those of a slot's own pages in which nothing changes any more; all that are stored."""
+    """Stores a slot's own pages that do not change any more; returns all its stored ones."""
     pool, shared, own = self.pool(slot), self._shared[slot], self._own[slot]
     for _ in range(self.whole(int(self.lengths[slot])) - len(shared)):
       shared.append(self._stored(pool, own.pop(0)))
@@ -440,11 +440,11 @@ class SlotEngine:
     return Snapshot(state, tuple(blocks), int(self.lengths[slot]), version)
 
   def _page(self, block: Stored) -> int | None:
-    """A page of this lane that holds something stored."""
+    """A page of this lane that holds a stored piece, or None."""
     return next((p for p in map(block.pages.get, self.pools) if p is not None), None)
 
   def _take(self, pool: Pages) -> int:
-    """A page of nobody, once what was not used for longest has made way."""
+    """A free page; if there is none, the longest unused pieces move out first."""
     page = pool.take()
     if page is None:
       moved = pool.longest_unused(self.programs.transfer_blocks)
@@ -458,7 +458,7 @@ class SlotEngine:
   def _grow(self, wanted: Iterable[tuple[int, int]]) -> None:
     """Gives slots pages for so many tokens in all.
 
-    Empty ones, not with what another context left there: a masked NaN would still reach a sum.
+    They are filled with zeros: a NaN left by another context would reach sums even if masked.
     """
     fresh = []
     for slot, tokens in wanted:
@@ -499,7 +499,7 @@ class SlotEngine:
     return self.programs.read(self._state, np.int32(slot))
 
   def _read_pages(self, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
-    """As many as ``transfer_blocks``, the first of which are ``pages``."""
+    """Contents of ``transfer_blocks`` pages, the first of which are ``pages``."""
     wanted = np.zeros(self.programs.transfer_blocks, np.int32)
     wanted[: len(pages)] = pages
     self._count(self.programs.read_blocks)

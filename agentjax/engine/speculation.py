@@ -1,8 +1,8 @@
-"""Drafts from a context's own ids: what came after the same words before may come again.
+"""Drafts from a context's own ids: what followed the same tokens before may follow again.
 
 Prompt lookup (Saxena, 2023; also Yang et al., 2304.04487): the last ``NGRAM`` tokens are searched
-in what the slot holds, longest match first and latest place first, and what followed there is the
-draft. Whether a draft is taken is decided by the draws themselves (``engine.programs``).
+in the slot's ids, the longest match first, then the latest. What followed there is the draft. The
+draws decide whether a draft is taken (``engine.decoding``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NGRAM = 3  # tokens that are compared at most; ours
 
 
 class Drafts(NamedTuple):
-  """What may come next in every slot."""
+  """What may come next in each slot."""
 
   token_ids: Int[Array, "slots draft"]
-  found: Bool[Array, " slots"]  # whether anything spoke for them
+  found: Bool[Array, " slots"]  # whether there was a match
 
 
 def lookup(
@@ -30,8 +30,8 @@ def lookup(
 ) -> Drafts:
   """Drafts of the next ``tokens`` tokens.
 
-  Where a match lies so near the end that its continuation runs out, it is read on from its start:
-  a loop goes on as a loop.
+  If the continuation of a match reaches the end of the ids, it is read again from its start: a loop
+    goes on as a loop.
 
   Args:
     history: ids of every slot; those from ``counts`` on mean nothing.
@@ -44,7 +44,7 @@ def lookup(
   same = jnp.ones(history.shape, bool)
   matched = jnp.zeros(history.shape, jnp.int32)
   for back in range(NGRAM):
-    # Place p ends a match of so many tokens where each of them equals one at the end.
+    # ``matched[p]``: how many tokens up to place p equal the last ones.
     wanted = jnp.take_along_axis(history, jnp.maximum(last - back, 0), axis=1)
     there = jnp.roll(history, back, axis=1)
     same &= (there == wanted) & (place >= back) & (last >= back)
@@ -65,7 +65,7 @@ def written(
   token_ids: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
 ) -> Int[Array, "slots length"]:
-  """The history with ``counts[r]`` ids from ``starts[r]`` on in slot ``rows[r]``."""
+  """The history with ``counts[r]`` ids set from ``starts[r]`` on in slot ``rows[r]``."""
   time = jnp.arange(token_ids.shape[1])
   place = jnp.where(time < counts[:, None], starts[:, None] + time, history.shape[1])
   return history.at[rows[:, None], place].set(token_ids, mode="drop")

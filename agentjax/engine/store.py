@@ -1,4 +1,4 @@
-"""What contexts share and what they are without a slot: immutable pieces, and where they are."""
+"""Immutable pieces of contexts, shared or without a slot, and where they are kept."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _Residence:
 
 
 class Stored:
-  """What never changes, shared by all that need it; the last to let go frees it.
+  """An immutable piece, shared by all that need it; the last to let go frees it.
 
   Attributes:
-    arrays: it, outside of pages; None where it is in pages alone.
-    pages: where it is a page of a lane.
+    arrays: its content outside of pages; None if only pages hold it.
+    pages: its page in each pool that has it.
   """
 
   __slots__ = ("__weakref__", "arrays", "pages", "residence")
@@ -40,14 +40,14 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-  """One context off the slots: what it takes to go on anywhere, to the bit.
+  """One context outside the slots: all it needs to go on in any slot, to the bit.
 
   Attributes:
     state: recurrent states, convolution tails, logits, the length.
     blocks: keys and values, ``EngineConfig.block_tokens`` tokens each, from the first token on; the
       last one may be filled in part.
     length: tokens.
-    version: of the weights that made all of it; -1 where there were several.
+    version: of the weights that computed all of it; -1 if several did.
   """
 
   state: Stored
@@ -57,13 +57,13 @@ class Snapshot:
 
 
 class Store:
-  """Counts what is stored outside of pages, and says what has to leave the device.
+  """Counts what is stored outside of pages, and moves pieces from the device to the host.
 
-  Every piece counts once, however many contexts share it, and for as long as anyone holds it.
+  Every piece counts once, however many contexts share it, as long as anyone holds it.
 
   Args:
-    device_bytes: what may stay on the device; beyond it the longest unused goes to the host.
-    host_bytes: what the host takes.
+    device_bytes: most bytes on the device; beyond them the longest unused go to the host.
+    host_bytes: most bytes on the host.
   """
 
   def __init__(self, device_bytes: int, host_bytes: int) -> None:
@@ -88,7 +88,7 @@ class Store:
     return self.on_device + self.on_host + nbytes <= self.device_bytes + self.host_bytes
 
   def add(self, arrays: Sequence[jax.Array | np.ndarray] | None) -> Stored:
-    """Keeps arrays of a device; None is what is in a page alone."""
+    """Keeps arrays of a device; None: only a page holds the piece."""
     stored = Stored()
     forget = weakref.finalize(stored, self._forget, id(stored), stored.pages, stored.residence)
     forget.atexit = False
@@ -97,7 +97,7 @@ class Store:
     return stored
 
   def fill(self, stored: Stored, arrays: Sequence[jax.Array | np.ndarray]) -> None:
-    """Keeps arrays of a device for what was in pages alone; two lanes may have copied it out."""
+    """Keeps arrays of a piece that only pages held; a second lane's copy is ignored."""
     nbytes = sum(v.nbytes for v in arrays)
     with self._lock:
       if stored.arrays is not None:

@@ -1,7 +1,7 @@
-"""Places of rows in pages of a common pool: rows may share pages, and take no more than they fill.
+"""Rows with places in pages of a common pool: they may share pages, and take what they fill.
 
-What attention keeps of its tokens is ``Held``: an array [rows, ..., length, width], or ``Paged``.
-Every function here takes both.
+Attention keeps its tokens in ``Held``: an array [rows, ..., length, width], or ``Paged``. Every
+function here takes both.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Array = jax.Array
 class Paged:
   """Place p of row r is place ``p % tokens`` of page ``table[r, p // tokens]``.
 
-  On a mesh rows and pages are split in ``ways`` parts of equal size, and the rows of a part have
-  pages of that part alone. The first page of each part is nobody's: it holds zeros, a table names
-  it where a row has no page, and what is written there is lost.
+  On a mesh rows and pages are split in ``ways`` parts of equal size, and rows have pages of their
+  own part only. The first page of each part belongs to no row. It holds zeros, a table names it
+  where a row has no page, and writes to it are dropped.
 
   Attributes:
     pool: [pages, ..., tokens, width].
     table: int32 [rows, entries].
     length: places of a row.
     ways: parts.
-    empty: pages at the start of each part that are nobody's.
+    empty: pages at the start of each part that belong to no row.
   """
 
   pool: Array
@@ -45,7 +45,7 @@ class Paged:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Of the array that this stands for."""
+    """Shape of the array that this stands for."""
     return (self.table.shape[0], *self.pool.shape[1:-2], self.length, self.pool.shape[-1])
 
 
@@ -58,7 +58,7 @@ def is_paged(value: Any) -> bool:
 
 
 def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
-  """``change`` of an array whose first, and last two axes stay: it sees a pool as rows."""
+  """``change`` of the array or pool, whose first and last two axes must stay."""
   return (
     dataclasses.replace(held, pool=change(held.pool)) if isinstance(held, Paged) else change(held)
   )
@@ -82,7 +82,7 @@ def flattened(entries: Any, depth: int) -> Any:
 
 
 def unflattened(entries: Any, depth: int) -> Any:
-  """Takes ``flattened`` back."""
+  """Inverse of ``flattened``."""
 
   def split(held: Held) -> Held:
     if not isinstance(held, Paged):
@@ -100,12 +100,12 @@ def unflattened(entries: Any, depth: int) -> Any:
 def read_places(
   held: Held, rows: Int[Array, " rows"] | None, start: Array | int, size: int
 ) -> Float[Array, "rows ... size width"]:
-  """Places ``start`` and on of some rows; None is all of them. A row that is none means nothing.
+  """``size`` places of some rows (None: all). Results for a row out of range mean nothing.
 
   Args:
     held: of all rows.
     rows: which.
-    start: any number; a traced one is a multiple of the tokens of a page where ``size`` and the
+    start: first place. A traced one must be a multiple of a page's tokens if ``size`` and the
       length are.
     size: places.
   """
@@ -141,7 +141,7 @@ def read_places(
     return found.reshape(-1, *found.shape[2:])
   if held.ways > 1 or held.pool.ndim != 4:
     return taken(held.pool, pages)
-  # The partitioner would give every device all heads.
+  # By itself the partitioner gives every device all heads.
   heads = None if held.pool.shape[1] % ways("kv_heads") else "kv_heads"
   axes = (None, heads, None, None)
   arguments = ((held.pool, axes), (pages, (None, None)))
@@ -154,9 +154,9 @@ def write_places(
   places: Int[Array, "rows time"],
   values: Float[Array, "rows time ... width"],
 ) -> Held:
-  """With ``values`` at places of some rows; None is all of them.
+  """Writes ``values`` at places of some rows; None is all of them.
 
-  A place past the end, of no row or without a page is dropped.
+  A write past the end, to no row or to no page is dropped.
   """
   every = jnp.arange(held.shape[0]) if rows is None else rows
   if not isinstance(held, Paged):
@@ -180,7 +180,7 @@ def place_index(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
 
 
 def _whole_pages(pool: Array, pages: Array, *, size: int) -> Array:
-  """[rows, ..., size, width] of the pages [rows, n] of each row, one after the other."""
+  """The pages [rows, n] of each row, joined to [rows, ..., size, width]."""
   between = pool.shape[1:-2]
   first = pages.reshape(len(pages), *(1,) * len(between), -1)
   index = (first, *(i[..., None] for i in jnp.ix_(*map(jnp.arange, between))))
@@ -191,8 +191,8 @@ def _whole_pages(pool: Array, pages: Array, *, size: int) -> Array:
 def _put(array: Array, first: Array, place: Array, values: Array) -> Array:
   """Sets ``array[first, ..., place]``; what is out of range is dropped.
 
-  Except on CPUs the axes between are indexed as well: a window over them would make a TPU lay the
-  array out anew, in a copy. On CPUs a window is faster.
+  Except on CPUs the axes between are indexed too: a window over them makes a TPU copy the array to
+    another layout. On CPUs a window is faster.
   """
   between = array.shape[1:-2]
   lead = (..., *(None,) * len(between))

@@ -1,4 +1,4 @@
-"""What a run costs on TPUs that are not there: compiled ahead of time, read off the program."""
+"""Costs of a run on TPUs that are not there: its programs are compiled ahead and read."""
 
 from agentjax.planning.chips import CHIPS, Chip, parse_topology
 from agentjax.planning.hlo import ProgramCost, program_cost

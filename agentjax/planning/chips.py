@@ -28,7 +28,7 @@ class Chip:
     clock: cycles a second, by which the compiler's cycle counts become seconds. Ours: peak rate
       over the multiply-adds that its matrix units do in a cycle.
     smallest: the topology a bare name stands for.
-    a_chip: devices of a chip, which is what is paid for.
+    a_chip: devices of a chip; prices are those of chips.
   """
 
   hbm_bytes: int
@@ -49,7 +49,7 @@ CHIPS: Mapping[str, Chip] = {
 }
 
 
-# Parts of a pod that are wired as a lane of neighbours is, the smallest first.
+# Parts of a pod with the wiring of a lane of neighbours, the smallest first.
 _PARTS = {
   2: ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
   3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
@@ -67,7 +67,7 @@ def parts_of(topology: str) -> tuple[str, ...]:
 
 
 def parse_topology(text: str) -> tuple[str, Chip]:
-  """``"v5p:8x8x8"`` as libtpu spells it, and its chip; a bare name is the smallest of its kind.
+  """``"v5p:8x8x8"`` as libtpu spells it, and its chip; a bare name is the chip's smallest topology.
 
   Raises:
     ConfigError: another spelling or an unknown chip.

@@ -62,13 +62,13 @@ class Plan:
 
   Attributes:
     rows: rows (training) or slots (decoding) over all devices.
-    parts: bytes of its arguments, by what they are.
+    parts: bytes of its arguments, by name.
     temporary: bytes of everything else at the peak: activations, results and code.
     peak: bytes altogether.
-    fits: whether that is at most what a device has.
+    fits: whether a device has that many.
     fixed, loop: costs of one run without the loops whose number of trips is not in the program, and
-      of one trip; None where the temporaries alone are too many to compile.
-    results: shardings of what it gives, likewise.
+      of one trip of them; None if it did not compile because its temporaries are too large.
+    results: shardings of its results, likewise.
   """
 
   rows: int
@@ -81,7 +81,7 @@ class Plan:
   results: Any = None
 
   def cost(self, trips: float = 1) -> ProgramCost | None:
-    """Of a run with so many trips: micro-batches of an update, blocks of a cache that is read."""
+    """Cost of a run with so many trips: an update's micro-batches, or blocks of the cache read."""
     if self.fixed is None or self.loop is None:
       return None
     return self.fixed.plus(self.loop, trips)
@@ -98,10 +98,10 @@ def describe_devices(topology: str) -> Sequence[jax.Device]:
       "agentjax.plan compiles with libtpu, which is not installed; "
       "run: pip install 'agentjax[tpu]'."
     )
-  # No TPU is looked for, neither here nor at a cloud's metadata server.
+  # Look for no TPU, neither here nor at a cloud's metadata server.
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # Nor is one taken for ourselves.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # Nor take one for this process.
   from jax.experimental import topologies
 
   try:
@@ -128,7 +128,7 @@ def describe_lane(topology: str, size: int) -> Sequence[jax.Device]:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-  """Shapes of what trains, and where they lie."""
+  """Shapes and placements of the training state."""
 
   mesh: jax.sharding.Mesh
   optimizer: Any
@@ -148,7 +148,7 @@ class _Training:
     }
 
   def policy(self, experiment: Experiment) -> Any:
-    """What is scored and published: with adapters, the weights that they are added to as well."""
+    """What is scored and published; with adapters, their base weights as well."""
     weights, reference = self.state.weights, self.state.reference
     if experiment.lora is None:
       return weights.policy
@@ -182,11 +182,11 @@ def _training(experiment: Experiment, devices: Sequence[jax.Device]) -> _Trainin
 def plan_training(
   experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
 ) -> Plan:
-  """The update of the RL stage; a trip is a micro-batch of ``rows`` rows.
+  """Plans the update of the RL stage; a trip is a micro-batch of ``rows`` rows.
 
-  A teacher's output projection is taken to be of the student's size; the rest of the teacher, which
-  the update does not see, is not counted. Of a reward model that learns beside the policy the state
-  is; its own update, much like this one, is not compiled.
+  A teacher's output projection is assumed to have the student's size; the update does not see the
+  rest of the teacher, so it is not counted. The state of a reward model that learns with the policy
+  is counted; its own update, much like this one, is not compiled.
 
   Args:
     experiment: validated; its mesh is laid over the ``devices`` that train.
@@ -224,7 +224,7 @@ def plan_training(
 def plan_scoring(
   experiment: Experiment, devices: Sequence[jax.Device], rows: int, capacity: int
 ) -> Plan:
-  """The forward pass that recomputes log-probs; arguments as of ``plan_training``."""
+  """Plans the forward pass that recomputes log-probs; arguments as of ``plan_training``."""
   training = _training(experiment, devices)
   batch = _in_rows(_abstract_update_batch(experiment, rows), training.mesh)
   weights = Weights(training.policy(experiment), training.state.weights.value)
@@ -244,10 +244,10 @@ def plan_scoring(
 def plan_publishing(
   experiment: Experiment, devices: Sequence[jax.Device], capacity: int
 ) -> dict[str, Plan]:
-  """The programs that give lanes new weights: "cast" where they train, "publish" to the lanes.
+  """Plans what gives lanes new weights: "cast" on the devices that train, "publish" to the lanes.
 
-  The second is there where all lanes live on the devices that train; to others the weights are sent
-  by ``jax.device_put``.
+  "publish" exists if all lanes live on the devices that train; ``jax.device_put`` sends others the
+  weights.
 
   Args:
     experiment, devices, capacity: as of ``plan_training``.
@@ -313,10 +313,10 @@ class LaneMemory:
 
   Attributes:
     weights, state: bytes of the weights, and of all slots with their keys and values.
-    parked: bytes of contexts without a slot, at most (``engine.device_store_mb``).
-    tokens: of which keys and values are held, over the lane.
-    token: bytes of one more on a device.
-    block_tokens: tokens that there is room for together or not at all.
+    parked: most bytes of contexts without a slot (``engine.device_store_mb``).
+    tokens: whose keys and values the whole lane can hold.
+    token: bytes of one more such token on a device.
+    block_tokens: tokens of a page; room comes in whole pages.
   """
 
   weights: int
@@ -327,7 +327,7 @@ class LaneMemory:
   block_tokens: int
 
   def more_tokens(self, left: int) -> int:
-    """Tokens in whole blocks for which so many bytes are enough; 0 without keys and values."""
+    """Tokens, in whole pages, that fit in ``left`` bytes; 0 without keys and values."""
     if not self.token:
       return 0
     return int(max(left, 0) / self.token) // self.block_tokens * self.block_tokens
@@ -335,7 +335,7 @@ class LaneMemory:
 
 @dataclasses.dataclass(frozen=True)
 class LanePlans:
-  """The programs of one lane of the run's engine, which are the engine's own.
+  """Plans for one lane of the run's engine, of the engine's own programs.
 
   Attributes:
     model, config: of the lane alone.
@@ -352,7 +352,7 @@ class LanePlans:
 
   @classmethod
   def of(cls, experiment: Experiment, devices: Sequence[jax.Device], capacity: int) -> LanePlans:
-    """Those of an experiment.
+    """Plans for an experiment.
 
     Raises:
       ConfigError: there are fewer devices than the mesh of a lane has.
@@ -368,7 +368,7 @@ class LanePlans:
 
   @property
   def programs(self) -> Programs:
-    """The compiled functions, not compiled yet."""
+    """The jitted functions, not compiled yet."""
     return programs_of_lane(self.model, self.config, None, self.home.mesh)
 
   def decode(self) -> Plan:
@@ -377,12 +377,12 @@ class LanePlans:
     return self._plan(self.programs.decode, arguments)
 
   def extend(self, tokens: int) -> Plan:
-    """A dispatch of the bucket of so many tokens, with all its rows in use; trips likewise."""
+    """A dispatch of the bucket of ``tokens`` tokens, with all its rows in use; trips likewise."""
     arguments = self.programs.abstract_extension(self.home, tokens, self.adapters)
     return self._plan(self.programs.extend[tokens], arguments)
 
   def memory(self) -> LaneMemory:
-    """Read off the shapes of the state."""
+    """What the lane keeps, by the shapes of its state."""
     state, params, _ = self.programs.abstract_arguments(self.home, self.adapters)
     programs, leaves = self.programs, jax.tree.leaves(state)
     pools = [v for v, paged in zip(leaves, models.in_pages(state), strict=True) if paged]
@@ -393,7 +393,7 @@ class LanePlans:
       weights=bytes_a_device(params),
       state=bytes_a_device(state),
       parked=int((self.config.device_store_mb << 20) * (token / whole if whole else 1)),
-      tokens=max(pages - programs.ways, 0) * programs.block_tokens,  # one of a way is nobody's
+      tokens=max(pages - programs.ways, 0) * programs.block_tokens,  # one of a way is of no slot
       token=token,
       block_tokens=programs.block_tokens,
     )
@@ -406,13 +406,13 @@ class LanePlans:
 def largest_rows(
   plan: Callable[[int], Plan], first: Plan, step: int, capacity: int, compiles: int = 6
 ) -> Plan | None:
-  """The plan with the most rows found to fit, to about an eighth; None where not one does.
+  """The plan with the most rows found to fit, within about an eighth; None if no rows fit.
 
   Args:
     plan: compiles for a number of rows.
-    first: result for some rows.
+    first: plan for some number of rows.
     step: rows must be a multiple of this.
-    capacity: bytes of a device, from which guesses are made; what fits the compiler says.
+    capacity: bytes of a device, for the guesses; the compiler says what fits.
     compiles: programs compiled at most.
   """
   best = first if first.fits else None
@@ -469,7 +469,7 @@ def _compile(
     parts=sizes,
     temporary=peak - sum(sizes.values()),
     peak=peak,
-    # The compiler itself minds temporaries only.
+    # The compiler itself checks temporaries only.
     fits=peak <= capacity,
     fixed=fixed,
     loop=program_cost(text).plus(fixed, -1),
@@ -486,7 +486,7 @@ def _in_rows(batch: UpdateBatch, mesh: jax.sharding.Mesh) -> UpdateBatch:
 def _abstract_update_batch(experiment: Experiment, rows: int) -> UpdateBatch:
   """[M, rows, T] shapes of what ``Learner`` hands to an update of full rows.
 
-  At least two micro-batches: a single one would be a constant of the loop over them.
+  At least two micro-batches: a single one would become a constant of the loop over them.
   """
   stage, time = experiment.rl, experiment.rl.row_length
   episodes = stage.tasks_per_step * experiment.rollout.group_size // stage.minibatches

@@ -1,7 +1,7 @@
-"""Costs of a compiled program, read off its text with loops counted as often as they run.
+"""Costs of a compiled program, read from its text, with loops counted as often as they run.
 
-The compiler's own cost analysis counts the body of a loop once. Layers are scanned and
-micro-batches looped over here, so that it would miss nearly everything.
+The compiler's own cost analysis counts the body of a loop once. Our programs loop over layers and
+micro-batches, so it would miss nearly everything.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FREE = frozenset(
   "partition-id replica-id".split()
 )
 
-# What reads a part of its first operand alone.
+# Operations that read only a part of their first operand.
 _SLICES = ("dynamic-slice", "gather")
-# What writes a part of its first operand in place, and which operand that part is.
+# Operations that write a part of their first operand in place: which operand that part is.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
@@ -54,7 +54,7 @@ class ProgramCost:
   collective_bytes: Mapping[str, float]
 
   def plus(self, other: ProgramCost, times: float = 1.0) -> ProgramCost:
-    """With ``times`` runs of another program."""
+    """This cost plus ``times`` runs of another program."""
     kinds = dict.fromkeys((*self.collective_bytes, *other.collective_bytes))
     received = {
       k: self.collective_bytes.get(k, 0) + times * other.collective_bytes.get(k, 0) for k in kinds
@@ -93,7 +93,7 @@ def program_cost(text: str, *, dynamic_trips: int = 1) -> ProgramCost:
 
   Args:
     text: ``compiled.as_text()``.
-    dynamic_trips: how often a loop runs whose number of trips is not in the program.
+    dynamic_trips: trips of a loop whose number of trips is not in the program.
   """
   computations, entry = _parse(text)
   total = _Walk(computations, dynamic_trips).cost(entry)
@@ -135,7 +135,7 @@ class _Walk:
       elif op.opcode not in _FREE:
         total["cycles"] += _estimated_cycles(op)
         total["bytes"] += _hbm_bytes(op, here, self._computations)
-        # A collective stands in every part of its asynchronous chain.
+        # A collective appears in every part of its asynchronous chain.
         for inner, where in self._flat(op, here):
           total["flops"] += _flops(inner, where)
           kind = inner.opcode.removesuffix("-start")
@@ -150,7 +150,7 @@ class _Walk:
   def _flat(
     self, op: _Instruction, here: _Computation
   ) -> Iterator[tuple[_Instruction, _Computation]]:
-    """The operation and, of a fusion, what it is made of."""
+    """The operation and, if it is a fusion, its parts."""
     yield op, here
     inside = self._computations.get(op.attribute("calls") or "")
     if inside is not None:
@@ -231,7 +231,7 @@ def _estimated_cycles(op: _Instruction) -> int:
 def _hbm_bytes(
   op: _Instruction, here: _Computation, computations: Mapping[str, _Computation]
 ) -> int:
-  """Operands and results in main memory; of what is only sliced into or out of, the slice."""
+  """Bytes of operands and results in main memory; of those only sliced, the slice's."""
   if op.opcode in ("copy-done", "async-done") or op.opcode.endswith("-done"):
     return 0
   inside = computations.get(op.attribute("calls") or "")
@@ -262,7 +262,7 @@ def _moved(
 ) -> tuple[int | None, bool]:
   """Bytes of a fusion's operand that are read or written, and whether it is written in place.
 
-  None is all of it; where it is only sliced or updated, the slices or updates.
+  None means all of it; if it is only sliced or updated, they are those of the slices or updates.
   """
   total, updated = 0, False
   users = [op for op in inside.values() if name in op.operands]
@@ -344,7 +344,7 @@ def _windows(attributes: str) -> Iterator[tuple[int, int, int, int, int]]:
 def _valid_pairs(
   left: int, out: int, size: int, stride: int, pad: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
-  """Pairs (output place, window place) that meet an element: batched products are written so."""
+  """Pairs (output place, window place) that meet an element; XLA writes batched products so."""
   places = np.arange(out)[:, None] * stride + np.arange(size) * rhs_dilate - pad
   inside = (places >= 0) & (places < (left - 1) * lhs_dilate + 1) & (places % lhs_dilate == 0)
   return int(inside.sum())
@@ -360,7 +360,7 @@ def _branches(op: _Instruction) -> list[str]:
 def _trips(
   op: _Instruction, here: _Computation, computations: Mapping[str, _Computation], dynamic: int
 ) -> int:
-  """How often the body runs: annotated, or from ``counter < constant`` of the condition."""
+  """How often the body runs: as annotated, or by ``counter < constant`` in the condition."""
   known = re.search(r"known_trip_count[^\d]*(\d+)", op.attributes)
   if known:
     return int(known.group(1))
@@ -394,7 +394,7 @@ def _element(tuple_op: _Instruction | None, index: int, here: _Computation) -> _
 
 
 def _origin(name: str, here: _Computation) -> _Instruction | None:
-  """What a name stands for behind copies."""
+  """The operation of a name, or the one that it copies."""
   op = here.get(name)
   while op is not None and op.opcode in ("copy", "bitcast"):
     op = here.get(op.operands[0])

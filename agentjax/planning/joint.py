@@ -12,7 +12,7 @@ from agentjax.planning.compile import LaneMemory, Plan
 from agentjax.planning.hlo import ProgramCost
 from agentjax.training.experiment import Experiment
 
-# Parts of a program's arguments that are there between programs as well.
+# Parts of a program's arguments that stay between programs.
 _STAYING = ("parameters", "optimiser", "reference", "further networks")
 
 
@@ -22,7 +22,7 @@ class Phase:
 
   Attributes:
     program: its name.
-    parts: bytes, by what they are; what the program needs besides is "temporaries".
+    parts: bytes by name; "temporaries" is what else the program needs.
   """
 
   program: str
@@ -39,10 +39,9 @@ def phases(
 ) -> list[Phase]:
   """What lies on a device in each program of a run.
 
-  Where devices train and sample in turn, what trains lies beside the slots all the time, and the
-  lanes' weights only while they sample (``Engine.release_weights``), but for a run with adapters:
-  its lanes keep the weights that these are added to. Elsewhere old and new weights lie there
-  together for a while.
+  If devices train and sample in turn, training state and slots stay all the time, and the lanes'
+  weights only while they sample (``Engine.release_weights``); in a run with adapters the lanes keep
+  the base weights. Otherwise a lane holds old and new weights together for a while.
 
   Args:
     experiment: validated.
@@ -76,12 +75,12 @@ class StepCost:
   """Seconds of a step on the devices, by program.
 
   Attributes:
-    least: at the chip's peak rates: of products, traffic and what is received from other devices,
-      the one that takes longest, with the two others hidden behind it.
-    estimated: the compiler's cycles and, one after the other, what is received.
-    runs: how often each program runs; of an update and a score, micro-batches.
+    least: at the chip's peak rates: the longest of products, traffic and receiving from other
+      devices, as if all three ran at the same time.
+    estimated: the compiler's cycles, and after them what is received.
+    runs: how often each program runs; for update and score, the micro-batches.
     sampled: tokens that all lanes sample.
-    chips: that are paid for.
+    chips: number that is paid for.
   """
 
   least: Mapping[str, float]
@@ -92,11 +91,11 @@ class StepCost:
 
   @property
   def seconds(self) -> tuple[float, float]:
-    """Of a whole step: the least, and as estimated."""
+    """Seconds of a whole step: least and estimated."""
     return sum(self.least.values()), sum(self.estimated.values())
 
   def price(self, chip_hour: float) -> tuple[float, float]:
-    """Of a step, likewise, at a price of a chip for an hour."""
+    """Price of a step, least and estimated, by the price of a chip-hour."""
     least, estimated = (s / 3600 * self.chips * chip_hour for s in self.seconds)
     return least, estimated
 
@@ -118,12 +117,12 @@ def estimated_seconds(cost: ProgramCost, chip: Chip) -> float:
 def step_cost(
   experiment: Experiment, plans: Mapping[str, Plan], lanes: int, devices: int, chip: Chip
 ) -> StepCost:
-  """What a step costs whose episodes are as long as the config lets them be.
+  """Cost of a step whose episodes are as long as the config allows.
 
-  Of ``rollout.max_total_tokens`` tokens an episode samples ``max_turns * max_tokens_per_turn``, if
-  there are so many, and takes in the others; nothing is shared in a group. While it samples, a
-  context is half full. Tools, worlds and the host cost nothing, lanes are never idle but in a last
-  wave of episodes, and rows are packed full.
+  An episode has ``rollout.max_total_tokens`` tokens. It samples at most
+  ``max_turns * max_tokens_per_turn`` of them and takes in the others; nothing is shared in a group.
+  While it samples, a context is half full. Tools, worlds and the host cost nothing, lanes idle only
+  in a last wave of episodes, and rows are packed full.
 
   Args:
     experiment: validated.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import threading
@@ -234,7 +235,22 @@ def final_answer(trajectory: Trajectory, task: Task) -> str | None:
 
 
 def question_text(messages: Sequence[Message]) -> str:
-  """A conversation as text for a judge; a single user message is written without a role."""
+  """A conversation as text for a judge; a single user message is written without a role.
+
+  The n-th image is written as ``[image n]``; ``ask_about`` adds the images themselves.
+  """
+  numbers = itertools.count(1)
+
+  def written(message: Message) -> str:
+    parts = message.parts or (message.content,)
+    return "".join(p if isinstance(p, str) else f"[image {next(numbers)}]" for p in parts)
+
+  texts = [written(message) for message in messages]
   if len(messages) == 1 and messages[0].role == "user":
-    return messages[0].content
-  return "\n\n".join(f"[{m.role}]\n{m.content}" for m in messages)
+    return texts[0]
+  return "\n\n".join(f"[{m.role}]\n{text}" for m, text in zip(messages, texts, strict=True))
+
+
+def ask_about(question: Sequence[Message], text: str) -> Message:
+  """A user message: ``text``, which quotes ``question_text(question)``, then its images."""
+  return Message.of("user", text, *(image for message in question for image in message.images))

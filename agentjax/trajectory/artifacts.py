@@ -14,6 +14,7 @@ from agentjax.files import write_atomically
 
 _log = logging.getLogger(__name__)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 FOLDER = "artifacts"  # of a run's directory
 
@@ -58,6 +59,20 @@ class ArtifactStore:
         self._total -= size
         oldest.unlink(missing_ok=True)
     return digest
+
+
+def read_artifact(directory: str | os.PathLike[str], digest: str) -> bytes | None:
+  """The file with this hash in a store's folder; None if the folder does not hold it (any more)."""
+  if not _DIGEST.fullmatch(digest):
+    return None
+  for path in pathlib.Path(directory, digest[:2]).glob(f"{digest}*"):
+    try:
+      content = path.read_bytes()
+    except OSError:  # deleted since it was listed
+      continue
+    if hashlib.sha256(content).hexdigest() == digest:
+      return content
+  return None
 
 
 def relative_path(name: str, digest: str) -> pathlib.PurePosixPath:

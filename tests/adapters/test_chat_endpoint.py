@@ -1,5 +1,9 @@
 """Judges behind an endpoint: what is asked, how it fails, and reward parts made of them."""
 
+import base64
+import dataclasses
+import struct
+
 import pytest
 
 from agentjax.adapters.chat_endpoint.judge import (
@@ -10,13 +14,19 @@ from agentjax.adapters.chat_endpoint.judge import (
 )
 from agentjax.config import ConfigError
 from agentjax.recipes.genrm.cohort import GenRMConfig
+from agentjax.recipes.rational_rewards import RationalRewardsConfig
+from agentjax.recipes.rational_rewards.scorer import CritiqueScorer
 from agentjax.recipes.rubrics.rubric import RubricConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.judges import (
   JudgeUnavailableError,
 )
+from agentjax.trajectory.artifacts import ArtifactStore
+from agentjax.trajectory.messages import describe_image
 from agentjax.trajectory.record import Message
 from tests.rewards.judging import episode, run, task
+
+PICTURE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 7, 5)  # as much as is read of it
 
 
 def test_a_letter_that_was_not_told_gives_a_finite_margin():
@@ -117,6 +127,54 @@ def test_judged_parts_come_from_settings():
     build_rewards(RewardConfig(parts=("genrm",)))
   with pytest.raises(ConfigError, match=r"judges\[0\].model"):
     RubricConfig(judges=(HttpJudgeConfig("http://x/v1"),)).validate()
+
+
+def test_the_image_of_a_question_reaches_the_endpoint(tmp_path):
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+  ArtifactStore(tmp_path).put("screen.png", PICTURE)
+  question = (Message.of("user", "Look: ", describe_image(PICTURE), " What is it?"),)
+  asked = []
+
+  def handle(body, headers):
+    asked.append(body["messages"])
+    top = [{"token": "A", "logprob": -0.5}]
+    logprobs = {"content": [{"top_logprobs": top}]}
+    return {"choices": [{"message": {"content": "fine"}, "logprobs": logprobs}]}, 200
+
+  async def use(url):
+    judge = HttpJudge(HttpJudgeConfig(url, "tiny", images=str(tmp_path)))
+    await judge.reply(question, key=1)
+    await judge.log_probs(question, "It is ", "A")
+    scorer = CritiqueScorer(judge, RationalRewardsConfig())
+    await scorer(episode("a cat"), dataclasses.replace(task(), prompt=question))
+
+  run(_with_server(handle, use))
+  replied, begun, judged = asked
+  url = replied[0]["content"][1]["image_url"]["url"]
+  head, _, data = url.partition(",")
+  assert head == "data:image/png;base64" and base64.b64decode(data) == PICTURE
+  assert [p.get("text") for p in replied[0]["content"]] == ["Look: ", None, " What is it?"]
+  assert begun[0] == replied[0] and begun[1]["role"] == "assistant"
+  text, image = judged[-1]["content"]
+  assert "Look: [image 1] What is it?" in text["text"] and image["image_url"]["url"] == url
+
+
+def test_an_image_that_cannot_be_sent_is_refused_by_the_name_of_the_setting(tmp_path):
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+  shown = describe_image(PICTURE)
+  gone = dataclasses.replace(shown, sha256="../" + shown.sha256)
+  ArtifactStore(tmp_path).put("screen.png", PICTURE + b"!")  # another content
+
+  def refusal(images, image):
+    config = HttpJudgeConfig("http://127.0.0.1:9/v1", "tiny", images=images)
+    with pytest.raises(JudgeRefusedError) as error:
+      run(HttpJudge(config).reply((Message.of("user", image),), key=0))
+    return str(error.value)
+
+  assert "HttpJudgeConfig.images is None" in refusal(None, shown)
+  for image in (shown, gone):
+    said = refusal(str(tmp_path), image)
+    assert f"HttpJudgeConfig.images={tmp_path} does not hold it" in said and image.sha256 in said
 
 
 def test_nobody_there_is_unavailable():

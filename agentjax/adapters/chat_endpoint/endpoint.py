@@ -1,21 +1,29 @@
-"""Model endpoints with the OpenAI protocol: where they are, and how they fail. Needs [web]."""
+"""Model endpoints with the OpenAI protocol: where they are, what they are sent, how they fail.
+
+Needs [web].
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from agentjax.config import Config, PositiveFloat, check
+from agentjax.config import Config, FilePath, PositiveFloat, check
 from agentjax.faults import Fault, Owner
 from agentjax.http_client import NoAnswerError, NoTokenError, exchange, load_aiohttp
 from agentjax.rewards.judges import JudgeUnavailableError
+from agentjax.trajectory.artifacts import read_artifact
+from agentjax.trajectory.record import Message, Part
 
 _OF_THE_REQUEST = frozenset((400, 413, 422))
 
 
 class JudgeRefusedError(RuntimeError):
-  """The endpoint answered, but not with a reply: a wrong model name, key or request.
+  """No reply, and asking again will not help: a wrong model name, key, setting or request.
 
   Attributes:
     fault: the policy's, if the request was refused: it may be too long or malformed.
@@ -35,12 +43,15 @@ class EndpointConfig(Config):
     model: the name the endpoint knows it by.
     api_key_variable: environment variable that holds its key; "" sends none.
     timeout: seconds a request.
+    images: folder with the images of messages by their hash, such as RUN/artifacts; the model must
+      read images. None: it reads text only, and a message with an image is refused.
   """
 
   base_url: str = ""
   model: str = ""
   api_key_variable: str = ""
   timeout: PositiveFloat = 300.0
+  images: FilePath | None = None
 
   def validate(self, path: str = "endpoint") -> None:
     super().validate(path)
@@ -51,8 +62,49 @@ class EndpointConfig(Config):
 
 def endpoint_identity(config: EndpointConfig) -> dict[str, Any]:
   """The settings of an endpoint that influence its text."""
-  by_the_way = ("api_key_variable", "timeout", "attempts")
+  by_the_way = ("api_key_variable", "timeout", "attempts", "images")
   return {name: value for name, value in config.to_dict().items() if name not in by_the_way}
+
+
+async def chat_messages(
+  config: EndpointConfig, messages: Sequence[Message]
+) -> list[dict[str, Any]]:
+  """The ``messages`` of a request; images are ``image_url`` parts with data URLs.
+
+  Raises:
+    JudgeRefusedError: an image, and ``config.images`` is None or does not hold it.
+  """
+  if not any(message.images for message in messages):
+    return [{"role": m.role, "content": m.content} for m in messages]
+  return await asyncio.to_thread(_with_images, config, messages)
+
+
+def _with_images(config: EndpointConfig, messages: Sequence[Message]) -> list[dict[str, Any]]:
+  return [
+    {"role": m.role, "content": [_part(config, p) for p in m.parts] if m.parts else m.content}
+    for m in messages
+  ]
+
+
+def _part(config: EndpointConfig, part: Part) -> dict[str, Any]:
+  if isinstance(part, str):
+    return {"type": "text", "text": part}
+  folder, field = config.images, f"{type(config).__name__}.images"
+  if folder is None:
+    raise JudgeRefusedError(
+      f"a message for {config.model} holds the image {part.sha256[:12]} ({part.media_type}), and "
+      f"{field} is None: the endpoint reads text only. If its model reads images, set {field} to "
+      "the folder that holds them by hash, such as RUN/artifacts."
+    )
+  content = read_artifact(folder, part.sha256)
+  if content is None:
+    raise JudgeRefusedError(
+      f"a message for {config.model} holds the image {part.sha256} ({part.media_type}), and "
+      f"{field}={folder} does not hold it; allowed: a folder that ArtifactStore wrote, such as "
+      "RUN/artifacts of the run that made the image (a full store deletes its oldest files)."
+    )
+  url = f"data:{part.media_type};base64,{base64.b64encode(content).decode()}"
+  return {"type": "image_url", "image_url": {"url": url}}
 
 
 async def post(config: EndpointConfig, path: str, body: dict[str, Any]) -> dict[str, Any]:

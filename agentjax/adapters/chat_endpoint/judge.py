@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError, post
+from agentjax.adapters.chat_endpoint.endpoint import (
+  EndpointConfig,
+  JudgeRefusedError,
+  chat_messages,
+  post,
+)
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare
 from agentjax.http_client import load_aiohttp
 from agentjax.trajectory.record import Message
@@ -32,7 +37,9 @@ class HttpJudgeConfig(EndpointConfig):
 
 
 class HttpJudge:
-  """Asks ``POST base_url/chat/completions``; a ``LetterJudge``. Failures are those of ``post``.
+  """Asks ``POST base_url/chat/completions``; a ``LetterJudge``.
+
+  Failures are those of ``post`` and ``chat_messages``.
 
   Raises:
     ImportError: aiohttp is missing.
@@ -47,7 +54,7 @@ class HttpJudge:
     config = self._config
     choice = await self._ask(
       {
-        "messages": [{"role": m.role, "content": m.content} for m in messages],
+        "messages": await chat_messages(config, messages),
         "temperature": config.temperature,
         "top_p": config.top_p,
         "max_tokens": config.max_tokens,
@@ -72,7 +79,7 @@ class HttpJudge:
     Raises:
       ChoiceNotToldError: no choice is among the tokens told.
     """
-    begun = [*({"role": m.role, "content": m.content} for m in messages)]
+    begun = await chat_messages(self._config, messages)
     begun.append({"role": "assistant", "content": opening})
     choice = await self._ask(
       {

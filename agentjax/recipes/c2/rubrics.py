@@ -32,6 +32,7 @@ from agentjax.rewards.judges import (
   Judge,
   LetterJudge,
   ask,
+  ask_about,
   delimit,
   final_answer,
   material_notice,
@@ -162,7 +163,7 @@ def _messages(pair: Pair, rubric: str | None, asked: str, key: int) -> tuple[Mes
   shown = [delimit(name, text, mark) for name, text in texts.items()]
   return (
     Message("system", "You compare answers strictly and fairly. " + material_notice(mark)),
-    Message("user", "\n\n".join([*shown, asked])),
+    ask_about(pair.question, "\n\n".join([*shown, asked])),
   )
 
 

@@ -31,6 +31,7 @@ from agentjax.rewards.judges import (
   LengthAlarm,
   Read,
   ask,
+  ask_about,
   delimit,
   final_answer,
   last_json_object,
@@ -219,8 +220,8 @@ def comparison_messages(
   by = f"by this principle: {principle}" if principle else "by helpfulness and correctness"
   return (
     Message("system", "You compare answers strictly and fairly. " + material_notice(mark)),
-    Message(
-      "user",
+    ask_about(
+      question,
       "\n\n".join(material) + f"\n\nCompare the two responses {by}. Score each from 1 (worst) to 5 "
       "(best) and rank them from 1 (the first is much better) to 6 (the second is much better). "
       'End with one JSON object: {"score_1": 1 to 5, "score_2": 1 to 5, "ranking": 1 to 6}',

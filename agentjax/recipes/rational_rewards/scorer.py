@@ -7,6 +7,7 @@ in which they are asked for are ours.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
@@ -18,6 +19,7 @@ from agentjax.rewards.judges import (
   JudgeUnavailableError,
   LengthAlarm,
   ask,
+  ask_about,
   delimit,
   final_answer,
   material_notice,
@@ -73,7 +75,7 @@ class CritiqueScorer:
     if answer is None:
       return Reward(0.0)
     key = question_key(self._config.seed, *trajectory.address)
-    messages = critique_messages(question_text(task.prompt), answer, self._config.aspects, key=key)
+    messages = critique_messages(task.prompt, answer, self._config.aspects, key=key)
     try:
       reply = await ask(self._judge, messages, key=key)
     except JudgeUnavailableError as error:
@@ -86,10 +88,11 @@ class CritiqueScorer:
 
 
 def critique_messages(
-  question: str, answer: str, aspects: tuple[str, ...], *, key: int
+  question: Sequence[Message], answer: str, aspects: tuple[str, ...], *, key: int
 ) -> tuple[Message, ...]:
   """Asks for the four sections of a critique, with a grade for each aspect in the second."""
-  mark = nonce(key, question, answer)
+  shown = question_text(question)
+  mark = nonce(key, shown, answer)
   lines = "\n".join(f"{aspect}: 1 to 4, or N/A, and why" for aspect in aspects)
   asked = (
     "Write a critique of the answer under these four headings, each on a line of its own.\n\n"
@@ -100,8 +103,8 @@ def critique_messages(
   )
   return (
     Message("system", "You judge answers strictly and fairly. " + material_notice(mark)),
-    Message(
-      "user",
-      f"{delimit('question', question, mark)}\n\n{delimit('answer', answer, mark)}\n\n{asked}",
+    ask_about(
+      question,
+      f"{delimit('question', shown, mark)}\n\n{delimit('answer', answer, mark)}\n\n{asked}",
     ),
   )

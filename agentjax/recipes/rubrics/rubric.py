@@ -36,6 +36,7 @@ from agentjax.rewards.judges import (
   LengthAlarm,
   Read,
   ask,
+  ask_about,
   delimit,
   final_answer,
   last_json_object,
@@ -265,7 +266,7 @@ class RubricScorer:
       return Reward(0.0)
     rubric = self._rubric_of(task)
     key = question_key(self._seed, *trajectory.address)
-    question = question_text(task.prompt)
+    question = task.prompt
     said: Sequence[Reward] = ()
     if self._config.aggregate == "implicit":
       reward = await self._panel(
@@ -300,7 +301,7 @@ class RubricScorer:
     return self._rubric
 
   async def _check(
-    self, place: int, item: RubricItem, question: str, answer: str, key: int
+    self, place: int, item: RubricItem, question: Sequence[Message], answer: str, key: int
   ) -> Reward:
     """c of one item: 1 is good, also of a pitfall."""
     if item.verify == "judge":
@@ -321,7 +322,9 @@ class RubricScorer:
     return await panel(self._judges, question, self._config.combine)
 
 
-async def meets(judge: Judge, item: RubricItem, question: str, answer: str, *, key: int) -> Reward:
+async def meets(
+  judge: Judge, item: RubricItem, question: Sequence[Message], answer: str, *, key: int
+) -> Reward:
   """c by one judge: 1 where the criterion holds of the answer (of a pitfall: where the fault is not
   there), else 0; invalid where the reply cannot be read.
 
@@ -342,7 +345,7 @@ async def meets(judge: Judge, item: RubricItem, question: str, answer: str, *, k
 
 
 async def grade(
-  judge: Judge, rubric: Rubric, question: str, answer: str, *, likert: int, key: int
+  judge: Judge, rubric: Rubric, question: Sequence[Message], answer: str, *, likert: int, key: int
 ) -> Reward:
   """``(L - 1) / (likert - 1)`` of the judge's one grade L for all items together."""
   lines = [
@@ -361,12 +364,15 @@ async def grade(
   return Reward((value - 1) / (likert - 1))
 
 
-def _messages(question: str, answer: str, asked: str, key: int) -> tuple[Message, ...]:
-  mark = nonce(key, question, answer)
+def _messages(
+  question: Sequence[Message], answer: str, asked: str, key: int
+) -> tuple[Message, ...]:
+  shown = question_text(question)
+  mark = nonce(key, shown, answer)
   return (
     Message("system", "You judge answers strictly and fairly. " + material_notice(mark)),
-    Message(
-      "user",
-      f"{delimit('question', question, mark)}\n\n{delimit('answer', answer, mark)}\n\n{asked}",
+    ask_about(
+      question,
+      f"{delimit('question', shown, mark)}\n\n{delimit('answer', answer, mark)}\n\n{asked}",
     ),
   )

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig, JudgeRefusedError, post
+from agentjax.adapters.chat_endpoint.endpoint import (
+  EndpointConfig,
+  JudgeRefusedError,
+  chat_messages,
+  post,
+)
 from agentjax.config import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.engine import Engine, Finish, SampleRequest, SamplingConfig
 from agentjax.http_client import load_aiohttp
@@ -94,7 +99,9 @@ class HttpWriterConfig(EndpointConfig):
 
 
 class HttpWriter:
-  """Asks ``POST base_url/completions``, or ``chat/completions``. Failures are those of ``post``.
+  """Asks ``POST base_url/completions``, or ``chat/completions``.
+
+  Failures are those of ``post`` and ``chat_messages``.
 
   Raises:
     ImportError: aiohttp is missing.
@@ -119,10 +126,15 @@ class HttpWriter:
       body["top_k"] = config.top_k
     if config.protocol == "completions":
       path = "completions"
+      if any(message.images for message in prompt):
+        raise JudgeRefusedError(
+          f"a prompt for {config.model} holds an image, and HttpWriterConfig.protocol="
+          "'completions' sends text only; set protocol='chat', and images to their folder."
+        )
       body["prompt"] = config.template.replace(PROMPT, question_text(prompt)) + text
     else:
       path = "chat/completions"
-      body["messages"] = [{"role": m.role, "content": m.content} for m in prompt]
+      body["messages"] = await chat_messages(config, prompt)
       if text:
         body["messages"].append({"role": "assistant", "content": text})
         body |= {"add_generation_prompt": False, "continue_final_message": True}

@@ -15,7 +15,7 @@ from agentjax.recipes.tessy.writers import EngineWriter, HttpWriter, HttpWriterC
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
-from agentjax.trajectory.record import Message
+from agentjax.trajectory.record import Image, Message
 
 CHAT = MarkedChat(ByteTokenizer())
 MODEL = models.ModelConfig(
@@ -184,6 +184,18 @@ def test_an_endpoint_that_fails_says_how(status, values, error):
       await writer.extend(ASKED, "", 5, (7, 3, 0, 0))
 
   asyncio.run(_served(lambda path, body: (status, values), ask))
+
+
+def test_an_image_is_refused_by_completions():
+  pytest.importorskip("aiohttp", reason="needs the extra [web]")
+  asked = (Message.of("user", "?", Image("ab" * 32, "image/png", 7, 5)),)
+  for protocol, named in (
+    ("completions", "set protocol='chat'"),
+    ("chat", "Config.images is None"),
+  ):
+    writer = HttpWriter(HttpWriterConfig("http://127.0.0.1:9/v1", "big", protocol=protocol))
+    with pytest.raises(JudgeRefusedError, match=named):
+      _extend(writer, asked=asked)
 
 
 def test_impossible_settings_name_the_field():
