@@ -305,6 +305,7 @@ class Teachers:
       lambda parts: jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts),
       out_shardings=batch_sharding(mesh),
     )
+    self._spread = jax.jit(_spread, out_shardings=batch_sharding(mesh))
 
   def __len__(self) -> int:
     return len(self._configs)
@@ -331,8 +332,8 @@ class Teachers:
   ) -> dict[str, Any]:
     """The teachers' scores of a batch, on its grid [B, T, ...]; see ``make_ask``.
 
-    Stored scores are used if they suffice. Scores of one teacher stay on the mesh; those of several
-    are joined on the host.
+    Stored scores are used if they suffice; all others stay on the mesh. Each of several teachers
+    reads rows of its own sequences only.
 
     Args:
       settings: what to ask.
@@ -348,20 +349,17 @@ class Teachers:
     if stored is not None:
       return stored
     owners = route(self._configs, [s.source for s in sequences])
-    found: dict[str, list[np.ndarray]] = {}
+    found: dict[str, Array] | None = None
     for number in sorted(set(owners)):
       own = [i for i, owner in enumerate(owners) if owner == number]
       if len(own) == len(sequences):
         return self._answers(number, settings, policy, batch)
       part = self._pack([sequences[i] for i in own])
-      answers = processes.local_copy(self._answers(number, settings, policy, part))
-      for name, grid in answers.items():
-        grid = np.asarray(grid)
-        places = found.setdefault(name, [grid[0, :0]] * len(sequences))
-        values = unpack(grid, part.segment_ids, len(own))
-        for i, value in zip(own, values, strict=True):
-          places[i] = value
-    return {name: repack(values, batch.segment_ids) for name, values in found.items()}
+      answers = self._answers(number, settings, policy, part)
+      cells = jax.device_put(_cells(part, own, batch, sequences), batch_sharding(self._mesh))
+      found = self._spread(answers, cells, found)
+    assert found is not None
+    return found
 
   def score(
     self,
@@ -414,6 +412,38 @@ class Teachers:
         placed = jax.device_put(rows, batch_sharding(self._mesh))
         parts.append(self._asks[key](policy, teacher.params, *placed))
     return self._join(parts)
+
+
+def _cells(
+  part: Batch, own: Sequence[int], batch: Batch, sequences: Sequence[PackedSequence]
+) -> np.ndarray:
+  """int32 [B, T], for every token of ``batch`` the cell of ``part`` that has it, counted row by
+  row; -1 for the tokens of sequences that ``part`` does not have, and padding.
+
+  Args:
+    part: rows of some of the sequences, on the host.
+    own: which of the sequences, in the order of ``part``.
+    batch: rows of all sequences, on the host.
+    sequences: in the order of ``batch``.
+  """
+  numbers = np.arange(part.segment_ids.size, dtype=np.int32).reshape(part.segment_ids.shape)
+  cells = [np.full(len(sequence), -1, np.int32) for sequence in sequences]
+  for i, places in zip(own, unpack(numbers, part.segment_ids, len(own)), strict=True):
+    cells[i] = places
+  return repack(cells, batch.segment_ids, fill=-1)
+
+
+def _spread(
+  answers: dict[str, Array], cells: Array, others: dict[str, Array] | None
+) -> dict[str, Array]:
+  """Scores [b, t, ...] on the grid [B, T, ...] of ``cells``; ``others``, or 0, where that is -1."""
+
+  def place(values: Array, other: Array | None) -> Array:
+    flat = values.reshape(-1, *values.shape[2:])
+    inside = jnp.expand_dims(cells >= 0, tuple(range(2, values.ndim)))
+    return jnp.where(inside, flat[jnp.maximum(cells, 0)], 0 if other is None else other)
+
+  return {k: place(v, None if others is None else others[k]) for k, v in answers.items()}
 
 
 def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
