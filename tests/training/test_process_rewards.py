@@ -25,6 +25,7 @@ from agentjax.training.journal import JournalReader
 from agentjax.training.learner import _means
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.packing import pack, to_sequences, unpack
+from tests.signals.tracing import trace
 from tests.training.stages import (
   Crash,
   fingerprints,
@@ -67,7 +68,6 @@ def _score(tmp_path, **settings):
 
 
 def test_steps_are_tokens_that_stay_selected_and_are_rewarded_where_the_batch_is():
-  """A tracer cannot become an array of the host."""
   config = ProcessConfig(beta=0.5, centre="leave_one_out")
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   sequences = to_sequences(episodes())
@@ -86,13 +86,13 @@ def test_steps_are_tokens_that_stay_selected_and_are_rewarded_where_the_batch_is
   context = BatchContext(1, None, sequences, packed, None, None)
 
   def columns(given):
-    return dict(signal(context, {}, given).columns)
+    return signal(context, {}, given).columns
 
   steps = (packed.weights > 0) & batch.columns["selected"]
   # Members of a group of two gain 1 more or less than the other.
   expected = np.where(steps, np.where(packed.segment_ids % 2 == 1, -0.5, 0.5), 0)
   np.testing.assert_allclose(columns(batch)["token_rewards"], expected, atol=1e-6)
-  assert jax.eval_shape(columns, batch)["token_rewards"].shape == grid
+  assert trace(columns, batch)["token_rewards"].shape == grid
 
 
 def _by_hand(tmp_path, sequences):

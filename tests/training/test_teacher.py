@@ -40,6 +40,7 @@ from agentjax.training.learner import Learner
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import pack, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store
+from tests.signals.tracing import trace
 from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, WIDER, episodes, save_policy
@@ -93,7 +94,6 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
 
 
 def test_scores_of_several_teachers_are_joined_on_the_mesh(tmp_path, monkeypatch):
-  """A tracer cannot become an array of the host."""
   configs = []
   for name, model, seed in (("wide", WIDER, 1), ("plain", MODEL, 2)):
     save_policy(tmp_path / name, model, seed=seed)
@@ -108,8 +108,8 @@ def test_scores_of_several_teachers_are_joined_on_the_mesh(tmp_path, monkeypatch
   sequences = to_sequences(episodes(sources=("digits", "sums")))
   batch = rows(sequences)
 
-  def scores(teachers):
-    return teachers.ask(settings, None, batch, sequences)
+  def scores(teachers, placed=None):
+    return teachers.ask(settings, None, batch, sequences, placed)
 
   found, by_wide, by_plain = map(scores, (together, wide, plain))
   of_sums = np.array([False, *(s.source == "sums" for s in sequences)])[batch.segment_ids]
@@ -120,8 +120,9 @@ def test_scores_of_several_teachers_are_joined_on_the_mesh(tmp_path, monkeypatch
     assert not found[name][batch.segment_ids == 0].any()
   with jax.set_mesh(mesh):
     monkeypatch.setattr(jax, "set_mesh", lambda _: contextlib.nullcontext())  # it is set
-    traced = jax.eval_shape(lambda: scores(together))
-  assert traced["ids"].shape == (*batch.token_ids.shape, 3)
+    for teachers in (together, wide):
+      traced = trace(functools.partial(scores, teachers), batch)
+      assert traced["ids"].shape == (*batch.token_ids.shape, 3)
 
 
 def test_a_source_without_a_teacher_is_named():

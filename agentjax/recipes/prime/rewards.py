@@ -250,6 +250,7 @@ class ProcessRewards:
     batch: Batch,
     sequences: Sequence[PackedSequence],
     own: Any,
+    placed: Batch | None = None,
   ) -> Any:
     """[B, T] of the policy that the config names, or ``own``, the run's, where it names none.
 
@@ -258,11 +259,12 @@ class ProcessRewards:
       batch: rows of the sequences, on the host.
       sequences: what was packed.
       own: [B, T]; may be None where the config names another.
+      placed: the batch on the mesh, as ``Teachers.ask`` has it.
     """
     policy = self._policies[name]
     if policy is not None:
       bare = batch.without(*TEACHER_COLUMNS)  # what another teacher said is not its answer
-      return policy.ask(DistillationConfig(), None, bare, sequences)["log_probs"]
+      return policy.ask(DistillationConfig(), None, bare, sequences, placed)["log_probs"]
     assert own is not None
     return own
 
@@ -402,13 +404,13 @@ class StepRewards(Signal):
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     packed, sequences = context.packed, context.sequences
     own = batch.columns.get("reference_log_probs")
-    reference = self.rewards.log_probs("reference", packed, sequences, own)
+    reference = self.rewards.log_probs("reference", packed, sequences, own, batch)
     changed: dict[str, Any] = {}
     learnt: dict[str, float] = {}
     online = self.rewards.config.online
     if online is None or self.model is None:
       policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
-      model = self.rewards.log_probs("model", packed, sequences, policy)
+      model = self.rewards.log_probs("model", packed, sequences, policy, batch)
     else:
       trained = networks[REWARD_MODEL]
       trained, model, learnt = self.model.learn(online, trained, batch, context, reference)

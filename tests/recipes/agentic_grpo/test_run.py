@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,6 +17,7 @@ from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import PackingError, pack, to_sequences
 from agentjax.trajectory.record import Reward
+from tests.signals.tracing import trace
 from tests.training.stages import (
   GROUP,
   PaidDigits,
@@ -70,9 +70,8 @@ def test_the_last_turn_is_the_last_stage_however_many_there_were():
 
 
 def test_stages_are_computed_where_the_batch_is():
-  """A tracer cannot become an array of the host."""
   signal, context, batch = _staged_batch()
-  traced = jax.eval_shape(lambda given: dict(signal(context, {}, given).columns), batch)
+  traced = trace(lambda given: signal(context, {}, given).columns, batch)
   assert {k: (v.shape, v.dtype.name) for k, v in traced.items()} == {
     "stage_rewards": ((3, 4), "float32"),
     "stages_known": ((3, 4), "bool"),
