@@ -1,4 +1,4 @@
-r"""Process rewards: a number for every step of an episode. Numpy on the host; nothing is trained.
+r"""Process rewards: a number for every step of an episode. Nothing is trained.
 
 * Monte-Carlo labels (Math-Shepherd, 2312.08935): from each step N completions are played; "hard" is
   1 if any of them succeeds, "soft" is the share that succeeds.
@@ -12,10 +12,10 @@ r"""Process rewards: a number for every step of an episode. Numpy on the host; n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 
 def monte_carlo_labels(
@@ -38,28 +38,15 @@ def monte_carlo_labels(
 
 
 def log_ratio_rewards(
-  log_probs: Float[np.ndarray, " tokens"],
-  reference_log_probs: Float[np.ndarray, " tokens"],
-  *,
-  beta: float,
-) -> Float[np.ndarray, " tokens"]:
-  """``beta (log pi - log pi_ref)`` of the tokens taken, nats.
+  log_probs: Float[Any, "*shape"], reference_log_probs: Float[Any, "*shape"], *, beta: float
+) -> Float[Any, "*shape"]:
+  """``beta (log pi - log pi_ref)`` of the tokens taken, nats; of numpy's or jax's arrays.
 
   With pi a reward model trained on outcomes: implicit process rewards. With pi the policy after and
   pi_ref the one before reinforcement learning with KL weight beta: progress advantages.
   """
-  left, right = (np.asarray(x, np.float64) for x in (log_probs, reference_log_probs))
-  if left.shape != right.shape:
-    raise ValueError(f"log-probs of one shape are needed, got {left.shape} and {right.shape}.")
-  return beta * (left - right)
-
-
-def step_sums(
-  values: Float[np.ndarray, " tokens"], steps: Int[np.ndarray, " tokens"]
-) -> Float[np.ndarray, " steps"]:
-  """Sums of token values over their steps; step -1 belongs to none (prompt, observations)."""
-  steps = np.asarray(steps)
-  inside = steps >= 0
-  return np.bincount(
-    steps[inside], np.asarray(values, np.float64)[inside], int(steps.max(initial=-1)) + 1
-  )
+  if log_probs.shape != reference_log_probs.shape:
+    raise ValueError(
+      f"log-probs of one shape are needed, got {log_probs.shape} and {reference_log_probs.shape}."
+    )
+  return beta * (log_probs - reference_log_probs)

@@ -13,7 +13,6 @@ import numpy as np
 from agentjax.config import ConfigError
 from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
-from agentjax.training import processes
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import at_turn_ends
 from agentjax.trajectory.record import Reward, Status, Trajectory
@@ -98,18 +97,6 @@ def move_to_weights(batch: Batch) -> jax.Array:
   paid = batch.column(TURN_REWARDS.name)
   rows = jnp.arange(kept.shape[0])[:, None]
   return jnp.zeros_like(paid).at[rows, target].add(paid)
-
-
-def with_selected_weights(packed: Batch, batch: Batch) -> Batch:
-  """``packed`` with weights only on the tokens that a signal has selected, on the host.
-
-  Rewards of steps are placed on tokens that keep their weight.
-  """
-  if "selected" not in batch.columns:
-    return packed
-  selected = np.asarray(processes.local_copy(batch.columns["selected"]))
-  weights: Any = (np.asarray(packed.weights) * selected).astype(np.float32)
-  return dataclasses.replace(packed, weights=weights)
 
 
 def need_parts(episodes: Sequence[Trajectory], names: Sequence[str]) -> list[Trajectory]:

@@ -8,6 +8,7 @@ divergence, the teacher's output projection.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -43,6 +44,7 @@ from agentjax.objectives.distillation import (
   entropy,
 )
 from agentjax.sharding import batch_sharding, fingerprint, shardings
+from agentjax.signals.networks import cut_rows
 from agentjax.text.build import read_chat
 from agentjax.text.chat import Chat
 from agentjax.training import processes
@@ -305,6 +307,12 @@ class Teachers:
       lambda parts: jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts),
       out_shardings=batch_sharding(mesh),
     )
+    self._spread = jax.jit(_spread, out_shardings=batch_sharding(mesh))
+    cut = jax.sharding.NamedSharding(mesh, jax.P(None, *batch_sharding(mesh).spec))
+    self._cut = jax.jit(functools.partial(cut_rows, rows=rows), out_shardings=cut)
+    self._take = jax.jit(
+      lambda grids, at: [grid[at] for grid in grids], out_shardings=batch_sharding(mesh)
+    )
 
   def __len__(self) -> int:
     return len(self._configs)
@@ -328,40 +336,40 @@ class Teachers:
     policy: Params | None,
     batch: Batch,
     sequences: Sequence[PackedSequence],
-  ) -> dict[str, Any]:
-    """The teachers' scores of a batch, on its grid [B, T, ...]; see ``make_ask``.
+    placed: Batch | None = None,
+  ) -> dict[str, Array]:
+    """The teachers' scores of a batch, on its grid [B, T, ...] and on the mesh; see ``make_ask``.
 
-    Stored scores are used if they suffice. Scores of one teacher stay on the mesh; those of several
-    are joined on the host.
+    Stored scores are used if they suffice. Each of several teachers reads rows of its own sequences
+    only.
 
     Args:
       settings: what to ask.
       policy: the student, where it is compared with.
       batch: rows of the sequences, on the host.
       sequences: what was packed, in the order of the batch.
+      placed: the batch on the mesh; None places what is read of it.
 
     Raises:
       ConfigError: a sequence has no teacher; a weighted token has no stored score, or fewer
         candidates than needed.
     """
-    stored = _stored_answers(settings, batch)
+    placed = batch if placed is None else placed
+    stored = _stored_columns(settings, batch)
     if stored is not None:
-      return stored
+      return _readable({name: placed.columns[column] for name, column in stored.items()}, settings)
     owners = route(self._configs, [s.source for s in sequences])
-    found: dict[str, list[np.ndarray]] = {}
+    found: dict[str, Array] | None = None
     for number in sorted(set(owners)):
       own = [i for i, owner in enumerate(owners) if owner == number]
       if len(own) == len(sequences):
-        return self._answers(number, settings, policy, batch)
+        return self._answers(number, settings, policy, batch, placed)
       part = self._pack([sequences[i] for i in own])
-      answers = processes.local_copy(self._answers(number, settings, policy, part))
-      for name, grid in answers.items():
-        grid = np.asarray(grid)
-        places = found.setdefault(name, [grid[0, :0]] * len(sequences))
-        values = unpack(grid, part.segment_ids, len(own))
-        for i, value in zip(own, values, strict=True):
-          places[i] = value
-    return {name: repack(values, batch.segment_ids) for name, values in found.items()}
+      answers = self._answers(number, settings, policy, part, part)
+      cells = jax.device_put(_cells(part, own, batch, sequences), batch_sharding(self._mesh))
+      found = self._spread(answers, cells, found)
+    assert found is not None
+    return found
 
   def score(
     self,
@@ -388,9 +396,14 @@ class Teachers:
     return [{k: values[i] for k, values in each.items()} for i in range(len(sequences))]
 
   def _answers(
-    self, number: int, settings: DistillationConfig, policy: Params | None, batch: Batch
+    self,
+    number: int,
+    settings: DistillationConfig,
+    policy: Params | None,
+    batch: Batch,
+    placed: Batch,
   ) -> dict[str, Array]:
-    """Scores of one teacher for all rows, one micro-batch at a time, on the mesh."""
+    """Scores of one teacher for all rows, one micro-batch at a time; ``batch`` is on the host."""
     teacher, student = self[number], self._student
     logits = settings.form != "sampled" or settings.needs_comparison
     if logits and teacher.model.vocab_size != student.vocab_size:
@@ -402,48 +415,90 @@ class Teachers:
     key = number, settings
     if key not in self._asks:
       self._asks[key] = make_ask(settings, student, teacher.model, self._temperature)
+    grids = (placed.token_ids, placed.segment_ids, placed.positions)
+    rows = self._cut(jax.device_put(grids, batch_sharding(self._mesh)))
     parts: list[dict[str, Array]] = []
     with jax.set_mesh(self._mesh):
-      for at in range(0, batch.token_ids.shape[0], self._rows):
-        rows = [
-          x[at : at + self._rows] for x in (batch.token_ids, batch.segment_ids, batch.positions)
-        ]
-        if parts and not np.any(rows[1]):
+      for at, segment_ids in enumerate(cut_rows(batch.segment_ids, self._rows)):
+        if parts and not np.any(segment_ids):
           parts.append(jax.tree.map(jnp.zeros_like, parts[0]))
           continue
-        placed = jax.device_put(rows, batch_sharding(self._mesh))
-        parts.append(self._asks[key](policy, teacher.params, *placed))
+        parts.append(self._asks[key](policy, teacher.params, *self._take(rows, at)))
     return self._join(parts)
 
 
-def _stored_answers(settings: DistillationConfig, batch: Batch) -> dict[str, np.ndarray] | None:
-  """The stored result of ``make_ask``; None if it was not stored."""
+def _cells(
+  part: Batch, own: Sequence[int], batch: Batch, sequences: Sequence[PackedSequence]
+) -> np.ndarray:
+  """int32 [B, T], for every token of ``batch`` the cell of ``part`` that has it, counted row by
+  row; -1 for the tokens of sequences that ``part`` does not have, and padding.
+
+  Args:
+    part: rows of some of the sequences, on the host.
+    own: which of the sequences, in the order of ``part``.
+    batch: rows of all sequences, on the host.
+    sequences: in the order of ``batch``.
+  """
+  numbers = np.arange(part.segment_ids.size, dtype=np.int32).reshape(part.segment_ids.shape)
+  cells = [np.full(len(sequence), -1, np.int32) for sequence in sequences]
+  for i, places in zip(own, unpack(numbers, part.segment_ids, len(own)), strict=True):
+    cells[i] = places
+  return repack(cells, batch.segment_ids, fill=-1)
+
+
+def _spread(
+  answers: dict[str, Array], cells: Array, others: dict[str, Array] | None
+) -> dict[str, Array]:
+  """Scores [b, t, ...] on the grid [B, T, ...] of ``cells``; ``others``, or 0, where that is -1."""
+
+  def place(values: Array, other: Array | None) -> Array:
+    flat = values.reshape(-1, *values.shape[2:])
+    inside = jnp.expand_dims(cells >= 0, tuple(range(2, values.ndim)))
+    return jnp.where(inside, flat[jnp.maximum(cells, 0)], 0 if other is None else other)
+
+  return {k: place(v, None if others is None else others[k]) for k, v in answers.items()}
+
+
+def _stored_columns(settings: DistillationConfig, batch: Batch) -> dict[str, str] | None:
+  """The stored columns that hold the result of ``make_ask``, by its names; None if none do.
+
+  Args:
+    settings: what is asked.
+    batch: on the host.
+  """
   names = {"log_probs": "teacher_log_probs"}
   if settings.form == "top_k":
     names = {"candidates": "teacher_top_log_probs", "ids": "teacher_top_ids"}
   if settings.needs_live_teacher or not batch.columns.keys() >= set(names.values()):
     return None
-  found = {name: np.asarray(batch.columns[column]) for name, column in names.items()}
+  known = np.asarray(batch.columns[next(iter(names.values()))])
   if settings.form == "top_k":
-    stored = found["ids"].shape[-1]
-    if settings.top_k > stored:
+    if settings.top_k > known.shape[-1]:
       raise ConfigError(
-        f"config.rl.objective.distillation.top_k={settings.top_k} and {stored} candidates a token "
-        f"were stored; allowed: up to {stored}, or store config.rl.rollouts anew with more."
+        f"config.rl.objective.distillation.top_k={settings.top_k} and {known.shape[-1]} candidates "
+        "a token were stored; allowed: up to "
+        f"{known.shape[-1]}, or store config.rl.rollouts anew with more."
       )
-    # The likeliest come first.
-    found = {name: known[..., : settings.top_k] for name, known in found.items()}
-  log_probs = next(iter(found.values())).reshape(*batch.token_ids.shape, -1)
-  missing = np.isnan(log_probs).any(axis=-1) & (np.asarray(batch.weights) > 0)
+    known = known[..., : settings.top_k]
+  missing = np.isnan(known.reshape(*batch.token_ids.shape, -1)).any(axis=-1)
+  missing &= np.asarray(batch.weights) > 0
   if missing.any():
     raise ConfigError(
       f"{int(missing.sum())} of the trained tokens have no stored log-prob of a teacher; store "
       "config.rl.rollouts anew with its teachers."
     )
-  # Tokens without weight: any id and number that a gradient of 0 can pass.
+  return names
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _readable(stored: dict[str, Array], settings: DistillationConfig) -> dict[str, Array]:
+  """Stored scores as an update reads them: as many candidates as it asks for, the likeliest first,
+  and on tokens without weight any id and number that a gradient of 0 can pass."""
+  if settings.form == "top_k":
+    stored = {name: known[..., : settings.top_k] for name, known in stored.items()}
   return {
-    name: np.maximum(np.nan_to_num(known), 0) if name == "ids" else np.nan_to_num(known)
-    for name, known in found.items()
+    name: jnp.maximum(known, 0) if name == "ids" else jnp.nan_to_num(known)
+    for name, known in stored.items()
   }
 
 

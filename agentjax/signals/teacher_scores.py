@@ -55,7 +55,7 @@ class TeacherScores(Signal):
     del networks
     settings = self._settings
     student = context.policy() if settings.needs_comparison else None
-    answers = self.teachers.ask(settings, student, context.packed, context.sequences)
+    answers = self.teachers.ask(settings, student, context.packed, context.sequences, batch)
     context.notes[self.name] = answers
     columns = {}
     if settings.form == "sampled":

@@ -11,10 +11,12 @@ from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig, preset
 from agentjax.recipes.monte_carlo import MonteCarloConfig
 from agentjax.recipes.prime import ProcessConfig, ProcessRewards
+from agentjax.recipes.prime.rewards import StepRewards
 from agentjax.rewards import RewardConfig, TurnScores
 from agentjax.rollout.config import IndependentConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.signals.signal import BatchContext
 from agentjax.signals.teacher import TeacherConfig
 from agentjax.text import ByteTokenizer
 from agentjax.text.chat import MarkedChat
@@ -23,6 +25,7 @@ from agentjax.training.journal import JournalReader
 from agentjax.training.learner import _means
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.packing import pack, to_sequences, unpack
+from tests.signals.tracing import trace
 from tests.training.stages import (
   Crash,
   fingerprints,
@@ -60,8 +63,36 @@ def _score(tmp_path, **settings):
   model, reference = (
     scorer.log_probs(name, batch, sequences, None) for name in ("model", "reference")
   )
-  rewards, metrics = scorer.score(batch, sequences, model, reference)
+  rewards, metrics = scorer.score(batch, batch, model, reference)
   return sequences, unpack(rewards, batch.segment_ids, len(sequences)), metrics
+
+
+def test_steps_are_tokens_that_stay_selected_and_are_rewarded_where_the_batch_is():
+  config = ProcessConfig(beta=0.5, centre="leave_one_out")
+  mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+  sequences = to_sequences(episodes())
+  packed = pack(sequences, row_length=64, pad_id=0)
+  grid = packed.token_ids.shape
+  gained = packed.segment_ids.astype(np.float32)
+  batch = packed.with_columns(
+    {
+      "old_log_probs": gained,
+      "reference_log_probs": np.zeros(grid, np.float32),
+      "selected": np.broadcast_to(np.arange(grid[1]) % 2 == 0, grid),
+    }
+  )
+  chat = MarkedChat(ByteTokenizer())
+  signal = StepRewards(ProcessRewards(config, chat, MODEL, mesh, 1.0, None, rows=4))
+  context = BatchContext(1, None, sequences, packed, None, None)
+
+  def columns(given):
+    return signal(context, {}, given).columns
+
+  steps = (packed.weights > 0) & batch.columns["selected"]
+  # Members of a group of two gain 1 more or less than the other.
+  expected = np.where(steps, np.where(packed.segment_ids % 2 == 1, -0.5, 0.5), 0)
+  np.testing.assert_allclose(columns(batch)["token_rewards"], expected, atol=1e-6)
+  assert trace(columns, batch)["token_rewards"].shape == grid
 
 
 def _by_hand(tmp_path, sequences):
@@ -85,10 +116,10 @@ def test_metrics_that_only_some_updates_have_are_means_over_those():
 @pytest.mark.filterwarnings("error")
 def test_a_batch_without_steps_has_no_metrics_of_steps(tmp_path):
   scorer, packed = _scorer(tmp_path)
-  batch = packed(sequences := to_sequences(episodes()))
+  batch = packed(to_sequences(episodes()))
   batch = dataclasses.replace(batch, weights=np.zeros_like(batch.weights))
   zeros = np.zeros(batch.token_ids.shape, np.float32)
-  rewards, metrics = scorer.score(batch, sequences, zeros, zeros)
+  rewards, metrics = scorer.score(batch, batch, zeros, zeros)
   assert metrics == {} and not rewards.any()
 
 

@@ -1,5 +1,6 @@
 """Learning from teachers: who is asked about what, and what the update makes of the answers."""
 
+import contextlib
 import dataclasses
 import functools
 import shutil
@@ -23,12 +24,15 @@ from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.signals.teacher import (
   TeacherConfig,
   TeacherHead,
+  Teachers,
   TeacherTargets,
   kept_places,
   load_teacher,
   route,
   teacher_divergences,
 )
+from agentjax.text import ByteTokenizer
+from agentjax.text.chat import MarkedChat
 from agentjax.training import OptimizerConfig
 from agentjax.training.build import build_parts
 from agentjax.training.experiment import PhaseConfig, resolve
@@ -36,6 +40,7 @@ from agentjax.training.learner import Learner
 from agentjax.trajectory.builder import token_paths
 from agentjax.trajectory.packing import pack, to_sequences, without_prompt
 from agentjax.trajectory.store import StoreWriter, read_store
+from tests.signals.tracing import trace
 from tests.text.folders import XML_TEMPLATE, write_vocabulary
 from tests.training.stages import extensions, staged_experiment
 from tests.training.teachers import MODEL, WIDER, episodes, save_policy
@@ -86,6 +91,38 @@ def test_each_teacher_is_asked_about_its_own_data_sets(tmp_path):
     theirs = first if trajectory.source == "sums" else second
     np.testing.assert_allclose(ours["log_probs"][1:], theirs.log_probs, atol=2e-5)
   assert len({learner.signals["teacher"].teachers[i].identity for i in range(2)}) == 2
+
+
+def test_scores_of_several_teachers_are_joined_on_the_mesh(tmp_path, monkeypatch):
+  configs = []
+  for name, model, seed in (("wide", WIDER, 1), ("plain", MODEL, 2)):
+    save_policy(tmp_path / name, model, seed=seed)
+    configs.append(TeacherConfig(str(tmp_path / name)))
+  routed = dataclasses.replace(configs[0], sources=("sums",)), configs[1]
+  mesh, chat = make_mesh(MeshConfig(), jax.devices()[:1]), MarkedChat(ByteTokenizer())
+  rows = functools.partial(pack, row_length=64, pad_id=0, rows=4)
+  wide, plain, together = (
+    Teachers(own, chat, MODEL, mesh, 1.0, rows, 4) for own in ([configs[0]], [configs[1]], routed)
+  )
+  settings = DistillationConfig(form="top_k", candidates="teacher", top_k=3)
+  sequences = to_sequences(episodes(sources=("digits", "sums")))
+  batch = rows(sequences)
+
+  def scores(teachers, placed=None):
+    return teachers.ask(settings, None, batch, sequences, placed)
+
+  found, by_wide, by_plain = map(scores, (together, wide, plain))
+  of_sums = np.array([False, *(s.source == "sums" for s in sequences)])[batch.segment_ids]
+  inside = (batch.segment_ids > 0) & (batch.positions > 0)
+  for name in ("ids", "candidates"):
+    expected = np.where(of_sums[..., None], by_wide[name], by_plain[name])
+    np.testing.assert_allclose(found[name][inside], expected[inside], atol=2e-5)
+    assert not found[name][batch.segment_ids == 0].any()
+  with jax.set_mesh(mesh):
+    monkeypatch.setattr(jax, "set_mesh", lambda _: contextlib.nullcontext())  # it is set
+    for teachers in (together, wide):
+      traced = trace(functools.partial(scores, teachers), batch)
+      assert traced["ids"].shape == (*batch.token_ids.shape, 3)
 
 
 def test_a_source_without_a_teacher_is_named():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from agentjax.objectives.segments import sequence_units, unit_min
 from agentjax.signals.reward_parts import check_turn_rewards
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column
-from agentjax.trajectory.packing import PackedSequence, PackingError, at_turn_ends, repack
+from agentjax.trajectory.packing import PackedSequence, PackingError, at_turn_ends
 from agentjax.trajectory.record import Trajectory
+
+Array = jax.Array
 
 STAGES = Column("stages", "int32", "Stage of the token; -1 outside all.", fill=-1, in_loss=False)
 STAGE_REWARDS = Column(
@@ -64,14 +70,24 @@ class StageRewards(Signal):
     return [at_turn_ends(one, STAGE_PAID.name, by_turn) for one, by_turn in paid], {}
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
-    del networks, batch
-    rewards, known, stages = stage_rewards(context.sequences, self._stages, context.packed)
+    del networks
+    check_stages(context.sequences, self._stages)
+    rewards, known, stages = stage_rewards(batch, stages=self._stages)
     return Result({STAGE_REWARDS.name: rewards, STAGES_KNOWN.name: known, STAGES.name: stages})
 
 
-def stage_rewards(
-  sequences: Sequence[PackedSequence], stages: int, batch: Batch
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def check_stages(sequences: Sequence[PackedSequence], stages: int) -> None:
+  """Raises PackingError for a sequence with more turns than stages."""
+  for sequence in sequences:
+    last = int(sequence.turns[sequence.versions >= 0].max(initial=0))
+    if last >= stages:
+      raise PackingError(
+        f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
+      )
+
+
+@functools.partial(jax.jit, static_argnames="stages")
+def stage_rewards(batch: Batch, *, stages: int) -> tuple[Array, Array, Array]:
   """Turns as stages: float32 [N, stages] rewards, bool [N, stages] known, int32 [B, T] stages.
 
   N are the places of the batch. A sequence's last turn is the last stage, whatever its number, and
@@ -79,23 +95,18 @@ def stage_rewards(
   judged. Tokens that the policy did not draw have stage -1.
 
   Args:
-    sequences: what was packed, with the column ``stage_paid``.
+    batch: with the column ``stage_paid``; it passes ``check_stages``.
     stages: at least as many as any sequence has turns.
-    batch: of all ``sequences``.
   """
-  rewards = np.zeros((batch.num_sequences, stages), np.float32)
-  known, columns = np.zeros(rewards.shape, bool), []
-  for i, sequence in enumerate(sequences):
-    drawn = sequence.versions >= 0
-    last = int(sequence.turns[drawn].max(initial=0))
-    if last >= stages:
-      raise PackingError(
-        f"the sequence ({sequence.name}) has {last + 1} turns for {stages} stages."
-      )
-    columns.append(np.where(drawn, np.where(sequence.turns < last, sequence.turns, stages - 1), -1))
-    paid = sequence.column(STAGE_PAID.name)
-    judged = ~np.isnan(paid) & (sequence.turns < last)
-    np.add.at(rewards[i], sequence.turns[judged], paid[judged])
-    known[i, sequence.turns[judged]] = True
-    rewards[i, -1], known[i, -1] = sequence.reward, sequence.valid
-  return rewards, known, repack(columns, batch.segment_ids, fill=-1).astype(np.int32)
+  drawn, turns = batch.versions >= 0, batch.turns
+  units = sequence_units(batch.segment_ids)
+  # A maximum as a minimum; whole numbers of this size are exact in float32.
+  last = -unit_min(-turns.astype(jnp.float32), drawn.astype(jnp.float32), units)
+  early = turns < last
+  paid = batch.column(STAGE_PAID.name)
+  judged = (batch.segment_ids > 0) & early & ~jnp.isnan(paid)
+  cells = jnp.maximum(batch.segment_ids - 1, 0), jnp.where(judged, turns, 0)
+  empty = jnp.zeros((batch.num_sequences, stages), jnp.float32)
+  rewards = empty.at[cells].add(jnp.where(judged, paid, 0)).at[:, -1].set(batch.rewards)
+  known = (empty > 0).at[cells].max(judged).at[:, -1].set(batch.valid)
+  return rewards, known, jnp.where(drawn, jnp.where(early, turns, stages - 1), -1)

@@ -27,9 +27,15 @@ from agentjax.objectives.columns import TOKEN_REWARDS
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective, preset
 from agentjax.objectives.preparation import prepare
-from agentjax.rewards.process import log_ratio_rewards, step_sums
+from agentjax.objectives.segments import (
+  broadcast_to_tokens,
+  last_of_unit,
+  sequence_sum,
+  turn_units,
+  unit_sum,
+)
+from agentjax.rewards.process import log_ratio_rewards
 from agentjax.sharding import replicated
-from agentjax.signals.reward_parts import with_selected_weights
 from agentjax.signals.signal import (
   BatchContext,
   Metrics,
@@ -41,7 +47,6 @@ from agentjax.signals.signal import (
 )
 from agentjax.signals.teacher import TeacherConfig, Teachers, load_teacher
 from agentjax.text.chat import Chat
-from agentjax.training import processes
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.passes import make_ready, run_update
 from agentjax.training.state import (
@@ -55,7 +60,7 @@ from agentjax.training.state import (
 from agentjax.training.update import UpdateSettings, make_update
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import TEACHER_COLUMNS, Column
-from agentjax.trajectory.packing import PackedSequence, repack, unpack
+from agentjax.trajectory.packing import PackedSequence
 from agentjax.trajectory.record import Trajectory
 
 if TYPE_CHECKING:
@@ -245,6 +250,7 @@ class ProcessRewards:
     batch: Batch,
     sequences: Sequence[PackedSequence],
     own: Any,
+    placed: Batch | None = None,
   ) -> Any:
     """[B, T] of the policy that the config names, or ``own``, the run's, where it names none.
 
@@ -253,49 +259,35 @@ class ProcessRewards:
       batch: rows of the sequences, on the host.
       sequences: what was packed.
       own: [B, T]; may be None where the config names another.
+      placed: the batch on the mesh, as ``Teachers.ask`` has it.
     """
     policy = self._policies[name]
     if policy is not None:
       bare = batch.without(*TEACHER_COLUMNS)  # what another teacher said is not its answer
-      return policy.ask(DistillationConfig(), None, bare, sequences)["log_probs"]
+      return policy.ask(DistillationConfig(), None, bare, sequences, placed)["log_probs"]
     assert own is not None
     return own
 
   def score(
-    self,
-    batch: Batch,
-    sequences: Sequence[PackedSequence],
-    model_log_probs: np.ndarray,
-    reference_log_probs: np.ndarray,
-  ) -> tuple[np.ndarray, dict[str, float]]:
-    """float32 [B, T], the reward of each step on its last token, and metrics.
+    self, packed: Batch, batch: Batch, model_log_probs: Any, reference_log_probs: Any
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Float32 [B, T], the reward of each step on its last token, and metrics, all on the mesh.
 
     Args:
-      batch: rows of the sequences, on the host.
-      sequences: what was packed.
+      packed: the batch on the host. Where it has no weights there are no steps and no metrics.
+      batch: the same on the mesh, with the columns of the signals before.
       model_log_probs, reference_log_probs: [B, T], of ``log_probs``.
     """
-    gains = log_ratio_rewards(model_log_probs, reference_log_probs, beta=self.config.beta)
-    cut = (gains, batch.weights, batch.turns)
-    parts = zip(*(unpack(x, batch.segment_ids, len(sequences)) for x in cut), strict=True)
-    steps = [_steps(*part, per=self.config.per) for part in parts]
-    if self.config.centre == "leave_one_out":
-      off = _means_of_others(
-        [paid for _, paid in steps],
-        np.asarray(batch.groups)[: len(steps)],
-        np.asarray(batch.valid)[: len(steps)],
-      )
-      steps = [(places, paid - o) for (places, paid), o in zip(steps, off, strict=True)]
-    rewards = []
-    for sequence, (places, paid) in zip(sequences, steps, strict=True):
-      one = np.zeros(len(sequence), np.float32)
-      one[places] = paid
-      rewards.append(one)
-    every = np.concatenate([paid for _, paid in steps])
-    metrics = {}
-    if every.size:
-      metrics = {"process/step": float(every.mean()), "process/step_std": float(every.std())}
-    return repack(rewards, batch.segment_ids), metrics
+    config = self.config
+    rewards, metrics = step_rewards(
+      batch,
+      model_log_probs,
+      reference_log_probs,
+      beta=config.beta,
+      per=config.per,
+      centre=config.centre,
+    )
+    return rewards, metrics if np.any(packed.weights) else {}
 
 
 class RewardModel:
@@ -412,21 +404,18 @@ class StepRewards(Signal):
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
     packed, sequences = context.packed, context.sequences
     own = batch.columns.get("reference_log_probs")
-    reference = self.rewards.log_probs("reference", packed, sequences, own)
+    reference = self.rewards.log_probs("reference", packed, sequences, own, batch)
     changed: dict[str, Any] = {}
     learnt: dict[str, float] = {}
     online = self.rewards.config.online
     if online is None or self.model is None:
       policy = batch.columns.get("old_log_probs", batch.behaviour_log_probs)
-      model = self.rewards.log_probs("model", packed, sequences, policy)
+      model = self.rewards.log_probs("model", packed, sequences, policy, batch)
     else:
       trained = networks[REWARD_MODEL]
       trained, model, learnt = self.model.learn(online, trained, batch, context, reference)
       changed[REWARD_MODEL] = trained
-    # In float64, which the mesh does not have.
-    scored = (np.asarray(processes.local_copy(x)) for x in (model, reference))
-    credited = with_selected_weights(packed, batch)
-    token_rewards, metrics = self.rewards.score(credited, sequences, *scored)
+    token_rewards, metrics = self.rewards.score(packed, batch, model, reference)
     return Result({"token_rewards": token_rewards}, changed, metrics | learnt)
 
 
@@ -455,28 +444,49 @@ def load_start(
   return loaded.params
 
 
-def _steps(
-  gains: np.ndarray, weights: np.ndarray, turns: np.ndarray, *, per: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """The last token of every step of a sequence, and the step's reward."""
-  places = np.flatnonzero(weights > 0)
-  if per == "token":
-    return places, gains[places]
-  paid = step_sums(gains, np.where(weights > 0, turns, -1))
-  last = np.flatnonzero(np.append(turns[places][1:] != turns[places][:-1], True)[: len(places)])
-  ends = places[last]
-  return ends, paid[turns[ends]]
+@functools.partial(jax.jit, static_argnames=("beta", "per", "centre"))
+def step_rewards(
+  batch: Batch,
+  model_log_probs: jax.Array,
+  reference_log_probs: jax.Array,
+  *,
+  beta: float,
+  per: Literal["token", "turn"],
+  centre: Literal["none", "leave_one_out"],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """See ``ProcessRewards.score``; ``beta``, ``per`` and ``centre`` as in ProcessConfig.
+
+  Tokens that another signal has not ``selected`` belong to no step, as they have no weight later.
+  """
+  weights = jnp.where(batch.columns.get("selected", True), batch.weights, 0)
+  ends = weights > 0
+  paid = jnp.where(ends, log_ratio_rewards(model_log_probs, reference_log_probs, beta=beta), 0)
+  if per == "turn":
+    units = turn_units(batch.segment_ids, batch.turns)
+    ends = last_of_unit(weights, units)
+    paid = jnp.where(ends, unit_sum(paid, units), 0)
+  if centre == "leave_one_out":
+    off = broadcast_to_tokens(_means_of_others(paid, ends, batch), batch.segment_ids)
+    paid = jnp.where(ends, paid - off, 0)
+  count = jnp.maximum(jnp.sum(ends), 1)
+  mean = jnp.sum(paid) / count
+  variance = jnp.sum(jnp.where(ends, jnp.square(paid - mean), 0)) / count
+  return paid, {"process/step": mean, "process/step_std": jnp.sqrt(variance)}
 
 
-def _means_of_others(
-  steps: Sequence[np.ndarray], groups: np.ndarray, valid: np.ndarray
-) -> list[float]:
-  """For every sequence the mean over the others of its group of their mean step."""
-  means = np.array([paid.mean() if paid.size else np.nan for paid in steps])
-  known = valid & ~np.isnan(means)
-  result = []
-  for i, group in enumerate(groups):
-    others = known & (groups == group)
-    others[i] = False
-    result.append(float(means[others].mean()) if others.any() else 0.0)
-  return result
+def _means_of_others(paid: jax.Array, ends: jax.Array, batch: Batch) -> jax.Array:
+  """[N], for every sequence the mean over the others of its group of their mean step.
+
+  0 without others. A sequence that is not valid, or has no step, is nobody's other.
+  """
+  places = batch.num_sequences
+  count = sequence_sum(ends.astype(paid.dtype), batch.segment_ids, places)
+  means = sequence_sum(paid, batch.segment_ids, places) / jnp.maximum(count, 1)
+  known = batch.valid & (count > 0) & ~jnp.isnan(means)
+  groups = jnp.maximum(batch.groups, 0)  # unused places have -1, and are not known
+
+  def of_others(values: jax.Array) -> jax.Array:
+    return jax.ops.segment_sum(values, groups, places)[groups] - values
+
+  others = of_others(known.astype(paid.dtype))
+  return jnp.where(others > 0, of_others(jnp.where(known, means, 0)) / jnp.maximum(others, 1), 0)

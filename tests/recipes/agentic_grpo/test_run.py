@@ -8,15 +8,16 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.objectives import ObjectiveConfig
 from agentjax.recipes.agentic_grpo import StagedConfig
-from agentjax.recipes.agentic_grpo.rewards import StageRewards, stage_rewards
+from agentjax.recipes.agentic_grpo.rewards import StageRewards
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.signals.signal import StepContext, order_signals
+from agentjax.signals.signal import BatchContext, StepContext, order_signals
 from agentjax.training import Experiment, Run
 from agentjax.training.journal import JournalReader
 from agentjax.training.metrics import read_metrics
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import PackingError, pack, to_sequences
 from agentjax.trajectory.record import Reward
+from tests.signals.tracing import trace
 from tests.training.stages import (
   GROUP,
   PaidDigits,
@@ -41,7 +42,8 @@ def _episode(paid, total, sample=0):
   return builder.build(reward=value, turn_rewards={"x": rewards})
 
 
-def test_the_last_turn_is_the_last_stage_however_many_there_were():
+def _staged_batch():
+  """A signal of four stages, and the context and batch of three episodes that it has seen."""
   signal = StageRewards("x", 4)
   order_signals([signal])  # registers its columns
   episodes = [
@@ -51,7 +53,12 @@ def test_the_last_turn_is_the_last_stage_however_many_there_were():
   ]
   sequences = to_sequences(signal.observe(StepContext(1, None), episodes)[0])
   batch = pack(sequences, row_length=32, pad_id=0)
-  rewards, known, stages = stage_rewards(sequences, 4, batch)
+  return signal, BatchContext(1, None, sequences, batch, None, None), batch
+
+
+def test_the_last_turn_is_the_last_stage_however_many_there_were():
+  signal, context, batch = _staged_batch()
+  rewards, known, stages = signal(context, {}, batch).columns.values()
   np.testing.assert_allclose(rewards[0], [0.1, 0, 0, 9], atol=1e-7)
   np.testing.assert_array_equal(known[0], [True, False, False, True])
   np.testing.assert_array_equal(known[1], [False, False, False, True])
@@ -59,7 +66,17 @@ def test_the_last_turn_is_the_last_stage_however_many_there_were():
   own = np.asarray(stages)[np.asarray(batch.segment_ids) == 1]
   np.testing.assert_array_equal(own, [-1, -1, 0, 0, -1, 1, 1, -1, 3, 3, -1])
   with pytest.raises(PackingError, match="3 turns for 2 stages"):
-    stage_rewards(sequences, 2, batch)
+    StageRewards("x", 2)(context, {}, batch)
+
+
+def test_stages_are_computed_where_the_batch_is():
+  signal, context, batch = _staged_batch()
+  traced = trace(lambda given: signal(context, {}, given).columns, batch)
+  assert {k: (v.shape, v.dtype.name) for k, v in traced.items()} == {
+    "stage_rewards": ((3, 4), "float32"),
+    "stages_known": ((3, 4), "bool"),
+    "stages": (batch.token_ids.shape, "int32"),
+  }
 
 
 def _settings(**staged):
