@@ -1,1 +1,5 @@
-"""AgentPRM (2511.08325): promise and progress of steps, and the loss of a model of them."""
+"""AgentPRM (2511.08325): a model of the promise of turns, whose differences pay the policy."""
+
+from agentjax.recipes.agent_prm.signal import AgentPrmConfig
+
+__all__ = ["AgentPrmConfig"]

@@ -10,111 +10,34 @@ import optax
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.models import ModelConfig, forward
+from agentjax.models import forward
 from agentjax.models.heads import values
 from agentjax.objectives import preset
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.spa_rl import ProgressConfig
-from agentjax.recipes.spa_rl.progress import (
-  PROGRESS,
-  ProgressEstimator,
-  grounded_turns,
-  pay_where_weighted,
-)
+from agentjax.recipes.spa_rl.progress import grounded_turns, pay_where_weighted
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.sharding import MeshConfig, make_mesh
-from agentjax.signals.signal import BatchContext, SignalTools, StepContext, order_signals
-from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import PhaseConfig
 from agentjax.training.metrics import read_metrics
-from agentjax.training.optimizer import build_optimizer
-from agentjax.training.rows import MeshRows
-from agentjax.training.state import init_state, network_specs, state_shardings
-from agentjax.trajectory.builder import TrajectoryBuilder
-from agentjax.trajectory.packing import pack, to_sequences, unpack
+from agentjax.trajectory.packing import to_sequences
 from agentjax.trajectory.record import Reward, Status, ToolRecord
+from tests.recipes.reader_signal import MODEL, TOKENIZER, SignalSetup, by_turn, make_episode
 from tests.training.stages import fingerprints, run, staged_experiment, train_until_killed
 
 _CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
-_MODEL = ModelConfig(
-  vocab_size=264, d_model=16, pattern="*-", num_heads=2, num_kv_heads=2, head_dim=8, d_mlp=32
-).freeze()
-_TOKENIZER = ByteTokenizer()
 
 
-def _episode(turns, reward, sample=0, *, weights=None, answers=None):
-  """A prompt, and turns of the texts with what was answered to each but the last."""
-  builder = TrajectoryBuilder(step=1, task_id=0, sample=sample, source="x")
-  builder.append("user", _TOKENIZER.encode("go"))
-  for i, text in enumerate(turns):
-    ids = _TOKENIZER.encode(text)
-    own = None if weights is None else [weights[i]] * len(ids)
-    builder.append_sampled(ids, [-1.0] * len(ids), [1.0] * len(ids), 0, weights=own)
-    if i + 1 < len(turns):
-      builder.append("user", _TOKENIZER.encode("Done." if answers is None else answers[i]))
-  return builder.build(reward=Reward(reward))
-
-
-class _Setup:
-  """The signal outside of a run: its network, and what it says of episodes."""
-
-  def __init__(self, *, rows=2, row_length=64, **settings):
-    self.mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    self.rows, self.row_length = rows, row_length
-    tools = SignalTools(_MODEL, _TOKENIZER.token_bytes(), self.mesh, self._pack, rows)
-    settings.setdefault("optimizer", OptimizerConfig(learning_rate=1e-2))
-    self.config = ProgressConfig(**settings)
-    self.config.validate()
-    self.signal = ProgressEstimator(self.config, tools)
-    order_signals([self.signal])  # registers its columns, as a run does
-    self.cut = MeshRows(self.mesh, rows)
-
-  def _pack(self, sequences):
-    return pack(sequences, row_length=self.row_length, pad_id=0, rows=4)
-
-  def network(self, head=None):
-    """As a stage begins; ``head`` seeds a head that is not 0."""
-    optimizer = build_optimizer(OptimizerConfig(), 1, network_specs(_MODEL, critic=False))
-    further = self.signal.networks
-    placed = state_shardings(
-      _MODEL, optimizer, self.mesh, critic=False, reference=False, further=further
-    )
-    state = init_state(_MODEL, optimizer, jax.random.key(0), placed, further=further)
-    network = state.networks[PROGRESS]
-    if head is not None:
-      drawn = jax.random.normal(jax.random.key(head), (_MODEL.d_model,))
-      value = dataclasses.replace(network.weights.value, weight=drawn, bias=jnp.float32(0.2))
-      network = network.replace(weights=network.weights.replace(value=value))
-    return network
-
-  def step(self, network, episodes):
-    """The network after the step, the batch with the signal's columns, packed, metrics."""
-    marked, metrics = self.signal.observe(StepContext(1, None), episodes)
-    sequences = to_sequences(marked)
-    packed = self._pack(sequences)
-    context = BatchContext(1, None, sequences, packed, None, self.cut)
-    batch = self.cut.place(packed)
-    network = jax.tree.map(jnp.copy, network)  # a step takes its buffers over
-    said = self.signal(context, {PROGRESS: network}, batch)
-    columns = {k: self.cut.place_column(k, v) for k, v in said.columns.items()}
-    batch = batch.with_columns(columns)
-    learnt = self.signal.learn(context, {PROGRESS: network}, batch, None)
-    found = {k: float(v) for k, v in {**metrics, **said.metrics, **learnt.metrics}.items()}
-    return learnt.networks.get(PROGRESS, network), batch, packed, found
-
-
-def _by_turn(batch, packed, count, name="token_rewards"):
-  """Of each sequence what its tokens are paid, where that is not 0."""
-  parts = unpack(batch.columns[name], packed.segment_ids, count)
-  return [part[part != 0] for part in parts]
+def _setup(*, rows=2, row_length=64, **settings):
+  settings.setdefault("optimizer", OptimizerConfig(learning_rate=1e-2))
+  return SignalSetup(ProgressConfig(**settings), rows=rows, row_length=row_length)
 
 
 def test_a_turn_is_grounded_unless_the_world_refused_it():
   refused = "Nothing happens."
-  episode = _episode(["a", "b", "c"], 1.0, answers=["You go on.", refused])
-  pieces, texts = _TOKENIZER.token_bytes(), ("Nothing happens",)
+  episode = make_episode(["a", "b", "c"], 1.0, answers=["You go on.", refused])
+  pieces, texts = TOKENIZER.token_bytes(), ("Nothing happens",)
   drawn = [i for i, s in enumerate(episode.segments) if s.sampled.any()]
   assert grounded_turns(episode, pieces, texts) == dict(zip(drawn, [1.0, 0.0, 1.0], strict=True))
   assert set(grounded_turns(episode, pieces, ()).values()) == {1.0}
@@ -135,10 +58,10 @@ def test_a_turn_without_weight_is_paid_on_the_token_before_it():
 
 def test_turns_are_paid_contribution_and_grounding_by_hand():
   episodes = [
-    _episode(["ab", "c", "de"], 1.0, answers=["Nothing happens.", "Done."]),
-    _episode(["x"], 0.0, sample=1),
+    make_episode(["ab", "c", "de"], 1.0, answers=["Nothing happens.", "Done."]),
+    make_episode(["x"], 0.0, sample=1),
   ]
-  setup = _Setup(grounding=0.5)
+  setup = _setup(grounding=0.5)
   network = setup.network(head=3)
   _, batch, packed, metrics = setup.step(network, episodes)
   sequences = to_sequences(episodes)
@@ -146,12 +69,12 @@ def test_turns_are_paid_contribution_and_grounding_by_hand():
   for one in sequences:
     ids = jnp.asarray(one.token_ids)[None]
     places = jnp.arange(len(one))[None]
-    hidden = forward(network.weights.policy, _MODEL, ids, jnp.ones_like(ids), places).hidden
+    hidden = forward(network.weights.policy, MODEL, ids, jnp.ones_like(ids), places).hidden
     head = np.asarray(values(network.weights.value, hidden))[0]
     drawn = one.versions >= 0
     ends = [np.flatnonzero(drawn & (one.turns == k))[-1] for k in sorted(set(one.turns[drawn]))]
     contributions.append(head[ends])
-  paid = _by_turn(batch, packed, 2)
+  paid = by_turn(batch, packed, 2)
   np.testing.assert_allclose(paid[0], contributions[0] + [0, 0.5, 0.5], atol=1e-5)
   np.testing.assert_allclose(paid[1], contributions[1] + 0.5, atol=1e-5)
   errors = [abs(c.sum() - r) for c, r in zip(contributions, (1.0, 0.0), strict=True)]
@@ -160,7 +83,7 @@ def test_turns_are_paid_contribution_and_grounding_by_hand():
   assert metrics["spa_rl/grounded"] == 0.75
   # Nothing is left for the end, or what the contributions miss.
   np.testing.assert_array_equal(batch.rewards[:2], [0, 0])
-  whole = _Setup(grounding=0.5, residual="paid")
+  whole = _setup(grounding=0.5, residual="paid")
   _, batch, _, _ = whole.step(whole.network(head=3), episodes)
   left = [r - c.sum() for c, r in zip(contributions, (1.0, 0.0), strict=True)]
   np.testing.assert_allclose(batch.rewards[:2], left, atol=1e-5)
@@ -169,10 +92,10 @@ def test_turns_are_paid_contribution_and_grounding_by_hand():
 def test_the_step_is_that_of_the_squared_error_of_the_sums():
   random = np.random.default_rng(0)
   episodes = [
-    _episode(["".join(random.choice(list("abcd"), 3)) for _ in range(1 + i % 3)], i % 2, i)
+    make_episode(["".join(random.choice(list("abcd"), 3)) for _ in range(1 + i % 3)], i % 2, i)
     for i in range(5)
   ]
-  setup = _Setup(optimizer=OptimizerConfig(learning_rate=1e-2, clip_norm=None))
+  setup = _setup(optimizer=OptimizerConfig(learning_rate=1e-2, clip_norm=None))
   network = setup.network(head=1)
   sequences = to_sequences(episodes)
 
@@ -180,7 +103,7 @@ def test_the_step_is_that_of_the_squared_error_of_the_sums():
     total = 0.0
     for one in sequences:
       ids = jnp.asarray(one.token_ids)[None]
-      out = forward(weights.policy, _MODEL, ids, jnp.ones_like(ids), jnp.arange(len(one))[None])
+      out = forward(weights.policy, MODEL, ids, jnp.ones_like(ids), jnp.arange(len(one))[None])
       drawn = one.versions >= 0
       last = np.r_[np.flatnonzero(np.diff(np.where(drawn, one.turns, -1)) < 0), len(one) - 1]
       total += (values(weights.value, out.hidden)[0, last].sum() - one.reward) ** 2
@@ -192,8 +115,8 @@ def test_the_step_is_that_of_the_squared_error_of_the_sums():
   assert metrics["spa_rl/grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-3)
   assert float(optax.tree.norm(grads.policy)) > 0
   # Other rows, other order, an episode without a verdict: the same step.
-  other = _Setup(rows=4, row_length=48, optimizer=OptimizerConfig(clip_norm=None))
-  lost = dataclasses.replace(_episode(["zz"], 0.0, 9), reward=Reward.invalid("no verdict"))
+  other = _setup(rows=4, row_length=48, optimizer=OptimizerConfig(clip_norm=None))
+  lost = dataclasses.replace(make_episode(["zz"], 0.0, 9), reward=Reward.invalid("no verdict"))
   _, _, _, again = other.step(other.network(head=1), [*episodes[::-1], lost])
   assert again["spa_rl/loss"] == pytest.approx(metrics["spa_rl/loss"], rel=1e-4)
   assert again["spa_rl/grad_norm"] == pytest.approx(metrics["spa_rl/grad_norm"], rel=1e-3)
@@ -205,16 +128,16 @@ def test_the_turn_that_decides_gets_the_outcome_and_all_contributions_sum_to_it(
 
   def episodes(count):
     texts = random.choice(list("ab"), (count, 4))
-    return [_episode(list(t), float(t[1] == "b"), i) for i, t in enumerate(texts)], texts
+    return [make_episode(list(t), float(t[1] == "b"), i) for i, t in enumerate(texts)], texts
 
   rate = OptimizerConfig(learning_rate=5e-3)
-  setup = _Setup(row_length=128, grounding=0.0, optimizer=rate)
+  setup = _setup(row_length=128, grounding=0.0, optimizer=rate)
   network = setup.network()
   for _ in range(200):
     network, _, _, metrics = setup.step(network, episodes(16)[0])
   held_out, texts = episodes(16)
   _, batch, packed, metrics = setup.step(network, held_out)
-  paid = np.stack(_by_turn(batch, packed, 16))
+  paid = np.stack(by_turn(batch, packed, 16))
   outcomes = (texts[:, 1] == "b").astype(float)
   np.testing.assert_allclose(paid.sum(1), outcomes, atol=0.15)
   assert metrics["spa_rl/error"] < 0.1
@@ -226,14 +149,14 @@ def test_the_turn_that_decides_gets_the_outcome_and_all_contributions_sum_to_it(
   config.advantage.index_set, config.advantage.gae_lambda = "turn", 1.0
   config.advantage.whiten = False
   credit = prepare(batch, config, values=jnp.zeros_like(batch.weights))[0].advantages
-  of_turns = np.stack(_by_turn(batch.with_columns({"token_rewards": credit}), packed, 16))
+  of_turns = np.stack(by_turn(batch.with_columns({"token_rewards": credit}), packed, 16))
   np.testing.assert_allclose(of_turns, paid[:, ::-1].cumsum(1)[:, ::-1], atol=1e-5)
 
 
 def test_while_it_is_fitted_the_policy_is_paid_at_the_end_and_afterwards_it_stands_still():
-  setup = _Setup(fit_steps=1)
+  setup = _setup(fit_steps=1)
   network = setup.network(head=2)
-  episodes = [_episode(["a", "b"], 1.0)]
+  episodes = [make_episode(["a", "b"], 1.0)]
   fitted, batch, _, metrics = setup.step(network, episodes)
   assert metrics["spa_rl/learns"] == 1 and not np.any(batch.columns["token_rewards"])
   assert float(batch.rewards[0]) == 1.0
@@ -255,7 +178,7 @@ def test_while_it_is_fitted_the_policy_is_paid_at_the_end_and_afterwards_it_stan
     ({"grounding": -1.0}, r"grounding=-1\.0"),
     ({"refusals": ("",)}, r"refusals="),
     ({"epochs": 0}, r"epochs=0"),
-    ({"model": _MODEL}, r"start='policy'"),
+    ({"model": MODEL}, r"start='policy'"),
   ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings, named):

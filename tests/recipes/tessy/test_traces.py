@@ -5,33 +5,21 @@ import json
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from agentjax import models
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.config import JsonlConfig
 from agentjax.engine import EngineConfig, SamplingConfig
-from agentjax.files import write_atomically
 from agentjax.recipes.tessy.flow import TessyConfig, WordClassifier
 from agentjax.recipes.tessy.traces import WriterConfig, synthesise_traces
-from agentjax.text import ByteTokenizer
 from agentjax.training import Experiment, Extensions, OptimizerConfig, Run, SupervisedStage
-from agentjax.training.checkpoint import CheckpointStore
 from agentjax.training.experiment import write_experiment
 from agentjax.training.metrics import read_metrics
-from agentjax.training.state import Network, TrainState, Weights
 from agentjax.trajectory.record import Message, Task
+from tests.recipes.table_policy import TABLE_MODEL, save_table_policy
 from tests.training.smoke import quiet
 
-TOKENIZER = ByteTokenizer()
-MODEL = models.ModelConfig(
-  vocab_size=264, d_model=64, pattern="*", num_heads=2, num_kv_heads=2, head_dim=8
-)
-_CERTAIN = 20.0  # logit of a successor; the others' are near 0
 # The student goes on with either kind of word, or ends its thoughts with a dot behind which stands
 # its answer; the teacher writes both in turn and never ends.
 _STUDENT = {
@@ -44,34 +32,10 @@ _CONFIG = TessyConfig(end_of_thoughts=".", max_tokens=60, answer_tokens=8)
 _TASKS = [Task(i, (Message("user", f"{i}?"),), "5", "sums") for i in range(6)]
 
 
-def _save(directory, successors, seed):
-  """A run whose policy writes by a table of successors; "" is the start of a turn, None its end."""
-  special = TOKENIZER.special
-  params = models.init(MODEL, jax.random.key(seed))
-  rng = np.random.default_rng(seed)
-  embedding = rng.normal(size=(264, 64)).astype(np.float32)
-  head = 0.02 * rng.normal(size=(64, 264)).astype(np.float32)
-  for byte, following in successors.items():
-    at = embedding[TOKENIZER.encode(byte)[0] if byte else special.assistant]
-    for after in following or [None]:
-      target = special.end if after is None else TOKENIZER.encode(after)[0]
-      head[:, target] += _CERTAIN * at / 64
-  quiet_blocks = jax.tree.map(lambda x: 0.01 * x, params.groups)
-  params = params.replace(
-    embedding=jnp.asarray(embedding), lm_head=jnp.asarray(head), groups=quiet_blocks
-  )
-  described = MODEL.to_dict()
-  del described["exact_chunk"]
-  identity = {"model": described, "tokenizer": TOKENIZER.fingerprint()}
-  state = TrainState(jnp.zeros((), jnp.int32), {"policy": Network(Weights(params))})
-  CheckpointStore(directory / "checkpoints", 1, identity).save(0, state, {})
-  write_atomically(directory / "config.json", write_experiment(_experiment()))
-
-
 def _experiment(**changes):
   made = Experiment(
     name="tessy",
-    model=dataclasses.replace(MODEL, d_model=16),
+    model=dataclasses.replace(TABLE_MODEL, d_model=16),
     engine=EngineConfig(
       slots=4, max_length=128, chunk_tokens=8, extend_buckets=(64,), extend_rows=(4,), warmup=False
     ),
@@ -93,8 +57,8 @@ def _experiment(**changes):
 @pytest.fixture(scope="module")
 def models_on_disk(tmp_path_factory):
   root = tmp_path_factory.mktemp("models")
-  _save(root / "student", _STUDENT, 0)
-  _save(root / "teacher", _TEACHER, 1)
+  save_table_policy(root / "student", _STUDENT, 0, _experiment())
+  save_table_policy(root / "teacher", _TEACHER, 1, _experiment())
   return root
 
 

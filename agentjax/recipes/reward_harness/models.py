@@ -1,0 +1,167 @@
+"""The models of a ``Harness``, each a ``rewards.judges.Judge``: what they are asked, in our words.
+
+A tool is a prompt: the frozen judge answers it in JSON, and reads the answers of all tools before
+its verdict. The analyser sees the library with the demonstrations that the judge got wrong, and
+answers with edits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentjax.recipes.reward_harness.library import (
+  Analysis,
+  Choice,
+  Demonstration,
+  Edit,
+  Entry,
+  Library,
+  read_sub_agent,
+)
+from agentjax.rewards.judges import (
+  Judge,
+  ask,
+  delimit,
+  last_json_object,
+  material_notice,
+  nonce,
+  question_key,
+)
+from agentjax.trajectory.record import Message
+
+MOST_SHOWN = 8  # wrong demonstrations that the analyser sees, and broken answers of a tool
+
+_VERDICT = (
+  "Think, then end with <answer>{...}</answer> around one JSON object: "
+  '{"preference": "A", "B" or "tie", "score_A_instruction": 1 to 4, "score_B_instruction": 1 to 4, '
+  '"score_A_quality": 1 to 4, "score_B_quality": 1 to 4}'
+)
+_EDITS = (
+  "Propose edits of the library that would correct these verdicts and hold for other answers too. "
+  "They must not depend on the order of the answers. End with one JSON object: "
+  '{"edits": [{"action": "add", "update" or "delete", "kind": "skill" or "tool", "name": "...", '
+  '"text": "..."}]}. A skill is a criterion in words. A tool is a prompt that looks at both '
+  "answers and replies with one JSON object."
+)
+
+
+class HarnessModels:
+  """The four callables of a ``Harness``.
+
+  Args:
+    judge: the frozen judge; it also answers the tools.
+    analyser: proposes edits and repairs tools; None is the judge.
+  """
+
+  def __init__(self, judge: Judge, analyser: Judge | None = None):
+    self._judge = judge
+    self._analyser = analyser or judge
+
+  async def judge(self, library: Library, demonstration: Demonstration, key: int) -> Choice:
+    """The judge's preference with the library; a tie if it cannot be read."""
+    tools = library.of("tool")
+    told = await asyncio.gather(
+      *(self.probe(tool, demonstration, question_key(key, tool.name)) for tool in tools)
+    )
+    answers = [
+      f"{t.name}: {json.dumps(last_json_object(a))}" for t, a in zip(tools, told, strict=True)
+    ]
+    skills = [f"{skill.name}: {skill.text}" for skill in library.of("skill")]
+    parts = ["Which of two answers is better? You judge strictly and fairly."]
+    if skills:
+      parts.append("Judge by these criteria:\n" + "\n".join(skills))
+    if answers:
+      parts.append("Tools have looked at the answers:\n" + "\n".join(answers))
+    reply = await self._ask(self._judge, "\n\n".join(parts), demonstration, _VERDICT, key)
+    return read_sub_agent(reply).preference
+
+  async def probe(self, tool: Entry, demonstration: Demonstration, key: int) -> str:
+    """What a tool answers."""
+    return await self._ask(
+      self._judge, tool.text, demonstration, "Answer with one JSON object.", key
+    )
+
+  async def propose(self, analysis: Analysis) -> list[Edit]:
+    """The analyser's edits; none if its reply cannot be read."""
+    wrong = [outcome for outcome in analysis.outcomes if not outcome.right]
+    order = sorted(
+      wrong,
+      key=lambda o: question_key(analysis.key, o.demonstration.id, o.demonstration.label),
+    )
+    shown = [
+      {
+        "question": one.demonstration.content,
+        "A": one.demonstration.first,
+        "B": one.demonstration.second,
+        "better": one.demonstration.label,
+        "the judge said": one.choice,
+      }
+      for one in order[:MOST_SHOWN]
+    ]
+    library = [{"kind": e.kind, "name": e.name, "text": e.text} for e in analysis.library.entries]
+    text = json.dumps({"library": library, "wrong": shown}, indent=1, ensure_ascii=False)
+    asked = _EDITS + (" Propose at least one tool." if analysis.wants_tool else "")
+    mark = nonce(analysis.key, text)
+    reply = await ask(
+      self._analyser,
+      (
+        Message("system", "You improve a judge of answers. " + material_notice(mark)),
+        Message("user", f"{delimit('verdicts', text, mark)}\n\n{asked}"),
+      ),
+      key=analysis.key,
+    )
+    return read_edits(reply)
+
+  async def repair(self, tool: Entry, broken: Sequence[str], key: int) -> Entry:
+    """The tool with a text of the analyser; as it was if its reply has none."""
+    text = json.dumps({"prompt": tool.text, "answers": list(broken[:MOST_SHOWN])})
+    mark = nonce(key, text)
+    reply = await ask(
+      self._analyser,
+      (
+        Message("system", "You repair prompts. " + material_notice(mark)),
+        Message(
+          "user",
+          f"{delimit('tool', text, mark)}\n\nThese answers of the prompt hold no JSON object. End "
+          'with one JSON object that has a better prompt: {"text": "..."}',
+        ),
+      ),
+      key=key,
+    )
+    found = (last_json_object(reply) or {}).get("text")
+    usable = isinstance(found, str) and found.strip()
+    return Entry("tool", tool.name, found) if usable else tool  # type: ignore[arg-type]
+
+  async def _ask(
+    self, judge: Judge, task: str, demonstration: Demonstration, asked: str, key: int
+  ) -> str:
+    shown = (
+      ("question", json.dumps(demonstration.content, ensure_ascii=False)),
+      ("answer_A", demonstration.first),
+      ("answer_B", demonstration.second),
+    )
+    mark = nonce(key, *(text for _, text in shown))
+    material = "\n\n".join(delimit(name, text, mark) for name, text in shown)
+    messages = (
+      Message("system", f"{task}\n\n{material_notice(mark)}"),
+      Message("user", f"{material}\n\n{asked}"),
+    )
+    return await ask(judge, messages, key=key)
+
+
+def read_edits(reply: str) -> list[Edit]:
+  """The edits of a reply; those that cannot be read are left out."""
+  found: Any = (last_json_object(reply) or {}).get("edits")
+  edits = []
+  for one in found if isinstance(found, list) else ():
+    if not isinstance(one, dict):
+      continue
+    action, kind, name, text = (one.get(k) for k in ("action", "kind", "name", "text"))
+    known = action in ("add", "update", "delete") and kind in ("skill", "tool")
+    named = isinstance(name, str) and name.strip()
+    if known and named and (action == "delete" or (isinstance(text, str) and text.strip())):
+      edits.append(Edit(action, Entry(kind, name, text if isinstance(text, str) else "")))
+  return edits
