@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 
 def promise_and_progress(
-  values: Float[np.ndarray, " steps"],
-  rewards: Float[np.ndarray, " steps"],
+  values: Float[Array, "batch time"],
+  rewards: Float[Array, "batch time"],
+  ends: Bool[Array, "batch time"],
+  segment_ids: Int[Array, "batch time"],
   *,
-  gamma: float = 1.0,
-  gae_lambda: float = 0.95,
-) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-  """AgentPRM's labels: promise ``Q_t = A_t + V_t`` and progress ``A_t``.
+  gamma: float,
+  gae_lambda: float,
+) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+  """AgentPRM's labels of turns: promise ``Q_k = A_k + V_k`` and progress ``A_k``.
 
-  ``A_t = sum_k (gamma lambda)^k d_{t+k}`` with ``d_t = r_t + gamma V_{t+1} - V_t`` and V = 0 after
-  the last step. The defaults are ours; the source's are not known to us.
+  ``A_k = sum_j (gamma lambda)^j d_{k+j}`` with ``d_k = r_k + gamma V_{k+1} - V_k`` and V = 0 after
+  the last turn of a sequence.
 
   Args:
-    values: the present model's V before each step of one rollout.
-    rewards: of each step; usually the outcome at the last and 0 before.
+    values: the present model's V before a turn, at the turn's end.
+    rewards: of a turn, at its end; usually the outcome at the last and 0 before.
+    ends: where a turn ends; what is elsewhere is not read.
+    segment_ids: sequences of a row.
+
+  Returns:
+    Both at the ends of turns, 0 elsewhere.
   """
-  before, paid = np.asarray(values, np.float64), np.asarray(rewards, np.float64)
-  if before.shape != paid.shape:
-    raise ValueError(f"values and rewards need one shape, got {before.shape} and {paid.shape}.")
-  after = np.append(before[1:], 0.0) if before.size else before
-  error = paid + gamma * after - before
-  progress = np.zeros_like(before)
-  running = 0.0
-  for t in reversed(range(before.size)):
-    running = error[t] + gamma * gae_lambda * running
-    progress[t] = running
-  return progress + before, progress
+
+  def earlier(after: tuple[Array, Array, Array], here: tuple[Array, ...]) -> tuple[tuple, Array]:
+    segment, following, running = after
+    value, reward, end, own = here
+    same = own == segment
+    error = reward + gamma * jnp.where(same, following, 0) - value
+    progress = error + gamma * gae_lambda * jnp.where(same, running, 0)
+    now = own, value, progress
+    carried = tuple(jnp.where(end, new, old) for new, old in zip(now, after, strict=True))
+    return carried, jnp.where(end, progress, 0)
+
+  rows = values.shape[0]
+  nothing = jnp.zeros(rows, segment_ids.dtype), jnp.zeros(rows), jnp.zeros(rows)
+  by_time = tuple(x.T for x in (values, rewards, ends, segment_ids))
+  progress = jax.lax.scan(earlier, nothing, by_time, reverse=True)[1].T
+  return jnp.where(ends, progress + values, 0), progress

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, Share, check
@@ -34,6 +33,7 @@ from agentjax.objectives.segments import (
   broadcast_to_tokens,
   last_of_unit,
   sequence_sum,
+  sequence_units,
   turn_units,
 )
 from agentjax.recipes.agent_prm.labels import promise_and_progress
@@ -41,12 +41,10 @@ from agentjax.recipes.agent_prm.loss import promise_progress_loss
 from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
 from agentjax.signals.reward_parts import move_to_weights
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
-from agentjax.training import processes
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column, get_column
-from agentjax.trajectory.packing import repack, unpack
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
@@ -152,6 +150,9 @@ class PromiseModel(Signal):
     assert own.optimizer is not None
     self.adds = (TOKEN_REWARDS, get_column("rewards"), PROMISE_LABELS, PROGRESS_LABELS)
     self._promises = jax.jit(functools.partial(_promises, model=model, rows=tools.rows))
+    self._labels = jax.jit(
+      functools.partial(_labels, gamma=config.gamma, gae_lambda=config.gae_lambda)
+    )
     self._learn = jax.jit(
       functools.partial(
         _update, model=model, optimizer=own.optimizer, beta=config.beta, rows=tools.rows
@@ -161,41 +162,17 @@ class PromiseModel(Signal):
     )
 
   def __call__(self, context: BatchContext, networks: Mapping[str, Any], batch: Batch) -> Result:
+    del context
     with jax.set_mesh(self._tools.mesh):
       promises, ends = self._promises(networks[PROMISE].weights, batch)
       progress, rest, error = _progress(promises, ends, batch)
       paid = move_to_weights(batch.with_columns({TURN_REWARDS.name: progress}))
-    promise, step = self._labels(context, promises, ends, batch.rewards)
+      promise, step = self._labels(promises, ends, batch)
     columns = {PROMISE_LABELS.name: promise, PROGRESS_LABELS.name: step}
     left = rest if self._config.residual == "paid" else jnp.zeros_like(rest)
     return Result(
       {TOKEN_REWARDS.name: paid, "rewards": left, **columns}, metrics={"agent_prm/error": error}
     )
-
-  def _labels(
-    self, context: BatchContext, promises: Array, ends: Array, outcomes: Array
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [B, T] each: Q and A at the ends of turns, 0 elsewhere."""
-    packed, config = context.packed, self._config
-    found = [np.asarray(processes.local_copy(x)) for x in (promises, ends, outcomes)]
-    count = len(context.sequences)
-    cut = (unpack(x, packed.segment_ids, count) for x in found[:2])
-    labels = []
-    for own, places, outcome in zip(*cut, found[2][:count], strict=True):
-      predicted = own[places]
-      both = np.zeros((2, len(own)), np.float32)
-      if predicted.size:
-        rewards = np.zeros(predicted.size)
-        rewards[-1] = outcome
-        both[:, places] = promise_and_progress(
-          np.append(0.0, predicted[:-1]),
-          rewards,
-          gamma=config.gamma,
-          gae_lambda=config.gae_lambda,
-        )
-      labels.append(both)
-    promise, progress = (repack([one[i] for one in labels], packed.segment_ids) for i in (0, 1))
-    return promise, progress
 
   def learn(
     self, context: BatchContext, networks: Mapping[str, Any], batch: Batch, prepared: Any
@@ -255,6 +232,17 @@ def _progress(promises: Array, ends: Array, batch: Batch) -> tuple[Array, Array,
   rest = jnp.where(batch.valid, batch.rewards - sequence_sum(progress, segments, number), 0)
   error = jnp.sum(jnp.where(known, jnp.abs(rest), 0)) / jnp.maximum(jnp.sum(known), 1)
   return progress, rest, error
+
+
+def _labels(
+  promises: Array, ends: Array, batch: Batch, *, gamma: float, gae_lambda: float
+) -> tuple[Array, Array]:
+  """[B, T] each: ``promise_and_progress`` of present values, the outcome paid at the last turn."""
+  segments = batch.segment_ids
+  last = last_of_unit(ends.astype(jnp.float32), sequence_units(segments))
+  rewards = jnp.where(last, broadcast_to_tokens(batch.rewards, segments), 0)
+  before = _before(promises, ends, segments)
+  return promise_and_progress(before, rewards, ends, segments, gamma=gamma, gae_lambda=gae_lambda)
 
 
 def _update(

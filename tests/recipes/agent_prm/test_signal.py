@@ -12,10 +12,10 @@ from agentjax.models import forward
 from agentjax.models.heads import values
 from agentjax.objectives import preset
 from agentjax.recipes.agent_prm import AgentPrmConfig
-from agentjax.recipes.agent_prm.labels import promise_and_progress
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 from agentjax.trajectory.packing import to_sequences, unpack
 from agentjax.trajectory.record import Reward
+from tests.recipes.agent_prm.test_agent_prm import labels
 from tests.recipes.reader_signal import MODEL, SignalSetup, by_turn, make_episode
 
 _CONFIG = pathlib.Path(__file__).parents[3] / "configs" / "agent_prm_sokoban.py"
@@ -84,7 +84,7 @@ def test_labels_and_loss_are_those_of_the_present_values():
   for i, (promised, outcome) in enumerate(zip(promises, _OUTCOMES, strict=True)):
     before, rewards = np.append(0, promised[:-1]), np.zeros(len(promised))
     rewards[-1] = outcome
-    promise, progress = promise_and_progress(before, rewards, gamma=0.9, gae_lambda=0.5)
+    promise, progress = labels(before, rewards, gamma=0.9, gae_lambda=0.5)
     for name, wanted in (("promise_labels", promise), ("progress_labels", progress)):
       np.testing.assert_allclose(by_turn(batch, packed, 3, name)[i], wanted, atol=1e-5)
     losses += list((promised - promise) ** 2 + 2 * (promised - before - progress) ** 2)
