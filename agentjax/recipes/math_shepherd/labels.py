@@ -17,7 +17,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def _text(episode: Trajectory, chat: Chat) -> str | None:
     turn = chat.parse(drawn[0].token_ids.tolist())
   except ValueError:
     return None
-  return None if turn.tool_calls else turn.text
+  return None if turn.calls else turn.text
 
 
 class Completer:
@@ -310,11 +310,9 @@ def _row(solution: Solution, played: list[list[bool | None]]) -> Row:
     "steps": list(solution.steps),
     "completions": played,
   }
-  for kind in ("hard", "soft"):
-    labels = [
-      monte_carlo_labels(np.array([one], np.float64), kind)[0]  # type: ignore[arg-type]
-      for one in played
-    ]
+  kinds: tuple[Literal["hard", "soft"], ...] = ("hard", "soft")
+  for kind in kinds:
+    labels = [monte_carlo_labels(np.array([one], np.float64), kind)[0] for one in played]
     row[kind] = [None if np.isnan(label) else float(label) for label in labels]
   return row
 

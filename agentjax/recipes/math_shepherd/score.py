@@ -10,12 +10,15 @@ of configs/math_shepherd_steps.py. A row of the output has the probability that 
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 from absl import flags
 from rich.console import Console
 
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.recipes.math_shepherd.scores import score_solutions
+from agentjax.recipes.math_shepherd.steps import Aggregate
 from agentjax.training.flags import define_config_flag
 
 _CONFIG = define_config_flag()
@@ -25,7 +28,7 @@ _CHECKPOINT = flags.DEFINE_string(
 )  # fmt: skip
 _SOLUTIONS = flags.DEFINE_string("solutions", None, "Solutions in steps (.jsonl).", required=True)
 _AGGREGATE = flags.DEFINE_enum(
-  "aggregate", "min", ["min", "product", "mean", "last"], "The score of a solution from its steps'."
+  "aggregate", "min", get_args(Aggregate), "The score of a solution from its steps'."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "File to write (.jsonl).", required=True)
 
@@ -41,7 +44,7 @@ def run(argv: list[str]) -> None:
     _OUTPUT.value,
     checkpoint=_CHECKPOINT.value,
     solutions=_SOLUTIONS.value,
-    aggregate=_AGGREGATE.value,
+    aggregate=cast(Aggregate, _AGGREGATE.value),
   )
   Console().print(
     f"{_OUTPUT.value}: scores of {solutions} solutions of {tasks} tasks",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from agentjax.adapters.chat_endpoint.judge import HttpJudge, HttpJudgeConfig
 from agentjax.recipes.math_shepherd.solutions import step_scores, steps_of
-from agentjax.recipes.math_shepherd.steps import solution_score
+from agentjax.recipes.math_shepherd.steps import Aggregate, solution_score
 from agentjax.rewards.graph import Scorer
 from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge, final_answer, retry
 from agentjax.rewards.scorer_config import ScorerConfig
@@ -26,7 +25,7 @@ class MathShepherdConfig(ScorerConfig):
     judge: the endpoint of the model, which tells log-probs.
   """
 
-  aggregate: Literal["min", "product", "mean", "last"] = "min"
+  aggregate: Aggregate = "min"
   judge: HttpJudgeConfig = dataclasses.field(default_factory=HttpJudgeConfig)
 
   def build(self, sandboxes: Sandboxes) -> Scorer:

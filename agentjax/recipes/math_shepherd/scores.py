@@ -7,14 +7,13 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from agentjax.files import write_atomically
 from agentjax.models import score_responses
 from agentjax.recipes.math_shepherd.solutions import Solution, read_solutions, step_scores
-from agentjax.recipes.math_shepherd.steps import solution_score
+from agentjax.recipes.math_shepherd.steps import Aggregate, solution_score
 from agentjax.training.build import Extensions, build_scoring
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.model_pool import Policy, load_policy_with_chat
@@ -46,7 +45,7 @@ def score_solutions(
   *,
   checkpoint: str,
   solutions: str,
-  aggregate: Literal["min", "product", "mean", "last"] = "min",
+  aggregate: Aggregate = "min",
   extensions: Extensions | None = None,
 ) -> tuple[int, int]:
   """Writes a JSONL file with the score of each solution; the best of each task has ``best`` true.

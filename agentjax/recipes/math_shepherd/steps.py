@@ -12,6 +12,7 @@ from jaxtyping import Float
 from agentjax.rewards.judges import question_key
 
 Step = TypeVar("Step")
+Aggregate = Literal["min", "product", "mean", "last"]
 
 
 async def monte_carlo_steps(
@@ -43,9 +44,7 @@ async def monte_carlo_steps(
   return np.array(values, np.float64).reshape(len(steps), completions)
 
 
-def solution_score(
-  steps: Sequence[float] | np.ndarray, how: Literal["min", "product", "mean", "last"] = "min"
-) -> float:
+def solution_score(steps: Sequence[float] | np.ndarray, how: Aggregate = "min") -> float:
   """The score of a solution from those of its steps. "min": a chain is as good as its weakest
   step."""
   values = np.asarray(steps, np.float64)

@@ -48,13 +48,15 @@ def read_demonstrations(path: str | os.PathLike[str]) -> list[Demonstration]:
     prompt, first, second = (
       require_text(row, name, path, line) for name in ("prompt", "first", "second")
     )
-    better, group = row.get("better"), row.get("group")
-    if better not in _BETTER:
-      raise DataError(f"'better' is {better!r}; allowed: {', '.join(_BETTER)}", path, line)
+    label, group = _BETTER.get(str(row.get("better"))), row.get("group")
+    if label is None:
+      raise DataError(
+        f"'better' is {row.get('better')!r}; allowed: {', '.join(_BETTER)}", path, line
+      )
     if group is not None and type(group) is not int:
       raise DataError(f"'group' is {group!r}; allowed: an integer, or none", path, line)
     shown = {"prompt": prompt}
-    found.append(Demonstration(line - 1, shown, first, second, _BETTER[better], group))
+    found.append(Demonstration(line - 1, shown, first, second, label, group))
   return found
 
 

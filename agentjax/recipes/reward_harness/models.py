@@ -155,13 +155,21 @@ class HarnessModels:
 def read_edits(reply: str) -> list[Edit]:
   """The edits of a reply; those that cannot be read are left out."""
   found: Any = (last_json_object(reply) or {}).get("edits")
-  edits = []
-  for one in found if isinstance(found, list) else ():
-    if not isinstance(one, dict):
-      continue
-    action, kind, name, text = (one.get(k) for k in ("action", "kind", "name", "text"))
-    known = action in ("add", "update", "delete") and kind in ("skill", "tool")
-    named = isinstance(name, str) and name.strip()
-    if known and named and (action == "delete" or (isinstance(text, str) and text.strip())):
-      edits.append(Edit(action, Entry(kind, name, text if isinstance(text, str) else "")))
-  return edits
+  return [e for e in map(_edit, found if isinstance(found, list) else ()) if e is not None]
+
+
+def _edit(value: Any) -> Edit | None:
+  if not isinstance(value, dict):
+    return None
+  action: Any = value.get("action")
+  kind: Any = value.get("kind")
+  name: Any = value.get("name")
+  text: Any = value.get("text")
+  if action not in ("add", "update", "delete") or kind not in ("skill", "tool"):
+    return None
+  text = "" if action == "delete" else text
+  if not all(isinstance(x, str) for x in (name, text)) or not name.strip():
+    return None
+  if action != "delete" and not text.strip():
+    return None
+  return Edit(action, Entry(kind, name, text))

@@ -1,6 +1,7 @@
 """Labels of steps by a policy on disk, and a process reward model that learns from them."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -17,10 +18,21 @@ from agentjax.recipes.math_shepherd.scorer import StepScorer
 from agentjax.recipes.math_shepherd.scores import score_solutions
 from agentjax.recipes.math_shepherd.solutions import read_solutions, step_scores
 from agentjax.rewards import RewardConfig
+from agentjax.rewards.config import build_rewards
 from agentjax.rewards.judges import JudgeUnavailableError
-from agentjax.training import Experiment, Extensions, OptimizerConfig, Run, SupervisedStage
+from agentjax.rollout.rescoring import write_store
+from agentjax.training import (
+  Experiment,
+  Extensions,
+  OptimizerConfig,
+  Run,
+  SupervisedStage,
+  load_experiment,
+)
+from agentjax.training.flags import set_field
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Message, Task
+from tests.recipes.reader_signal import TOKENIZER
 from tests.recipes.table_policy import TABLE_MODEL, save_table_policy
 from tests.rewards.judging import run
 from tests.training.smoke import quiet
@@ -112,6 +124,28 @@ def test_a_slip_is_found_by_completions_and_labels_go_on_where_they_stopped(poli
     _label(policy, file, again, labels=LabelConfig(completions=2))
 
 
+def test_episodes_of_one_turn_are_solutions(policy, tmp_path):
+  def stored(task, *turns):
+    builder = TrajectoryBuilder(step=0, task_id=task, sample=0, source="sums")
+    for text in turns:
+      ids = TOKENIZER.encode(text)
+      builder.append("user", TOKENIZER.encode("?"))
+      builder.append_sampled(ids, [0.0] * len(ids), [0.0] * len(ids), 0)
+    return builder.build()
+
+  write_store(tmp_path / "store", [stored(0, "a\n\n5"), stored(1, "a", "5"), stored(2, "w\n5")])
+  written = _label(policy, None, tmp_path / "steps", trajectories=str(tmp_path / "store"))
+  rows = _rows(tmp_path / "steps" / "labels.jsonl")
+  assert [(row["id"], row["task"], row["steps"]) for row in rows] == [
+    (0, 0, ["a", "5"]),
+    (2, 2, ["w", "5"]),
+  ]
+  assert (written.steps, written.right) == (4, 2)
+  write_store(tmp_path / "other", [stored(1, "a", "5")])
+  with pytest.raises(DataError, match="none of 1 episodes is a solution"):
+    _label(policy, None, tmp_path / "none", trajectories=str(tmp_path / "other"))
+
+
 @pytest.mark.parametrize(
   "row, named",
   [
@@ -176,6 +210,17 @@ def test_a_solution_is_scored_by_its_steps(monkeypatch):
 
 async def _no_time(seconds):
   """Does not wait."""
+
+
+def test_the_config_is_valid_and_a_run_takes_the_scorer_by_flags():
+  load_experiment(pathlib.Path(__file__).parents[3] / "configs/math_shepherd_steps.py").validate()
+  experiment = Experiment()
+  way = ["reward", "settings", "steps"]
+  set_field(experiment, ["reward", "parts"], "steps")
+  set_field(experiment, way, "agentjax.recipes.math_shepherd:MathShepherdConfig")
+  set_field(experiment, [*way, "judge", "base_url"], "http://a:8000/v1")
+  set_field(experiment, [*way, "judge", "model"], "one")
+  assert build_rewards(experiment.reward).part_names == ("steps",)
 
 
 @pytest.mark.slow
