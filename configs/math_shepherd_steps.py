@@ -1,13 +1,14 @@
 r"""A process reward model learns from steps that completions have labelled (Math-Shepherd).
 
-  python -m agentjax.recipes.math_shepherd.label --config=configs/quickstart.py \
-      --checkpoint=runs/quickstart --solutions=solutions.jsonl --output=runs/steps
+  python -m agentjax.recipes.math_shepherd.label --config=CONFIG \
+      --checkpoint=runs/policy --solutions=solutions.jsonl --output=runs/steps
   python -m agentjax.train --config=configs/math_shepherd_steps.py --workdir=runs/math_shepherd
-  python -m agentjax.recipes.math_shepherd.score --config=configs/quickstart.py \
+  python -m agentjax.recipes.math_shepherd.score --config=CONFIG \
       --checkpoint=runs/math_shepherd --solutions=others.jsonl --output=scores.jsonl
 
 2312.08935: it reads a question with the steps so far and says whether the last one is right; the
-loss is a language model's on that verdict. ``solutions.jsonl`` has the rows that
+loss is a language model's on that verdict. CONFIG has tasks that one turn of text solves without
+tools, and ``runs/policy`` is a run of it. ``solutions.jsonl`` has the rows that
 ``agentjax.recipes.math_shepherd.label`` describes. Model, sizes and rates are ours, and solutions
 that are longer than a row need other ones. No figures yet.
 """

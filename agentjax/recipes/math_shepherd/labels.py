@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentjax.config import Config, ConfigError, PositiveInt
+from agentjax.config import Config, ConfigError, PositiveInt, check
 from agentjax.data.synthesis_folder import (
   Report,
   Row,
@@ -126,6 +126,12 @@ def label_solutions(
   if (solutions is None) == (trajectories is None):
     raise ConfigError("give either --solutions=FILE or --trajectories=RUN.")
   scoring = build_scoring(experiment, extensions or Extensions())
+  check(
+    not scoring.world.tools,
+    "config.tools.names",
+    tuple(tool.name for tool in scoring.world.tools),
+    "(), because steps are lines of one turn; config.rollout.sampler='monte_carlo' labels turns",
+  )
   tasks = {task.id: task for task in (*scoring.tasks.train, *scoring.tasks.test)}
   pool, runner = ModelPool(experiment), LoopThread()
   try:

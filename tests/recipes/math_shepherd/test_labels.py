@@ -21,6 +21,7 @@ from agentjax.rewards import RewardConfig
 from agentjax.rewards.config import build_rewards
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.rollout.rescoring import write_store
+from agentjax.tools import ToolsConfig
 from agentjax.training import (
   Experiment,
   Extensions,
@@ -56,6 +57,7 @@ def _experiment(**changes):
     ),
     reward=RewardConfig(parts=("no_slip",)),
     supervised=SupervisedStage(steps=1),
+    tools=ToolsConfig(names=()),
   )
   made.rollout.answer, made.rollout.max_tokens_per_turn = "text", 4
   made.rollout.max_total_tokens = 64
@@ -166,11 +168,20 @@ def test_solutions_that_do_not_fit_are_refused_with_their_line(tmp_path, row, na
     read_solutions(file, {task.id: task for task in _TASKS})
 
 
-def test_solutions_come_from_one_place(tmp_path):
+def test_solutions_come_from_one_place_and_need_no_tools(tmp_path):
   for more in ({}, {"trajectories": "runs/a"}):
     file = "solutions.jsonl" if more else None
     with pytest.raises(ConfigError, match="either --solutions=FILE or --trajectories=RUN"):
       _label(tmp_path, file, tmp_path / "steps", **more)
+  with pytest.raises(ConfigError, match=r"config\.tools\.names=\('calculator',\); allowed: \(\)"):
+    label_solutions(
+      _experiment(tools=ToolsConfig(names=("calculator",))),
+      tmp_path / "steps",
+      checkpoint=str(tmp_path),
+      solutions="solutions.jsonl",
+      labels=LabelConfig(),
+      extensions=_extensions(),
+    )
 
 
 class _Reader:
