@@ -7,11 +7,12 @@ the tree of them all. A tree is plain data: it becomes JSON and comes back equal
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Generic, Self, TypeVar
 
 FilePath = Annotated[str, "path"]
@@ -110,7 +111,7 @@ class Config:
     checks types and ranges of all fields and descends into nested configs. ``path`` is the dotted
     name for messages.
     """
-    hints = typing.get_type_hints(type(self))
+    hints = type_hints(type(self))
     ranges = field_ranges(type(self))
     for field in dataclasses.fields(self):
       value, where = getattr(self, field.name), f"{path}.{field.name}"
@@ -119,8 +120,9 @@ class Config:
           f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
       for allowed in ranges[field.name]:
-        none = " or none" if _matches(None, hints[field.name]) else ""
-        check(value is None or value in allowed, where, value, f"{allowed}{none}")
+        if value is not None and value not in allowed:
+          none = " or none" if _matches(None, hints[field.name]) else ""
+          check(False, where, value, f"{allowed}{none}")
       check(_within_reach(value), where, value, "finite numbers, whole ones of 64 bits")
       for inner, name in _configs_in(value, where):
         inner.validate(name)
@@ -129,7 +131,7 @@ class Config:
     """Every relative ``FilePath`` becomes absolute, from the working directory; not once frozen."""
     if self.__dict__.get("_frozen", False):
       return
-    hints = typing.get_type_hints(type(self), include_extras=True)
+    hints = type_hints(type(self), include_extras=True)
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       for inner, _ in _configs_in(value, ""):
@@ -198,7 +200,7 @@ class Config:
     """
     if not isinstance(values, dict):
       raise ConfigError(f"{path} must be a mapping of fields, got {type(values).__name__}.")
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     unknown = sorted(set(values) - set(_field_names(cls)))
     if unknown:
       raise ConfigError(
@@ -286,9 +288,13 @@ def differing_fields(present: Any, wanted: Any, path: str) -> Iterator[str]:
     yield f"{path} is {wanted!r} here and {present!r} there"
 
 
-def field_ranges(cls: type) -> dict[str, tuple[Range, ...]]:
+# Read once a class; mypy takes no class for hashable whose instances define a hash.
+type_hints: Callable[..., Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+
+
+def _field_ranges(cls: type) -> Mapping[str, tuple[Range, ...]]:
   """The ranges that annotations name, by field."""
-  hints = typing.get_type_hints(cls, include_extras=True)
+  hints = type_hints(cls, include_extras=True)
   return {
     name: tuple(
       extra
@@ -298,6 +304,9 @@ def field_ranges(cls: type) -> dict[str, tuple[Range, ...]]:
     )
     for name, hint in hints.items()
   }
+
+
+field_ranges: Callable[..., Mapping[str, tuple[Range, ...]]] = functools.cache(_field_ranges)
 
 
 def _field_names(cls: type) -> tuple[str, ...]:

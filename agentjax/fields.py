@@ -16,10 +16,9 @@ import inspect
 import re
 import sys
 import textwrap
-import typing
 from collections.abc import Iterator, Sequence
 
-from agentjax.config import Config, ConfigError, field_ranges
+from agentjax.config import Config, ConfigError, field_ranges, type_hints
 from agentjax.names import Choice, is_own
 from agentjax.training.experiment import Experiment
 from agentjax.training.flags import config_type, describe_hint
@@ -39,7 +38,7 @@ class FieldInfo:
 
 def list_fields(cls: type[Config] = Experiment, path: str = "") -> Iterator[FieldInfo]:
   """The single values of a tree of settings, in order; also those of parts that may be None."""
-  hints, ranges, meanings = typing.get_type_hints(cls), field_ranges(cls), _meanings(cls)
+  hints, ranges, meanings = type_hints(cls), field_ranges(cls), _meanings(cls)
   for field in dataclasses.fields(cls):
     name, hint = f"{path}{field.name}", hints[field.name]
     inner = config_type(hint)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from absl import flags
 
-from agentjax.config import Config, ConfigError, Table
+from agentjax.config import Config, ConfigError, Table, type_hints
 from agentjax.names import Choice, known_names
 from agentjax.training.experiment import Experiment, load_experiment
 
@@ -154,7 +154,7 @@ def _enter(node: Any, part: str, hint: Any, where: str, argument: str) -> Any:
 
 
 def _hint(node: Config, part: str, where: str) -> Any:
-  hints = typing.get_type_hints(type(node))
+  hints = type_hints(type(node))
   if part not in hints:
     shown = f"{where} ({node.chosen})" if isinstance(node, Choice) else where
     raise _no_field(shown, part, hints)
@@ -167,7 +167,7 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
     cls: type = Experiment
     where = name
     for i, part in enumerate(parts):
-      hints = typing.get_type_hints(cls)
+      hints = type_hints(cls)
       if part not in hints:
         raise _no_field(where, part, hints)
       where = f"{where}.{part}"
@@ -179,7 +179,7 @@ def check_overrides(argv: list[str], name: str = "config") -> None:
       cls = nested or cls
 
 
-def _no_field(where: str, part: str, hints: dict[str, Any]) -> ConfigError:
+def _no_field(where: str, part: str, hints: Mapping[str, Any]) -> ConfigError:
   near = difflib.get_close_matches(part, hints, n=3)
   return ConfigError(
     f"{where} has no field {part!r}"
