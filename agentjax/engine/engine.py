@@ -6,12 +6,13 @@ Host programs hold a ``Context`` each; ``engine.scheduler`` gives them slots on 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from agentjax.engine.config import EngineConfig
+from agentjax.engine.config import EngineConfig, SamplingConfig
 from agentjax.engine.context_state import ContextState
 from agentjax.engine.grammar import check_fits
 from agentjax.engine.prefix_cache import Images
@@ -29,6 +30,12 @@ from agentjax.engine.slots import token_array
 from agentjax.engine.store import Snapshot
 from agentjax.models import ModelConfig, Params
 from agentjax.models.stack import stream_kind
+
+
+@functools.lru_cache(maxsize=64)
+def _validate(sampling: SamplingConfig) -> None:
+  """Checks settings once, though every turn brings them."""
+  sampling.validate()
 
 
 class Prefix:
@@ -111,7 +118,7 @@ class Context:
     self.state.check_usable()
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
-    request.sampling.validate()
+    _validate(request.sampling)
     if request.grammar is not None:
       check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
     generation = Generation(
