@@ -15,6 +15,7 @@ from agentjax.engine import EngineConfig
 from agentjax.engine.home import Home
 from agentjax.engine.programs import programs_of_lane
 from agentjax.models import attend as attend_module
+from agentjax.models import mla as mla_module
 from agentjax.models import paged
 from agentjax.models.attend import attend_cache
 from agentjax.models.blocks import Appended
@@ -86,6 +87,7 @@ DENSE = dataclasses.replace(TINY, pattern="*-*-")
 CONFIGS = {
   "dense": DENSE,
   "latent": FAMILIES["youtu"],
+  "latent, whole lanes": FAMILIES["youtu"],
   "gemma, windows": FAMILIES["gemma4_e2b"],
   "two passes, a window": dataclasses.replace(
     DENSE, qk_norm=False, second_pass=models.SecondPassConfig(window=20)
@@ -186,9 +188,15 @@ def test_a_model_that_decodes_with_the_kernel_gives_the_same_logits(monkeypatch,
   monkeypatch.setattr(paged, "attend_paged", counted)
   monkeypatch.setattr(attend_module, "_attend_held", counted_plain)
   monkeypatch.setattr(paged, "platforms", lambda kernels: ("cpu",))
-  named = dataclasses.replace(config, kernels="pallas_gpu")
+  monkeypatch.setattr(paged, "TPU_LANES", 8)
+  monkeypatch.setattr(mla_module, "TPU_LANES", 8)
+  kernels = "pallas_tpu" if name == "latent, whole lanes" else "pallas_gpu"
+  named = dataclasses.replace(config, kernels=kernels)
+  if kernels == "pallas_tpu":
+    latents = models.init_cache(named, SLOTS, LENGTH).blocks[0].latents
+    assert latents.shape[-1] == 16 > config.mla.kv_lora + config.mla.rope_dim
   found = jax.jit(play, static_argnums=1)(params, named)
-  assert set(calls) == {"pallas_gpu"} and len(calls) == len(plain)  # both branches are traced
+  assert set(calls) == {kernels} and len(calls) == len(plain)  # both branches are traced
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -240,12 +248,9 @@ def test_engines_for_gpus_hold_the_kernel_where_it_is_named(name):
 def compiled_programs(name: str, kernels: str | None, home: Home):
   """Compiled for TPUs that are only described; a pool of 2^18 tokens is larger than all else."""
   for what, program, arguments in lane(name, kernels, home, cache_tokens=2**18):
-    pools = [
-      v for v, flag in zip(jax.tree.leaves(arguments[0]), models.in_pages(arguments[0]), strict=True)
-      if flag
-    ]  # fmt: skip
+    flags = zip(jax.tree.leaves(arguments[0]), models.in_pages(arguments[0]), strict=True)
     lowered = program.trace(*arguments).lower(lowering_platforms=("tpu",))
-    smallest = min(v.size * v.dtype.itemsize for v in pools) // len(home.devices)
+    smallest = min(v.size * v.dtype.itemsize for v, flag in flags if flag) // len(home.devices)
     yield what, lowered.compile(), smallest
 
 
@@ -255,7 +260,7 @@ def compiled_programs(name: str, kernels: str | None, home: Home):
 @pytest.mark.parametrize("chip", ["v5e", "tpu7x"])
 def test_engines_for_tpus_hold_the_kernel_and_copy_no_pool(chip, name):
   for what, compiled, pool in compiled_programs(name, "pallas_tpu", Home((device(chip),))):
-    assert "paged_attention" in compiled.as_text(), what
+    assert "tpu_custom_call" in compiled.as_text(), what
     assert compiled.memory_analysis().temp_size_in_bytes < pool, what
 
 
@@ -269,5 +274,5 @@ def test_a_lane_of_four_tpus_gathers_no_pool(name):
   home = Home(tuple(described.devices), mesh)
   for what, compiled, pool in compiled_programs(name, "pallas_tpu", home):
     if what == "decode":
-      assert "paged_attention" in compiled.as_text()
+      assert "tpu_custom_call" in compiled.as_text()
       assert compiled.memory_analysis().temp_size_in_bytes < pool
