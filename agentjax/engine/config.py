@@ -64,6 +64,9 @@ class EngineConfig(Config):
       two decode chunks; what is left of a long prompt waits for the next gap, so that it stalls
       nobody. One dispatch is always made.
     block_tokens: tokens of a page of keys and values, which contexts may share.
+    cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
+      and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
+      then differ more from the trainer's, see ``mismatch/max``.
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
       forks, prompts, known prefixes; their recurrent states, and those pages for which there was no
       room among ``cache_tokens``. What was not used for longest goes from the device to the host.
@@ -108,6 +111,7 @@ class EngineConfig(Config):
   host_turns: NonNegativeInt = 16
   prefill_tokens: PositiveInt = 1024
   block_tokens: PositiveInt = 64
+  cache_dtype: Literal["int8", "fp8"] | None = None
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096
   prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"

@@ -68,7 +68,8 @@ def fits(
     jax.ShapeDtypeStruct(number, keys.table.dtype),
     widths[-1] if value_width is None else value_width,
   )
-  return refused is None and all(pool.dtype == query.dtype for pool in pools)
+  narrow = keys.scales is not None
+  return refused is None and (narrow or all(pool.dtype == query.dtype for pool in pools))
 
 
 def attend_paged(
@@ -97,32 +98,31 @@ def attend_paged(
   real = jnp.full_like(starts, time) if counts is None else counts.astype(starts.dtype)
   real = jnp.maximum(jnp.minimum(real, keys.length - starts), 0)
 
-  def part(
-    query: Array, key: Array, table: Array, starts: Array, real: Array, value: Array | None = None
-  ) -> Array:
+  heads = ("batch", None, "heads", None)
+  split = keys.pool.shape[1] % ways("kv_heads") == 0
+  pool = ("batch", "kv_heads" if split else None, None, None)
+  given: dict[str, tuple[Any, tuple[str | None, ...]]] = {
+    "query": (query, heads),
+    "keys": (keys.pool, pool),
+    "values": (None if values is None else values.pool, pool),
+    "page_table": (table, ("batch", None)),
+    "starts": (starts, ("batch",)),
+    "counts": (real, ("batch",)),
+    "key_scales": (keys.scales, pool[:3]),
+    "value_scales": (None if values is None else values.scales, pool[:3]),
+  }
+  present = {name: pair for name, pair in given.items() if pair[0] is not None}
+
+  def part(*arrays: Array) -> Array:
+    own: dict[str, Any] = {"values": None, **dict(zip(present, arrays, strict=True))}
+    # Pages are counted within the device's own.
+    own["page_table"] -= index("batch") * own["keys"].shape[0]
     return paged_attention(
-      query,
-      key,
-      value,
-      table - index("batch") * key.shape[0],  # pages are counted within the device's own
-      starts,
-      real,
+      **own,
       scale=scale,
       window=window,
       value_dim=value_width,
       implementation=implementation,
     )
 
-  heads = ("batch", None, "heads", None)
-  split = keys.pool.shape[1] % ways("kv_heads") == 0
-  pool = ("batch", "kv_heads" if split else None, None, None)
-  arguments: list[tuple[Any, Any]] = [
-    (query, heads),
-    (keys.pool, pool),
-    (table, ("batch", None)),
-    (starts, ("batch",)),
-    (real, ("batch",)),
-  ]
-  if values is not None:
-    arguments.append((values.pool, pool))
-  return on_shards(part, arguments, heads, name="paged attention")
+  return on_shards(part, list(present.values()), heads, name="paged attention")

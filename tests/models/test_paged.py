@@ -20,8 +20,9 @@ from agentjax.models import paged
 from agentjax.models.attend import attend_cache
 from agentjax.models.blocks import Appended
 from agentjax.models.config import MlaConfig
-from agentjax.models.pages import Paged
+from agentjax.models.pages import Paged, is_paged
 from agentjax.sharding import MeshConfig, make_mesh
+from pallas_kernels.paged_attention import quantize_tokens
 from tests.models.rows import TINY, draw
 from tests.pallas_kernels.test_ssd_pallas_gpu import h100
 from tests.pallas_kernels.topologies import TOPOLOGIES, device, needs_libtpu
@@ -46,29 +47,35 @@ CALLS = {
 }
 
 
-def held(latent: bool, ways: int = 1) -> tuple[Paged, Paged | None]:
+def held(latent: bool, narrow: str | None = None) -> tuple[Paged, Paged | None]:
   """Slots of random contents; slot 3 shares its first page with slot 2."""
   rng = np.random.default_rng(0)
-  part = 1 + SLOTS // ways * ENTRIES
-  own = np.arange(SLOTS)[:, None] % (SLOTS // ways) * ENTRIES + np.arange(ENTRIES) + 1
-  table = own + np.arange(SLOTS)[:, None] // (SLOTS // ways) * part
+  table = 1 + np.arange(SLOTS * ENTRIES).reshape(SLOTS, ENTRIES)
   table[3, 0] = table[2, 0]
+  page = PAGE if narrow is None else 2 * PAGE  # which fills the sublanes of a TPU
 
   def pool(kv_heads: int) -> Paged:
-    numbers = rng.standard_normal((ways * part, kv_heads, PAGE, WIDTH)).astype(np.float32)
-    return Paged(jnp.asarray(numbers), jnp.asarray(table, jnp.int32), LENGTH, ways)
+    numbers = rng.standard_normal((1 + SLOTS * ENTRIES, kv_heads, page, WIDTH))
+    paged = Paged(jnp.asarray(numbers, jnp.float32), jnp.asarray(table, jnp.int32), LENGTH)
+    if narrow is None:
+      return paged
+    numbers, scales = quantize_tokens(paged.pool, narrow)
+    return dataclasses.replace(paged, pool=numbers, scales=scales, dtype=jnp.float32)
 
   return (pool(1), None) if latent else (pool(KV_HEADS), pool(KV_HEADS))
 
 
 @pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
 @pytest.mark.parametrize("latent", [False, True], ids=["keys and values", "latents"])
-@pytest.mark.parametrize("call", CALLS)
-def test_kernels_read_what_attend_cache_reads(call, latent, implementation):
+@pytest.mark.parametrize(
+  ("call", "narrow"),
+  [*((call, None) for call in CALLS), ("rows", "int8"), ("several tokens", "float8_e4m3fn")],
+)
+def test_kernels_read_what_attend_cache_reads(call, narrow, latent, implementation):
   positions, given = CALLS[call]
   positions = jnp.asarray(positions)
   given = {k: v if k == "window" else jnp.asarray(v) for k, v in given.items()}
-  keys, values = held(latent)
+  keys, values = held(latent, narrow)
   query = jnp.asarray(
     np.random.default_rng(1).standard_normal((*positions.shape, HEADS, WIDTH)), jnp.float32
   )
@@ -114,7 +121,6 @@ def in_pages(cache):
 
 def shared(cache):
   """Slot 3 goes on from the first page of slot 0."""
-  is_paged = lambda v: isinstance(v, Paged)  # noqa: E731
   blocks = jax.tree.map(
     lambda v: dataclasses.replace(v, table=v.table.at[3, 0].set(v.table[0, 0])),
     cache.blocks,
@@ -218,6 +224,7 @@ WIDE = models.ModelConfig(
 NARROW_LATENTS = MlaConfig(query_lora=None, kv_lora=256, nope_dim=32, rope_dim=32, value_dim=32)
 LANES = {
   "dense": WIDE,
+  "dense, int8": WIDE,
   "latent": dataclasses.replace(WIDE, pattern="A-A-", mla=NARROW_LATENTS),
   "drafts": dataclasses.replace(WIDE, mtp=models.MtpConfig(pattern="*-", depths=2)),
 }
@@ -226,7 +233,8 @@ LANES = {
 def lane(name: str, kernels: str | None, home: Home, **changes):
   """Each program's name, itself and its abstract arguments."""
   speculate = "mtp" if name == "drafts" else "none"
-  sizes = EngineConfig(**{**SIZES, "speculate": speculate, **changes})
+  cache_dtype = "int8" if name.endswith("int8") else None
+  sizes = EngineConfig(**SIZES, **changes, speculate=speculate, cache_dtype=cache_dtype)
   config = dataclasses.replace(LANES[name], kernels=kernels)
   programs = programs_of_lane(config, sizes, None, home.mesh)
   yield "decode", programs.decode, programs.abstract_arguments(home)
@@ -249,8 +257,9 @@ def compiled_programs(name: str, kernels: str | None, home: Home):
   """Compiled for TPUs that are only described; a pool of 2^18 tokens is larger than all else."""
   for what, program, arguments in lane(name, kernels, home, cache_tokens=2**18):
     flags = zip(jax.tree.leaves(arguments[0]), models.in_pages(arguments[0]), strict=True)
+    pools = [v for v, flag in flags if flag and v.ndim == 4 - ("latent" in name)]  # no scales
     lowered = program.trace(*arguments).lower(lowering_platforms=("tpu",))
-    smallest = min(v.size * v.dtype.itemsize for v, flag in flags if flag) // len(home.devices)
+    smallest = min(v.size * v.dtype.itemsize for v in pools) // len(home.devices)
     yield what, lowered.compile(), smallest
 
 
@@ -266,7 +275,7 @@ def test_engines_for_tpus_hold_the_kernel_and_copy_no_pool(chip, name):
 
 @pytest.mark.tpu
 @needs_libtpu
-@pytest.mark.parametrize("name", ["dense", "latent"])
+@pytest.mark.parametrize("name", ["dense", "dense, int8", "latent"])
 def test_a_lane_of_four_tpus_gathers_no_pool(name):
   """Slots over two devices, heads over two; prefills of such a lane do without the kernel."""
   described = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES["v5e"])
