@@ -64,6 +64,7 @@ class EngineConfig(Config):
       buckets count whole, and one dispatch is always made. The rest of a long prompt waits for the
       next gap, so that it does not stall other contexts.
     block_tokens: tokens of a page of keys and values, which contexts may share.
+<<<<<<< HEAD
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts without a slot (parked ones, forks,
       prompts, known prefixes): their recurrent states, and the pages that do not fit in
       ``cache_tokens``. The longest unused ones move from the device to the host. When all slots are
@@ -76,6 +77,24 @@ class EngineConfig(Config):
       known.
     snapshot_tokens: least distance between two such places in a prompt, rounded up to pieces of the
       largest bucket; each place costs a copy of the recurrent state.
+=======
+    cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
+      and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
+      then differ more from the trainer's, see ``mismatch/max``.
+    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
+      forks, prompts, known prefixes; their recurrent states, and those pages for which there was no
+      room among ``cache_tokens``. What was not used for longest goes from the device to the host.
+      When all slots are taken, the longest idle context is parked to let another run; when the
+      store is full, known prefixes are dropped first, and then nobody is parked for a slot any more
+      while any slot is at work.
+    prefix_reuse: which beginnings are used again, with the weights that made them. "none";
+      "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
+      to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
+      rounding: extension and decoding round differently, so that what is sampled may then depend
+      on what is known.
+    snapshot_tokens: distance at least between two boundaries inside a prompt, rounded up to pieces
+      of the largest bucket; each costs a copy of the recurrent state.
+>>>>>>> wt-paged
     max_waiting: calls that may wait for a slot; one more is refused with EngineBusyError. 0 is no
       limit.
     record_experts: record what the routers chose for every token, so that training can choose the
@@ -107,6 +126,7 @@ class EngineConfig(Config):
   host_turns: NonNegativeInt = 16
   prefill_tokens: PositiveInt = 1024
   block_tokens: PositiveInt = 64
+  cache_dtype: Literal["int8", "fp8"] | None = None
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096
   prefix_reuse: Literal["none", "prompts", "turns"] = "prompts"

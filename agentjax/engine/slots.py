@@ -111,11 +111,25 @@ class SlotEngine:
       f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
       "not round as training does",
     )
+    check(
+      config.cache_dtype is None or not model_config.exact_chunk,
+      "engine.cache_dtype",
+      config.cache_dtype,
+      f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
+      "neither keys nor values",
+    )
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
+    check(
+      config.cache_dtype is None or self.programs.has_blocks,
+      "engine.cache_dtype",
+      config.cache_dtype,
+      "None for a model that keeps no keys and values in pages "
+      f"(model.pattern={model_config.pattern!r})",
+    )
     self.slots = self.programs.slots
     self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
     self._by_policy = by_policy

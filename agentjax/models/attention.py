@@ -197,7 +197,16 @@ def attention_extend(
   query, key, value = project_heads(params, x, config, positions)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
   scale = config.head_dim**-0.5
-  out = attend_cache(query, cache.keys, cache.values, positions=positions, scale=scale, rows=rows)
+  out = attend_cache(
+    query,
+    cache.keys,
+    cache.values,
+    positions=positions,
+    scale=scale,
+    rows=rows,
+    counts=counts,
+    kernels=config.kernels,
+  )
   return merge_heads(params, out), cache
 
 
@@ -215,7 +224,13 @@ def attention_step(
   cache = append_step(cache, key, value, lengths=lengths, active=active)
   seen = jnp.where(active, lengths, 0)  # what idle slots hold need not be read
   out = attend_cache(
-    query, cache.keys, cache.values, positions=seen[:, None], scale=config.head_dim**-0.5
+    query,
+    cache.keys,
+    cache.values,
+    positions=seen[:, None],
+    scale=config.head_dim**-0.5,
+    counts=active,
+    kernels=config.kernels,
   )
   return merge_heads(params, out)[:, 0], cache
 

@@ -215,7 +215,9 @@ class ModelConfig(Config):
       is copied into stacks.
     logits_chunk: time steps whose logits are held at once while scoring.
     kernels: implementation of the state space and convolution kernels; None picks the fastest.
-      "pallas_gpu" is also the flash kernel of attention in training, where ``flash.fits``.
+      "pallas_tpu" and "pallas_gpu" are also the kernel that reads keys and values in pages, where
+      ``paged.fits``, and "pallas_gpu" the flash kernel of attention in training, where
+      ``flash.fits``. With "pallas_tpu" latents are kept in a multiple of 128 numbers a token.
     num_heads, num_kv_heads, head_dim: query heads, shared key/value heads, width of each.
     rope_theta: base of the rotary embedding (2104.09864, half-split layout); None is no position
       embedding, as in Nemotron-H.

@@ -165,7 +165,15 @@ def _attention(
   query, key, value = project_heads(params.mixer, inputs, config, where.positions)
   entry = append_rows(entry, key, value, **where._asdict())
   scale = config.head_dim**-0.5
-  out = attend_cache(query, entry.keys, entry.values, positions=where.positions, scale=scale)
+  out = attend_cache(
+    query,
+    entry.keys,
+    entry.values,
+    positions=where.positions,
+    scale=scale,
+    counts=where.counts,
+    kernels=config.kernels,
+  )
   return x + merge_heads(params.mixer, out), entry, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -322,3 +323,58 @@ def test_compilation_is_bounded_by_the_listed_programs(slot_engine, params):
 def test_impossible_sizes_name_the_field(changes, field):
   with pytest.raises(ConfigError, match=field):
     EngineConfig(**changes).validate()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_narrow_keys_and_values_take_a_third_and_round_log_probs(dtype):
+  """Of an attention model; whoever reads them, and in whichever pieces, reads the same."""
+  config = models.ModelConfig(
+    vocab_size=48, d_model=32, pattern="*-*-", num_heads=2, num_kv_heads=1, head_dim=16,
+    rope_theta=100.0, d_mlp=32,
+  )  # fmt: skip
+  params = models.init(config, jax.random.key(0))
+  engines = {name: SlotEngine(config, sizes(cache_dtype=name)) for name in (None, dtype)}
+  gaps = {}
+  for name, engine in engines.items():
+    engine.publish(params, 0)
+    results = generate(engine, PROMPTS, seed=0, max_tokens=20)
+    gaps[name] = 0.0
+    for prompt, (sample,) in zip(PROMPTS, results, strict=True):
+      scores = trainer_scores(params, config, [*prompt, *sample.token_ids])
+      gap = np.abs(sample.behaviour_log_probs - scores.log_probs[0, len(prompt) :])
+      gaps[name] = max(gaps[name], float(np.max(gap)))
+  assert gaps[None] < 2e-5 < gaps[dtype] < (0.02 if dtype == "int8" else 0.1)
+  narrow = engines[dtype]
+  # 16 bytes and a scale in the place of 16 float32 numbers.
+  assert narrow.programs.block_bytes * 64 == engines[None].programs.block_bytes * 20
+
+  ids = np.asarray(PROMPTS[2], np.int32)
+  logits = []
+  for pieces in ([ids], [ids[:5], ids[5:9], ids[9:]]):
+    narrow.place(None, [1])
+    for piece in pieces:
+      narrow.extend([(1, piece)])
+    logits.append(np.asarray(narrow._state.logits[1]))
+  np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+  kept = narrow.read(1)
+  before = arrays(narrow, kept)
+  narrow.place(None, [1])
+  narrow.place(kept, [3])
+  np.testing.assert_array_equal(narrow._state.logits[3], logits[1])
+  again = arrays(narrow, narrow.read(3))
+  for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(before), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"pattern": "*-", "exact_chunk": 8}, "None with exact log-probs"),
+    ({"pattern": "M-"}, "None for a model that keeps no keys and values"),
+  ],
+)
+def test_narrow_keys_are_refused_where_there_are_none_or_log_probs_are_exact(
+  model_config, changes, message
+):
+  with pytest.raises(ConfigError, match=rf"engine\.cache_dtype.*int8(.|\n)*{message}"):
+    SlotEngine(dataclasses.replace(model_config, **changes), sizes(cache_dtype="int8"))

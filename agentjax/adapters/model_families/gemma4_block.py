@@ -368,6 +368,8 @@ def gemma_extend(
     scale=1.0,
     window=heads.window,
     rows=rows,
+    counts=counts,
+    kernels=config.kernels,
   )
   return _output(params, out), cache
 
@@ -391,7 +393,14 @@ def gemma_step(
     cache = append_step(cache, key, value, lengths=lengths, active=active)
   seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
   out = attend_cache(
-    query, cache.keys, cache.values, positions=seen, scale=1.0, window=heads.window
+    query,
+    cache.keys,
+    cache.values,
+    positions=seen,
+    scale=1.0,
+    window=heads.window,
+    counts=active,
+    kernels=config.kernels,
   )
   return _output(params, out)[:, 0], cache
 
