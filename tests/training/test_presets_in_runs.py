@@ -157,8 +157,8 @@ def in_a_run(name, folder, monkeypatch):
     seed = 2 if networks.policy == "reference" else 1
     return batch.behaviour_log_probs + drift(batch, seed), drift(batch, 3)
 
-  def ask(settings, policy, batch, sequences):
-    del policy, sequences
+  def ask(settings, policy, batch, sequences, placed):
+    del policy, sequences, placed
     shape = (*batch.token_ids.shape, settings.top_k)
     answers = {"log_probs": batch.behaviour_log_probs + drift(batch, 4)}
     answers |= {"ids": np.zeros(shape, np.int32), "candidates": np.zeros(shape, np.float32)}
