@@ -28,6 +28,7 @@ class DeviceState:
 
   cache: Cache
   logits: Array  # float32 [slots, vocab], of the token each slot takes next
+  stopped: Array  # bool [slots], the last dispatch ended in a stop id there
   history: Array | None = None  # int32 [slots, max_length], ids held, where drafts are made of them
   mtp_cache: models.MtpCache | None = None  # of prediction heads, where these make the drafts
 
@@ -333,7 +334,9 @@ class Decoding:
         max_length=self.config.max_length,
         every_slot=True,
       )
-    return DeviceState(cache=cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    return dataclasses.replace(
+      device, cache=cache, logits=logits, history=history, mtp_cache=mtp_cache
+    )
 
   def _record(self, chunk: Chunk, taken: Array, values: tuple[Array | None, ...]) -> Chunk:
     """The chunk with those values [S, W, ...] of a window that are taken.

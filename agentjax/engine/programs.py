@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import math
 import threading
@@ -28,7 +29,7 @@ from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 Array = jax.Array
 
 
-_WITHOUT_PAST = ("lengths", "logits")  # in the slot of a model which only attends
+_WITHOUT_PAST = ("lengths", "logits", "stopped")  # in the slot of a model which only attends
 
 
 class _Group(NamedTuple):
@@ -196,6 +197,7 @@ class Programs:
     return DeviceState(
       cache=models.cache_shardings(shapes.cache, mesh),
       logits=place(shapes.logits, "batch", "vocab"),
+      stopped=place(shapes.stopped, "batch"),
       history=place(shapes.history, "batch", None),
       mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
     )
@@ -278,6 +280,7 @@ class Programs:
     return DeviceState(
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
+      stopped=jnp.zeros(self.slots, bool),
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
@@ -337,7 +340,9 @@ class Programs:
       mtp_cache = feed_heads(
         params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
       )
-    device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    device = dataclasses.replace(
+      device, cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache
+    )
     experts = compact_experts(self._model, out.experts, record=self._config.record_experts)
     return self._pools(device), experts
 
@@ -451,6 +456,7 @@ class Programs:
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
     params = params if plan.policies is None else params.for_rows(plan.policies)
+    plan = plan._replace(budget=jnp.where(plan.ahead & device.stopped, 0, plan.budget))
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_table(device, plan.table)
@@ -459,7 +465,7 @@ class Programs:
     else:
       after, chunk = run(self._laid_out(paged))
       after = self._put_back(paged, after)
-    return self._pools(after), chunk
+    return self._pools(dataclasses.replace(after, stopped=chunk.stopped)), chunk
 
   def _laid_out(self, device: DeviceState) -> DeviceState:
     """Every slot in one piece: it is short enough to be copied once and not in every step."""
