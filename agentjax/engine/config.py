@@ -53,7 +53,8 @@ class EngineConfig(Config):
       which is what 0 stands for. Where it runs short, what was not used for longest goes to the
       host, and then contexts without a call and those of the lowest priority are parked.
     chunk_tokens: tokens a decode dispatch draws for every active slot at most. A context that
-      stops early waits for the end of its chunk, so this trades host work against latency.
+      stops early waits for the end of its chunk, and of the next where that was dispatched ahead
+      (``engine.pace``), so this trades host work against latency.
     extend_buckets: rising numbers of tokens one extension takes; a run of ids is right-padded to
       the smallest bucket that holds it, and cut into pieces of the largest where it is longer.
     extend_rows: contexts one dispatch of each bucket extends.

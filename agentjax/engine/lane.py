@@ -274,13 +274,11 @@ class Lane:
   def may_go_ahead(self) -> bool:
     """Whether a cycle may be planned before what is under way is read.
 
-    Some call of it must go on for certain. Grammars are followed on the host between two chunks,
-    and pages are only taken from others once it is known what these hold.
+    Some call of it must go on for certain. Pages are only taken from others once it is known what
+    these hold.
     """
-    rows = [] if self.running is None else list(self.running.cycle.decoding.items())
-    if self.cramped or any(row.generation.request.grammar is not None for _, row in rows):
-      return False
-    return any(self._goes_on(slot, row) for slot, row in rows)
+    rows = {} if self.running is None else self.running.cycle.decoding
+    return not self.cramped and any(self._goes_on(slot, row) for slot, row in rows.items())
 
   def _goes_on(self, slot: int, row: Row) -> bool:
     """Whether a call draws more after a row, unless that ends in a stop."""
@@ -378,8 +376,8 @@ class Lane:
     pool = self.slots.pool(slot)
     victims = [*self.idle, *(victim.context for _, victim in queue[:0:-1] if victim.placed)]
     for victim in victims:
-      if self._draws(victim.job):
-        continue  # what it holds is not known
+      if self._is_unread(victim.job):
+        continue
       assert victim.home is not None
       other = victim.home[1]
       if self.slots.pool(other) is pool and supply.pages(other):
@@ -387,6 +385,10 @@ class Lane:
         if supply.reach(slot, tokens, copies=copies, base=base):
           return True
     return False
+
+  def _is_unread(self, job: Job | None) -> bool:
+    """Whether the results under way tell what a call holds, or that it has ended."""
+    return self._draws(job) or (job is not None and job.generation is None and job.read_planned)
 
   def _draws(self, job: Job | None) -> bool:
     """Whether a call is part of the chunk under way."""
@@ -450,6 +452,9 @@ class Lane:
       routed += slots.extend(part.runs)
       read += [(item, slots.read(item.slot)) for item in part.reads]
     drawing = None if cycle.plan is None else slots.start(cycle.plan)
+    if cycle.plan is not None:  # of some calls the grammar found no room
+      for slot, row in cycle.decoding.items():
+        cycle.decoding[slot] = dataclasses.replace(row, budget=int(cycle.plan.budget[slot]))
     start = slots.first_dispatch or time.perf_counter()
     slots.store.relieve_device()
     if slots.warm and slots.programs.traces_here != traces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 
 _WEIGHT = 0.1  # of the newest in a mean; ours
@@ -23,6 +24,7 @@ class Pace:
 
   def __init__(self) -> None:
     self.dispatch_seconds = self.host_seconds = self.newcomers = 0.0
+    self._recent: collections.deque[float] = collections.deque(maxlen=8)  # of dispatch_seconds
     self._busy_since: float | None = None
     self._last_end: float | None = None
 
@@ -58,16 +60,19 @@ class Pace:
       return 0.0, idle
     busy, self._busy_since = end - self._busy_since, None
     self.dispatch_seconds = _mean(self.dispatch_seconds, busy)
+    self._recent.append(busy)
     return busy, idle
 
   def hold_back(self, start: float) -> float:
     """Seconds to wait for more calls before a dispatch ahead of one that began at ``start``.
 
     Until half of that one's time is over: calls that come before need not wait for the dispatch
-    after, and the host has the other half to prepare it.
+    after, and the host has the other half to prepare it. Its time is taken to be that of the
+    shortest of late.
     """
     begun = max(start, self._last_end or start)
-    return max(0.0, begun + 0.5 * self.dispatch_seconds - time.perf_counter())
+    half = 0.5 * min(self._recent, default=0.0)
+    return max(0.0, begun + half - time.perf_counter())
 
 
 def _mean(mean: float, new: float) -> float:

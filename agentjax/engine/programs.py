@@ -138,7 +138,7 @@ class Programs:
     shapes = jax.eval_shape(self._empty)
     self._paged = models.in_pages(shapes)
     self.has_blocks = any(self._paged)
-    own = len(_WITHOUT_PAST) + (shapes.history is not None)
+    own = len(_WITHOUT_PAST) + (shapes.grammar_state is not None) + (shapes.history is not None)
     self.attention_only = self._paged.count(False) == own
     self._length = padded_length(model, config.max_length)
     self.block_tokens = min(config.block_tokens, config.max_length)
@@ -198,6 +198,7 @@ class Programs:
       cache=models.cache_shardings(shapes.cache, mesh),
       logits=place(shapes.logits, "batch", "vocab"),
       stopped=place(shapes.stopped, "batch"),
+      grammar_state=place(shapes.grammar_state, "batch"),
       history=place(shapes.history, "batch", None),
       mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
     )
@@ -281,6 +282,7 @@ class Programs:
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
       stopped=jnp.zeros(self.slots, bool),
+      grammar_state=jnp.zeros(self.slots, jnp.int32) if self._config.grammar_states else None,
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
@@ -465,7 +467,7 @@ class Programs:
     else:
       after, chunk = run(self._laid_out(paged))
       after = self._put_back(paged, after)
-    return self._pools(dataclasses.replace(after, stopped=chunk.stopped)), chunk
+    return self._pools(after), chunk
 
   def _laid_out(self, device: DeviceState) -> DeviceState:
     """Every slot in one piece: it is short enough to be copied once and not in every step."""

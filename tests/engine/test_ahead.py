@@ -111,16 +111,32 @@ def test_a_slot_that_ended_is_left_as_it_was_by_the_dispatch_ahead(slot_engine):
   )
 
 
-def test_calls_bound_to_a_grammar_wait_for_what_they_said(make_engine):
-  engine = make_engine(**ROOM)
-  grammar = compile_regex("[0-9]{30}", TOKENIZER, STOP)
+@pytest.mark.parametrize("changes", [{}, {"speculate": "ngram"}], ids=str)
+def test_calls_bound_to_grammars_go_on_in_the_state_that_the_device_knows(make_engine, changes):
+  """Four grammars and room for three, so that they take turns and move in the table."""
+  grammars = [compile_regex(f"({a}[ab]{{3}}){{8}}", TOKENIZER, STOP) for a in "0125"]
 
-  async def main():
-    context = await engine.open_ids([1, 2])
-    return await context.generate(SampleRequest((0, 1), 40, stop_ids=STOP, grammar=grammar))
+  def play(ahead: bool):
+    engine = make_engine(**ROOM, **changes)
 
-  assert asyncio.run(main()).finish == Finish.STOP
-  assert engine.stats.decode_dispatches > 2 and engine.stats.ahead_dispatches == 0
+    async def one(i: int):
+      context = await engine.open_ids([1, 2 + i])
+      request = SampleRequest((0, i), 30 + i, stop_ids=STOP, grammar=grammars[i])
+      return await context.generate(request)
+
+    async def main():
+      return await asyncio.gather(*map(one, range(4)))
+
+    with dispatched(ahead=ahead):
+      return asyncio.run(main()), engine.stats.ahead_dispatches
+
+  found, count = play(True)
+  expected, none = play(False)
+  assert_same_bits(found, expected)
+  assert count > 0 == none
+  for sample, grammar in zip(found, grammars, strict=True):
+    assert grammar.advance(0, sample.token_ids) >= 0
+  assert max(len(sample.token_ids) for sample in found) > 16
 
 
 def test_pages_taken_ahead_are_given_back(make_engine):
