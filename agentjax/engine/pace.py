@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 
-_WEIGHT = 0.1  # of the newest in a mean; ours
+_WEIGHT = 0.2  # of the newest in a mean; ours
 
 
 class Pace:
