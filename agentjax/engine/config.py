@@ -53,7 +53,8 @@ class EngineConfig(Config):
       longest unused pages move to the host; then contexts without a call, and those of the lowest
       priority, are parked.
     chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops
-      early waits for the end of its chunk, so this trades host work against latency.
+      early waits for the end of its chunk, and of the next one if that was dispatched ahead
+      (``engine.pace``), so this trades host work against latency.
     extend_buckets: sizes of an extension in tokens, rising. A run of ids is right-padded to the
       smallest bucket that holds it; a longer run is cut into pieces of the largest.
     extend_rows: contexts one dispatch of each bucket extends.
@@ -64,7 +65,9 @@ class EngineConfig(Config):
       buckets count whole, and one dispatch is always made. The rest of a long prompt waits for the
       next gap, so that it does not stall other contexts.
     block_tokens: tokens of a page of keys and values, which contexts may share.
-<<<<<<< HEAD
+    cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
+      and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
+      then differ more from the trainer's, see ``mismatch/max``.
     device_store_mb, host_store_mb: MB (2^20 bytes) for contexts without a slot (parked ones, forks,
       prompts, known prefixes): their recurrent states, and the pages that do not fit in
       ``cache_tokens``. The longest unused ones move from the device to the host. When all slots are
@@ -77,24 +80,6 @@ class EngineConfig(Config):
       known.
     snapshot_tokens: least distance between two such places in a prompt, rounded up to pieces of the
       largest bucket; each place costs a copy of the recurrent state.
-=======
-    cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
-      and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
-      then differ more from the trainer's, see ``mismatch/max``.
-    device_store_mb, host_store_mb: MB (2^20 bytes) for contexts that hold no slot: parked ones,
-      forks, prompts, known prefixes; their recurrent states, and those pages for which there was no
-      room among ``cache_tokens``. What was not used for longest goes from the device to the host.
-      When all slots are taken, the longest idle context is parked to let another run; when the
-      store is full, known prefixes are dropped first, and then nobody is parked for a slot any more
-      while any slot is at work.
-    prefix_reuse: which beginnings are used again, with the weights that made them. "none";
-      "prompts": those that were prefilled, and every prompt's at multiples of ``snapshot_tokens``,
-      to the same bits as without; "turns": closed conversations too, at any boundary, equal up to
-      rounding: extension and decoding round differently, so that what is sampled may then depend
-      on what is known.
-    snapshot_tokens: distance at least between two boundaries inside a prompt, rounded up to pieces
-      of the largest bucket; each costs a copy of the recurrent state.
->>>>>>> wt-paged
     max_waiting: calls that may wait for a slot; one more is refused with EngineBusyError. 0 is no
       limit.
     record_experts: record what the routers chose for every token, so that training can choose the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import math
 import threading
@@ -40,7 +41,7 @@ _CACHE_DTYPES: Mapping[str | None, Any] = {
   "int8": jnp.int8,
   "fp8": jnp.float8_e4m3fn,
 }
-_WITHOUT_PAST = ("lengths", "logits")  # in the slot of a model which only attends
+_WITHOUT_PAST = ("lengths", "logits", "stopped")  # in the slot of a model which only attends
 
 
 class _Group(NamedTuple):
@@ -149,7 +150,7 @@ class Programs:
     shapes = jax.eval_shape(self._empty)
     self._held = models.in_pages(shapes)
     self.has_blocks = any(self._held)
-    own = len(_WITHOUT_PAST) + (shapes.history is not None)
+    own = len(_WITHOUT_PAST) + (shapes.grammar_state is not None) + (shapes.history is not None)
     self.attention_only = self._held.count(False) == own
     self._length = padded_length(model, config.max_length)
     self.block_tokens = min(config.block_tokens, config.max_length)
@@ -209,6 +210,8 @@ class Programs:
     return DeviceState(
       cache=models.cache_shardings(shapes.cache, mesh),
       logits=place(shapes.logits, "batch", "vocab"),
+      stopped=place(shapes.stopped, "batch"),
+      grammar_state=place(shapes.grammar_state, "batch"),
       history=place(shapes.history, "batch", None),
       mtp_cache=models.cache_shardings(shapes.mtp_cache, mesh),
     )
@@ -297,6 +300,8 @@ class Programs:
     return DeviceState(
       cache=models.init_cache(self._model, self.slots, length),
       logits=jnp.zeros((self.slots, self._model.vocab_size), jnp.float32),
+      stopped=jnp.zeros(self.slots, bool),
+      grammar_state=jnp.zeros(self.slots, jnp.int32) if self._config.grammar_states else None,
       history=jnp.zeros((self.slots, length), jnp.int32)
       if self._config.speculate == "ngram"
       else None,
@@ -321,11 +326,7 @@ class Programs:
 
   @staticmethod
   def _pools(device: DeviceState) -> DeviceState:
-<<<<<<< HEAD
     """Inverse of ``_with_table``."""
-    return jax.tree.map(lambda v: v.pool if is_paged(v) else v, device, is_leaf=is_paged)
-=======
-    """Takes ``_with_table`` back."""
 
     def pool(v: Any) -> Any:
       if not is_paged(v):
@@ -333,7 +334,6 @@ class Programs:
       return v.pool if v.scales is None else Quantised(v.pool, v.scales)
 
     return jax.tree.map(pool, device, is_leaf=is_paged)
->>>>>>> wt-paged
 
   def _prepare(self, params: Any) -> Any:
     # Arrays that pass through unchanged would be shared with the trainer, which donates them.
@@ -370,7 +370,9 @@ class Programs:
       mtp_cache = feed_heads(
         params, self._model, mtp_cache, where, out.hidden, token_ids, max_length=limit
       )
-    device = DeviceState(cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache)
+    device = dataclasses.replace(
+      device, cache=out.cache, logits=logits, history=history, mtp_cache=mtp_cache
+    )
     experts = compact_experts(self._model, out.experts, record=self._config.record_experts)
     return self._pools(device), experts
 
@@ -484,6 +486,7 @@ class Programs:
     self, device: DeviceState, params: Any, plan: DecodePlan
   ) -> tuple[DeviceState, Chunk]:
     params = params if plan.policies is None else params.for_rows(plan.policies)
+    plan = plan._replace(budget=jnp.where(plan.ahead & device.stopped, 0, plan.budget))
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_table(device, plan.table)

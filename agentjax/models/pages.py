@@ -53,13 +53,9 @@ class Paged:
     table: int32 [rows, entries].
     length: places of a row.
     ways: parts.
-<<<<<<< HEAD
     empty: pages at the start of each part that belong to no row.
-=======
-    empty: pages at the start of each part that are nobody's.
     scales: float32 [pages, ..., tokens], where ``pool`` holds narrow numbers (``Quantised``).
     dtype: of what is read of narrow numbers.
->>>>>>> wt-paged
   """
 
   pool: Array
@@ -85,15 +81,8 @@ def is_paged(value: Any) -> bool:
 
 
 def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
-<<<<<<< HEAD
   """``change`` of the array or pool, whose first and last two axes must stay."""
-  return (
-    dataclasses.replace(held, pool=change(held.pool)) if isinstance(held, Paged) else change(held)
-  )
-=======
-  """``change`` of an array whose first, and last two axes stay: it sees a pool as rows."""
   return _changed(held, change) if isinstance(held, Paged) else change(held)
->>>>>>> wt-paged
 
 
 def flattened(entries: Any, depth: int) -> Any:

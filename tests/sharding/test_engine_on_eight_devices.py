@@ -18,6 +18,7 @@ from agentjax.config import ConfigError
 from agentjax.engine import Engine, EngineConfig, SampleRequest, address_key
 from agentjax.engine.publish import PublishError
 from agentjax.sharding import MeshConfig, make_mesh, shardings
+from tests.engine.conftest import dispatched
 from tests.sharding.test_families_on_eight_devices import FAMILIES
 
 _HYBRID = models.ModelConfig(
@@ -108,7 +109,7 @@ def played(config: models.ModelConfig, params: models.Params, order: int = 1, **
 
 
 def compare(name: str, meshes: list[str]) -> None:
-  """Same tokens, log-probs up to rounding; the same bits on the same mesh in another order."""
+  """Same tokens, log-probs up to rounding; on one mesh the same bits in another order, ahead."""
   config = MODELS[name]
   params = jax.jit(lambda key: models.init(config, key))(jax.random.key(0))
   ids, log_probs, stats, _ = played(config, params)
@@ -120,7 +121,9 @@ def compare(name: str, meshes: list[str]) -> None:
     np.testing.assert_allclose(values, log_probs, rtol=1e-5, atol=1e-5, err_msg=key)
     sizes_ = {axis: n for axis, n in changes["mesh"].to_dict().items() if n > 1}
     assert len(used) == np.prod(list(sizes_.values())) * changes.get("lanes", 1)
-  again, values_again, *_ = played(config, params, order=-1, **changes)
+  with dispatched(ahead=True):
+    again, values_again, stats, _ = played(config, params, order=-1, **changes)
+  assert stats.ahead_dispatches > 0
   np.testing.assert_array_equal(again, ids)
   np.testing.assert_array_equal(values_again, values)
 
