@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agentjax.config import PositiveInt, check
+from agentjax.config import PositiveInt
 from agentjax.models import ModelConfig, forward
 from agentjax.names import Choice
 from agentjax.objectives.columns import VALUES
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
-from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
+from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalTools
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.rows import MeshRows
@@ -67,12 +67,7 @@ class CriticConfig(Choice):
 
   def validate(self, path: str = "config.rl.critic") -> None:
     super().validate(path)
-    check(
-      self.model is None or self.start == "random",
-      f"{path}.start",
-      self.start,
-      f"'random' with {path}.model: a network of another size is no copy of the policy",
-    )
+    check_start(self.model, self.start, path)
 
 
 def critic_spec(

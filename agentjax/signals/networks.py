@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agentjax.config import check
 from agentjax.models import ModelConfig
 from agentjax.training.optimizer import OptimizerConfig, bad_steps, build_optimizer
 from agentjax.training.state import Network, NetworkSpec, Weights, network_specs
@@ -28,6 +29,16 @@ def reader_model(chosen: ModelConfig | None, policy: ModelConfig) -> ModelConfig
   model = policy if chosen is None else chosen
   plain = dataclasses.replace(model, vocab_size=policy.vocab_size, exact_chunk=0, mtp=None)
   return plain.freeze()
+
+
+def check_start(chosen: ModelConfig | None, start: str, path: str) -> None:
+  """Raises ConfigError for a network of its own size that is to begin as the policy."""
+  check(
+    chosen is None or start == "random",
+    f"{path}.start",
+    start,
+    f"'random' with {path}.model: a network of another size is no copy of the policy",
+  )
 
 
 def reader_spec(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, check
 from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import at_turn_ends
 from agentjax.trajectory.record import Reward, Status, Trajectory
+
+if TYPE_CHECKING:
+  from agentjax.training.experiment import Experiment
 
 
 class PartRewards(Signal):
@@ -82,6 +85,18 @@ class TurnRewards(Signal):
       paid = [0.0 if p is None else p for p in episode.turn_rewards.get(name, total)]
       total += np.float32(share) * np.array(paid, np.float32)
     return total.tolist()
+
+
+def check_pays_turns(experiment: Experiment, path: str) -> None:
+  """Raises ConfigError where turns are paid and the advantage has no place for that."""
+  for phase in experiment.rl.all_phases:
+    credit = phase.objective.advantage
+    check(
+      credit.credit != "broadcast" or credit.function is not None,
+      "config.rl.objective.advantage.credit",
+      credit.credit,
+      f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
+    )
 
 
 @jax.jit

@@ -17,7 +17,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -125,6 +125,7 @@ class CheckpointStore:
       CheckpointError: as ``wait``.
     """
     self.wait()
+    processes.wait("checkpoint")  # one that is gone shows here at once, in orbax after a minute
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.weights,
@@ -145,7 +146,7 @@ class CheckpointStore:
         self.directory / str(step), payload, overwrite=True, custom_metadata=metadata
       )
     except Exception as error:
-      raise self._failed(step, error) from error
+      self._raise_failed(step, error)
     self._writing = (step, writing)
 
   def wait(self) -> None:
@@ -161,15 +162,17 @@ class CheckpointStore:
     try:
       writing.result()
     except Exception as error:
-      raise self._failed(step, error) from error
+      self._raise_failed(step, error)
     self._drop_old()
 
-  def _failed(self, step: int, error: Exception) -> CheckpointError:
-    return CheckpointError(
+  def _raise_failed(self, step: int, error: Exception) -> NoReturn:
+    if processes.failed_together(error):  # the disk is not to blame
+      raise error
+    raise CheckpointError(
       f"saving step {step} to {self.directory} failed: {error}. Checkpoints that still load: "
       f"{self._written() or 'none'}. Free disk space or set --workdir to another disk, then start "
       "the same command again: it resumes."
-    )
+    ) from error
 
   def restore(self, step: int, abstract_state: Any, recorded: str | None = None) -> Restored:
     """Reads and verifies a step; its arrays are sharded as ``abstract_state`` says.

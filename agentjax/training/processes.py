@@ -100,6 +100,17 @@ class Call:
         return self._on_call()
 
 
+def failed_together(error: BaseException) -> bool:
+  """Whether an error of a library, or what it came from, says that what all do together failed."""
+  cause: BaseException | None = error
+  while cause is not None and not type(cause).__module__.startswith("agentjax"):
+    # What CPUs exchange by Gloo fails as a ValueError.
+    if isinstance(cause, jax.errors.JaxRuntimeError) or "Gloo" in str(cause):
+      return jax.process_count() > 1
+    cause = cause.__cause__
+  return False
+
+
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
   """Where one of several processes fails, its program ends without waiting for the others.
@@ -115,8 +126,7 @@ def failing_together() -> Iterator[None]:
   except Exception as error:
     if jax.process_count() == 1:
       raise
-    # What CPUs exchange by Gloo fails as a ValueError.
-    if not isinstance(error, jax.errors.JaxRuntimeError) and "Gloo" not in str(error):
+    if not failed_together(error):
       ours = type(error).__module__.startswith("agentjax")
       atexit.register(_leave, 2 if ours else 1)  # as ``agentjax.command`` ends
       raise

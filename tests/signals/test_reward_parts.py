@@ -1,9 +1,12 @@
 """Parts of the reward as columns: who lacks one, and what a breach of the policy leaves of them."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.signals.reward_parts import PartRewards, TurnRewards
+from agentjax.signals.reward_parts import PartRewards, TurnRewards, move_to_weights
 from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Status
@@ -39,3 +42,16 @@ def test_what_turns_were_paid_stays_valid_after_a_breach(status):
   one.turn_rewards = {"environment": [-1.0]}
   (found,), _ = TurnRewards({"environment": 1.0}).observe(_CONTEXT, [one])
   assert found.reward.valid and np.isclose(found.reward_parts["environment"].value, -1.0)
+
+
+def test_a_turn_without_weight_is_paid_on_the_token_before_it():
+  columns = {
+    "weights": [[0, 1, 0, 0, 1, 0, 0, 0, 1, 0.0]],
+    "positions": [[0, 1, 2, 3, 4, 5, 0, 1, 2, 0]],
+    "turn_rewards": [[0, 0, 2.0, 3, 0, 5, 0, 7, 0, 0]],
+  }
+  batch = SimpleNamespace(**{name: jnp.array(value) for name, value in columns.items()}, columns={})
+  batch.column = lambda name: getattr(batch, name)
+  moved = move_to_weights.__wrapped__(batch)
+  # 7 stands before the second sequence's first weight: it stays, and is nobody's.
+  np.testing.assert_array_equal(moved[0], [0, 5, 0, 0, 5, 0, 0, 7, 0, 0])

@@ -12,7 +12,7 @@ from orbax.checkpoint import v1 as ocp
 
 from agentjax.config import ConfigError
 from agentjax.sharding import fingerprint
-from agentjax.training import checkpoint
+from agentjax.training import checkpoint, processes
 from agentjax.training.checkpoint import (
   CheckpointError,
   CheckpointStore,
@@ -172,6 +172,43 @@ def test_full_disk_leaves_the_old_checkpoint_readable(tmp_path):
     timeout=120,
   )
   assert done.returncode == 0 and "survived" in done.stdout, done.stdout + done.stderr
+
+
+def _raise_lost(*_args, **_kwargs):
+  """As orbax does where a process is gone that the others wait for."""
+  try:
+    raise jax.errors.JaxRuntimeError("INTERNAL: Barrier failed: Task 1 heartbeat timeout")
+  except jax.errors.JaxRuntimeError as error:
+    raise TimeoutError("Timeout waiting at barrier") from error
+
+
+class _Lost:
+  result = staticmethod(_raise_lost)
+
+
+@pytest.mark.parametrize("begin", [_raise_lost, lambda *_args, **_kwargs: _Lost()])
+def test_a_process_that_is_gone_during_a_save_is_not_taken_for_a_full_disk(
+  tmp_path, monkeypatch, begin
+):
+  left = []
+  monkeypatch.setattr(processes.atexit, "register", lambda *call: left.append(call))
+  monkeypatch.setattr(ocp, "save_checkpointables_async", begin)
+  with pytest.raises(CheckpointError, match="Free disk space"):  # alone, it is one of its own
+    CheckpointStore(tmp_path, keep=1, identity={}).save(1, _small([1.0]), {})
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(processes, "wait", lambda name: None)
+  with pytest.raises(processes.ProcessLostError, match="Start the same command again"):
+    with processes.failing_together():
+      CheckpointStore(tmp_path, keep=1, identity={}).save(1, _small([1.0]), {})
+  assert [status for _, status in left] == [4]
+
+
+def test_an_error_of_ours_that_a_device_caused_is_not_a_lost_process(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  try:
+    raise CheckpointError("too little room") from jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+  except CheckpointError as error:
+    assert not processes.failed_together(error) and processes.failed_together(error.__cause__)
 
 
 def test_fingerprint_sees_one_flipped_bit_and_swapped_values():

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, Share, check
+from agentjax.config import NonNegativeFloat, PositiveInt, PositiveShare, Share
 from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import values
 from agentjax.objectives.columns import TOKEN_REWARDS, TURN_REWARDS
@@ -38,8 +38,8 @@ from agentjax.objectives.segments import (
 )
 from agentjax.recipes.agent_prm.labels import promise_and_progress
 from agentjax.recipes.agent_prm.loss import promise_progress_loss
-from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
-from agentjax.signals.reward_parts import move_to_weights
+from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
+from agentjax.signals.reward_parts import check_pays_turns, move_to_weights
 from agentjax.signals.signal import BatchContext, Result, Signal, SignalConfig, SignalTools
 from agentjax.training.optimizer import OptimizerConfig
 from agentjax.training.state import Network, NetworkSpec, Weights, network_shardings
@@ -95,23 +95,11 @@ class AgentPrmConfig(SignalConfig):
 
   def validate(self, path: str = "config.rl.signals") -> None:
     super().validate(path)
-    check(
-      self.model is None or self.start == "random",
-      f"{path}.start",
-      self.start,
-      f"'random' with {path}.model: a network of another size is no copy of the policy",
-    )
+    check_start(self.model, self.start, path)
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Turns are paid before the end of an episode, which "broadcast" has no place for."""
-    for phase in experiment.rl.all_phases:
-      credit = phase.objective.advantage
-      check(
-        credit.credit != "broadcast" or credit.function is not None,
-        "config.rl.objective.advantage.credit",
-        credit.credit,
-        f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
-      )
+    check_pays_turns(experiment, path)
 
   def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
     """See ``SignalConfig.networks``."""

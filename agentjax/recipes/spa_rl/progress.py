@@ -25,14 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool
 
 from agentjax.config import check
 from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import values
-from agentjax.objectives.columns import TOKEN_REWARDS
+from agentjax.objectives.columns import TOKEN_REWARDS, TURN_REWARDS
 from agentjax.objectives.segments import last_of_unit, sequence_sum, turn_units
-from agentjax.signals.networks import descend, map_rows, reader_model, reader_spec
+from agentjax.signals.networks import check_start, descend, map_rows, reader_model, reader_spec
+from agentjax.signals.reward_parts import check_pays_turns, move_to_weights
 from agentjax.signals.signal import (
   BatchContext,
   Metrics,
@@ -102,23 +103,11 @@ class ProgressConfig(SignalConfig):
     check(self.grounding >= 0, f"{path}.grounding", self.grounding, ">= 0")
     check(all(self.refusals), f"{path}.refusals", self.refusals, "texts of one character or more")
     check(self.epochs >= 1, f"{path}.epochs", self.epochs, ">= 1")
-    check(
-      self.model is None or self.start == "random",
-      f"{path}.start",
-      self.start,
-      f"'random' with {path}.model: a network of another size is no copy of the policy",
-    )
+    check_start(self.model, self.start, path)
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Turns are paid before the end of an episode, which "broadcast" has no place for."""
-    for phase in experiment.rl.all_phases:
-      credit = phase.objective.advantage
-      check(
-        credit.credit != "broadcast" or credit.function is not None,
-        "config.rl.objective.advantage.credit",
-        credit.credit,
-        f"'gae' or 'reward_to_go', in phases too, with {path}, which pays turns",
-      )
+    check_pays_turns(experiment, path)
 
   def networks(self, model: ModelConfig, updates: int) -> Mapping[str, NetworkSpec]:
     """See ``SignalConfig.networks``."""
@@ -282,33 +271,13 @@ def _attribute(weights: Weights, read: _Read, model: ModelConfig, rows: int) -> 
   return map_rows(lambda one: _predict(weights, one, model), read, rows)
 
 
-def pay_where_weighted(
-  paid: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-  segment_ids: Int[Array, "batch time"],
-) -> Float[Array, "batch time"]:
-  """Rewards moved to the last token with weight, of the same sequence, at or before their place.
-
-  Rewards before a sequence's first token with weight are not moved; no token is paid for them.
-  """
-  places = jnp.broadcast_to(jnp.arange(paid.shape[1]), paid.shape)
-  last = jax.lax.cummax(jnp.where(weights > 0, places, -1), axis=1)
-  before = jnp.take_along_axis(segment_ids, jnp.maximum(last, 0), axis=1)
-  target = jnp.where((last >= 0) & (before == segment_ids), last, places)
-  rows = jnp.arange(paid.shape[0])[:, None]
-  return jnp.zeros_like(paid).at[rows, target].add(paid)
-
-
 def _pay(
   found: Array, batch: Batch, grounded: Array, grounding: float, residual: bool
 ) -> tuple[Array, Array, Array]:
   """Rewards of tokens [B, T], the remainder at the end [N], and the mean |sum_k c_k - R|."""
   ends = turn_ends(batch)
-  weights = batch.weights
-  if "selected" in batch.columns:
-    weights = jnp.where(batch.columns["selected"], weights, 0)
   earned = found + grounding * jnp.where(ends, grounded, 0)
-  paid = pay_where_weighted(earned, weights, batch.segment_ids)
+  paid = move_to_weights(batch.with_columns({TURN_REWARDS.name: earned}))
   known = _learnt_from(ends, batch.segment_ids, batch.valid)
   rest = batch.rewards - sequence_sum(found, batch.segment_ids, batch.num_sequences)
   error = jnp.sum(jnp.where(known, jnp.abs(rest), 0)) / jnp.maximum(jnp.sum(known), 1)

@@ -15,7 +15,7 @@ from agentjax.models.heads import values
 from agentjax.objectives import preset
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.spa_rl import ProgressConfig
-from agentjax.recipes.spa_rl.progress import grounded_turns, pay_where_weighted
+from agentjax.recipes.spa_rl.progress import grounded_turns
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Experiment, OptimizerConfig, load_experiment
 from agentjax.training.checkpoint import CheckpointConfig
@@ -44,16 +44,6 @@ def test_a_turn_is_grounded_unless_the_world_refused_it():
   episode.tools = [ToolRecord(0, "f", {}, "error", "", 0.1), ToolRecord(2, "f", {}, "ok", "", 0.1)]
   episode.status = Status.POLICY_ERROR
   assert set(grounded_turns(episode, pieces, texts).values()) == {0.0}
-
-
-def test_a_turn_without_weight_is_paid_on_the_token_before_it():
-  weights = jnp.array([[0, 1, 0, 0, 1, 0, 0, 0, 1, 0.0]])
-  segments = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 2, 0]])
-  paid = jnp.array([[0, 0, 2.0, 3, 0, 5, 0, 7, 0, 0]])
-  # 7 stands before the second sequence's first weight: it stays, and is nobody's.
-  np.testing.assert_array_equal(
-    pay_where_weighted(paid, weights, segments)[0], [0, 5, 0, 0, 5, 0, 0, 7, 0, 0]
-  )
 
 
 def test_turns_are_paid_contribution_and_grounding_by_hand():

@@ -118,21 +118,23 @@ class World:
 
   def census(self) -> dict[str, Any]:
     """What must be the same before and after any number of runs, taken when the sandbox is idle."""
-    deadline = time.monotonic() + 5.0
-    family: list[int] = []
-    while family != (family := descendants(self.machine.process.pid)):
+    deadline = time.monotonic() + 10.0
+    while True:
+      family = descendants(self.machine.process.pid)
+      # Beside those wanted, each place has one that runs and one that tidies up, and all come free;
+      # the interpreter lets no more stand by. Those that ended are reaped in time.
+      watchers = [pid for pid in children(family[0]) if self._state(pid) != "Z"]
+      if self.machine.grants("disk_in_memory"):
+        watchers.remove(family[1])  # the keeper of the disks, which came first
+      beside = sum(self._state(p) != "Z" for p in family) - (1 + 2 * len(watchers))
       time.sleep(0.3)  # until all that stand by are there and all that ended are gone
-      assert time.monotonic() < deadline
+      steady = family == descendants(self.machine.process.pid)
+      if steady and beside == 0 or time.monotonic() > deadline:
+        break
+    assert steady and _CONCURRENCY <= len(watchers) <= 3 * _CONCURRENCY, family
     directory = self.machine.hello["directory"]
-    # Beside those wanted, each place has one that runs and one that tidies up, and all come free;
-    # the interpreter lets no more stand by. Those that ended are reaped in time.
-    watchers = [pid for pid in children(family[0]) if self._state(pid) != "Z"]
-    if self.machine.grants("disk_in_memory"):
-      watchers.remove(family[1])  # the keeper of the disks, which came first
-    assert _CONCURRENCY <= len(watchers) <= 3 * _CONCURRENCY, family
     return {
-      "beside watchers and programs that stand by": sum(self._state(p) != "Z" for p in family)
-      - (1 + 2 * len(watchers)),
+      "beside watchers and programs that stand by": beside,
       "processes that left it": len({*pids(directory), *pids(self.marker)} - {*family}),
       "descriptors of the trainer": len(os.listdir(f"/proc/{self.machine.process.pid}/fd")),
       "descriptors of the interpreter": len(os.listdir(f"/proc/{family[0]}/fd")),
