@@ -81,14 +81,14 @@ class JudgeModelConfig(Config):
   http: EndpointConfig = dataclasses.field(default_factory=EndpointConfig)
 
   def validate(self, path: str = "judge") -> None:
-    check(
+    require = self.requirements(path)
+    require(
       bool(self.path) != bool(self.http.base_url),
-      f"{path}.path",
-      self.path,
+      "path",
       f"a run, a checkpoint or a Hugging Face folder, or '' with {path}.http.base_url set",
     )
     self.sampling.validate(f"{path}.sampling")
-    check(self.max_tokens >= 1, f"{path}.max_tokens", self.max_tokens, ">= 1")
+    require(self.max_tokens >= 1, "max_tokens", ">= 1")
     if not self.path:
       self.http.validate(f"{path}.http")
       for name in ("top_k", "min_p"):

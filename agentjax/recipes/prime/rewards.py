@@ -143,6 +143,7 @@ class ProcessConfig(SignalConfig):
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """Steps are paid before the end, and both policies read whole episodes."""
+    require = self.requirements(path)
     stage = experiment.rl
     names = [f"config.rl.phases[{i}]" for i in range(len(stage.phases))]
     for phase, where in zip(stage.all_phases, (*names, "config.rl"), strict=True):
@@ -168,16 +169,14 @@ class ProcessConfig(SignalConfig):
       f"a policy with {path}.online and config.rl.phases: the model learns against one reference, "
       "and the run's own is another after a phase",
     )
-    check(
+    require(
       experiment.lora is None,
-      f"{path}.online",
-      self.online,
+      "online",
       "none with config.lora: the reward model is a second whole model with an optimiser",
     )
-    check(
+    require(
       self.online.outcome in ("", *experiment.reward.parts),
-      f"{path}.online.outcome",
-      self.online.outcome,
+      "online.outcome",
       f"'' or one of config.reward.parts = {experiment.reward.parts}",
     )
 
