@@ -89,9 +89,16 @@ def update_batch(members: list[PackedSequence], rows: int) -> tuple[Any, UpdateB
 def step(
   made: Machine, state: TrainState, whole: UpdateBatch, rows: int
 ) -> tuple[TrainState, dict[str, float]]:
-  """One update in micro-batches of ``rows`` rows, all of them with tokens."""
+  """One update in micro-batches of ``rows`` rows, all of them with tokens.
+
+  Beside its metrics there are the mean and the largest gap between sampler and trainer.
+  """
   count = whole.token_ids.shape[0] // rows
-  state, metrics, _ = made.update(state, split_rows(whole, rows), count)
+  state, metrics, scored = made.update(state, split_rows(whole, rows), count)
+  prepared = whole.prepared
+  gap = np.abs(np.asarray(scored).reshape(prepared.weights.shape) - prepared.behaviour_log_probs)
+  gap = np.where(prepared.weights > 0, gap, 0.0)
+  metrics |= {"mismatch/mean": np.sum(prepared.shares * gap), "mismatch/max": gap.max()}
   return state, {name: float(value) for name, value in metrics.items()}
 
 
