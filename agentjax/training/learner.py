@@ -108,7 +108,7 @@ class Learner(TrainStates):
         only_values=phase.trains == "values",
       )
       optimizer = self.policy_optimizers[name]
-      return make_update(parts.model, optimizer, own, ours, bind(self.placed["rl"], name))
+      return make_update(parts.model, optimizer, own, ours, bind(self.specs["rl"].placed, name))
 
     self._phases: dict[str, list[Phase]] = {}
     for name, optimizer in self.policy_optimizers.items():

@@ -49,7 +49,7 @@ class SupervisedSteps:
       states.optimizers["supervised"],
       supervised_objective,
       update_settings(settings, parts.experiment.lora),
-      states.placed["supervised"],
+      states.specs["supervised"].placed,
     )
     self._prepare = jax.jit(
       lambda batch: prepare_supervised(batch, aggregation=settings.aggregation),

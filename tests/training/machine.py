@@ -14,7 +14,7 @@ from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.preparation import prepare
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
-from agentjax.training.state import TrainState, init_state, network_specs, state_shardings
+from agentjax.training.state import StateSpec, TrainState, network_specs
 from agentjax.training.update import Update, UpdateBatch, UpdateSettings, make_update, split_rows
 from agentjax.trajectory.packing import PackedSequence, pack
 
@@ -49,13 +49,9 @@ def machine(
   specs = network_specs(model, critic=False, lora=settings.lora)
   transform = build_optimizer(optimizer or OptimizerConfig(learning_rate=0.1), 10, specs)
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-  placed = state_shardings(
-    model, transform, mesh, critic=False, reference=False, lora=settings.lora
-  )
-  update = make_update(model, transform, policy_objective(ObjectiveConfig()), settings, placed)
-  return Machine(
-    lambda: init_state(model, transform, jax.random.key(0), placed, lora=settings.lora), update
-  )
+  spec = StateSpec(model, transform, mesh, lora=settings.lora)
+  update = make_update(model, transform, policy_objective(ObjectiveConfig()), settings, spec.placed)
+  return Machine(lambda: spec.create(jax.random.key(0)), update)
 
 
 def sequences(count: int = 8, length: int = 6) -> list[PackedSequence]:
