@@ -40,11 +40,11 @@ from absl import app, flags
 from agentjax.models import ModelConfig, forward
 from agentjax.models.heads import TokenScores, compute_logits
 from agentjax.objectives import policy_objective, prepare, preset
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training import OptimizerConfig, update
 from agentjax.training.optimizer import build_optimizer
 from agentjax.training.state import StateSpec, network_specs
-from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.update import UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import PackedSequence, pack
 
 PARTS = ("memory", "time", "losses")

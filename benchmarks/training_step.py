@@ -25,7 +25,7 @@ from agentjax.models import LoraConfig, ModelConfig, Params
 from agentjax.models.spec import count, init_params
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import make_mesh
+from agentjax.sharding import make_mesh, split_rows
 from agentjax.training import load_experiment
 from agentjax.training import update as update_module
 from agentjax.training.optimizer import build_optimizer
@@ -41,7 +41,6 @@ from agentjax.training.update import (
   UpdateSettings,
   make_score,
   make_update,
-  split_rows,
   used_micro_batches,
 )
 from agentjax.trajectory.packing import PackedSequence, pack

@@ -31,6 +31,7 @@ from agentjax.sharding import (
   make_mesh,
   replicated,
   shardings,
+  split_rows,
 )
 from agentjax.signals.critic import critic_spec
 from agentjax.signals.teacher import TeacherHead, TeacherTargets
@@ -48,7 +49,7 @@ from agentjax.training.state import (
   full_policy,
   network_specs,
 )
-from agentjax.training.update import UpdateBatch, make_score, make_update, micro_rows, split_rows
+from agentjax.training.update import UpdateBatch, make_score, make_update, micro_rows
 from agentjax.trajectory.batch import abstract_batch
 from agentjax.trajectory.experts import compact_dtype
 

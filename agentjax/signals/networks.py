@@ -13,6 +13,7 @@ import optax
 
 from agentjax.config import check
 from agentjax.models import ModelConfig
+from agentjax.sharding import split_rows
 from agentjax.training.optimizer import OptimizerConfig, bad_steps, build_optimizer
 from agentjax.training.state import Network, NetworkSpec, Weights, network_specs
 
@@ -56,14 +57,9 @@ def reader_spec(
   return NetworkSpec(specs, build_optimizer(optimizer, steps, specs), start)
 
 
-def cut_rows(tree: Any, rows: int) -> Any:
-  """[B, ...] arrays as [M, rows, ...]."""
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
-
-
 def map_rows(function: Callable[[Any], Array], tree: Any, rows: int) -> Array:
   """[B, ...] of a function of [rows, ...] arrays, one micro-batch at a time."""
-  found = jax.lax.map(function, cut_rows(tree, rows))
+  found = jax.lax.map(function, split_rows(tree, rows))
   return found.reshape(-1, *found.shape[2:])
 
 
@@ -93,7 +89,7 @@ def descend(
 
   zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), network.weights)
   empty = (zeros, jnp.zeros((), jnp.float32))
-  (grads, value), _ = jax.lax.scan(add, empty, cut_rows(data, rows))
+  (grads, value), _ = jax.lax.scan(add, empty, split_rows(data, rows))
   changes, opt_state = optimizer.update(grads, network.opt_state, network.weights)
   metrics = {
     "loss": value,

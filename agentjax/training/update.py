@@ -91,11 +91,6 @@ def micro_rows(needed: int, rows: int) -> int:
   return count * rows
 
 
-def split_rows(tree: Any, rows: int) -> Any:
-  """[M * rows, ...] arrays as [M, rows, ...]."""
-  return jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), tree)
-
-
 def used_micro_batches(segment_ids: Any, rows: int) -> int:
   """How many leading micro-batches of [B, T] rows hold tokens."""
   occupied = np.flatnonzero(np.asarray(segment_ids).any(axis=1))

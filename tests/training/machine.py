@@ -12,10 +12,10 @@ import numpy as np
 from agentjax.models import ModelConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.state import StateSpec, TrainState, network_specs
-from agentjax.training.update import Update, UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.update import Update, UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import PackedSequence, pack
 
 ATTENTION = ModelConfig(

@@ -7,10 +7,10 @@ import numpy as np
 from agentjax.objectives import preset
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
-from agentjax.sharding import MeshConfig, make_mesh
+from agentjax.sharding import MeshConfig, make_mesh, split_rows
 from agentjax.training.optimizer import OptimizerConfig, build_optimizer
 from agentjax.training.state import Network, StateSpec, network_specs
-from agentjax.training.update import UpdateBatch, UpdateSettings, make_update, split_rows
+from agentjax.training.update import UpdateBatch, UpdateSettings, make_update
 from agentjax.trajectory.packing import pack
 from tests.training.machine import ATTENTION, sequences
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -206,10 +206,7 @@ class ProcessConfig(SignalConfig):
     if REWARD_MODEL in specs:
       spec = specs[REWARD_MODEL]
       model = RewardModel(self, tools.model, spec, tools.mesh, tools.temperature)
-    rewards = ProcessRewards(
-      self, chat, tools.model, tools.mesh, tools.temperature, tools.pack, tools.rows
-    )
-    return StepRewards(rewards, model)
+    return StepRewards(ProcessRewards(self, tools), model)
 
 
 class ProcessRewards:
@@ -217,25 +214,14 @@ class ProcessRewards:
 
   Args:
     config: see ProcessConfig.
-    chat, student, mesh, temperature, pack, rows: as ``teacher.Teachers`` has them.
+    tools: of the run.
   """
 
-  def __init__(
-    self,
-    config: ProcessConfig,
-    chat: Chat,
-    student: ModelConfig,
-    mesh: jax.sharding.Mesh,
-    temperature: float,
-    pack: Callable[[Sequence[PackedSequence]], Batch],
-    rows: int,
-  ):
+  def __init__(self, config: ProcessConfig, tools: SignalTools):
     self.config = config
 
     def loaded(policy: TeacherConfig | None) -> Teachers | None:
-      if policy is None:
-        return None
-      return Teachers((policy,), chat, student, mesh, temperature, pack, rows)
+      return None if policy is None else Teachers((policy,), tools)
 
     # A model that is trained belongs to the state of the run.
     self._policies = {
