@@ -165,11 +165,6 @@ class LoopConfig(Config):
     """Iterations if none are given."""
     return self.mean_depth if self.eval_depth is None else self.eval_depth
 
-  @property
-  def last_iterations(self) -> int:
-    """How many iterations gradients go through."""
-    return -(-self.mean_depth // 2) if self.gradient_depth is None else self.gradient_depth
-
 
 @dataclasses.dataclass(unsafe_hash=True)
 class SecondPassConfig(Config):
