@@ -178,6 +178,11 @@ class Chunk(NamedTuple):
   drafted: Array | None = None  # int32 [slots], tokens that were drafted, with speculation
   accepted: Array | None = None  # int32 [slots], those of them that were right
 
+  @property
+  def columns(self) -> tuple[Array, ...]:
+    """Ids, log-probs and entropies: what every token has."""
+    return self[:4]
+
 
 class Generation:
   """A model call under way: writes its row of a plan, reads its row of a chunk."""
@@ -240,15 +245,7 @@ class Generation:
     count = int(chunk.counts[slot])
     versions = np.full(count, version, np.int32)
     versions[:1] = first
-    self._parts.append(
-      (
-        chunk.token_ids[slot, :count],
-        chunk.behaviour_log_probs[slot, :count],
-        chunk.entropies[slot, :count],
-        chunk.sampling_log_probs[slot, :count],
-        versions,
-      )
-    )
+    self._parts.append((*(column[slot, :count] for column in chunk.columns), versions))
     if chunk.experts is not None:
       self._experts.append(chunk.experts[slot, :count])
     if self.request.grammar is not None:
@@ -271,17 +268,9 @@ class Generation:
   def result(self) -> Sample:
     """The sample of a call that has ended, without tokens after a stop string."""
     assert self.finish is not None
-    columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
-    token_ids, behaviour_log_probs, entropies, sampling_log_probs, versions = columns
-    return Sample(
-      token_ids,
-      behaviour_log_probs,
-      entropies,
-      sampling_log_probs,
-      versions,
-      self.finish,
-      np.concatenate(self._experts)[: self.kept] if self._experts else None,
-    )
+    columns = (np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True))
+    experts = np.concatenate(self._experts)[: self.kept] if self._experts else None
+    return Sample(*columns, finish=self.finish, experts=experts)
 
 
 class StopStrings:
