@@ -35,7 +35,7 @@ from agentjax.data.synthesis_folder import (
   Row,
   RowFile,
   claim,
-  for_each,
+  fill,
   plain_messages,
   unreported,
 )
@@ -301,13 +301,7 @@ class _Folder:
   async def _fill(
     self, what: str, file: RowFile, make: Any, concurrency: int, report: Report
   ) -> None:
-    settled = file.rows | self.given_up.rows
-    rest = [pair for pair in self._pairs if pair.id not in settled]
-    done, total = len(self._pairs) - len(rest), len(self._pairs)
-    report(what, done, total)
-
     async def work(pair: Pair) -> None:
-      nonlocal done
       row = {"id": pair.id, "pair": self._plain[pair.id]}
       try:
         file.append(row | await make(pair))
@@ -315,12 +309,9 @@ class _Folder:
         self.given_up.append(row | {"reason": f"{what}: {error}"})
       except JudgeRefusedError as error:
         raise JudgeRefusedError(f"pair {pair.id}, {what}: {error}") from error
-      done += 1
-      report(what, done, total)
 
-    await for_each(rest, work, concurrency=concurrency)
-    file.sort()
-    self.given_up.sort()
+    files = (file, self.given_up)
+    await fill(files, self._pairs, work, what=what, report=report, concurrency=concurrency)
 
   def syntheses(self) -> list[Synthesis]:
     """Of the pairs that were not given up, by id."""
