@@ -241,8 +241,8 @@ class Adopted(Choice):
   name: str = ""
   found: Any = dataclasses.field(default=None, compare=False, repr=False)
 
-  def build(self, *args: Any) -> Any:
-    del args
+  def build(self, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
     return self.found
 
   @property
