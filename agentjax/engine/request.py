@@ -262,8 +262,9 @@ class Generation:
     """The sample of a call that has ended, without tokens after a stop string."""
     assert self.finish is not None
     columns = (np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True))
+    ids, log_probs, entropies, drawn_log_probs, versions = columns
     experts = np.concatenate(self._experts)[: self.kept] if self._experts else None
-    return Sample(*columns, finish=self.finish, experts=experts)
+    return Sample(ids, log_probs, entropies, drawn_log_probs, versions, self.finish, experts)
 
 
 class StopStrings:

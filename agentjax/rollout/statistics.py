@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -95,13 +95,14 @@ class RolloutStatistics:
     if self.reward is not None:
       flat["reward/mean"] = scalars.pop("reward")
     flat |= {f"rollout/{name}": value for name, value in scalars.items()}
-    for prefix, values in (
-      ("rollout/status", self.statuses),
-      ("rollout/masked", self.masked),
-      ("rollout/counted", self.counted),
-      ("reward/part", self.reward_parts),
-      ("reward/invalid", self.invalid_parts),
-    ):
+    named: dict[str, Mapping[str, float]] = {
+      "rollout/status": self.statuses,
+      "rollout/masked": self.masked,
+      "rollout/counted": self.counted,
+      "reward/part": self.reward_parts,
+      "reward/invalid": self.invalid_parts,
+    }
+    for prefix, values in named.items():
       flat |= {f"{prefix}_{name}": value for name, value in values.items()}
     for tool, figures in self.tools.items():
       for name, value in dataclasses.asdict(figures).items():
