@@ -160,7 +160,7 @@ class Places:
     waiter = _Waiter(owner, exclusive, loop, loop.create_future(), _clocks.get())
     waiter.held_up.stop()
     with self._lock:
-      self._line_up(waiter)
+      self._enqueue(waiter)
       self._serve()
       if waiter.waiting:
         waiter.wait_for(others=not self._held[owner])
@@ -183,27 +183,26 @@ class Places:
     """Frees the places of a waiter, or removes it from the queue."""
     with self._lock:
       if waiter.waiting:
-        self._call(waiter)
+        self._dequeue(waiter)
+        self._rank(waiter.owner)
       else:
         self._count_places(waiter, -1)
       self._serve()
 
-  def _line_up(self, waiter: _Waiter) -> None:
+  def _enqueue(self, waiter: _Waiter) -> None:
     self._tickets += 1
     waiter.ticket, waiter.waiting = self._tickets, True
     self._waiting += 1
     self._queues.setdefault(waiter.owner, collections.deque()).append(waiter)
     self._rank(waiter.owner)
 
-  def _call(self, waiter: _Waiter) -> None:
-    """Out of the queue."""
+  def _dequeue(self, waiter: _Waiter) -> None:
     waiter.waiting = False
     self._waiting -= 1
     queue = self._queues[waiter.owner]
     queue.remove(waiter)
     if not queue:
       del self._queues[waiter.owner]
-    self._rank(waiter.owner)
     waiter.wait_for(others=False)
 
   def _count_places(self, waiter: _Waiter, sign: int) -> None:
@@ -233,7 +232,7 @@ class Places:
   def _serve(self) -> None:
     """Hands out free places; the lock is held."""
     while (waiter := self._next()) is not None:
-      self._call(waiter)
+      self._dequeue(waiter)
       self._count_places(waiter, 1)
       try:
         waiter.loop.call_soon_threadsafe(_grant, waiter.granted)

@@ -114,13 +114,13 @@ async def _scored(
     with clock:
       await _in_thread(run)
 
-  async def one() -> None:
+  async def alone() -> None:  # nothing to hold up: one thread does both
     await rewards.score_parts(copies[0], task)
     await rewards.compare(copies, task)
 
   async def work() -> None:
     if len(copies) == 1:
-      return await apart(one)
+      return await apart(alone)
     parts = (functools.partial(rewards.score_parts, copy, task) for copy in copies)
     await asyncio.gather(*map(apart, parts))
     await apart(functools.partial(rewards.compare, copies, task))
