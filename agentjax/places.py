@@ -10,11 +10,10 @@ import asyncio
 import collections
 import contextlib
 import contextvars
-import dataclasses
 import heapq
 import threading
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 
 _owner: contextvars.ContextVar[Hashable | None] = contextvars.ContextVar("owner", default=None)
 _clocks: contextvars.ContextVar[tuple[Clock, ...]] = contextvars.ContextVar("clocks", default=())
@@ -93,17 +92,39 @@ def owned_by(owner: Hashable) -> Iterator[None]:
     _owner.reset(token)
 
 
-@dataclasses.dataclass(eq=False)
 class _Waiter:
-  owner: Hashable
-  exclusive: bool
-  loop: asyncio.AbstractEventLoop
-  granted: asyncio.Future[None]
-  clocks: tuple[Clock, ...]
-  held_up: Clock = dataclasses.field(default_factory=Clock)  # runs while others hold all it needs
-  stopped: bool = False  # ``clocks`` are
-  ticket: int = 0
-  waiting: bool = False  # in the queue of its owner
+  """Holds a place while its block runs, or waits for one."""
+
+  def __init__(self, places: Places, exclusive: bool):
+    owner = _owner.get()
+    self.owner: Hashable = object() if owner is None else owner
+    self.exclusive = exclusive
+    self.loop = asyncio.get_running_loop()
+    self.granted: asyncio.Future[None] = self.loop.create_future()
+    self.clocks = _clocks.get()
+    self.held_up = Clock()  # runs while others hold all it needs
+    self.held_up.stop()
+    self.stopped = False  # ``clocks`` are
+    self.ticket = 0
+    self.waiting = False  # in the queue of its owner
+    self._places = places
+
+  async def __aenter__(self) -> None:
+    await self._places._enter(self)
+
+  async def __aexit__(self, *_: object) -> None:
+    self._places._leave(self)
+
+  def grant(self) -> None:
+    """Lets it go on, from whatever thread."""
+    if self.loop is asyncio._get_running_loop():
+      self._go_on()
+    else:
+      self.loop.call_soon_threadsafe(self._go_on)
+
+  def _go_on(self) -> None:
+    if not self.granted.done():
+      self.granted.set_result(None)
 
   def wait_for(self, others: bool) -> None:
     """Notes whether it waits for others, for its own owner, or not at all."""
@@ -141,35 +162,26 @@ class Places:
     # Heads of queues by (places their owner holds, ticket); those that changed since are passed by.
     self._heads: list[tuple[int, int, _Waiter]] = []
 
-  @contextlib.asynccontextmanager
-  async def one(self, *, exclusive: bool = False) -> AsyncIterator[None]:
+  def one(self, *, exclusive: bool = False) -> contextlib.AbstractAsyncContextManager[None]:
     """Holds a place; all of them where ``exclusive``.
 
     Raises:
       QueueTimeout: none came free in time.
     """
-    waiter = await self._enter(exclusive)
-    try:
-      yield
-    finally:
-      self._leave(waiter)
+    return _Waiter(self, exclusive)
 
-  async def _enter(self, exclusive: bool) -> _Waiter:
-    loop, owner = asyncio.get_running_loop(), _owner.get()
-    owner = object() if owner is None else owner
-    waiter = _Waiter(owner, exclusive, loop, loop.create_future(), _clocks.get())
-    waiter.held_up.stop()
+  async def _enter(self, waiter: _Waiter) -> None:
     with self._lock:
       self._enqueue(waiter)
       self._serve()
-      if waiter.waiting:
-        waiter.wait_for(others=not self._held[owner])
+      if not waiter.waiting:
+        return
+      waiter.wait_for(others=not self._held[waiter.owner])
     try:
       await self._until_granted(waiter)
     except BaseException:
       self._leave(waiter)
       raise
-    return waiter
 
   async def _until_granted(self, waiter: _Waiter) -> None:
     if self._seconds is None:
@@ -235,7 +247,7 @@ class Places:
       self._dequeue(waiter)
       self._count_places(waiter, 1)
       try:
-        waiter.loop.call_soon_threadsafe(_grant, waiter.granted)
+        waiter.grant()
       except RuntimeError:  # its event loop has ended, and it with that
         self._count_places(waiter, -1)
 
@@ -250,8 +262,3 @@ class Places:
       else:
         return first
     return None
-
-
-def _grant(granted: asyncio.Future[None]) -> None:
-  if not granted.done():
-    granted.set_result(None)
