@@ -289,7 +289,7 @@ class TrajectoryBuilder:
     *,
     calls: int,
     parent: int | None = LAST,
-    flags: Iterable[Flag] = (),
+    flags: Iterable[Flag] = frozenset(),
     columns: Mapping[str, Any] | None = None,
     **fields: Any,
   ) -> int:
