@@ -101,7 +101,6 @@ def damage_every_file(saved, tmp_path, damages: int, seed: int) -> tuple[int, in
   return refused, damages
 
 
-@pytest.mark.slow
 def test_no_flipped_bit_is_loaded(saved, tmp_path):
   refused, damages = damage_every_file(saved, tmp_path, 60, seed=0)
   assert refused > damages / 3  # many bits of orbax's files say nothing

@@ -295,10 +295,7 @@ def test_each_policy_has_its_own_signals_and_shares_programs_where_it_can(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "changes",
-  [{"objective": WITH_VALUES}, {"lora": LoraConfig(rank=2)}],
-)
+@pytest.mark.parametrize("changes", [{"objective": WITH_VALUES}, {"lora": LoraConfig(rank=2)}])
 def test_a_policy_is_measured_and_exported_by_its_name(tmp_path, changes):
   run = made(tmp_path, steps=1, tasks=2, seats={"white": TrainedSeat(start="random")}, **changes)
   with run._session() as session:
