@@ -116,8 +116,12 @@ class _Waiter:
     self._places.leave(self)
 
   def grant(self) -> None:
-    """Lets it go on, from whatever event loop; raises RuntimeError where its own has ended."""
-    if self.loop is asyncio.get_running_loop():
+    """Lets it go on, whoever left the place; raises RuntimeError where its event loop has ended."""
+    try:
+      here = asyncio.get_running_loop()
+    except RuntimeError:  # a block that outlives its event loop is left outside of any
+      here = None
+    if self.loop is here:
       self._go_on()
     else:
       self.loop.call_soon_threadsafe(self._go_on)

@@ -39,10 +39,10 @@ def _program(tmp_path, body):
   ("words", "told"),
   [
     (["--nosuch=1"], "'nosuch'"),
-    (["stray"], "'stray'"),
-    (["--", "--config.seed=1"], "'--config.seed=1'"),
+    pytest.param(["stray"], "'stray'", marks=pytest.mark.slow),
+    pytest.param(["--", "--config.seed=1"], "'--config.seed=1'", marks=pytest.mark.slow),
     (["--config.seedy=1"], "did you mean seed"),
-    (["--config=nosuch.py"], "'nosuch.py': no such file"),
+    pytest.param(["--config=nosuch.py"], "'nosuch.py': no such file", marks=pytest.mark.slow),
     ([], "--config is missing"),
   ],
 )
@@ -80,6 +80,7 @@ def test_a_fault_of_the_program_shows_its_trace_and_ends_with_1(tmp_path):
   assert done.returncode == 1 and "Traceback" in done.stderr and "KeyError" in done.stderr
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path):
   body = "import jax; print(jax.config.jax_compilation_cache_dir)"
   environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}

@@ -249,3 +249,34 @@ def test_a_loop_that_was_held_up_leaves_a_turn_to_work_that_has_time(seconds, en
     task.cancel()
 
   asyncio.run(main())
+
+
+def test_a_block_that_outlives_its_event_loop_gives_its_place_to_another_loop():
+  places = Places(1)
+
+  async def hold():
+    async with places.one():
+      await asyncio.sleep(60)
+
+  abandoned = hold()
+  loop = asyncio.new_event_loop()
+  loop.call_soon(abandoned.send, None)
+  loop.call_soon(loop.stop)
+  loop.run_forever()
+  log = []
+
+  async def wait():
+    log.append("waits")
+    async with places.one():
+      log.append("goes on")
+
+  thread = threading.Thread(target=lambda: asyncio.run(asyncio.wait_for(wait(), 5)), daemon=True)
+  thread.start()
+  while not log:
+    time.sleep(0.01)
+  time.sleep(0.1)
+  assert log == ["waits"]
+  abandoned.close()  # as the garbage collector does, where no event loop runs
+  thread.join(6)
+  loop.close()
+  assert log == ["waits", "goes on"]

@@ -124,7 +124,6 @@ async def _score_apart(
 ) -> None:
   """Scores in threads, where members do not wait for each other until they are compared."""
   owner = members[0].address if members else None
-
   if len(members) == 1:  # nothing to hold up: one thread does both
 
     async def both() -> None:

@@ -163,7 +163,7 @@ def world(model_config, params, other_params) -> Iterator[World]:
     engine.close()
 
 
-@pytest.mark.parametrize("reuse", ["prompts", "turns"])
+@pytest.mark.parametrize("reuse", ["prompts", pytest.param("turns", marks=pytest.mark.slow)])
 @settings(max_examples=15, deadline=None)
 @given(
   steps=st.lists(Step, min_size=4, max_size=24),

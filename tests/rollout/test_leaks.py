@@ -251,7 +251,13 @@ def kept_bytes(engine):
   return sum(engine.stored_bytes) + used * programs.block_bytes
 
 
-@pytest.mark.parametrize("sampler", [None, SAMPLER], ids=["independent", "branched"])
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    pytest.param(None, id="independent"),
+    pytest.param(SAMPLER, id="branched", marks=pytest.mark.slow),
+  ],
+)
 def test_cancelling_in_the_middle_of_a_chunk_frees_every_slot(engine, sampler):
   tasks = [make_task(i) for i in range(6)]
   settings = {"max_tokens_per_turn": 12, "max_total_tokens": 200, "concurrency": 16}

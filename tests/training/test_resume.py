@@ -108,6 +108,7 @@ def copy(finished_run, tmp_path):
   return tmp_path / "copy"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_and_journal_are_told_and_the_bits_are_the_same(
   finished_run, copy, caplog
 ):

@@ -228,6 +228,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_anything_starts(tmp_
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_gradients_that_stay_non_finite_stop_the_run_and_change_nothing(tmp_path, finished_run):
   straight, *_ = finished_run
   experiment = smoke_experiment()
@@ -279,6 +280,7 @@ def test_ppo_with_a_value_head_minibatches_and_a_reference_trains_and_replays(tm
     assert int(state.step) == step == 2  # of eight updates
 
 
+@pytest.mark.slow
 def test_the_command_line_evaluates_and_replays(finished_run, tmp_path):
   directory, report, _ = finished_run
   config = f"--config={directory / 'config.json'}"

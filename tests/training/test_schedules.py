@@ -134,7 +134,13 @@ def test_asynchronous_tokens_keep_the_bound_and_cross_updates(tmp_path):
     assert 0 <= row["schedule/staleness_mean"] <= row["schedule/staleness_max"] <= ASYNC.bound
 
 
-@pytest.mark.parametrize("schedule", [ONE, ASYNC], ids=["one_step_off", "async"])
+@pytest.mark.parametrize(
+  "schedule",
+  [
+    pytest.param(ONE, id="one_step_off"),
+    pytest.param(ASYNC, id="async", marks=pytest.mark.slow),
+  ],
+)
 def test_recorded_steps_replay_to_the_same_hash(finished, schedule):
   for step in (2, STEPS):
     assert run(finished(schedule), schedule).replay(step).identical

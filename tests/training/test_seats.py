@@ -122,6 +122,7 @@ def test_a_snapshot_draws_with_the_weights_that_it_was_taken_with(tmp_path):
   assert fingerprints(tmp_path / "own") != fingerprints(tmp_path / "frozen")
 
 
+@pytest.mark.slow
 def test_what_a_frozen_seat_writes_does_not_change_the_update(tmp_path):
   """Other words of the frozen seat give the same update; other words of the policy do not."""
 

@@ -130,6 +130,7 @@ def reworded(episode, policy):
   )
 
 
+@pytest.mark.slow
 def test_what_one_policy_writes_does_not_change_the_update_of_the_other(tmp_path):
   def train(name, replaced):
     run = made(tmp_path / name, steps=1)
@@ -185,6 +186,7 @@ def test_a_later_run_takes_policies_over_by_their_names(tmp_path):
     assert identity == fingerprint(wanted)
 
 
+@pytest.mark.slow
 def test_policies_take_turns(tmp_path):
   found = trained_step_by_step(made(tmp_path, steps=4, alternate=AlternateConfig(every=1)))
   moved = [
@@ -215,18 +217,13 @@ def test_a_snapshot_of_a_further_policy_follows_that_one(tmp_path):
     made(tmp_path, seats=seats | {"white": SnapshotSeat(of="b")}).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
   [
     {"alternate": AlternateConfig(every=1), "objective": WITH_REFERENCE},
-    pytest.param(
-      {"schedule": ScheduleConfig(mode="one_step_off"), "objective": WITH_VALUES},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      {"objective": WITH_VALUES, "critic": CriticConfig(), "lora": LoraConfig(rank=2)},
-      marks=pytest.mark.slow,
-    ),
+    {"schedule": ScheduleConfig(mode="one_step_off"), "objective": WITH_VALUES},
+    {"objective": WITH_VALUES, "critic": CriticConfig(), "lora": LoraConfig(rank=2)},
   ],
 )
 def test_a_run_of_two_policies_goes_on_after_a_kill_with_the_same_bits(tmp_path, changes):
@@ -298,10 +295,7 @@ def test_each_policy_has_its_own_signals_and_shares_programs_where_it_can(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "changes",
-  [{"objective": WITH_VALUES}, {"lora": LoraConfig(rank=2)}],
-)
+@pytest.mark.parametrize("changes", [{"objective": WITH_VALUES}, {"lora": LoraConfig(rank=2)}])
 def test_a_policy_is_measured_and_exported_by_its_name(tmp_path, changes):
   run = made(tmp_path, steps=1, tasks=2, seats={"white": TrainedSeat(start="random")}, **changes)
   with run._session() as session:

@@ -115,6 +115,7 @@ def test_nothing_is_promised_before_the_model_has_learnt():
   np.testing.assert_array_equal(batch.rewards[:3], _OUTCOMES)
 
 
+@pytest.mark.slow
 def test_the_turn_that_decides_gets_the_progress():
   """Three turns of one letter; the second decides."""
   random = np.random.default_rng(0)

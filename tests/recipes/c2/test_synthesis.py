@@ -194,6 +194,7 @@ def _die(*args, **kwargs):
   raise _KilledError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["rubrics", "margins", "verifier", "episodes"])
 def test_killed_at_any_stage_it_goes_on_and_asks_nothing_twice(
   endpoint, pairs, tmp_path, stage, monkeypatch

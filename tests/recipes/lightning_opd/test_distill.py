@@ -163,6 +163,7 @@ def test_a_run_without_teacher_and_sampler_moves_the_student_to_the_teacher(stor
   )
 
 
+@pytest.mark.slow
 def test_candidates_are_learnt_from_without_the_teacher(candidates, tmp_path):
   config = lightning(candidates)
   config.rl = dataclasses.replace(config.rl, objective=top_k(4), old_log_probs="behaviour")
@@ -211,6 +212,7 @@ def test_a_policy_trained_in_a_world_of_its_own_plays_in_no_other(stored, tmp_pa
     precompute(made, tmp_path / "student", tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_policy_that_left_the_stored_episodes_behind_is_stopped(stored, tmp_path):
   """At the first step above the bound, for good, and with everything that ends a run."""
 

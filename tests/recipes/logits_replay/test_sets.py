@@ -58,6 +58,7 @@ def test_a_resumed_run_has_the_sets_of_the_first_policy(directory):
   assert resumed == _losses(directory, replay, steps=3)
 
 
+@pytest.mark.slow
 def test_the_sets_are_those_of_the_run_that_is_started_from(directory, tmp_path):
   parts = _learner(directory, None)[1]
   replay = LogitsReplayConfig(mass=0.5, most=8)

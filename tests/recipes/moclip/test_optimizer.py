@@ -139,6 +139,7 @@ def test_a_config_selects_it_for_every_array_that_is_trained():
   )
 
 
+@pytest.mark.slow
 def test_a_sharded_tree_moves_as_a_whole_one():
   flags = "--xla_force_host_platform_device_count=2"
   root = str(pathlib.Path(__file__).resolve().parents[3])

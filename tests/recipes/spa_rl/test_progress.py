@@ -46,6 +46,7 @@ def test_a_turn_is_grounded_unless_the_world_refused_it():
   assert set(grounded_turns(episode, pieces, texts).values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_turns_are_paid_contribution_and_grounding_by_hand():
   episodes = [
     make_episode(["ab", "c", "de"], 1.0, answers=["Nothing happens.", "Done."]),
