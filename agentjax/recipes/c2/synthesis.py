@@ -40,7 +40,6 @@ from agentjax.data.synthesis_folder import (
   unreported,
 )
 from agentjax.engine import ContextLengthError, SamplingConfig
-from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.recipes.c2.rubrics import (
   C2Config,
   NotFiniteError,
@@ -54,6 +53,7 @@ from agentjax.recipes.c2.rubrics import (
 )
 from agentjax.recipes.c2.runs import C2Data, write_c2
 from agentjax.rewards.judges import LetterJudge, question_key
+from agentjax.rollout.engine_judge import EngineJudge
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve

@@ -15,8 +15,8 @@ from agentjax.engine import (
   EngineConfig,
   SamplingConfig,
 )
-from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge
+from agentjax.rollout.engine_judge import EngineJudge
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message
 from tests.rollout.scripted_engine import TOKENIZER
