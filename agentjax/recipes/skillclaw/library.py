@@ -288,7 +288,7 @@ class Library:
       source: of the episodes.
       outcomes: the published skills that each one read, and whether it succeeded.
     """
-    if self.counted(source):
+    if not outcomes or self.counted(source):
       return
     records = dict(self.records)
     for names, positive in outcomes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from agentjax.data.agent_trajectories import TrajectoryForm
 from agentjax.data.synthesis_folder import Report, RowFile, claim, unreported
 from agentjax.recipes.skillclaw.library import Entries, Library
 from agentjax.recipes.skillclaw.night import Night, NightReport, SkillClawConfig
-from agentjax.recipes.skillclaw.play import ModelsConfig, NoBank, Stage, open_models
+from agentjax.recipes.skillclaw.play import ModelsConfig, NoBank, Stage, open_models, seat_identity
 from agentjax.recipes.skillclaw.sessions import (
   Session,
   read_transcripts,
@@ -32,6 +33,8 @@ from agentjax.rollout.rescoring import write_store
 from agentjax.training.rescoring import read_trajectories
 from agentjax.trajectory.record import Task
 from agentjax.trajectory.store import read_store
+
+_log = logging.getLogger(__name__)
 
 DAYS = "days.jsonl"
 _MODELS = ("player", "writer", "judge")
@@ -98,8 +101,10 @@ def evolve(
       "give --transcripts=FOLDER or --trajectories=RUN."
     )
   seed = 0 if stage is None else stage.experiment.seed
-  plain = {name: None if (m := getattr(models, name)) is None else m.to_dict() for name in _MODELS}
-  made_with = plain if stage is None else {name: stage.identity(name) for name in _MODELS}
+  made_with = {
+    name: seat_identity(getattr(models, name)) if stage is None else stage.identity(name)
+    for name in _MODELS
+  }
 
   async def replay(entries: Entries) -> Sequence[float | None]:
     assert stage is not None
@@ -275,4 +280,9 @@ def _others(
   transcripts: str | os.PathLike[str] | None, day: int, form: TrajectoryForm
 ) -> list[Session]:
   folder = None if transcripts is None else pathlib.Path(transcripts) / f"night_{day:03d}"
-  return [] if folder is None or not folder.is_dir() else read_transcripts(folder, form)[0]
+  if folder is None or not folder.is_dir():
+    return []
+  found, refused = read_transcripts(folder, form)
+  for reason in refused:
+    _log.warning("left out: %s", reason)
+  return found

@@ -1,22 +1,22 @@
 """A night: what sessions say becomes skills that replays have proved.
 
-  count -> withdraw -> summarise -> judge -> aggregate -> execute -> verify -> replay -> publish
+  count -> withdraw -> aggregate -> summarise -> judge -> execute -> verify -> replay -> publish
 
 * *Count.* Own episodes are counted for the skills that they read: how many, and how many succeeded.
 * *Withdraw* (ours). A skill that was read often and has rarely served is replayed without. It goes
   unless the replays are worse without it.
-* *Summarise, judge.* A text of each session, a causal summary, and a grade where the world gave
-  none.
 * *Aggregate.* A session joins the group of each published skill that it read, or the group of those
-  that read none.
+  that read none. Of a large group some are looked at.
+* *Summarise, judge.* A text of each of them, a causal summary, and a grade where the world gave
+  none.
 * *Execute.* The writer proposes one edit a group, or none. A proposal whose name is taken is merged
   with the skill of that name.
 * *Verify.* The proposal is screened (``skill.refusals``), then graded by four criteria, each of
   which must reach ``verify_least``.
 * *Replay.* Held-out tasks of our own are played with the present library and with the proposal, by
-  the same draws. It passes with a mean of at least ``accept`` that is at least the present mean
-  plus ``gain``. If any session of its group is untrusted, the mean must also be above the present
-  one: a proposal that changes nothing has shown nothing.
+  the same draws. It passes with a mean of at least ``accept`` that is above the present mean, by
+  ``gain`` or more: a proposal that changes nothing has shown nothing. (The source publishes ties.
+  ``ties`` does so too, but only if all sessions of the group are episodes that we played.)
 * *Publish.* Nothing else writes skills.
 
 So what a transcript says can at most cost a replay. What replays cannot show, such as harm that no
@@ -84,7 +84,7 @@ class SkillClawConfig(Config):
 
   Attributes:
     most_sessions: of a night; further ones are left out. Ours.
-    group_sessions: of one edit, the first ones.
+    group_sessions: of one edit, at most.
     summary_temperature, edit_temperature, merge_temperature: of the writer.
     judge_temperature: of grades and checks. Ours.
     edit_tokens: of an edit or a merge, at most. reply_tokens: of every other reply; ours.
@@ -95,6 +95,8 @@ class SkillClawConfig(Config):
     cases: held-out tasks of a replay. samples: episodes a task; ours.
     accept: mean reward of a replay, at least.
     gain: over the present mean, at least. The source has 0.
+    ties: whether a proposal with exactly the present mean passes, as in the source, if its sessions
+      are all our own; never from sessions of others. Ours.
     withdraw_after: episodes that must have read a skill before it may be withdrawn; 0 never
       withdraws. Ours.
     withdraw_below: a skill with a lower share of successes is replayed without. Ours.
@@ -118,6 +120,7 @@ class SkillClawConfig(Config):
   samples: PositiveInt = 1
   accept: Share = 0.75
   gain: Share = 0.0
+  ties: bool = False
   withdraw_after: NonNegativeInt = 20
   withdraw_below: Share = 0.5
   success: Share = 0.75
@@ -224,8 +227,8 @@ class Night:
     await self._withdraw(start)
     gone = {row["name"] for row in self._rows[WITHDRAWALS].rows.values() if row["withdrawn"]}
     skills = {n: self._library.skill(n, v) for n, (v, *_) in start.items() if n not in gone}
-    await self._summarise()
     groups = self._groups(skills)
+    await self._summarise(sorted({number for shown in groups.values() for number in shown}))
     await self._execute(groups, skills)
     await self._decide(skills)
     return self._finish(start, gone, len(groups))
@@ -276,9 +279,9 @@ class Night:
 
   # ---------------------------------------------------------------------------- sessions
 
-  async def _summarise(self) -> None:
-    rows, total = self._rows[SUMMARIES], len(self._sessions)
-    rest = [i for i in range(total) if i not in rows.rows]
+  async def _summarise(self, shown: Sequence[int]) -> None:
+    rows, total = self._rows[SUMMARIES], len(shown)
+    rest = [i for i in shown if i not in rows.rows]
     done = total - len(rest)
     self._report("sessions", done, total)
 
@@ -298,12 +301,17 @@ class Night:
     rows.sort()
 
   def _groups(self, skills: Mapping[str, Skill]) -> dict[str, list[int]]:
-    """Sessions by the skill that they read, or NO_SKILL."""
+    """Sessions by the skill that they read, or NO_SKILL; of too many some, chosen by the key."""
     groups: dict[str, list[int]] = collections.defaultdict(list)
     for number, session in enumerate(self._sessions):
       for name in [n for n in session.read if n in skills] or [NO_SKILL]:
         groups[name].append(number)
-    return {name: groups[name] for name in sorted(groups)}
+
+    def some(name: str) -> list[int]:
+      order = sorted(groups[name], key=lambda n: question_key(self._key, self._name, name, n))
+      return sorted(order[: self._config.group_sessions])
+
+    return {name: some(name) for name in sorted(groups)}
 
   def _evidence(self, numbers: Sequence[int]) -> list[Evidence]:
     rows = self._rows[SUMMARIES].rows
@@ -323,7 +331,7 @@ class Night:
 
     async def work(number: int) -> None:
       name = names[number]
-      shown = list(groups[name][: self._config.group_sessions])
+      shown = list(groups[name])
       key = question_key(self._key, self._name, "edit", name)
       edit = await self._models.edit(skills.get(name), self._evidence(shown), key)
       edit = await self._merged(edit, skills, question_key(key, "merge"))
@@ -412,8 +420,8 @@ class Night:
       return (
         f"mean reward {proposed:.3f} with it, {present:.3f} without; gain={self._config.gain:g}"
       )
-    if not trusted and proposed <= present + _EPSILON:
-      return f"mean reward {proposed:.3f} with it and without, from sessions of others"
+    if proposed <= present + _EPSILON and not (self._config.ties and trusted):
+      return f"mean reward {proposed:.3f} with it and without: it shows no gain"
     return None
 
   async def _compare(self, present: Entries, changed: Entries) -> tuple[float | None, float | None]:

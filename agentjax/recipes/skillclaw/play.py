@@ -133,7 +133,6 @@ class Stage:
     return engine, chat
 
   def _seat(self, config: SeatConfig, name: str) -> SeatPlayer:
-    config.validate(f"models.{name}")
     player = config.play(self, name)
     sampling = player.sampling or self.experiment.rl.sampling
     return dataclasses.replace(player, policy=POLICY, sampling=sampling)
@@ -141,11 +140,9 @@ class Stage:
   def identity(self, name: str) -> Any:
     """Plain JSON that tells a model from others."""
     config: SeatConfig | None = getattr(self._models, name)
-    if isinstance(config, ServiceSeat):
-      return {"use": config.chosen, **endpoint_identity(config.endpoint)}
     if isinstance(config, CheckpointSeat):
       return {"use": config.chosen, "policy": self._pool.serve(str(config.path), config.of)[2]}
-    return None if config is None else config.to_dict()
+    return seat_identity(config)
 
   def models(self) -> SkillModels:
     """The models of a night, each with its temperature.
@@ -163,9 +160,12 @@ class Stage:
     return self.run(self._play(tasks, entries, samples=samples, step=step, held_out=held_out))
 
   async def replay(self, entries: Entries, night: int) -> list[float | None]:
-    """Mean rewards of the held-out cases of a night; see ``night.Replay``.
+    """Mean rewards, cut to 0 to 1, of the held-out cases of a night; see ``night.Replay``.
 
     Each night has its own cases, chosen by the seed, and its own draws.
+
+    Raises:
+      ConfigError: nobody plays, or there are too few tasks.
     """
     tasks = cases(self.parts.tasks.test, self._config.cases, self.experiment.seed, night)
     episodes = await self._play(
@@ -174,7 +174,7 @@ class Stage:
     rewards: dict[int, list[float]] = {task.id: [] for task in tasks}
     for episode in episodes:
       if episode.reward.value is not None:
-        rewards[episode.task_id].append(episode.reward.value)
+        rewards[episode.task_id].append(min(1.0, max(0.0, episode.reward.value)))
     return [sum(r) / len(r) if (r := rewards[task.id]) else None for task in tasks]
 
   async def _play(
@@ -234,6 +234,13 @@ def cases(tasks: Sequence[Task], count: int, seed: int, night: int) -> list[Task
   return sorted(order[:count], key=lambda task: task.id)
 
 
+def seat_identity(config: SeatConfig | None) -> Any:
+  """Plain JSON that tells a model from others, by its settings."""
+  if isinstance(config, ServiceSeat):
+    return {"use": config.chosen, **endpoint_identity(config.endpoint)}
+  return None if config is None else config.to_dict()
+
+
 class NoBank:
   """For models that need no policy of ours."""
 
@@ -262,7 +269,6 @@ def open_models(
     )
 
   def opened(seat: SeatConfig, name: str, temperature: float, tokens: int) -> Judge:
-    seat.validate(f"models.{name}")
     if isinstance(seat, ServiceSeat):
       return HttpJudge(
         dataclasses.replace(seat.endpoint, temperature=temperature, max_tokens=tokens)

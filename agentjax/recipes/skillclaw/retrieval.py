@@ -10,6 +10,7 @@ characters and Qwen3-Embedding-0.6B. Our default counts words and needs no model
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -166,17 +167,13 @@ class Retriever:
     self.entries, self.config = entries, config
     self._embedder = config.embedder.build()
     self._vectors: Float[np.ndarray, "skills width"] | None = None
+    self._lock = asyncio.Lock()
 
   async def choose(self, query: str) -> Entries:
     """The skills that a task is shown, the best first."""
     if not self.entries:
       return ()
-    if self._vectors is None:
-      texts = [
-        f"{e.name}\n{e.skill.description}\n{e.skill.body[:_BEGINNING]}" for e in self.entries
-      ]
-      self._vectors = _unit(await self._embedder.embed(texts))
-    vectors, config = self._vectors, self.config
+    vectors, config = await self._embedded(), self.config
     similar = vectors @ _unit(await self._embedder.embed([query]))[0]
     served = np.array([e.effectiveness for e in self.entries])
     scores = similar * (config.floor + (1 - config.floor) * served)
@@ -186,6 +183,15 @@ class Retriever:
       if all(vectors[i] @ vectors[j] <= config.duplicates for j in chosen):
         chosen.append(i)
     return tuple(self.entries[i] for i in chosen[: config.top_k])
+
+  async def _embedded(self) -> Float[np.ndarray, "skills width"]:
+    async with self._lock:  # many episodes begin at once
+      if self._vectors is None:
+        texts = [
+          f"{e.name}\n{e.skill.description}\n{e.skill.body[:_BEGINNING]}" for e in self.entries
+        ]
+        self._vectors = _unit(await self._embedder.embed(texts))
+      return self._vectors
 
 
 def _unit(vectors: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n width"]:

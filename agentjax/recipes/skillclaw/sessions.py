@@ -2,7 +2,7 @@
 
 Conversations of a folder are untrusted: anybody may have written them. What they say reaches models
 as material between marks, within the bounds below, and may lead to a proposal; only replays on
-tasks of our own can publish it (``recipes.skillclaw.night``). They are never counted for or against
+tasks of our own can publish it (``recipes.skillclaw.night``). They never count for or against
 a skill. Episodes that we played ourselves are trusted as to who read which skill, and what they
 earned; their text is not.
 """

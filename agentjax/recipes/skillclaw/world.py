@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Self
 
 from agentjax.config import ConfigError, FilePath, check
-from agentjax.data import DataConfig, TaskSplits
+from agentjax.data import DataConfig
 from agentjax.recipes.skillclaw.library import Library
 from agentjax.recipes.skillclaw.retrieval import RetrievalConfig, Retriever, catalogue
 from agentjax.rewards.judges import question_text
@@ -79,9 +79,6 @@ class SkillWorld(PlainWorld):
       base,
     )
     self._of = base
-
-  def tasks(self, data: DataConfig) -> TaskSplits:
-    return self._of.tasks(data)
 
   def cheats(self, task: Task, setting: Setting) -> Mapping[str, Turns]:
     return self._of.cheats(task, setting)
