@@ -10,9 +10,11 @@ earned; their text is not.
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import pathlib
+import zlib
 from collections.abc import Iterable, Sequence
 
 from agentjax.config import ConfigError
@@ -89,7 +91,7 @@ def read_transcripts(
   found: list[Session] = []
   refused: list[str] = []
   for file in files:
-    if file.is_symlink() or file.stat().st_size > MOST_BYTES:
+    if file.is_symlink() or _is_large(file):
       refused.append(f"{file}: a link, or above {MOST_BYTES >> 20} MiB")
       continue
     try:
@@ -98,6 +100,20 @@ def read_transcripts(
     except DataError as error:
       refused.append(str(error))
   return found, refused
+
+
+def _is_large(file: pathlib.Path) -> bool:
+  """Whether a file holds more than ``MOST_BYTES``, unpacked."""
+  if not file.name.endswith(".gz"):
+    return file.stat().st_size > MOST_BYTES
+  size = 0
+  try:
+    with gzip.open(file, "rb") as stream:
+      while size <= MOST_BYTES and (part := stream.read(1 << 20)):
+        size += len(part)
+  except (OSError, EOFError, zlib.error):
+    return False  # the reader says what is wrong
+  return size > MOST_BYTES
 
 
 def _from_transcript(trajectory: AgentTrajectory) -> Session:

@@ -33,7 +33,7 @@ _SECRETS: Mapping[str, re.Pattern[str]] = {
     r"\b(password|passwd|secret|api[_ -]?key|access[_ -]?token)\b\s*[:=]\s*\S{6,}", re.I
   ),
   "a bearer token": re.compile(r"\bbearer\s+[\w.~+/-]{16,}", re.I),
-  "a long code": re.compile(r"(?=[A-Za-z+/]*\d)(?=[\d+/]*[A-Za-z])[A-Za-z0-9+/]{40,}"),
+  "a long code": re.compile(r"(?=[A-Za-z+]*\d)(?=[\d+]*[A-Za-z])[A-Za-z0-9+]{40,}"),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Sessions from untrusted files and from stored episodes."""
 
+import gzip
 import json
 
 import numpy as np
@@ -57,13 +58,16 @@ def test_a_folder_of_conversations_is_untrusted(tmp_path):
   assert len({s.sha for s in sessions}) == 4
 
 
-def test_a_wrong_file_does_not_hold_up_the_others(tmp_path):
+def test_a_wrong_file_does_not_hold_up_the_others(tmp_path, monkeypatch):
   _write(tmp_path / "a.jsonl", _talk(id="kept"), {"messages": []}, _talk(id="behind"))
-  (tmp_path / "b.json").write_text("[" * 100_000)
   (tmp_path / "c.jsonl").symlink_to(tmp_path / "a.jsonl")
   _write(tmp_path / "d.jsonl", _talk(id="last"))
+  (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b" " * 4096 + b"\n"))
+  (tmp_path / "f.jsonl.gz").write_bytes(b"no gzip")
+  monkeypatch.setattr("agentjax.recipes.skillclaw.sessions.MOST_BYTES", 2048)
+  (tmp_path / "b.json").write_text("[" * 2000)
   sessions, refused = read_transcripts(tmp_path, "openai")
-  assert [s.name for s in sessions] == ["kept", "last"] and len(refused) == 3
+  assert [s.name for s in sessions] == ["kept", "last"] and len(refused) == 5
   (tmp_path / "empty").mkdir()
   with pytest.raises(ConfigError, match="holds no conversations"):
     read_transcripts(tmp_path / "empty", "openai")
