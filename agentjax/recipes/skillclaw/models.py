@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentjax.adapters.chat_endpoint.endpoint import JudgeRefusedError
 from agentjax.faults import Boundary, fault_of
@@ -183,7 +183,7 @@ def read_edit(reply: str, present: Skill | None) -> Edit:
   action, reason = found.get("action"), str(found.get("reason") or "")[:2000]
   cause, failure = (str(found.get(name) or "")[:40] for name in ("cause", "failure"))
   failure = failure if failure in FAILURES else ""
-  allowed = ("create_skill", "skip") if present is None else Action.__args__  # type: ignore[attr-defined]
+  allowed = ("create_skill", "skip") if present is None else get_args(Action)
   if action not in allowed:
     return Edit("skip", f"action {str(action)[:80]!r}; allowed: {', '.join(allowed)}")
   if cause not in ("skill", "agent", "environment", ""):

@@ -38,7 +38,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from agentjax.config import (
   Config,
@@ -126,6 +126,14 @@ class SkillClawConfig(Config):
   success: Share = 0.75
   retrieval: RetrievalConfig = dataclasses.field(default_factory=RetrievalConfig)
   concurrency: PositiveInt = 16
+
+
+class Began(NamedTuple):
+  """A skill as the night began, with the day's episodes counted."""
+
+  version: int
+  shown: int
+  positive: int
 
 
 class Replay(Protocol):
@@ -226,7 +234,7 @@ class Night:
     start = self._started()
     await self._withdraw(start)
     gone = {row["name"] for row in self._rows[WITHDRAWALS].rows.values() if row["withdrawn"]}
-    skills = {n: self._library.skill(n, v) for n, (v, *_) in start.items() if n not in gone}
+    skills = {n: self._library.skill(n, b.version) for n, b in start.items() if n not in gone}
     groups = self._groups(skills)
     await self._summarise(sorted({number for shown in groups.values() for number in shown}))
     await self._execute(groups, skills)
@@ -235,7 +243,7 @@ class Night:
 
   # ---------------------------------------------------------------------------- counts
 
-  def _started(self) -> dict[str, tuple[int, int, int]]:
+  def _started(self) -> dict[str, Began]:
     """Version and counts of each skill as the night began, with the day's episodes."""
     file = self._folder / START
     if not file.exists():
@@ -251,16 +259,16 @@ class Night:
       entries = self._library.entries()
       values = {e.name: (e.version, e.shown, e.positive) for e in entries}
       write_atomically(file, json.dumps(values, indent=1) + "\n")
-    return {name: tuple(value) for name, value in json.loads(file.read_text()).items()}
+    return {name: Began(*value) for name, value in json.loads(file.read_text()).items()}
 
-  async def _withdraw(self, start: Mapping[str, tuple[int, int, int]]) -> None:
+  async def _withdraw(self, start: Mapping[str, Began]) -> None:
     config, rows = self._config, self._rows[WITHDRAWALS]
     suspects = [
       name
-      for name, (_, shown, positive) in sorted(start.items())
+      for name, began in sorted(start.items())
       if config.withdraw_after
-      and shown >= config.withdraw_after
-      and positive < config.withdraw_below * shown
+      and began.shown >= config.withdraw_after
+      and began.positive < config.withdraw_below * began.shown
     ]
     for number, name in enumerate(suspects if config.publish == "validated" else ()):
       source = f"{self._name}/withdraw/{number}"
@@ -447,9 +455,7 @@ class Night:
 
   # ---------------------------------------------------------------------------- report
 
-  def _finish(
-    self, start: Mapping[str, tuple[int, int, int]], gone: set[str], groups: int
-  ) -> NightReport:
+  def _finish(self, start: Mapping[str, Began], gone: set[str], groups: int) -> NightReport:
     by: dict[str, list[str]] = collections.defaultdict(list)
     reasons: dict[str, str] = {}
     for row in self._rows[DECISIONS].rows.values():
@@ -459,7 +465,7 @@ class Night:
         reasons[row["group"]] = "; ".join(row["reasons"])
     names = ("published", "proposed", "refused", "skipped")
     report = NightReport(
-      tuple(f"{name} v{version}" for name, (version, *_) in start.items()),
+      tuple(f"{name} v{began.version}" for name, began in start.items()),
       len(self._sessions),
       groups,
       tuple(sorted(gone)),

@@ -120,7 +120,9 @@ def _refusals(skill: Skill) -> Iterator[str]:
   if not 1 <= len(skill.body) <= BODY_LENGTH:
     yield f"a body of {len(skill.body)} characters; allowed: 1 to {BODY_LENGTH}"
   for field in ("description", "body"):
-    yield from (f"its {field} holds {what}" for what in unwanted(getattr(skill, field)))
+    yield from (
+      f"its {field} holds {what}" for what in unwanted(getattr(skill, field)[:BODY_LENGTH])
+    )
 
 
 def unwanted(text: str) -> Iterator[str]:
