@@ -280,7 +280,7 @@ class Night:
         present, apart = await self._compare(entries, without(entries, name))
         row |= {"with": present, "without": apart}
         # No verdict keeps a skill: it says nothing against it.
-        row["withdrawn"] = None not in (present, apart) and apart >= present - _EPSILON  # type: ignore[operator]
+        row["withdrawn"] = present is not None and apart is not None and apart >= present - _EPSILON
         if row["withdrawn"]:
           self._library.withdraw(name, source=source, evidence=row)
       rows.append(row)
@@ -463,13 +463,15 @@ class Night:
       by[row["verdict"]].append(row["name"] if kept else row["group"])
       if not kept:
         reasons[row["group"]] = "; ".join(row["reasons"])
-    names = ("published", "proposed", "refused", "skipped")
     report = NightReport(
-      tuple(f"{name} v{began.version}" for name, began in start.items()),
-      len(self._sessions),
-      groups,
-      tuple(sorted(gone)),
-      *(tuple(by[name]) for name in names),
+      skills=tuple(f"{name} v{began.version}" for name, began in start.items()),
+      sessions=len(self._sessions),
+      groups=groups,
+      withdrawn=tuple(sorted(gone)),
+      published=tuple(by["published"]),
+      proposed=tuple(by["proposed"]),
+      refused=tuple(by["refused"]),
+      skipped=tuple(by["skipped"]),
       reasons=reasons,
     )
     text = json.dumps(dataclasses.asdict(report), indent=1, ensure_ascii=False)

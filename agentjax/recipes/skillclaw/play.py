@@ -8,8 +8,8 @@ Who plays and who is asked is chosen by name, as for the seats of an episode
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
 from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.adapters.chat_endpoint.judge import HttpJudge
@@ -40,6 +40,8 @@ from agentjax.training.build import Extensions, Parts, build_parts
 from agentjax.training.experiment import Experiment, resolve
 from agentjax.training.model_pool import ModelPool
 from agentjax.trajectory.record import POLICY, Task, Trajectory
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -208,7 +210,7 @@ class Stage:
       program=self.parts.program,
     )
 
-  def run(self, work: Any) -> Any:
+  def run(self, work: Coroutine[Any, Any, T]) -> T:
     """Blocks until a coroutine has ended, on the loop of the episodes."""
     return self._runner.run(work)
 

@@ -23,6 +23,7 @@ from agentjax.data.errors import DataError
 from agentjax.recipes.skillclaw.retrieval import skills_in, without_catalogue
 from agentjax.recipes.skillclaw.skill import FILE
 from agentjax.recipes.skillclaw.world import READ
+from agentjax.rewards.judges import number_in
 from agentjax.text.chat import Chat
 from agentjax.tools.protocol import ToolStatus
 from agentjax.trajectory.messages import message_to_json
@@ -117,14 +118,13 @@ def _is_large(file: pathlib.Path) -> bool:
 
 
 def _from_transcript(trajectory: AgentTrajectory) -> Session:
-  reward = trajectory.metadata.get("reward")
-  known = isinstance(reward, int | float) and not isinstance(reward, bool) and 0 <= reward <= 1
+  reward = number_in(trajectory.metadata.get("reward"), 0, 1)
   messages = trajectory.messages
   failed = any(m.role == "tool" and _looks_failed(m.content) for m in messages)
   return Session(
     trajectory.name[:200],
     messages,
-    float(reward) if known else None,  # type: ignore[arg-type]
+    reward,
     read=tuple(sorted(_skills_read(messages))),
     failed_tools=failed,
   )

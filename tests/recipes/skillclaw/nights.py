@@ -48,7 +48,8 @@ def answers(*, edit, grades=FINE, merge=None, score=0.5):
 
 
 class Replays:
-  """Rewards of four cases by what the skills say: 1 for each text in ``worth``, else ``base``."""
+  """Rewards of four cases by what the skills say: from ``base`` towards 1 with each text of
+  ``worth``, less with "badly"."""
 
   def __init__(self, worth=("well",), base=0.25):
     self.worth, self.base, self.played = worth, base, []
@@ -56,8 +57,9 @@ class Replays:
   async def __call__(self, entries):
     self.played.append(tuple(e.name for e in entries))
     text = " ".join(e.skill.body for e in entries)
+    found = sum(word in text for word in self.worth) / max(len(self.worth), 1)
     harm = 0.25 if "badly" in text else 0.0
-    return [1.0 if any(w in text for w in self.worth) else self.base - harm] * 4
+    return [max(0.0, self.base + (1 - self.base) * found - harm)] * 4
 
 
 def night(path, sessions, judge, replay, name="night_000", library="library", **settings):

@@ -25,8 +25,8 @@ from tests.recipes.skillclaw.nights import skill
 CHAT = MarkedChat(ByteTokenizer())
 
 
-def _call(name, **arguments):
-  return {"id": "c", "function": {"name": name, "arguments": json.dumps(arguments)}}
+def _call(tool, **arguments):
+  return {"id": "c", "function": {"name": tool, "arguments": json.dumps(arguments)}}
 
 
 def _talk(*calls, answer="fine", **more):
