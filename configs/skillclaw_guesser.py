@@ -30,7 +30,7 @@ def get_config() -> Experiment:
   experiment.tokenizer = TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=400)
   experiment.data = DataConfig(source=GuesserDemonstrations(), train_size=8192, test_size=256)
   experiment.supervised = SupervisedStage(
-    steps=400,
+    steps=300,
     tasks_per_step=32,
     row_length=384,
     microbatch_rows=8,

@@ -376,7 +376,7 @@ class Night:
       if edit.skill is not None:
         row["name"] = edit.skill.name
       if (made := self._library.made_by(source)) is not None:
-        row["version"] = made[1].version
+        row |= {"name": made[0], "version": made[1].version}
       else:
         row |= await self._judged(edit, edits[number], skills, source)
       rows.append(row)

@@ -36,6 +36,7 @@ HABITS: Mapping[str, float] = {
   "a number within the bounds": 0.2,
   "the middle of the bounds": 0.1,
 }
+_TOLD = (0.2, 0.2, 0.2, 0.4)  # the same of the skills that a demonstration follows
 _ALWAYS = re.compile(r"always (\d+)")
 _SAID = re.compile(r"I guess ([a-z ]+?|always \d+): (\d+)")
 _SKILL = "guess-a-hidden-number"
@@ -208,7 +209,7 @@ def _demonstrations(count: int, first_id: int, seed: int) -> list[Task]:
   for number in range(count):
     way, prompt = _habit(random), plain.content
     if number % 2:
-      way = str(random.choice(list(HABITS)))
+      way = str(random.choice(list(HABITS), p=_TOLD))
       prompt = f"{catalogue([Entry(skill_for(way))], shown)}\n\n{prompt}"
     tasks.append(
       Task(
