@@ -29,6 +29,7 @@ def get_config() -> Experiment:
   )
   experiment.tokenizer = TokenizerConfig(kind="sentencepiece_from_tasks", vocab_size=400)
   experiment.data = DataConfig(source=GuesserDemonstrations(), train_size=8192, test_size=256)
+  experiment.rl.steps = 0
   experiment.supervised = SupervisedStage(
     steps=300,
     tasks_per_step=32,

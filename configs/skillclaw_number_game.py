@@ -7,7 +7,7 @@ r"""Days and nights of SkillClaw on a world where a skill is worth much: a hidde
       --library=runs/skills/library --output=runs/skills/days
 
 Player and writer are scripted, so no model is needed. configs/skillclaw_guesser.py trains a small
-policy to be the player.
+policy to be the player. Days and nights train nothing; ``rl`` is for a run of agentjax.train.
 """
 
 from agentjax.data import DataConfig
@@ -26,6 +26,6 @@ def get_config() -> Experiment:
     reward=RewardConfig(parts=("environment",)),
     engine=EngineConfig(slots=32, max_length=640, chunk_tokens=16),
     rollout=RolloutConfig(max_turns=7, max_tokens_per_turn=48, max_total_tokens=640),
-    rl=RLStage(sampling=SamplingConfig(temperature=1.0), row_length=640),
+    rl=RLStage(steps=50, sampling=SamplingConfig(temperature=1.0), row_length=640),
     evaluation=HeldOutConfig(tasks=0, success_part="environment"),
   )

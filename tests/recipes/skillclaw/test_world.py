@@ -115,6 +115,7 @@ def test_a_run_takes_a_library_by_flags(tmp_path):
   set_field(experiment, ["world"], "agentjax.recipes.skillclaw:SkillWorldConfig")
   set_field(experiment, ["world", "library"], str(path))
   set_field(experiment, ["data", "train_size"], "4")
+  set_field(experiment, ["supervised", "steps"], "1")
   experiment.validate()
   scoring = build_scoring(experiment, Extensions())
   assert READ in [tool.name for tool in scoring.world.tools]
