@@ -9,7 +9,7 @@ r"""A small policy learns to do what a skill in its prompt says, for days and ni
 
 Half of the demonstrations show a skill and follow it, the others follow a habit. The habits are
 mostly bad: the policy knows the best way to guess, but does not take it until a night has published
-a skill that says so.
+a skill that says so. No figure of it has been measured.
 """
 
 import pathlib
