@@ -37,7 +37,7 @@ import collections
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from agentjax.config import (
@@ -53,7 +53,7 @@ from agentjax.data.synthesis_folder import (
   Row,
   RowFile,
   claim,
-  for_each,
+  fill,
   unreported,
 )
 from agentjax.files import write_atomically
@@ -126,6 +126,12 @@ class SkillClawConfig(Config):
   success: Share = 0.75
   retrieval: RetrievalConfig = dataclasses.field(default_factory=RetrievalConfig)
   concurrency: PositiveInt = 16
+
+
+class _Item(NamedTuple):
+  """What a row is made for."""
+
+  id: int
 
 
 class Began(NamedTuple):
@@ -288,13 +294,10 @@ class Night:
   # ---------------------------------------------------------------------------- sessions
 
   async def _summarise(self, shown: Sequence[int]) -> None:
-    rows, total = self._rows[SUMMARIES], len(shown)
-    rest = [i for i in shown if i not in rows.rows]
-    done = total - len(rest)
-    self._report("sessions", done, total)
+    rows = self._rows[SUMMARIES]
 
-    async def work(number: int) -> None:
-      nonlocal done
+    async def work(item: _Item) -> None:
+      number = item.id
       session = self._sessions[number]
       text, key = session_text(session), question_key(self._key, self._name, "session", number)
       summary = await self._models.summary(text, question_key(key, "summary"))
@@ -302,11 +305,15 @@ class Night:
       if score is None:
         score = await self._models.score(text, question_key(key, "grade"))
       rows.append({"id": number, "session": session.sha, "summary": summary, "score": score})
-      done += 1
-      self._report("sessions", done, total)
 
-    await for_each(rest, work, concurrency=self._config.concurrency)
-    rows.sort()
+    await self._fill(rows, shown, work, "sessions")
+
+  async def _fill(
+    self, rows: RowFile, numbers: Iterable[int], work: Callable[[_Item], Awaitable[None]], what: str
+  ) -> None:
+    """Makes the rows of these numbers that are not there yet."""
+    items, most = map(_Item, numbers), self._config.concurrency
+    await fill([rows], items, work, what=what, report=self._report, concurrency=most)
 
   def _groups(self, skills: Mapping[str, Skill]) -> dict[str, list[int]]:
     """Sessions by the skill that they read, or NO_SKILL; of too many some, chosen by the key."""
@@ -335,20 +342,16 @@ class Night:
   ) -> None:
     rows = self._rows[EDITS]
     names = list(groups)
-    self._report("groups", len(rows.rows), len(names))
 
-    async def work(number: int) -> None:
-      name = names[number]
+    async def work(item: _Item) -> None:
+      name = names[item.id]
       shown = list(groups[name])
       key = question_key(self._key, self._name, "edit", name)
       edit = await self._models.edit(skills.get(name), self._evidence(shown), key)
       edit = await self._merged(edit, skills, question_key(key, "merge"))
-      rows.append({"id": number, "group": name, "edit": as_json(edit), "sessions": shown})
-      self._report("groups", len(rows.rows), len(names))
+      rows.append({"id": item.id, "group": name, "edit": as_json(edit), "sessions": shown})
 
-    rest = [i for i in range(len(names)) if i not in rows.rows]
-    await for_each(rest, work, concurrency=self._config.concurrency)
-    rows.sort()
+    await self._fill(rows, range(len(names)), work, "groups")
 
   async def _merged(self, edit: Edit, skills: Mapping[str, Skill], key: int) -> Edit:
     """The edit; a new skill whose name is taken is merged with that of the name."""

@@ -22,8 +22,8 @@ import numpy as np
 from jaxtyping import Float
 
 from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig
+from agentjax.adapters.http_client import NoAnswerError, exchange, load_aiohttp
 from agentjax.config import Config, NonNegativeInt, PositiveInt, Share
-from agentjax.http_client import NoAnswerError, exchange, load_aiohttp
 from agentjax.names import Choice
 from agentjax.recipes.skillclaw.library import Entries, Entry
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentjax.adapters.chat_endpoint.endpoint import EndpointConfig
-from agentjax.http_client import NoAnswerError
+from agentjax.adapters.http_client import NoAnswerError
 from agentjax.recipes.skillclaw.library import Entry
 from agentjax.recipes.skillclaw.retrieval import (
   EmbedderConfig,
