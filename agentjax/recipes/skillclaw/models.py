@@ -180,7 +180,8 @@ def read_edit(reply: str, present: Skill | None) -> Edit:
   found = last_json_object(reply)
   if found is None:
     return Edit("skip", "the reply has no JSON object")
-  action, reason = found.get("action"), str(found.get("reason") or "")[:2000]
+  action: Any = found.get("action")
+  reason = str(found.get("reason") or "")[:2000]
   cause, failure = (str(found.get(name) or "")[:40] for name in ("cause", "failure"))
   failure = failure if failure in FAILURES else ""
   allowed = ("create_skill", "skip") if present is None else get_args(Action)

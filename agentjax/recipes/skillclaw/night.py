@@ -413,9 +413,9 @@ class Night:
     if self._config.publish == "propose":
       return found | {"verdict": "proposed", "text": skill.text}
     trusted = all(self._sessions[i].trusted for i in row["sessions"])
-    reason = await self._fails(skill, entries, trusted, found)
-    if reason is not None:
-      return found | {"verdict": "refused", "reasons": [reason]}
+    failing = await self._fails(skill, entries, trusted, found)
+    if failing is not None:
+      return found | {"verdict": "refused", "reasons": [failing]}
     change = self._library.publish(skill, source=source, evidence={"reason": edit.reason, **found})
     return found | {"version": change.version}
 

@@ -142,7 +142,7 @@ class RetrievalConfig(Config):
     show: "bodies" writes whole skills into the prompt, for policies without tools; "names" writes
       names and descriptions, and offers the tool ``read_skill``. Ours.
     most_characters: of the catalogue; a longer one has descriptions instead of bodies, then names.
-    reads: calls of ``read_skill`` in an episode. Ours.
+    most_reads: calls of ``read_skill`` in an episode. Ours.
     embedder: what measures similarity.
   """
 
@@ -151,7 +151,7 @@ class RetrievalConfig(Config):
   duplicates: Share = 0.9
   show: Literal["bodies", "names"] = "names"
   most_characters: PositiveInt = 30_000
-  reads: NonNegativeInt = 8
+  most_reads: NonNegativeInt = 8
   embedder: EmbedderConfig = dataclasses.field(default_factory=WordsConfig)
 
 

@@ -179,7 +179,7 @@ class SkilledEnvironment(Environment):
   def _read(self, call: ToolCall, turn: int) -> ToolRecord:
     status, output = ToolStatus.ERROR, f"error: {call.error}"
     if call.error is None:
-      name, most = call.arguments.get("name"), self._retriever.config.reads
+      name, most = call.arguments.get("name"), self._retriever.config.most_reads
       self._reads += 1
       if self._reads > most:
         output = f"error: an episode reads at most {most} skills"

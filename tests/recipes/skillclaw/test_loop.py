@@ -123,15 +123,18 @@ def test_a_poisoned_transcript_costs_a_replay_and_publishes_nothing(tmp_path):
 
 
 def test_a_mistaken_writer_is_refused_by_replays(tmp_path):
-  """It proposes ways by chance; nothing that does not help is published."""
-  _live(tmp_path, 3, mistaken=1.0)
+  """The library has the way that works; the writer proposes others by chance."""
+  _add(tmp_path, skill_for(_MIDDLE))
+  days = _live(tmp_path, 3, mistaken=1.0)
   decisions = [
     row for d in range(3) for row in rows(tmp_path / f"days/night_00{d}/decisions.jsonl")
   ]
-  assert any(row["verdict"] == "refused" for row in decisions)
-  for row in decisions:
-    if row["verdict"] == "published":
-      assert row["proposed"] >= row["present"] + 0.1
+  refused = [row for row in decisions if row["verdict"] == "refused"]
+  assert refused
+  assert all(row["proposed"] < row["present"] + 0.1 for row in refused)
+  assert not any(day.published for day in days)
+  (entry,) = Library(tmp_path / "library").entries()
+  assert way_of(entry.skill.body) == _MIDDLE
 
 
 def test_stored_episodes_and_transcripts_make_a_night(tmp_path):

@@ -51,7 +51,7 @@ def test_the_catalogue_begins_the_first_message_of_system_or_user():
 
 
 def test_a_skill_is_read_without_a_turn_of_the_world():
-  environment, _ = _environment(reads=2)
+  environment, _ = _environment(most_reads=2)
   assert [tool.name for tool in environment.tools] == ["shell", READ]
   step = _step(environment, _read())
   assert step.observation.messages == (Message("tool", skill().text),)
@@ -83,11 +83,11 @@ def test_with_bodies_there_is_no_tool_and_the_world_answers_its_name():
 
 
 def test_a_copy_goes_on_from_a_snapshot():
-  environment, _ = _environment(reads=1)
+  environment, _ = _environment(most_reads=1)
   _step(environment, _read())
   _step(environment, _shell("a"))
   state = run(take_snapshot(environment))
-  twin, _ = _environment(reads=1)
+  twin, _ = _environment(most_reads=1)
   run(twin.resume(_TASK, 1, state))
   assert "at most 1" in _step(twin, _read()).tools[0].output
   assert twin._inner.conversation == environment._inner.conversation
