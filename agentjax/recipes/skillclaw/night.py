@@ -213,7 +213,8 @@ class Night:
         "config with tasks and a player."
       )
     self._library, self._models, self._replay = library, models, replay
-    self._config, self._key, self._report = config, key, report
+    self._config, self._report = config, report
+    self._key = question_key(key, name)  # of all draws: they do not depend on settings
     self._sessions = list(sessions)[: config.most_sessions]
     settings = config.to_dict()
     del settings["concurrency"]
@@ -299,7 +300,7 @@ class Night:
     async def work(item: _Item) -> None:
       number = item.id
       session = self._sessions[number]
-      text, key = session_text(session), question_key(self._key, self._name, "session", number)
+      text, key = session_text(session), question_key(self._key, "session", number)
       summary = await self._models.summary(text, question_key(key, "summary"))
       score = session.score
       if score is None:
@@ -323,7 +324,7 @@ class Night:
         groups[name].append(number)
 
     def some(name: str) -> list[int]:
-      order = sorted(groups[name], key=lambda n: question_key(self._key, self._name, name, n))
+      order = sorted(groups[name], key=lambda n: question_key(self._key, name, n))
       return sorted(order[: self._config.group_sessions])
 
     return {name: some(name) for name in sorted(groups)}
@@ -346,7 +347,7 @@ class Night:
     async def work(item: _Item) -> None:
       name = names[item.id]
       shown = list(groups[name])
-      key = question_key(self._key, self._name, "edit", name)
+      key = question_key(self._key, "edit", name)
       edit = await self._models.edit(skills.get(name), self._evidence(shown), key)
       edit = await self._merged(edit, skills, question_key(key, "merge"))
       rows.append({"id": item.id, "group": name, "edit": as_json(edit), "sessions": shown})
@@ -403,7 +404,7 @@ class Night:
       return {"verdict": "skipped", "reasons": ["it changes nothing"]}
     found: Row = {"edit": edit.action, "cause": edit.cause, "failure": edit.failure}
     if self._config.verify:
-      evidence, key = self._evidence(row["sessions"]), question_key(self._key, source, "verify")
+      evidence, key = self._evidence(row["sessions"]), question_key(self._key, "verify", row["group"])
       grades = await self._models.checked(skills.get(skill.name), skill, evidence, key)
       found["grades"] = grades
       low = [n for n, g in (grades or {}).items() if g < self._config.verify_least - _EPSILON]
