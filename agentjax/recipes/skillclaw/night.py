@@ -404,7 +404,8 @@ class Night:
       return {"verdict": "skipped", "reasons": ["it changes nothing"]}
     found: Row = {"edit": edit.action, "cause": edit.cause, "failure": edit.failure}
     if self._config.verify:
-      evidence, key = self._evidence(row["sessions"]), question_key(self._key, "verify", row["group"])
+      evidence = self._evidence(row["sessions"])
+      key = question_key(self._key, "verify", row["group"])
       grades = await self._models.checked(skills.get(skill.name), skill, evidence, key)
       found["grades"] = grades
       low = [n for n, g in (grades or {}).items() if g < self._config.verify_least - _EPSILON]
