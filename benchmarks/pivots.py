@@ -30,8 +30,8 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory
 from agentjax.data import DataConfig, TaskSplits
-from agentjax.data.agent_trajectories import AgentTrajectory
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig

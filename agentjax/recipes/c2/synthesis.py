@@ -24,6 +24,7 @@ from agentjax.adapters.chat_endpoint.endpoint import (
   endpoint_identity,
 )
 from agentjax.adapters.chat_endpoint.judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
+from agentjax.adapters.engine_judge import EngineJudge
 from agentjax.config import Config, check
 from agentjax.data.conversations import openai_messages
 from agentjax.data.errors import DataError
@@ -53,7 +54,6 @@ from agentjax.recipes.c2.rubrics import (
 )
 from agentjax.recipes.c2.runs import C2Data, write_c2
 from agentjax.rewards.judges import LetterJudge, question_key
-from agentjax.rollout.engine_judge import EngineJudge
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, build_parts
 from agentjax.training.experiment import Experiment, resolve

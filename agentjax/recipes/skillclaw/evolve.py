@@ -25,9 +25,9 @@ from typing import cast, get_args
 from absl import flags
 from rich.console import Console
 
+from agentjax.adapters.agent_trajectories import TrajectoryForm
 from agentjax.command import main
 from agentjax.config import ConfigError
-from agentjax.data.agent_trajectories import TrajectoryForm
 from agentjax.recipes.skillclaw.loop import Material, evolve
 from agentjax.recipes.skillclaw.night import SkillClawConfig
 from agentjax.recipes.skillclaw.play import ModelsConfig, Stage

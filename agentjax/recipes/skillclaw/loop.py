@@ -18,8 +18,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentjax.adapters.agent_trajectories import TrajectoryForm
 from agentjax.config import ConfigError
-from agentjax.data.agent_trajectories import TrajectoryForm
 from agentjax.data.synthesis_folder import Report, RowFile, claim, unreported
 from agentjax.recipes.skillclaw.library import Entries, Library
 from agentjax.recipes.skillclaw.night import Night, NightReport, SkillClawConfig

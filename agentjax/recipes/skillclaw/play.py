@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from agentjax.adapters.chat_endpoint.endpoint import endpoint_identity
 from agentjax.adapters.chat_endpoint.judge import HttpJudge
 from agentjax.adapters.chat_endpoint.seat import ServiceSeat
+from agentjax.adapters.engine_judge import EngineJudge
 from agentjax.config import Config, ConfigError, check
 from agentjax.engine import Engine, SamplingConfig
 from agentjax.recipes.skillclaw.library import Entries
@@ -23,7 +24,6 @@ from agentjax.recipes.skillclaw.retrieval import Retriever
 from agentjax.recipes.skillclaw.world import SkilledEnvironment, SkillWorldConfig
 from agentjax.rewards.judges import Judge, question_key
 from agentjax.rollout import keys
-from agentjax.rollout.engine_judge import EngineJudge
 from agentjax.rollout.loop import collect
 from agentjax.rollout.program import Player
 from agentjax.rollout.seat_config import (

@@ -17,8 +17,8 @@ import pathlib
 import zlib
 from collections.abc import Iterable, Sequence
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory, TrajectoryForm, read_trajectories
 from agentjax.config import ConfigError
-from agentjax.data.agent_trajectories import AgentTrajectory, TrajectoryForm, read_trajectories
 from agentjax.data.errors import DataError
 from agentjax.recipes.skillclaw.retrieval import skills_in, without_catalogue
 from agentjax.recipes.skillclaw.skill import FILE

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 
 from agentjax.recipes.c2.rubrics import C2Config, arrange, measure, synthesise
+from tests.adapters.test_engine_judge import ASKED, engine, judge_over, params
 from tests.rewards.judging import Scripted
-from tests.rollout.test_engine_judge import ASKED, engine, judge_over, params
 
 __all__ = ["engine", "params"]
 

@@ -8,9 +8,9 @@ import types
 
 import pytest
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
-from agentjax.data.agent_trajectories import AgentTrajectory
 from agentjax.engine import EngineConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.engine_judge import EngineJudge
 from agentjax.engine import (
   ContextLengthError,
   Engine,
@@ -16,7 +17,6 @@ from agentjax.engine import (
   SamplingConfig,
 )
 from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge
-from agentjax.rollout.engine_judge import EngineJudge
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message
 from tests.rollout.scripted_engine import TOKENIZER

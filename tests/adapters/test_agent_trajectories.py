@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from agentjax.data.agent_trajectories import read_trajectories
+from agentjax.adapters.agent_trajectories import read_trajectories
 from agentjax.data.errors import DataError
 from agentjax.tools.declared import read_tool
 from agentjax.trajectory.record import Message, ToolCall
