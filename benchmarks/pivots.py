@@ -30,6 +30,7 @@ import numpy as np
 from absl import app, flags, logging
 from rich.console import Console
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory
 from agentjax.data import DataConfig, TaskSplits
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.engine import EngineConfig, SamplingConfig
@@ -37,7 +38,6 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
-from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig

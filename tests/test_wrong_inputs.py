@@ -166,6 +166,10 @@ _CASES = {
   "miner: nothing named": (("recipes.pivotrl.mine", _SMOKE, "--output={run}"), "--trajectories"),
   "fields: two words": (("fields", "rl", "data"), "stray word 'data'"),
   "recipe's command: nothing named": (("recipes.tessy.synthesise",), "--predictor=FILE is needed"),
+  "skills: nothing to replay": (
+    ("recipes.skillclaw.evolve", "--transcripts={place}", "--library={run}", "--output={run}"),
+    "--skills.publish=propose",
+  ),
   "recipe's command: no such": (("recipes.tessy.nosuch",), "allowed: train"),
   "train_tokenizer: no file": (
     ("train_tokenizer", "--input={place}/nosuch", "--output={run}"),

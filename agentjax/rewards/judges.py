@@ -2,7 +2,7 @@
 
 A judge answers messages with text. A ``LetterJudge`` can also give the log-probs of continuations.
 A function is a judge in tests, ``adapters.chat_endpoint.judge.HttpJudge`` one behind an endpoint,
-``recipes.c2.judge.EngineJudge`` one over our own engine. Three rules hold for all of them:
+``adapters.engine_judge.EngineJudge`` one over our own engine. Three rules hold for all of them:
 
 * the judged text is enclosed in marks that it cannot contain (``delimit``);
 * a fault of the infrastructure (``JudgeUnavailableError``) is tried again. A reply that cannot be

@@ -24,6 +24,7 @@ from agentjax.adapters.chat_endpoint.endpoint import (
   endpoint_identity,
 )
 from agentjax.adapters.chat_endpoint.judge import ChoiceNotToldError, HttpJudge, HttpJudgeConfig
+from agentjax.adapters.engine_judge import EngineJudge
 from agentjax.config import Config, check
 from agentjax.data.conversations import openai_messages
 from agentjax.data.errors import DataError
@@ -40,7 +41,6 @@ from agentjax.data.synthesis_folder import (
   unreported,
 )
 from agentjax.engine import ContextLengthError, SamplingConfig
-from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.recipes.c2.rubrics import (
   C2Config,
   NotFiniteError,

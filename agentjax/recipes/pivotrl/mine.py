@@ -27,10 +27,10 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
+from agentjax.adapters.agent_trajectories import TrajectoryForm, read_trajectories
 from agentjax.command import main
 from agentjax.config import ConfigError
 from agentjax.files import write_atomically
-from agentjax.recipes.pivotrl.trajectories import TrajectoryForm, read_trajectories
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.tools.declared import DeclaredTool, read_tools
 from agentjax.training.flags import define_config_flag

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
+from agentjax.adapters.agent_trajectories import AgentTrajectory
 from agentjax.worlds.pivot.tasks import PivotRow
 
 _THINKING_END = "</think>"

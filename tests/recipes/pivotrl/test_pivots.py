@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory, read_trajectories
 from agentjax.data.errors import DataError
 from agentjax.data.splits import FIRST_TEST_ID
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.pivotrl.profiles import profile_pivots
 from agentjax.recipes.pivotrl.staleness import StalenessConfig, mixed_share, staleness
-from agentjax.recipes.pivotrl.trajectories import AgentTrajectory, read_trajectories
 from agentjax.recipes.pivotrl.turns import candidates, select_pivots
 from agentjax.rewards import RewardConfig, RewardGraph, build_rewards
 from agentjax.rollout.loop import collect
@@ -27,7 +27,7 @@ from agentjax.trajectory.record import Message, Reward, ToolCall, Trajectory
 from agentjax.worlds.pivot.environment import PivotEnvironment
 from agentjax.worlds.pivot.tasks import PivotRow, Profile, pivot_tasks, read_pivots, write_pivots
 from agentjax.worlds.pivot.verifier import PivotScorer, PivotVerifierConfig
-from tests.recipes.pivotrl.test_trajectories import TOOL, write
+from tests.adapters.test_agent_trajectories import TOOL, write
 from tests.rollout.conftest import make_player
 from tests.rollout.scripted_engine import ScriptedEngine, say
 

@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from agentjax.adapters.agent_trajectories import AgentTrajectory
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig
@@ -15,7 +16,6 @@ from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.recipes.pivotrl.profiles import profile_checkpoint
 from agentjax.recipes.pivotrl.staleness import mixed_shares
-from agentjax.recipes.pivotrl.trajectories import AgentTrajectory
 from agentjax.recipes.pivotrl.turns import candidates
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from agentjax.recipes.c2.rubrics import C2Config, arrange, measure, synthesise
-from tests.recipes.c2.test_judge import ASKED, engine, judge_over, params
+from tests.adapters.test_engine_judge import ASKED, engine, judge_over, params
 from tests.rewards.judging import Scripted
 
 __all__ = ["engine", "params"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentjax import models
+from agentjax.adapters.engine_judge import EngineJudge
 from agentjax.engine import (
   ContextLengthError,
   Engine,
@@ -15,7 +16,6 @@ from agentjax.engine import (
   EngineConfig,
   SamplingConfig,
 )
-from agentjax.recipes.c2.judge import EngineJudge
 from agentjax.rewards.judges import JudgeUnavailableError, LetterJudge
 from agentjax.text.chat import MarkedChat
 from agentjax.trajectory.record import Message

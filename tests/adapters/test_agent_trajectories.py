@@ -8,8 +8,8 @@ import tarfile
 
 import pytest
 
+from agentjax.adapters.agent_trajectories import read_trajectories
 from agentjax.data.errors import DataError
-from agentjax.recipes.pivotrl.trajectories import read_trajectories
 from agentjax.tools.declared import read_tool
 from agentjax.trajectory.record import Message, ToolCall
 
