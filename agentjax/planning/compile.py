@@ -316,6 +316,8 @@ class LaneMemory:
     parked: most bytes of contexts without a slot (``engine.device_store_mb``).
     tokens: whose keys and values the whole lane can hold.
     token: bytes of one more such token on a device.
+    windows: of ``state``, bytes of keys and values in layers that keep the windows of all slots
+      only: more tokens do not add to them.
     block_tokens: tokens of a page; room comes in whole pages.
   """
 
@@ -324,6 +326,7 @@ class LaneMemory:
   parked: int
   tokens: int
   token: float
+  windows: int
   block_tokens: int
 
   def more_tokens(self, left: int) -> int:
@@ -384,17 +387,27 @@ class LanePlans:
   def memory(self) -> LaneMemory:
     """What the lane keeps, by the shapes of its state."""
     state, params, _ = self.programs.abstract_arguments(self.home, self.adapters)
-    programs, leaves = self.programs, jax.tree.leaves(state)
-    pools = [v for v, paged in zip(leaves, models.in_pages(state), strict=True) if paged]
-    pages = programs.ways * programs.pages if pools else 0
-    token = bytes_a_device(pools) / (pages * programs.block_tokens) if pools else 0.0
-    whole = programs.block_bytes / programs.block_tokens  # of a token, on all devices
+    programs, share, token, windows = self.programs, 1.0, 0.0, 0
+    arrays = list(zip(jax.tree.leaves(state), programs.layers_of(state), strict=True))
+    sizes = [
+      bytes_a_device([v for v, found in arrays if found is layers]) for layers in programs.layers
+    ]
+    for layers, size in zip(programs.layers, sizes, strict=True):
+      pages = programs.ways * layers.pages
+      share = size / (pages * layers.block_bytes)  # of a device
+      if layers.follows:
+        token += size / (pages * programs.block_tokens)
+      else:
+        windows += size
+    # One page of a way is of no slot.
+    most = max((layers.pages - 1 for layers in programs.layers), default=0)
     return LaneMemory(
       weights=bytes_a_device(params),
       state=bytes_a_device(state),
-      parked=int((self.config.device_store_mb << 20) * (token / whole if whole else 1)),
-      tokens=max(pages - programs.ways, 0) * programs.block_tokens,  # one of a way is of no slot
+      parked=int((self.config.device_store_mb << 20) * share),
+      tokens=programs.ways * most * programs.block_tokens,
       token=token,
+      windows=windows,
       block_tokens=programs.block_tokens,
     )
 
