@@ -330,7 +330,7 @@ class LaneMemory:
   block_tokens: int
 
   def more_tokens(self, left: int) -> int:
-    """Tokens, in whole pages, that fit in ``left`` bytes; 0 without keys and values."""
+    """Tokens, in whole pages, that fit in ``left`` bytes; 0 where more tokens take no bytes."""
     if not self.token:
       return 0
     return int(max(left, 0) / self.token) // self.block_tokens * self.block_tokens
@@ -387,24 +387,21 @@ class LanePlans:
   def memory(self) -> LaneMemory:
     """What the lane keeps, by the shapes of its state."""
     state, params, _ = self.programs.abstract_arguments(self.home, self.adapters)
-    programs, share, token, windows = self.programs, 1.0, 0.0, 0
+    programs, token, windows, whole = self.programs, 0.0, 0, 0
     arrays = list(zip(jax.tree.leaves(state), programs.layers_of(state), strict=True))
-    sizes = [
-      bytes_a_device([v for v, found in arrays if found is layers]) for layers in programs.layers
-    ]
-    for layers, size in zip(programs.layers, sizes, strict=True):
+    for layers in programs.layers:
+      own = bytes_a_device([v for v, found in arrays if found is layers])
       pages = programs.ways * layers.pages
-      share = size / (pages * layers.block_bytes)  # of a device
-      if layers.follows:
-        token += size / (pages * programs.block_tokens)
-      else:
-        windows += size
+      whole += pages * layers.block_bytes  # on all devices
+      token += own / (pages * programs.block_tokens) if layers.follows else 0.0
+      windows += 0 if layers.follows else own
+    pools = bytes_a_device([v for v, found in arrays if found is not None])
     # One page of a way is of no slot.
     most = max((layers.pages - 1 for layers in programs.layers), default=0)
     return LaneMemory(
       weights=bytes_a_device(params),
       state=bytes_a_device(state),
-      parked=int((self.config.device_store_mb << 20) * share),
+      parked=int((self.config.device_store_mb << 20) * (pools / whole if whole else 1)),
       tokens=programs.ways * most * programs.block_tokens,
       token=token,
       windows=windows,
