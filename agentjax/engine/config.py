@@ -50,7 +50,7 @@ class EngineConfig(Config):
     cache_tokens: tokens whose keys and values the devices can hold, over all lanes. Slots, forks,
       prefixes and parked contexts share this room and take pages of ``block_tokens`` from it as
       they grow; it sets the memory used. 0 is ``slots * max_length``. Layers with a window have
-      less room if that is enough for the windows of all slots. Where room runs short, the longest
+      less room if that is enough for two windows a slot. Where room runs short, the longest
       unused pages move to the host; then contexts without a call, and those of the lowest priority,
       are parked.
     chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops

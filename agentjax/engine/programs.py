@@ -203,7 +203,7 @@ class Programs:
     """Counts the pages of the layers with a window.
 
     With a window they suffice for all slots while these draw, a chunk ahead of what the host knows,
-    and for one dispatch of any extension. Contexts without a slot use what slots leave.
+    for as many contexts without a slot, and for one dispatch of any extension.
     """
     config, slots = self._config, self.slots // self.ways
     room = self.pages_of(config.cache_tokens // self.ways) or slots * self.entries
@@ -219,7 +219,8 @@ class Programs:
       sizes = zip(config.extend_buckets, config.extend_rows, strict=True)
       extending = max(min(rows, slots) * self.pages_of(tokens) for tokens, rows in sizes)
       most = min(most, drawing + self.pages_of(config.extend_buckets[-1]))
-      need = slots * drawing + extending
+      keeping = 1 + self.pages_of(back - 1)
+      need = slots * (drawing + keeping) + extending
       follows, room = room < need, min(room, need)
     # A context's last pages are copied where another goes on from them.
     spare = 1 + self.pages_of(self.unsettled)
