@@ -128,41 +128,33 @@ class EngineConfig(Config):
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    check(
-      self.slots % self.lanes == 0,
-      f"{path}.lanes",
-      self.lanes,
-      f"a divisor of {path}.slots={self.slots}",
-    )
+    require = self.requirements(path)
+    require(self.slots % self.lanes == 0, "lanes", f"a divisor of {path}.slots={self.slots}")
     for axis in MESH_AXES:
       size, split = getattr(self.mesh, axis), axis in ("data", "expert", "tensor")
       allowed = "a number of devices, at least 1" if split else "1: nothing is split over it here"
       check(size >= 1 if split else size == 1, f"{path}.mesh.{axis}", size, allowed)
     ways = self.mesh.data * self.mesh.expert
-    check(
+    require(
       self.slots // self.lanes % ways == 0,
-      f"{path}.slots",
-      self.slots,
+      "slots",
       f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
     least = self.block_tokens * self.lanes * ways
-    check(
+    require(
       self.cache_tokens == 0 or self.cache_tokens >= least,
-      f"{path}.cache_tokens",
-      self.cache_tokens,
+      "cache_tokens",
       f"0, or at least a page of {path}.block_tokens={self.block_tokens} tokens for each of the "
       f"lanes * mesh.data * mesh.expert = {self.lanes * ways} parts",
     )
     buckets = self.extend_buckets
-    check(
+    require(
       bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
-      f"{path}.extend_buckets",
-      buckets,
+      "extend_buckets",
       "one or more rising positive integers",
     )
-    check(
+    require(
       len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
-      f"{path}.extend_rows",
-      self.extend_rows,
+      "extend_rows",
       f"one positive integer for each of {path}.extend_buckets={buckets}",
     )

@@ -360,8 +360,8 @@ class Lane:
     arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
     ready: list[tuple[int, Job]] = []
     for i, (slot, job) in enumerate(queue):
-      under_way = None if before is None else before.decoding.get(slot)
-      if under_way is not None and under_way.job is job:
+      under_way = self._row(slot, job)
+      if under_way is not None:
         if self._goes_on(slot, under_way):
           if supply.reach(slot, job.context.held + under_way.budget + 1):
             ready.append((slot, job))
@@ -429,24 +429,24 @@ class Lane:
       return True
     victims = [*self.idle, *(victim.context for _, victim in queue[:0:-1] if victim.placed)]
     for victim in victims:
-      if self._is_unread(victim.job):
-        continue
       assert victim.home is not None
       other = victim.home[1]
+      if victim.job is not None and self._is_unread(other, victim.job):
+        continue
       if self.slots.way(other) == self.slots.way(slot) and supply.holds_any(other):
         self._park(cycle, supply, other, victim)
         if supply.reach(slot, tokens, copies=copies, base=base):
           return True
     return False
 
-  def _is_unread(self, job: Job | None) -> bool:
+  def _is_unread(self, slot: int, job: Job) -> bool:
     """Whether the results under way tell what a call holds, or that it has ended."""
-    return self._draws(job) or (job is not None and job.generation is None and job.read_planned)
+    return self._row(slot, job) is not None or (job.generation is None and job.read_planned)
 
-  def _draws(self, job: Job | None) -> bool:
-    """Whether a call is part of the chunk under way."""
-    rows = () if self.running is None else self.running.cycle.decoding.values()
-    return any(row.job is job for row in rows)
+  def _row(self, slot: int, job: Job) -> Row | None:
+    """What the chunk under way draws for a call."""
+    row = None if self.running is None else self.running.cycle.decoding.get(slot)
+    return row if row is not None and row.job is job else None
 
   def _park(self, cycle: Cycle, supply: _Supply, slot: int, context: ContextState) -> None:
     """Gives a slot's pages to others; without a call, the slot as well."""
@@ -466,10 +466,8 @@ class Lane:
     """A chunk for every call, or as much of it as there are pages for."""
     chunk_tokens = self.slots.config.chunk_tokens
     for slot, job in ready:
-      under_way = self.running.cycle.decoding.get(slot) if self.running is not None else None
-      generation, drawn = self._decoding(job), 0
-      if under_way is not None and under_way.job is job:
-        drawn = under_way.budget
+      under_way, generation = self._row(slot, job), self._decoding(job)
+      drawn = 0 if under_way is None else under_way.budget
       if generation is None:
         continue
       known = job.context.held
@@ -683,7 +681,7 @@ class Lane:
       job.forcing = None
       return
     # A stop string may be found late: the cycle ahead is past it as well.
-    draws_on = self._draws(job) and not chunk.stopped[slot]
+    draws_on = self._row(slot, job) is not None and not chunk.stopped[slot]
     self._end(slot, job, None)
     if generation.sampled > generation.kept or draws_on:
       # Recurrent state cannot step back: return to the start of the call and feed what was kept.

@@ -369,8 +369,7 @@ class Programs:
       params = join_adapters(params, laid_out(adapters))
     config = self._config
     plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.table_shape)
-    given = [None if v is None or isinstance(v, dict) else placed(v, jax.P()) for v in plan]
-    return state, params, DecodePlan(*given)._replace(grammars={})
+    return state, params, jax.tree.map(lambda v: placed(v, jax.P()), plan)
 
   def abstract_extension(self, home: Home, tokens: int, adapters: Any = None) -> tuple[Any, ...]:
     """The same of what ``extend[tokens]`` takes."""

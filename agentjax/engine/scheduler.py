@@ -160,10 +160,6 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
-  def new_context(self, priority: tuple[int, ...], policy: int) -> ContextState:
-    """An empty one."""
-    return ContextState(priority, policy)
-
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
     weights = self._publisher(params, version, policy)

@@ -101,25 +101,17 @@ class SlotEngine:
   ) -> None:
     model_config.validate("model")
     config.validate("engine")
-    check(
+    require = config.requirements("engine")
+    require(
       not config.record_experts or num_routers(model_config) > 0,
-      "engine.record_experts",
-      config.record_experts,
+      "record_experts",
       f"False for a model without routers (model.pattern={model_config.pattern!r})",
     )
     reason = unverifiable(model_config)
-    check(
-      config.speculate == "none" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' with {reason}",
-    )
+    require(config.speculate == "none" or reason is None, "speculate", f"'none' with {reason}")
     reason = undraftable(model_config)
-    check(
-      config.speculate != "mtp" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' or 'ngram' with {reason}",
+    require(
+      config.speculate != "mtp" or reason is None, "speculate", f"'none' or 'ngram' with {reason}"
     )
     check(
       not model_config.exact_chunk or config.mesh.size == 1,
@@ -128,10 +120,9 @@ class SlotEngine:
       f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
       "not round as training does",
     )
-    check(
+    require(
       config.cache_dtype is None or not model_config.exact_chunk,
-      "engine.cache_dtype",
-      config.cache_dtype,
+      "cache_dtype",
       f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
       "neither keys nor values",
     )
@@ -140,10 +131,9 @@ class SlotEngine:
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
-    check(
+    require(
       config.cache_dtype is None or self.programs.has_blocks,
-      "engine.cache_dtype",
-      config.cache_dtype,
+      "cache_dtype",
       "None for a model that keeps no keys and values in pages "
       f"(model.pattern={model_config.pattern!r})",
     )

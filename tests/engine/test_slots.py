@@ -92,7 +92,7 @@ def test_extending_a_live_context_equals_reading_it_at_once(slot_engine, params,
   slot_engine.extend([(2, ids[cut:]), (2, tail)])
   plan = slot_engine.idle_plan()
   plan.budget[2] = 8
-  plan.temperature[2] = 1.0
+  plan.filters.temperature[2] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, [*ids, *tail, *chunk.token_ids[2]])
   np.testing.assert_allclose(chunk.behaviour_log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
@@ -107,7 +107,7 @@ def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, pa
   plan = slot_engine.idle_plan()
   plan.budget[1] = 2
   plan.forced[1, :2] = ids[62:]
-  plan.temperature[1] = 1.0
+  plan.filters.temperature[1] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, ids)
   np.testing.assert_allclose(chunk.behaviour_log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
@@ -130,7 +130,7 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
   slot_engine.place(None, [2])
   slot_engine.extend([(2, prompt)])
   plan.budget[:] = 8
-  plan.temperature[:] = 1.0
+  plan.filters.temperature[:] = 1.0
   plan.key_data[:] = (5, 6)
   chunk = slot_engine.decode(plan)
   for slot in (1, 2, 3):
@@ -208,14 +208,14 @@ def test_pages_that_run_short_go_to_the_host_and_come_back_to_the_bit(model_conf
   for snapshot in (first, second, first):
     engine.place(snapshot, [2])
     plan = engine.idle_plan()
-    plan.budget[2], plan.temperature[2] = 3, 1.0
+    plan.budget[2], plan.filters.temperature[2] = 3, 1.0
     found = engine.decode(plan).behaviour_log_probs[2, :3]
   alone = SlotEngine(model_config, sizes())
   alone.publish(params, 0)
   alone.place(None, [2])
   alone.extend([(2, ids)])
   plan = alone.idle_plan()
-  plan.budget[2], plan.temperature[2] = 3, 1.0
+  plan.budget[2], plan.filters.temperature[2] = 3, 1.0
   np.testing.assert_array_equal(alone.decode(plan).behaviour_log_probs[2, :3], found)
   jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(first.state.arrays))
 
