@@ -49,9 +49,10 @@ class EngineConfig(Config):
     max_length: tokens a context can hold, prompt included; it may be the model's limit.
     cache_tokens: tokens whose keys and values the devices can hold, over all lanes. Slots, forks,
       prefixes and parked contexts share this room and take pages of ``block_tokens`` from it as
-      they grow; it sets the memory used. 0 is ``slots * max_length``. Where it runs short, the
-      longest unused pages move to the host; then contexts without a call, and those of the lowest
-      priority, are parked.
+      they grow; it sets the memory used. 0 is ``slots * max_length``. Layers with a window have
+      less room if that is enough for two windows a slot. Where room runs short, the longest
+      unused pages move to the host; then contexts without a call, and those of the lowest priority,
+      are parked.
     chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops
       early waits for the end of its chunk, and of the next one if that was dispatched ahead
       (``engine.pace``), so this trades host work against latency.

@@ -140,12 +140,14 @@ class DecodePlan(NamedTuple):
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
-  table: Array  # int32 [slots, entries], pages of each slot
+  tables: Array  # int32 [layers, slots, entries], pages of each slot, see ``Programs.layers``
   ahead: Array  # bool [slots], goes on from the dispatch before, unless that ended in a stop id
   policies: Array | None = None  # int32 [slots], whose adapters; None if all are of one policy
 
   @classmethod
-  def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int, entries: int) -> DecodePlan:
+  def idle(
+    cls, slots: int, chunk_tokens: int, max_stop_ids: int, tables: tuple[int, int, int]
+  ) -> DecodePlan:
     """A plan in which no slot does anything."""
     return cls(
       key_data=np.zeros((slots, 2), np.uint32),
@@ -155,7 +157,7 @@ class DecodePlan(NamedTuple):
       stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
       forced=np.full((slots, chunk_tokens), -1, np.int32),
       grammars={},
-      table=np.zeros((slots, entries), np.int32),
+      tables=np.zeros(tables, np.int32),
       ahead=np.zeros(slots, bool),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,10 +39,15 @@ class Attention:
 
 @flax.struct.dataclass
 class KVCache:
-  """Keys (rotated, where there is a rotary embedding) and values of every slot."""
+  """Keys (rotated, where there is a rotary embedding) and values of every slot.
+
+  With a ``window`` a token reads only so many places back, its own included. An engine then frees
+  the pages before the window; None is all places.
+  """
 
   keys: Held  # [slots, kv_heads, length, head_dim]
   values: Held  # [slots, kv_heads, length, head_dim]
+  window: int | None = flax.struct.field(pytree_node=False, default=None)
 
 
 class RopeScaling(NamedTuple):
@@ -142,10 +148,13 @@ def attention_spec(config: ModelConfig) -> Attention:
   )
 
 
-def init_kv_cache(config: ModelConfig, slots: int, length: int) -> KVCache:
+def init_kv_cache(
+  config: ModelConfig, slots: int, length: int, *, window: int | None = None
+) -> KVCache:
   """Zeros, in the compute dtype."""
   shape = (slots, config.num_kv_heads, length, config.head_dim)
-  return KVCache(keys=jnp.zeros(shape, config.dtype), values=jnp.zeros(shape, config.dtype))
+  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
+  return KVCache(*zeros, window=window)
 
 
 def attention(
@@ -275,7 +284,8 @@ def append_rows(
   """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
   real = jnp.arange(key.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.keys.shape[2])
-  return KVCache(
+  return dataclasses.replace(
+    cache,
     keys=write_places(cache.keys, rows, place, key),
     values=write_places(cache.values, rows, place, value),
   )

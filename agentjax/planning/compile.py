@@ -305,6 +305,8 @@ class LaneMemory:
     parked: most bytes of contexts without a slot (``engine.device_store_mb``).
     tokens: whose keys and values the whole lane can hold.
     token: bytes of one more such token on a device.
+    windows: of ``state``, bytes of keys and values in layers that keep the windows of all slots
+      only: more tokens do not add to them.
     block_tokens: tokens of a page; room comes in whole pages.
   """
 
@@ -313,10 +315,11 @@ class LaneMemory:
   parked: int
   tokens: int
   token: float
+  windows: int
   block_tokens: int
 
   def more_tokens(self, left: int) -> int:
-    """Tokens, in whole pages, that fit in ``left`` bytes; 0 without keys and values."""
+    """Tokens, in whole pages, that fit in ``left`` bytes; 0 where more tokens take no bytes."""
     if not self.token:
       return 0
     return int(max(left, 0) / self.token) // self.block_tokens * self.block_tokens
@@ -373,17 +376,24 @@ class LanePlans:
   def memory(self) -> LaneMemory:
     """What the lane keeps, by the shapes of its state."""
     state, params, _ = self.programs.abstract_arguments(self.home, self.adapters)
-    programs, leaves = self.programs, jax.tree.leaves(state)
-    pools = [v for v, paged in zip(leaves, models.in_pages(state), strict=True) if paged]
-    pages = programs.ways * programs.pages if pools else 0
-    token = bytes_a_device(pools) / (pages * programs.block_tokens) if pools else 0.0
-    whole = programs.block_bytes / programs.block_tokens  # of a token, on all devices
+    programs, token, windows, whole = self.programs, 0.0, 0, 0
+    arrays = list(zip(jax.tree.leaves(state), programs.layers_of(state), strict=True))
+    for layers in programs.layers:
+      own = bytes_a_device([v for v, found in arrays if found is layers])
+      pages = programs.ways * layers.pages
+      whole += pages * layers.block_bytes  # on all devices
+      token += own / (pages * programs.block_tokens) if layers.follows else 0.0
+      windows += 0 if layers.follows else own
+    pools = bytes_a_device([v for v, found in arrays if found is not None])
+    # One page of a way is of no slot.
+    most = max((layers.pages - 1 for layers in programs.layers), default=0)
     return LaneMemory(
       weights=bytes_a_device(params),
       state=bytes_a_device(state),
-      parked=int((self.config.device_store_mb << 20) * (token / whole if whole else 1)),
-      tokens=max(pages - programs.ways, 0) * programs.block_tokens,  # one of a way is of no slot
+      parked=int((self.config.device_store_mb << 20) * (pools / whole if whole else 1)),
+      tokens=programs.ways * most * programs.block_tokens,
       token=token,
+      windows=windows,
       block_tokens=programs.block_tokens,
     )
 

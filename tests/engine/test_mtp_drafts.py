@@ -208,7 +208,7 @@ def test_heads_cost_nothing_where_they_do_not_draft(model_config, slot_engine):
   assert slot_engine.weights.params.mtp is None
   plain = SlotEngine(dataclasses.replace(model_config, mtp=None), sizes())
   assert slot_engine.programs.state_bytes == plain.programs.state_bytes
-  assert slot_engine.programs.block_bytes == plain.programs.block_bytes
+  assert slot_engine.programs.context_bytes(9) == plain.programs.context_bytes(9)
 
 
 def test_a_context_is_cut_only_where_nothing_but_keys_and_values_was_kept(model_config):

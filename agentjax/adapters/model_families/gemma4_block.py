@@ -261,7 +261,8 @@ def init_gemma_cache(config: ModelConfig, slots: int, length: int, layer: Layer)
     return None
   heads = _heads(config, layer)
   shape = (slots, heads.kv_heads, length, heads.width)
-  return KVCache(keys=jnp.zeros(shape, config.dtype), values=jnp.zeros(shape, config.dtype))
+  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
+  return KVCache(*zeros, window=heads.window)
 
 
 def gemma_layer(

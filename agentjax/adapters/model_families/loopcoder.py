@@ -151,9 +151,12 @@ def decode_twice(
 
 def init_entries(config: ModelConfig, slots: int, length: int) -> tuple[Any, ...]:
   """An attention block keeps a ``TwoPassCache``, others what their kind makes."""
+  assert config.second_pass is not None
+  window = config.second_pass.window
   return tuple(
     TwoPassCache(
-      first=init_kv_cache(config, slots, length), second=init_kv_cache(config, slots, length)
+      first=init_kv_cache(config, slots, length),
+      second=init_kv_cache(config, slots, length, window=window),
     )
     if kind == "*"
     else KINDS[kind].init_cache(config, slots, length)
