@@ -18,6 +18,7 @@ from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import prepare
+from agentjax.schedules import at_end
 from agentjax.trajectory.batch import Batch, filled_batch
 from agentjax.trajectory.columns import Column, Level, registered_columns
 
@@ -335,6 +336,7 @@ class _Checker:
   """Runs one objective and compares results."""
 
   def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
+    config = at_end(config)
     self.config, self.tolerance = config.with_parts_of({"one": 1.0, "other": 0.5}), tolerance
     objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)

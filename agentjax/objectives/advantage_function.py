@@ -141,8 +141,8 @@ def own_advantages(
 
 
 def zero_outside(inside: Bool[Array, "batch time"], values: Array) -> Array:
-  """A float array [B, T, ...] with 0 on tokens that are not inside; any other as it is."""
-  if not jnp.issubdtype(values.dtype, jnp.inexact):
+  """A float array [B, T, ...] with 0 on tokens that are not inside; all others as they are."""
+  if not values.ndim or not jnp.issubdtype(values.dtype, jnp.inexact):
     return values
   return jnp.where(jnp.expand_dims(inside, tuple(range(2, values.ndim))), values, 0)
 

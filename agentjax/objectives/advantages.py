@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
 from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.kl import KlEstimator
+from agentjax.schedules import Scheduled, is_on
 
 Centre = Literal[
   "none",
@@ -111,18 +112,18 @@ class AdvantageConfig(Config):
   epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
-  turn_gamma: Share = 0.95
+  turn_gamma: Scheduled[Share] = 0.95
   branches: Literal["soft", "hard"] = "soft"
-  gamma: Share = 1.0
-  gae_lambda: Share = 1.0
-  value_lambda: Share = 1.0
-  length_adaptive_lambda: PositiveFloat | None = None
+  gamma: Scheduled[Share] = 1.0
+  gae_lambda: Scheduled[Share] = 1.0
+  value_lambda: Scheduled[Share] = 1.0
+  length_adaptive_lambda: Scheduled[PositiveFloat] | None = None
   turn_rewards: tuple[str, ...] = ()
-  kl_in_reward: NonNegativeFloat = 0.0
+  kl_in_reward: Scheduled[NonNegativeFloat] = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
-  clip: PositiveFloat | None = None
-  multiplier: float = 1.0
+  clip: Scheduled[PositiveFloat] | None = None
+  multiplier: Scheduled[float] = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
   function: AdvantageChoice | None = None
 
@@ -134,7 +135,7 @@ class AdvantageConfig(Config):
   @property
   def needs_reference(self) -> bool:
     """Whether reference log-probs must be computed for the advantages."""
-    return self.kl_in_reward > 0
+    return is_on(self.kl_in_reward)
 
   @property
   def needs_values(self) -> bool:
@@ -406,7 +407,7 @@ class AmbiguityConfig(Config):
       of Agent0.
   """
 
-  minimum_scale: Share = 0.6
+  minimum_scale: Scheduled[Share] = 0.6
 
 
 def ambiguity_terms(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax import names
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, check, with_numbers
 from agentjax.objectives.advantage_function import (
   zero_outside,
 )
@@ -47,6 +47,7 @@ from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.policy_loss import PolicyLossConfig, policy_loss
 from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
+from agentjax.schedules import is_on, schedules_in
 from agentjax.trajectory.batch import column_or_fill
 from agentjax.trajectory.columns import ColumnError, get_column
 
@@ -194,14 +195,24 @@ class ObjectiveConfig(Config):
   def only_divergences(self) -> bool:
     """Whether the log-probs of the sampled tokens have no part in the loss."""
     loss = self.policy_loss
+    terms = (loss.kl_coefficient, loss.entropy_coefficient, loss.positive_nll_coefficient)
     return (
       self.needs_divergences
       and self.distillation is not None
       and self.function is None
-      and self.distillation.outcome_weight == 0
-      and loss.kl_coefficient == loss.entropy_coefficient == loss.positive_nll_coefficient == 0
+      and not any(map(is_on, (self.distillation.outcome_weight, *terms)))
       and loss.covariance == "none"
     )
+
+  def at(self, numbers: Mapping[str, Array]) -> ObjectiveConfig:
+    """With these numbers in the place of its schedules, by dotted name from here on; a traced
+    number makes no new program."""
+    return with_numbers(self, lambda name, _: needed(numbers.get(name), f"the number {name}"))
+
+  @property
+  def abstract_numbers(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of what ``at`` takes."""
+    return dict.fromkeys(schedules_in(self), jax.ShapeDtypeStruct((), jnp.float32))
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -277,11 +288,17 @@ class Prepared:
     entropies: Float[Array, "batch time"],
     values: Float[Array, "batch time"] | None = None,
     divergences: Float[Array, "batch time"] | None = None,
+    numbers: Mapping[str, Array] | None = None,
   ) -> LossInputs:
-    """Joins the outputs of the current parameters, which a gradient may flow into."""
+    """Joins the outputs of the current parameters, which a gradient may flow into, and numbers."""
     fixed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     return LossInputs(
-      **fixed, log_probs=log_probs, entropies=entropies, values=values, divergences=divergences
+      **fixed,
+      log_probs=log_probs,
+      entropies=entropies,
+      values=values,
+      divergences=divergences,
+      numbers=dict(numbers or {}),
     )
 
 
@@ -296,12 +313,15 @@ class LossInputs(Prepared):
       (with value_loss.kind "bernoulli" a logit); None without a head.
     divergences: of the distribution each token was drawn from and the teacher's, differentiable;
       None without one.
+    numbers: those of the schedules in the objective at this step, by dotted name, such as
+      "policy_loss.kl_coefficient".
   """
 
   log_probs: Float[Array, "batch time"]
   entropies: Float[Array, "batch time"]
   values: Float[Array, "batch time"] | None = None
   divergences: Float[Array, "batch time"] | None = None
+  numbers: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
 Objective: TypeAlias = Callable[[LossInputs], tuple[Array, dict[str, Array]]]
@@ -330,7 +350,12 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
   if function is None and config.function is not None:
     function = load_function(config.function)
   if function is None:
-    return lambda inputs: _with_terms(inputs, config, _named_surrogate(inputs, config))
+
+    def named(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
+      now = config.at(inputs.numbers)
+      return _with_terms(inputs, now, _named_surrogate(inputs, now))
+
+    return named
   own, name = function, function_name(function, config.function)
 
   def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
@@ -344,7 +369,7 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
     surrogate = _Surrogate(
       jnp.where(counted, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
     )
-    result, sums = _with_terms(inputs, config, surrogate)
+    result, sums = _with_terms(inputs, config.at(inputs.numbers), surrogate)
     return result, sums | {"nonfinite/per_token": wrong}
 
   return objective
@@ -395,7 +420,7 @@ def _with_terms(
     moved = kl_estimate(log_probs, old_log_probs, "absolute")
     selected = needed(inputs.covariance_selected, "covariance_selected")
     total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
-  if settings.kl_coefficient > 0:
+  if is_on(settings.kl_coefficient):
     reference = jnp.where(inside, needed(inputs.reference_log_probs, "reference_log_probs"), 0)
     weight = None
     if settings.kl_weight == "current":
@@ -404,9 +429,9 @@ def _with_terms(
       weight = log_probs - jnp.where(inside, inputs.behaviour_log_probs, 0)
     metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator, weight)
     total += settings.kl_coefficient * metrics["kl_reference"]
-  if settings.entropy_coefficient != 0:
+  if is_on(settings.entropy_coefficient):
     total -= settings.entropy_coefficient * entropies
-  if settings.positive_nll_coefficient > 0:
+  if is_on(settings.positive_nll_coefficient):
     rewarded = needed(inputs.rewarded, "rewarded")
     total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
   if config.distillation is not None and config.needs_divergences:

@@ -7,6 +7,7 @@ the tokens, then whitening, clipping and what a teacher adds. It runs once a bat
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import jax
@@ -50,6 +51,7 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
+from agentjax.schedules import is_on
 from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column, token_columns
 from agentjax.trajectory.columns import core_fields
 
@@ -59,6 +61,7 @@ def prepare(
   config: ObjectiveConfig,
   *,
   advantage: AdvantageFunction | None = None,
+  numbers: Mapping[str, Array] | None = None,
   **columns: Array | None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
@@ -82,11 +85,13 @@ def prepare(
     batch: the whole batch. Sequences that are not valid lose their weight here.
     config: static.
     advantage: your own, in the place of ``config.advantage.function``.
+    numbers: in the place of the schedules in ``config`` (``ObjectiveConfig.at``).
     columns: by name, beside those of the batch or in their place; None is none.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
   """
+  config = config.at(numbers or {})
   batch = batch.with_columns({k: v for k, v in columns.items() if v is not None})
   given = _Given.of(batch)
   tokens, metrics = _weigh_tokens(batch, config, given)
@@ -146,7 +151,8 @@ def abstract_prepared(
   sizes = {"parts": len(config.advantage.parts)}
   asked = columns_read(config, recomputed=recomputed, token_rewards=token_rewards)
   extra = {column.name: abstract_column(batch, column, sizes) for column in asked}
-  return jax.eval_shape(lambda b: prepare(b, config)[0], batch.with_columns(extra))
+  shapes = batch.with_columns(extra), config.abstract_numbers
+  return jax.eval_shape(lambda b, n: prepare(b, config, numbers=n)[0], *shapes)
 
 
 def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs:
@@ -162,6 +168,7 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
     entropies=tokens,
     values=tokens if config.needs_values else None,
     divergences=tokens if config.needs_divergences else None,
+    numbers=config.abstract_numbers,  # type: ignore[arg-type]
   )
 
 
@@ -382,7 +389,7 @@ def _spread(
   rewards = jnp.where(ends, broadcast_to_tokens(outcome, segment_ids), 0)
   if token_rewards is not None:
     rewards += token_rewards
-  if config.kl_in_reward > 0:
+  if is_on(config.kl_in_reward):
     reference = needed(given.reference_log_probs, "reference_log_probs")
     penalty = kl_estimate(tokens.old_log_probs, reference, config.kl_in_reward_estimator)
     rewards -= config.kl_in_reward * jnp.where(weights > 0, penalty, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +18,20 @@ from agentjax.objectives.advantage_function import (
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.columns import without_unread
-from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
+from agentjax.objectives.objective import (
+  LossInputs,
+  Objective,
+  ObjectiveConfig,
+  Prepared,
+  policy_objective,
+)
 from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.seat_config import trained_seats
+from agentjax.schedules import at_end
 from agentjax.signals.signal import Signal
 from agentjax.training.alternation import learners
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
-from agentjax.training.pass_config import PlannedPass, Prepare
+from agentjax.training.pass_config import PlannedPass
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
 from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column
@@ -35,12 +43,13 @@ class Pass(NamedTuple):
 
   Attributes:
     prefix: of its metrics; "" for the first pass of a phase.
-    prepare: on the mesh, given a batch with the columns of all signals.
+    prepare: on the mesh, given a batch with the columns of all signals, and the numbers of the
+      objective's schedules.
     update: see ``update.make_update``.
   """
 
   prefix: str
-  prepare: Prepare
+  prepare: Callable[[Batch, Mapping[str, Any]], Any]
   update: Update
 
 
@@ -142,19 +151,16 @@ def compile_phases(
     last = number == len(phases) - 1
     path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
     own = objective if last else policy_objective(phase.objective)
-    function: AdvantageFunction | None = phase.objective.advantage.function
-    function = advantage if last and advantage is not None else function
+    function = advantage if last else None
     found = signals(phase)  # which registers the columns that a function may read
     _trace(experiment, phase, own, function, found)
-    if phase.passes is not None:
-      passes: tuple[Pass, ...] = tuple(
-        _compile(one, update(phase, policy_objective(one.objective)), rows)
-        for one in phase.passes.plan(phase.objective)
-      )
-    else:
-      one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
-      passes = (_compile(one, update(phase, own), rows),)
-    result.append(Phase(phase, path, found, passes))
+    plan = functools.partial(_plan, phase, function)
+    passes = []
+    for i, one in enumerate(plan(at_end(phase.objective))):
+      prepared, loss = _pass_functions(plan, phase.objective, i)
+      updated = update(phase, own if phase.passes is None else loss)
+      passes.append(Pass(one.prefix, _on_mesh(prepared, rows), updated))
+    result.append(Phase(phase, path, found, tuple(passes)))
   return result
 
 
@@ -170,6 +176,8 @@ def _trace(
   shape = (stage.microbatch_rows, stage.row_length)
   jax.eval_shape(objective, abstract_inputs(phase.objective, *shape))
   if function is None:
+    function = at_end(phase.objective).advantage.function
+  if function is None:
     return
   batch = abstract_batch(*shape, stage.tasks_per_step * experiment.rollout.group_size)
   added = [c for signal in signals for c in signal.adds if not c.core]
@@ -178,17 +186,36 @@ def _trace(
   check_advantages(function, abstract_advantage_inputs(given))
 
 
-def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
-  return Pass(one.prefix, _on_mesh(one.prepare, rows), update)
+def _plan(
+  phase: PhaseConfig, advantage: AdvantageFunction | None, objective: ObjectiveConfig
+) -> tuple[PlannedPass, ...]:
+  """The passes of a phase, with numbers for the schedules of its objective."""
+  if phase.passes is not None:
+    return phase.passes.plan(objective)
+
+  def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
+    return prepare(without_unread(batch, objective), objective, advantage=advantage)
+
+  return (PlannedPass("", ready, objective),)
 
 
-def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:
+_Plan = Callable[[ObjectiveConfig], tuple[PlannedPass, ...]]
+
+
+def _pass_functions(
+  plan: _Plan, objective: ObjectiveConfig, i: int
+) -> tuple[Callable[..., Any], Objective]:
+  """What prepares a batch for pass ``i``, and its loss; both are given the schedules' numbers."""
+
+  def prepared(batch: Batch, numbers: Mapping[str, jax.Array]) -> Any:
+    return plan(objective.at(numbers))[i].prepare(batch)
+
+  def loss(inputs: LossInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return policy_objective(plan(objective.at(inputs.numbers))[i].objective)(inputs)
+
+  return prepared, loss
+
+
+def _on_mesh(function: Callable[..., Any], rows: MeshRows) -> Callable[..., Any]:
   """Compiled: results per token are sharded like the batch, metrics are on all devices."""
   return jax.jit(function, out_shardings=(rows.whole, rows.everywhere))
-
-
-def _prepare(config: ObjectiveConfig, advantage: AdvantageFunction | None) -> Callable[..., Any]:
-  def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
-    return prepare(without_unread(batch, config), config, advantage=advantage)
-
-  return ready

@@ -31,6 +31,7 @@ from agentjax.objectives.columns import without_unread
 from agentjax.objectives.objective import ObjectiveConfig, Prepared
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.agentic_grpo.rewards import StageRewards
+from agentjax.schedules import at_most
 from agentjax.signals.signal import Signal
 from agentjax.training.pass_config import PassesConfig, PlannedPass
 from agentjax.trajectory.batch import Batch
@@ -124,7 +125,7 @@ class StagedConfig(PassesConfig):
 
   def signals(self, experiment: Experiment) -> tuple[Signal, ...]:
     """The rewards of stages."""
-    return (StageRewards(self.part, experiment.rollout.max_turns),)
+    return (StageRewards(self.part, at_most(experiment.rollout).max_turns),)
 
   def plan(self, objective: ObjectiveConfig) -> tuple[PlannedPass, ...]:
     """The update of all stages, and the correction in narrower bounds."""
