@@ -11,13 +11,15 @@ episode is at fault, and the part is 0 (or less, if an empty answer is worth les
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
+from agentjax.rewards.formula import TERMS, Formula
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ ENDED = "ended"  # in the metadata: the status that VERIFIER_ERROR took the plac
 
 
 class Node(Protocol):
-  """A formula over the parts of one trajectory."""
+  """A formula over the parts of one trajectory; ``rewards.formula.Formula`` is one from a text."""
 
   def names(self) -> frozenset[str]:
     """The parts the formula reads."""
@@ -67,83 +69,6 @@ class Node(Protocol):
     ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """The part called ``name``."""
-
-  name: str
-
-  def names(self) -> frozenset[str]:
-    return frozenset((self.name,))
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    part = parts[self.name]
-    return part if part.valid else Reward.invalid(f"{self.name}: {part.reason}")
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedSum:
-  """``sum_i weight_i * node_i``; a term of weight 0 is only logged."""
-
-  terms: tuple[tuple[float, Node], ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(node for _, node in self.terms)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    total = 0.0
-    for weight, node in self.terms:
-      if weight == 0:
-        continue
-      reward = node.evaluate(parts)
-      if reward.value is None:
-        return reward
-      total += weight * reward.value
-    return Reward(total)
-
-
-@dataclasses.dataclass(frozen=True)
-class Combined:
-  """``combine([node_1, ..., node_n])``, such as ``math.prod``, ``min`` or ``max``."""
-
-  combine: Callable[[Sequence[float]], float]
-  nodes: tuple[Node, ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(self.nodes)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    values = []
-    for node in self.nodes:
-      reward = node.evaluate(parts)
-      if reward.value is None:
-        return reward
-      values.append(reward.value)
-    return Reward(self.combine(values))
-
-
-@dataclasses.dataclass(frozen=True)
-class Gate:
-  """``body`` where ``condition >= threshold``, else the constant ``closed``.
-
-  A closed gate does not read its body, so an invalid part in it does not matter.
-  """
-
-  condition: Node
-  body: Node
-  threshold: float
-  closed: float = 0.0
-
-  def names(self) -> frozenset[str]:
-    return self.condition.names() | self.body.names()
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    condition = self.condition.evaluate(parts)
-    if condition.value is None:
-      return condition
-    return self.body.evaluate(parts) if condition.value >= self.threshold else Reward(self.closed)
-
-
 class RewardGraph:
   """Scorers by name and the formula that makes one reward of their parts.
 
@@ -151,6 +76,8 @@ class RewardGraph:
     scorers: part name -> scorer of one trajectory.
     formula: the total; may leave parts out, which are then only logged.
     group_scorers: part name -> scorer of a whole group, for rewards that compare its members.
+    formula_at: gives the formula with other numbers, from what puts them into settings; None if
+      there are no others.
 
   Raises:
     ValueError: no scorer at all, a name given twice, or a formula over a part that no scorer makes.
@@ -161,7 +88,9 @@ class RewardGraph:
     scorers: Mapping[str, Scorer],
     formula: Node,
     group_scorers: Mapping[str, GroupScorer] | None = None,
+    formula_at: Callable[[Callable[[Any], Any]], Node] | None = None,
   ):
+    self._formula_at = formula_at
     self._scorers = dict(scorers)
     self._group_scorers = dict(group_scorers or {})
     self._formula = formula
@@ -175,6 +104,14 @@ class RewardGraph:
         f"the formula reads {', '.join(missing)}, which no scorer makes; parts: "
         f"{', '.join(sorted(known))}"
       )
+
+  def at(self, numbers: Callable[[Any], Any]) -> RewardGraph:
+    """With other numbers in the formula and the same scorers."""
+    if self._formula_at is None:
+      return self
+    now = copy.copy(self)
+    now._formula = self._formula_at(numbers)
+    return now
 
   @property
   def part_names(self) -> tuple[str, ...]:
@@ -205,7 +142,8 @@ class RewardGraph:
     the formula cannot be computed and the episode is not at fault (its scorer raises, or returns
     invalid), or the formula itself fails, the reward is invalid and the status becomes
     VERIFIER_ERROR. Truncated trajectories are scored normally. So is a policy error, which gets at
-    most 0 and is never invalid. ``metadata["fault"]`` keeps the fault.
+    most 0 and is never invalid. ``metadata["fault"]`` keeps the fault, ``metadata["reward_terms"]``
+    the terms of a formula in text.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -262,6 +200,9 @@ class RewardGraph:
       return
     try:
       trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
+      paid = getattr(self._formula, "body", self._formula)
+      if isinstance(paid, Formula) and paid.recorded and trajectory.reward.valid:
+        trajectory.metadata[TERMS] = [list(t) for t in paid.terms(trajectory.reward_parts)]
     except Exception as error:  # an overflow, or a node of the user's own: as for a scorer
       _log.warning("the reward formula failed on %s: %s", trajectory.address, describe(error))
       trajectory.reward = Reward.invalid(describe(error))
@@ -388,7 +329,3 @@ def as_reward(score: Score | TurnScores) -> Reward:
   if isinstance(score, TurnScores):
     return Reward(float(sum(v for v in score.values if v is not None)))
   return score if isinstance(score, Reward) else Reward(float(score))
-
-
-def _names(nodes: Iterable[Node]) -> frozenset[str]:
-  return frozenset().union(*(node.names() for node in nodes))

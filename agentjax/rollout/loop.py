@@ -63,7 +63,7 @@ class GroupPlayer:
     if self.numbers is None:
       return self
     now, numbers = copy.copy(self), functools.partial(self.numbers, step=step)
-    now.player = self.player.at(numbers)
+    now.player, now.rewards = self.player.at(numbers), self.rewards.at(numbers)
     now.baseline = None if self.baseline is None else self.baseline.at(numbers)
     return now
 

@@ -654,12 +654,11 @@ class Experiment(Config):
       parts,
       f"some of {path}.reward.parts = {self.reward.parts}",
     )
-    open_parts = [n for n, w in self.reward.shares.items() if w and n not in self.reward.gated]
     check(
-      set(settings.advantage.turn_rewards) <= set(open_parts),
+      set(settings.advantage.turn_rewards) <= set(weighted),
       f"{objective}.advantage.turn_rewards",
       settings.advantage.turn_rewards,
-      f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
+      f"some of {weighted}, the parts that have a weight in {path}.reward, which has no formula",
     )
 
   def _check_repeated_updates(

@@ -1,4 +1,4 @@
-"""Whole runs with schedules of the objective and the rollout."""
+"""Whole runs with schedules of the objective, the reward and the rollout."""
 
 import dataclasses
 import json
@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.rewards import RewardConfig
+from agentjax.rewards.formula import TERMS
 from agentjax.rollout.schedule import ScheduleConfig
-from agentjax.schedules import PiecewiseSchedule, Schedule, ThresholdSchedule
+from agentjax.schedules import (
+  LinearSchedule,
+  PiecewiseSchedule,
+  Schedule,
+  ThresholdSchedule,
+)
 from agentjax.training.journal import read_journal
 from agentjax.training.metrics import read_metrics
 from tests.training import stages
@@ -36,6 +43,11 @@ class Follow(Schedule):
 
 
 def scheduled_run(directory, schedule=SYNC, *, high=0.4, metric="policy/entropy"):
+  reward = RewardConfig(
+    parts=("environment", "sampled_tokens"),
+    formula="environment - w * sampled_tokens / 24",
+    numbers={"w": LinearSchedule(start=0.5, steps=4)},
+  )
   experiment = stages.staged_experiment(schedule)
   loss = dataclasses.replace(
     experiment.rl.objective.policy_loss,
@@ -51,7 +63,7 @@ def scheduled_run(directory, schedule=SYNC, *, high=0.4, metric="policy/entropy"
   rollout = dataclasses.replace(
     experiment.rollout, max_tokens_per_turn=PiecewiseSchedule(values=(6, 12), at=(2,))
   )
-  return stages.run(directory, schedule, rl=rl, rollout=rollout)
+  return stages.run(directory, schedule, rl=rl, rollout=rollout, reward=reward)
 
 
 def rows(directory):
@@ -91,6 +103,7 @@ def test_every_step_has_the_numbers_of_its_schedules_and_no_program_is_compiled_
   found = rows(directory)
   for name, expected in (
     (f"{LOSS}.positive_nll_coefficient", [0.0] * 3 + [0.4] * 3),
+    ("scheduled/reward.numbers.w", [0.5, 0.375, 0.25, 0.125, 0.0, 0.0]),
     ("scheduled/rollout.max_tokens_per_turn", [6.0] * 2 + [12.0] * 4),
   ):
     assert [row[name] for row in found] == pytest.approx(expected), name
@@ -104,10 +117,15 @@ def test_every_step_has_the_numbers_of_its_schedules_and_no_program_is_compiled_
   assert multipliers == [1.0] + [2.0] * (STEPS - 1)  # bytes of an untrained policy: 5.5 nats
 
 
-def test_episodes_are_played_with_the_numbers_of_their_step(finished):
+def test_episodes_are_played_and_paid_with_the_numbers_of_their_step(finished):
   directory, _ = finished(SYNC)
   drawn = {step: [] for step in range(1, STEPS + 1)}
   for one in episodes(directory):
+    weight = (0.5, 0.375, 0.25, 0.125, 0.0, 0.0)[one.step - 1]
+    terms, tokens = dict(one.metadata[TERMS]), one.reward_parts["sampled_tokens"].value
+    assert sum(terms.values()) == one.reward.value
+    assert terms["environment"] == one.reward_parts["environment"].value
+    assert terms["-(w * sampled_tokens / 24)"] == pytest.approx(-weight * tokens / 24)
     drawn[one.step].append(max(int(s.sampled.sum()) for s in one.segments))
   assert max(drawn[1] + drawn[2]) <= 6 < max(np.concatenate([drawn[s] for s in (3, 4, 5, 6)]))
 
@@ -166,6 +184,7 @@ def test_a_run_does_not_go_on_with_another_schedule(finished):
 def test_a_saved_config_of_schedules_gives_the_same_experiment(finished):
   directory, _ = finished(SYNC)
   saved = json.loads((directory / "config.json").read_text())
+  assert saved["reward"]["numbers"] == {"w": {"use": "linear", "start": 0.5, "steps": 4}}
   assert saved["rollout"]["max_tokens_per_turn"] == {
     "use": "piecewise", "values": [6, 12], "at": [2]
   }  # fmt: skip
