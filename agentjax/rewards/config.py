@@ -82,36 +82,35 @@ class RewardConfig(Config):
 
   def validate(self, path: str = "config.reward") -> None:
     super().validate(path)
-    check(len(self.parts) > 0, f"{path}.parts", self.parts, "at least one scorer")
-    check(len(set(self.parts)) == len(self.parts), f"{path}.parts", self.parts, "distinct names")
+    require = self.requirements(path)
+    require(len(self.parts) > 0, "parts", "at least one scorer")
+    require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
     for name in filter(is_own, self.parts):
       check_name(name, f"{path}.parts")
     self._validate_formula(path)
-    check(
+    require(
       len(self.weights) == len(self.parts) or self.formula is not None,
-      f"{path}.weights",
-      self.weights,
+      "weights",
       f"one weight for each of the {len(self.parts)} parts",
     )
-    check(
+    require(
       MONITOR_PART not in self.parts,
-      f"{path}.parts",
-      self.parts,
+      "parts",
       f"names other than {MONITOR_PART!r}, which the setting 'monitor' adds",
     )
     for name in self.settings:
       check(name in self.parts, f"{path}.settings", name, f"one of {path}.parts = {self.parts}")
     paid = self.formula is not None or any(self.weights)
-    check(paid, f"{path}.weights", self.weights, "at least one weight other than 0")
+    require(paid, "weights", "at least one weight other than 0")
 
   def _validate_formula(self, path: str) -> None:
+    require = self.requirements(path)
     names = Formula(self.formula).names() if self.formula else frozenset()
     if self.formula:
-      allowed = f"an expression of {path}.parts = {self.parts} and {path}.numbers"
       known = {*self.parts, *self.numbers}
-      check(names <= known, f"{path}.formula", self.formula, allowed)
-      said = f"left out, or (), with {path}.formula"
-      check(self.weights in ((), (1.0,)), f"{path}.weights", self.weights, said)
+      allowed = f"an expression of {path}.parts = {self.parts} and {path}.numbers"
+      require(names <= known, "formula", allowed)
+      require(self.weights in ((), (1.0,)), "weights", f"left out, or (), with {path}.formula")
     for name in self.numbers:
       said = f"names in {path}.formula that are no parts"
       check(name in names and name not in self.parts, f"{path}.numbers", name, said)
