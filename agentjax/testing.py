@@ -347,6 +347,7 @@ class _Checker:
     )
 
   def _prepared(self, batch: Batch, scores: dict[str, jax.Array]) -> Prepared:
+    tokens = batch.weights
     return prepare(
       batch,
       self.config,
@@ -356,7 +357,11 @@ class _Checker:
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
-      consistency=jnp.full_like(batch.rewards, 0.5),
+      **{
+        column.name: jnp.full_like(tokens if column.level != "sequence" else batch.rewards, 0.5)
+        for term in self.config.advantage.terms
+        for column in term.columns
+      },
       part_rewards=jnp.stack([batch.rewards] * len(self.config.advantage.parts), axis=1)
       if self.config.advantage.parts
       else None,

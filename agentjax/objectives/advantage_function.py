@@ -1,10 +1,10 @@
-"""Advantage functions of one's own: what they are given, and what they may return."""
+"""Advantage functions of one's own, and terms that change advantages: what they are given."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -21,7 +21,10 @@ from agentjax.objectives.columns import (
 )
 from agentjax.objectives.custom_loss import describe, own_name, trace
 from agentjax.trajectory.batch import Batch, column_or_fill, token_columns
-from agentjax.trajectory.columns import ColumnError, core_fields
+from agentjax.trajectory.columns import Column, ColumnError, core_fields
+
+if TYPE_CHECKING:
+  from agentjax.objectives.objective import ObjectiveConfig
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -117,6 +120,38 @@ class OwnAdvantage(Adopted, AdvantageChoice):
     return self.found(inputs)
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageTerm(Choice):
+  """A step between the advantages of tokens and the loss, with its settings.
+
+  Attributes:
+    columns: of the batch that it reads, apart from the core ones.
+  """
+
+  group = "agentjax.advantage_terms"
+  columns: ClassVar[tuple[Column, ...]] = ()
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    names = ("agreement", "duration", "entropy", "steps", "tool_success")
+    return {n: f"agentjax.recipes.credit:{n.title().replace('_', '')}Term" for n in names}
+
+  def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
+    """Raises ConfigError for an objective that it does not fit; ``path`` is the objective's."""
+
+  def signals(self) -> Sequence[Any]:
+    """The signals (``signals.Signal``) that add its columns in a run; one of a name counts once."""
+    return ()
+
+  def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
+    """The advantages [B, T] after it; the inputs are those of an advantage function."""
+    return advantages
+
+  def clip_high_bonus(self, inputs: AdvantageInputs) -> Array | None:
+    """What it adds to the upper clip bound of every token [B, T]; None adds nothing."""
+    return None
+
+
 def check_own(function: AdvantageFunction) -> None:
   """Raises ConfigError for what cannot be called with one argument."""
   check_callable(function, f"the advantage {_own_name(function)}", AdvantageChoice.adopts)
@@ -130,12 +165,16 @@ def own_advantages(
   Raises:
     ConfigError: it cannot be traced, or returns something else than a float array [B, T].
   """
-  inside = inputs.weights > 0
-  rewards = jnp.where(inputs.valid, inputs.rewards, 0)
-  clean = jax.tree.map(lambda x: x if x.ndim == 1 else zero_outside(inside, x), inputs)
-  inputs = dataclasses.replace(clean, rewards=rewards)
   check_advantages(function, inputs)
-  return jnp.where(inside, function(inputs), 0)
+  return jnp.where(inputs.weights > 0, function(inputs), 0)
+
+
+def advantage_inputs(batch: Batch, weights: Array, old_log_probs: Array) -> AdvantageInputs:
+  """What functions and terms are given of a batch, with these weights."""
+  core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
+  core |= {"weights": weights, "rewards": jnp.where(batch.valid, batch.rewards, 0)}
+  inputs = AdvantageInputs(**core, old_log_probs=old_log_probs, columns=token_columns(batch))
+  return jax.tree.map(lambda x: x if x.ndim == 1 else zero_outside(weights > 0, x), inputs)
 
 
 def zero_outside(inside: Bool[Array, "batch time"], values: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
-from agentjax.objectives.advantage_function import AdvantageChoice
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
 from agentjax.objectives.kl import KlEstimator
 from agentjax.schedules import Scheduled, is_on
 
@@ -51,7 +51,7 @@ _GROUP_CENTRES = (
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AdvantageConfig(Config):
-  """From rewards to one advantage a token: centre -> scale -> credit -> merge -> whiten -> clip.
+  """From rewards to one advantage a token: centre, scale, credit, merge, whiten, clip, terms.
 
   Attributes:
     centre: what is subtracted from the reward of a sequence.
@@ -98,8 +98,10 @@ class AdvantageConfig(Config):
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
     function: your own advantages by name (``advantage_function.AdvantageChoice``), instead of
-      centre, scale and credit, which are then not used; merge, whitening, clip and multiplier
-      follow it. None uses those settings.
+      centre, scale and credit, which are then not used; merge, whitening, clip, terms and
+      multiplier follow it. None uses those settings.
+    terms: further steps after the clip (``advantage_function.AdvantageTerm``): "agreement" (ADPO),
+      "duration", "entropy" (AEPO), "steps" (rewards of steps beside the outcome), "tool_success".
     learn_from: sequences that keep their weight: "all", or only those whose advantage (before
       credit) is "negative" or "positive". Means are then over their tokens only.
   """
@@ -126,6 +128,7 @@ class AdvantageConfig(Config):
   multiplier: Scheduled[float] = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
   function: AdvantageChoice | None = None
+  terms: tuple[AdvantageTerm, ...] = ()
 
   @property
   def needs_group(self) -> bool:
@@ -391,35 +394,6 @@ def merge_branches(
   count = jax.ops.segment_sum(inside.ravel(), ids, places)
   mean = total / jnp.where(count > 0, count, 1)
   return jnp.where(branches > 0, mean[branches], advantages)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class AmbiguityConfig(Config):
-  """ADPO's trust in a task, by how many of its answers agree (``ambiguity_terms``).
-
-  Attributes:
-    minimum_scale: s_min, factor on the advantages where the answers agree least; .6 in the script
-      of Agent0.
-  """
-
-  minimum_scale: Scheduled[Share] = 0.6
-
-
-def ambiguity_terms(
-  scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
-) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
-  """ADPO's factor on the advantage and its bonus on the upper clip bound, from self-consistency.
-
-  ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` gives reliable labels more weight;
-  ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` allows larger updates for unreliable ones. Agent0,
-  2511.16043.
-
-  Args:
-    scores: s, the share of the answers to the sequence's task that are its most frequent one.
-    minimum_scale: s_min.
-  """
-  sure = jnp.clip((scores - 0.3) / 0.5, 0, 1)
-  return minimum_scale + (1 - minimum_scale) * sure, 0.1 * jnp.clip((0.8 - scores) / 0.5, 0, 1)
 
 
 def _centre(

@@ -56,15 +56,6 @@ BASELINES = register_column(
     in_loss=False,
   )
 )
-CONSISTENCY = register_column(
-  Column(
-    "consistency",
-    "float32",
-    "Share of the answers of the sequence's group that are its most frequent one.",
-    level="sequence",
-    in_loss=False,
-  )
-)
 PART_REWARDS = register_column(
   Column(
     "part_rewards",
@@ -84,7 +75,6 @@ CREDIT = (
   TURN_REWARDS,
   SELECTED,
   BASELINES,
-  CONSISTENCY,
   PART_REWARDS,
 )
 
@@ -108,10 +98,10 @@ def columns_read(
     (TOKEN_REWARDS, token_rewards),
     (TURN_REWARDS, bool(credit.turn_rewards)),
     (BASELINES, config.needs_baseline),
-    (CONSISTENCY, config.ambiguity is not None),
     (PART_REWARDS, bool(credit.parts)),
   )
-  return tuple(column for column, wanted in asked if wanted)
+  of_terms = [column for term in credit.terms for column in term.columns]
+  return (*(column for column, wanted in asked if wanted), *of_terms)
 
 
 def without_unread(batch: Batch, config: ObjectiveConfig) -> Batch:

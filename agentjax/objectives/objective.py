@@ -33,7 +33,6 @@ from agentjax.objectives.advantage_function import (
 from agentjax.objectives.advantages import (
   EVERY_PART,
   AdvantageConfig,
-  AmbiguityConfig,
 )
 from agentjax.objectives.custom_loss import (
   LossFunction,
@@ -72,8 +71,6 @@ class ObjectiveConfig(Config):
     distillation: adds a teacher's word on every token; None has no teacher.
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
-    ambiguity: advantages and the upper clip bound follow how far the answers to a task agree
-      (ADPO); None does not.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -85,7 +82,6 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
-  ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
@@ -116,17 +112,8 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
-    if self.ambiguity is not None:
-      for where, name, permitted in (
-        ("policy_loss", "clip", ("ppo", "mask", "truncate", "gmpo")),
-        ("advantage", "credit", ("broadcast", "reward_to_go")),
-      ):
-        value = getattr(getattr(self, where), name)
-        said = f"{' or '.join(map(repr, permitted))} with {path}.ambiguity"
-        check(value in permitted, f"{path}.{where}.{name}", value, said)
-      for name in ("preference", "function"):
-        value = getattr(self, name)
-        check(value is None, f"{path}.{name}", value, f"None with {path}.ambiguity")
+    for term in self.advantage.terms:
+      term.check_objective(self, path)
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -135,6 +122,7 @@ class ObjectiveConfig(Config):
       (self.advantage, "scale", "none"),
       (self.advantage, "credit", "broadcast"),
       (self.advantage, "whiten", False),
+      (self.advantage, "terms", ()),
       (self.policy_loss, "gradient_form", "score"),
       (self.policy_loss, "clip", "unit"),
       (self.policy_loss, "aggregation", "sequence_mean_token_sum"),
@@ -147,9 +135,8 @@ class ObjectiveConfig(Config):
   def check_own_advantage(self, path: str) -> None:
     """Raises ConfigError where an advantage function does not go with the rest."""
     self.advantage.check_own_function(f"{path}.advantage")
-    for name in ("preference", "ambiguity"):
-      value = getattr(self, name)
-      check(value is None, f"{path}.{name}", value, "None with an advantage function")
+    none = "None with an advantage function"
+    check(self.preference is None, f"{path}.preference", self.preference, none)
 
   def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
     """A copy that names the parts of the reward where ``advantage.parts`` says "*".

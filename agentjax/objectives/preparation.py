@@ -16,13 +16,12 @@ from jaxtyping import Array, Float
 
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
-  AdvantageInputs,
+  advantage_inputs,
   own_advantages,
 )
 from agentjax.objectives.advantages import (
   EVERY_PART,
   AdvantageConfig,
-  ambiguity_terms,
   merge_branches,
   multi_reward_advantages,
   sequence_advantages,
@@ -53,7 +52,6 @@ from agentjax.objectives.segments import (
 )
 from agentjax.schedules import is_on
 from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column, token_columns
-from agentjax.trajectory.columns import core_fields
 
 
 def prepare(
@@ -77,8 +75,8 @@ def prepare(
   * ``token_rewards``: on tokens besides the outcome, for credit "reward_to_go" and "gae".
   * ``turn_rewards``: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum
     is taken off the reward that stands at the end.
-  * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, ``consistency``
-    for ``ambiguity``.
+  * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, those of
+    ``advantage.terms``.
   * ``branches``, for ``advantage.branches`` "hard".
 
   Args:
@@ -97,13 +95,13 @@ def prepare(
   tokens, metrics = _weigh_tokens(batch, config, given)
   own = config.advantage.function if advantage is None else advantage
   if own is not None:
-    credit = _own_credit(own, batch, tokens, given)
+    credit = _own_credit(own, batch, tokens)
   else:
     tokens, credit, found = _named_credit(batch, config, tokens, given)
     metrics |= found
-  advantages, found = _final_advantages(batch, config, tokens, credit)
+  advantages, bonus, found = _final_advantages(batch, config, tokens, credit)
   metrics |= found
-  prepared = _join(batch, config, tokens, credit, advantages, given)
+  prepared = _join(batch, config, tokens, credit, advantages, bonus, given)
   learning = jnp.where(batch.valid, credit.outcome != 0, False)
   metrics |= {
     "advantage/mean_abs": jnp.sum(prepared.shares * jnp.abs(advantages)),
@@ -182,7 +180,6 @@ class _Given(NamedTuple):
   turn_rewards: Array | None
   selected: Array | None
   baselines: Array | None
-  consistency: Array | None
   part_rewards: Array | None
 
   @classmethod
@@ -223,14 +220,13 @@ class _Credit:
 
   Attributes:
     outcome: [sequences], what they were made of; 0 where a sequence teaches nothing.
-    returns, value_coefficients, clip_high_bonus: as in ``Prepared``.
+    returns, value_coefficients: as in ``Prepared``.
   """
 
   advantages: Array
   outcome: Array
   returns: Array | None = None
   value_coefficients: Array | None = None
-  clip_high_bonus: Array | None = None
 
 
 def _weigh_tokens(
@@ -268,16 +264,9 @@ def _weigh_tokens(
   return tokens, metrics
 
 
-def _own_credit(
-  function: AdvantageFunction, batch: Batch, tokens: _Tokens, given: _Given
-) -> _Credit:
+def _own_credit(function: AdvantageFunction, batch: Batch, tokens: _Tokens) -> _Credit:
   """The advantages of a user's function."""
-  core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
-  inputs = AdvantageInputs(
-    **core | {"weights": tokens.weights},
-    old_log_probs=tokens.old_log_probs,
-    columns=token_columns(batch),
-  )
+  inputs = advantage_inputs(batch, tokens.weights, tokens.old_log_probs)
   advantages = own_advantages(function, inputs)
   size = sequence_sum(jnp.abs(advantages), batch.segment_ids, batch.num_sequences)
   return _Credit(advantages, outcome=size)
@@ -299,18 +288,10 @@ def _named_credit(
   if config.preference is not None:
     outcome, found = _preferred(batch, config.preference, tokens, given)
     metrics |= found
-  bonus = None
-  if config.ambiguity is not None:
-    consistency = needed(given.consistency, "consistency")
-    minimum = config.ambiguity.minimum_scale
-    scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
-    outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
-    metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
   if settings.learn_from != "all":
     wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
     tokens = tokens.only(broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0)
   credit = _spread(outcome, tokens, batch, settings, given)
-  credit = dataclasses.replace(credit, clip_high_bonus=bonus)
   if starts is not None:
     credit = dataclasses.replace(
       credit,
@@ -449,8 +430,9 @@ def _final_advantages(
   config: ObjectiveConfig,
   tokens: _Tokens,
   credit: _Credit,
-) -> tuple[Array, dict[str, Array]]:
-  """Advantages merged over branches, whitened, clipped, scaled and mixed with a teacher's."""
+) -> tuple[Array, Array | None, dict[str, Array]]:
+  """Advantages merged over branches, whitened, clipped, changed by terms, scaled and mixed with a
+  teacher's; what terms add to the upper clip bound; metrics."""
   settings, taught = config.advantage, config.distillation
   advantages, kept = credit.advantages, tokens.kept
   metrics: dict[str, Array] = {}
@@ -460,6 +442,13 @@ def _final_advantages(
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:
     advantages = jnp.clip(advantages, -settings.clip, settings.clip)
+  bonus: Array | None = None
+  if settings.terms:
+    inputs = advantage_inputs(batch, tokens.weights, tokens.old_log_probs)
+    for term in settings.terms:
+      advantages, more = term(inputs, advantages), term.clip_high_bonus(inputs)
+      if more is not None:
+        bonus = more if bonus is None else bonus + more
   advantages *= settings.multiplier
   if taught is not None:
     advantages *= taught.outcome_weight
@@ -471,7 +460,7 @@ def _final_advantages(
       if taught.centre == "batch_mean":
         disagreement -= mean
       advantages += taught.coefficient * disagreement
-  return jnp.where(kept > 0, advantages, 0), metrics
+  return jnp.where(kept > 0, advantages, 0), bonus, metrics
 
 
 def _join(
@@ -480,6 +469,7 @@ def _join(
   tokens: _Tokens,
   credit: _Credit,
   advantages: Array,
+  clip_high_bonus: Array | None,
   given: _Given,
 ) -> Prepared:
   """Everything that a loss is given, with the denominators of ``policy_loss.aggregation``."""
@@ -506,7 +496,7 @@ def _join(
     old_log_probs=tokens.old_log_probs,
     behaviour_log_probs=batch.behaviour_log_probs,
     reference_log_probs=given.reference_log_probs,
-    clip_high_bonus=credit.clip_high_bonus,
+    clip_high_bonus=clip_high_bonus,
     dropped=tokens.dropped,
     covariance_selected=selected,
     rewarded=broadcast_to_tokens(jnp.where(batch.valid, batch.rewards > 0, False), segment_ids),

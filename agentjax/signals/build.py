@@ -9,7 +9,6 @@ import jax
 
 from agentjax.sharding import time_multiple
 from agentjax.signals.baseline import GreedyBaseline
-from agentjax.signals.consistency import Consistency
 from agentjax.signals.critic import Critic
 from agentjax.signals.policy import PolicyScores
 from agentjax.signals.reference import ReferenceScores
@@ -109,8 +108,7 @@ class SignalBuilder:
     found: list[Signal] = []
     if objective.needs_baseline:
       found.append(GreedyBaseline())
-    if objective.ambiguity is not None:
-      found.append(Consistency())
+    found += {s.name: s for term in credit.terms for s in term.signals()}.values()
     if credit.parts:
       found.append(PartRewards(credit.parts))
     if credit.turn_rewards:

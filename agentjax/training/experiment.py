@@ -583,7 +583,7 @@ class Experiment(Config):
 
   def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Groups are large enough for comparisons, and baselines exist."""
-    require, require_own = self.requirements(path), settings.requirements(objective)
+    require_own = settings.requirements(objective)
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
@@ -599,11 +599,6 @@ class Experiment(Config):
       not (settings.needs_baseline and settings.advantage.parts),
       "advantage.parts",
       "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
-    )
-    require(
-      settings.ambiguity is None or self.rollout.group_size > 1,
-      "rollout.group_size",
-      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
     )
 
   def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:

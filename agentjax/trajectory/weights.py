@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from agentjax.config import Config, NonNegativeFloat, PositiveFloat
+from agentjax.config import Config, NonNegativeFloat
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
-WeightRule = Literal[
-  "none", "role", "error_masked", "partial", "incomplete", "special_tokens", "duration"
-]
+WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -28,20 +25,16 @@ class WeightConfig(Config):
       tool call failed; it stays in the context (KAT-Coder). "partial": the same, but a turn flagged
       as reflection keeps its weight (STeP). "incomplete": 0 on a trajectory that was truncated or
       that an infrastructure or verifier fault ended (LongCat-Flash-Thinking). "special_tokens":
-      ``special_token_factor`` on ``special_token_ids`` (Unify-Agent). "duration": the seconds that
-      the tool calls of the token's turn took, at least ``least_seconds``, so that a step counts by
-      its time; with the aggregation "token_mean" only their proportions matter.
+      ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
     error_factor: >= 0, used by "error_masked" and "partial"; the papers have 0.
     special_token_ids: ids, for "special_tokens".
     special_token_factor: >= 0; Unify-Agent has 3.
-    least_seconds: for "duration". Ours.
   """
 
   rules: tuple[WeightRule, ...] = ("role",)
   error_factor: NonNegativeFloat = 0.0
   special_token_ids: tuple[int, ...] = ()
   special_token_factor: NonNegativeFloat = 3.0
-  least_seconds: PositiveFloat = 1.0
 
   def validate(self, path: str = "config") -> None:
     super().validate(path)
@@ -140,13 +133,6 @@ def _special_tokens(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   return [np.where(np.isin(s.token_ids, ids), factor, np.float32(1.0)) for s in trajectory.segments]
 
 
-def _duration(trajectory: Trajectory, config: WeightConfig) -> _Factors:
-  seconds: collections.defaultdict[int, float] = collections.defaultdict(float)
-  for record in trajectory.tools:
-    seconds[record.turn] += record.seconds
-  return [max(seconds[s.turn], config.least_seconds) for s in trajectory.segments]
-
-
 _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "none": _none,
   "role": _role,
@@ -154,5 +140,4 @@ _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "partial": _partial,
   "incomplete": _incomplete,
   "special_tokens": _special_tokens,
-  "duration": _duration,
 }

@@ -204,7 +204,6 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
     (ObjectiveConfig(AdvantageConfig(learn_from="negative")), "learn_from"),
     (preset("reinforce_pp"), "kl_in_reward"),
     (preset("dpo"), "preference"),
-    (preset("adpo"), "ambiguity"),
   ],
 )
 def test_settings_that_need_more_than_an_advantage_are_refused(objective, named):

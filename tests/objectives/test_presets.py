@@ -84,7 +84,7 @@ def direction(name):
       values=values,
       baselines=jnp.full(6, 0.5),
       part_rewards=jnp.stack([batch.rewards, batch.rewards**2], axis=1),
-      consistency=jnp.array([0.4, 0.4, 0.4, 0.9, 0.9, 0.9]),
+      agreement=jnp.array([0.4, 0.4, 0.4, 0.9, 0.9, 0.9]),
     )
     loss = policy_objective(config)
     return jax.grad(
@@ -107,7 +107,7 @@ def test_the_shapes_that_a_preset_prepares_are_known_without_data(name):
   inputs = abstract_inputs(config, 2, 8)
   assert (inputs.reference_log_probs is None) == (not config.needs_reference)
   assert (inputs.returns is None) == (not config.needs_values)
-  assert (inputs.clip_high_bonus is None) == (config.ambiguity is None)
+  assert (inputs.clip_high_bonus is None) == (not config.advantage.terms)
   assert {x.shape for x in jax.tree.leaves(inputs)} == {(2, 8)}
   loss, metrics = jax.eval_shape(policy_objective(config), inputs)
   assert loss.shape == () and {m.shape for m in metrics.values()} == {()}

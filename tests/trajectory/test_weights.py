@@ -141,18 +141,3 @@ def test_applying_rules_leaves_the_record_alone():
 def test_a_bad_setting_is_named(config, field):
   with pytest.raises(ConfigError, match=field):
     config.validate("weights")
-
-
-def test_a_turn_weighs_the_seconds_of_its_tool_calls():
-  def segment(turn, drawn):
-    ones = np.full(2, float(drawn), np.float32)
-    return Segment("assistant", np.zeros(2, np.int32), ones > 0, ones, ones, ones, ones, turn=turn)
-
-  tools = [ToolRecord(turn, "python", {}, "ok", "", seconds) for turn, seconds in
-           ((0, 0.25), (1, 7.0), (1, 3.0))]  # fmt: skip
-  episode = Trajectory(
-    0, 0, 0, "made", [segment(0, True), segment(0, False), segment(1, True), segment(2, True)],
-    tools=tools,
-  )  # fmt: skip
-  found = token_weights(episode, WeightConfig(rules=("role", "duration"), least_seconds=0.5))
-  assert [w.tolist() for w in found] == [[0.5] * 2, [0.0] * 2, [10.0] * 2, [0.5] * 2]

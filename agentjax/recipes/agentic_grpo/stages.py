@@ -51,6 +51,7 @@ _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
   ("advantage", "branches", ("soft",)),
   ("advantage", "whiten", (False,)),
   ("advantage", "clip", (None,)),
+  ("advantage", "terms", ((),)),
   ("advantage", "learn_from", ("all",)),
   ("policy_loss", "clip", ("ppo", "mask")),
   ("policy_loss", "covariance", ("none",)),
@@ -108,7 +109,7 @@ class StagedConfig(PassesConfig):
       value = getattr(getattr(objective, room), field)
       allowed = " or ".join(repr(v) for v in values) + f" with {taken}"
       check(value in values, f"{path}.{room}.{field}", value, allowed)
-    for field in ("distillation", "preference", "ambiguity", "function"):
+    for field in ("distillation", "preference", "function"):
       value = getattr(objective, field)
       check(value is None, f"{path}.{field}", value, f"None with {taken}")
     mismatch = objective.policy_loss.mismatch

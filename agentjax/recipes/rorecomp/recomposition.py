@@ -86,7 +86,7 @@ class RecompositionConfig(PassesConfig):
     taken = f"with {name}.passes"
     check(stage.minibatches == 1, f"{path}.rl.minibatches", stage.minibatches, f"1 {taken}")
     check(not experiment.seats, f"{path}.seats", experiment.seats, f"none {taken}")
-    for field in ("distillation", "preference", "ambiguity"):
+    for field in ("distillation", "preference"):
       value = getattr(phase.objective, field)
       check(value is None, f"{name}.objective.{field}", value, f"None {taken}")
     check(
