@@ -8,6 +8,7 @@ says so.
 
 from __future__ import annotations
 
+from agentjax.objectives.advantage_function import AdvantageTerm
 from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
@@ -15,7 +16,6 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig
-from agentjax.recipes.credit import AgreementTerm
 
 # DeepSeekMath, 2402.03300: z-score a group, a mean a sequence, k3 at .04.
 GRPO = ObjectiveConfig(
@@ -169,7 +169,8 @@ LONGCAT = ObjectiveConfig(
 # Agent0, 2511.16043: advantages and upper clip bound by how far the answers to a task agree. Its
 # agreement is that of an earlier round's answers; a run's is that of the group itself.
 ADPO = ObjectiveConfig(
-  AdvantageConfig(terms=(AgreementTerm(),)), PolicyLossConfig(kl_coefficient=0.01)
+  AdvantageConfig(terms=(AdvantageTerm.from_name("agreement", "preset"),)),
+  PolicyLossConfig(kl_coefficient=0.01),
 )
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
 # are not published; these are ours. Means are over the chunks that the filter keeps.

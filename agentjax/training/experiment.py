@@ -70,6 +70,8 @@ class SupervisedStage(AuxiliaryConfig):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
+    weights: rules whose product is the loss weight of a token; turns and tool results may have
+      flags in the data (``record.Message``).
     token_sets: chooses a set of tokens for each place, over which its loss is computed, such as
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
@@ -79,6 +81,7 @@ class SupervisedStage(AuxiliaryConfig):
   row_length: PositiveInt = 512
   microbatch_rows: PositiveInt = 8
   aggregation: Aggregation = "token_mean"
+  weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   token_sets: TokenSetConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 

@@ -13,7 +13,6 @@ Kept episodes are forgotten after ``tolerate_steps``. Reference: 2509.22601 and 
 
 from __future__ import annotations
 
-import base64
 import collections
 import dataclasses
 import math
@@ -43,8 +42,7 @@ from agentjax.signals.signal import (
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import get_column
 from agentjax.trajectory.record import Reward, Trajectory
-from agentjax.trajectory.recordlog import decode_record, encode_record
-from agentjax.trajectory.store import from_record, to_record
+from agentjax.trajectory.store import from_texts, to_texts
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
@@ -147,18 +145,13 @@ class SelfImitation(Signal):
     self._draw = jax.jit(draw_tokens, static_argnums=(0, 3))
 
   def get_state(self) -> dict[str, Any]:
-    def encoded(one: Trajectory) -> str:
-      return base64.b64encode(encode_record(to_record(one))).decode()
-
-    kept = [[step, encoded(one)] for step, one in self._kept]
-    return {"steps": self._steps, "kept": kept, "means": list(self._means)}
+    ages = [step for step, _ in self._kept]
+    kept = to_texts(one for _, one in self._kept)
+    return {"steps": self._steps, "ages": ages, "kept": kept, "means": list(self._means)}
 
   def set_state(self, state: Any) -> None:
     self._steps = int(state["steps"])
-    self._kept = [
-      (int(step), from_record(decode_record(base64.b64decode(data))))
-      for step, data in state["kept"]
-    ]
+    self._kept = list(zip(state["ages"], from_texts(state["kept"]), strict=True))
     self._means = collections.deque(state["means"], self._config.history)
 
   def observe(
