@@ -136,7 +136,14 @@ SPPO = ObjectiveConfig(
 SELF_PLAY_PREFERENCE = ObjectiveConfig(
   AdvantageConfig(centre="win_rate", scale="none", multiplier=1000.0),
   PolicyLossConfig(aggregation="sequence_mean_token_mean"),
-  function="agentjax.recipes.self_play:self_play_preference",
+  function="agentjax.recipes.squared_loss:squared_log_ratio",
+)
+# 2501.12599 and 2507.20534 (Kimi k1.5, K2): tau times the log-ratio goes to r - mean r. Our sources
+# have no tau; .1 is ours.
+KIMI = ObjectiveConfig(
+  AdvantageConfig(scale="none", multiplier=10.0),
+  PolicyLossConfig(aggregation="sequence_mean_token_mean"),
+  function="agentjax.recipes.squared_loss:squared_log_ratio",
 )
 # Truncated importance weights on the score function, [0, 1] (ROLL).
 TIS = ObjectiveConfig(

@@ -51,7 +51,8 @@ class TurnScores:
 Score = Reward | float
 # What a scorer has to say in words, it leaves in the metadata under the name of its part.
 Scorer = Callable[[Trajectory, Task], Score | TurnScores | Awaitable[Score | TurnScores]]
-GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
+Scores = Sequence[Score | TurnScores]
+GroupScorer = Callable[[Sequence[Trajectory], Task], Scores | Awaitable[Scores]]
 
 
 ENDED = "ended"  # in the metadata: the status that VERIFIER_ERROR took the place of
@@ -221,19 +222,22 @@ class RewardGraph:
 async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) -> Reward:
   try:
     found = scorer(trajectory, task)
-    score = await found if inspect.isawaitable(found) else found
-    reward = as_reward(score)
-    if isinstance(score, TurnScores):
-      if len(score.values) != len(trajectory.segments):
-        raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
-      trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
-    return reward
+    return _recorded(name, trajectory, await found if inspect.isawaitable(found) else found)
   except Exception as error:
     # It must not end the run, and must not count as a zero if it is our fault.
     _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
     nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
     return _decided(trajectory, fault, nothing)
+
+
+def _recorded(name: str, trajectory: Trajectory, score: Score | TurnScores) -> Reward:
+  """The part; what single turns earned is kept with the episode."""
+  if isinstance(score, TurnScores):
+    if len(score.values) != len(trajectory.segments):
+      raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
+    trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
+  return as_reward(score)
 
 
 async def _on_nothing(scorer: Scorer, trajectory: Trajectory, task: Task) -> float | None:
@@ -273,11 +277,11 @@ async def _run_group(
   name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
 ) -> list[Reward]:
   async def run(members: Sequence[Trajectory]) -> list[Reward]:
-    scores = scorer(members, task)
-    rewards = [as_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
-    if len(rewards) != len(members):
-      raise ValueError(f"{len(rewards)} scores for {len(members)} trajectories")
-    return rewards
+    found = scorer(members, task)
+    scores = await found if inspect.isawaitable(found) else found
+    if len(scores) != len(members):
+      raise ValueError(f"{len(scores)} scores for {len(members)} trajectories")
+    return [_recorded(name, one, score) for one, score in zip(members, scores, strict=True)]
 
   async def works(members: Sequence[Trajectory]) -> bool:
     try:

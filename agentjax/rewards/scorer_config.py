@@ -31,6 +31,7 @@ class ScorerConfig(Choice):
       "reasoning_gym": f"{gym}:ReasoningGymScoring",
       "reasoning_gym_graded": f"{gym}:GradedReasoningGymScoring",
       "relative": f"{scorers}:RelativeConfig",
+      "renorm": f"{scorers}:RenormConfig",
       "rubric": "agentjax.recipes.rubrics.rubric:RubricConfig",
       "seconds": f"{scorers}:seconds",
       "tags": f"{scorers}:TagsConfig",

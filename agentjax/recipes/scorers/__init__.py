@@ -3,6 +3,7 @@
 from agentjax.recipes.scorers.answers import TextMatchConfig
 from agentjax.recipes.scorers.form import TagsConfig
 from agentjax.recipes.scorers.lengths import OverlongConfig, RelativeConfig, seconds, tool_calls
+from agentjax.recipes.scorers.renorm import RenormConfig
 from agentjax.recipes.scorers.sources import CitationsConfig, EvidenceConfig
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
   "EvidenceConfig",
   "OverlongConfig",
   "RelativeConfig",
+  "RenormConfig",
   "TagsConfig",
   "TextMatchConfig",
   "seconds",

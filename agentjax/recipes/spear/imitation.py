@@ -145,13 +145,13 @@ class SelfImitation(Signal):
     self._draw = jax.jit(draw_tokens, static_argnums=(0, 3))
 
   def get_state(self) -> dict[str, Any]:
-    ages = [step for step, _ in self._kept]
-    kept = to_texts(one for _, one in self._kept)
-    return {"steps": self._steps, "ages": ages, "kept": kept, "means": list(self._means)}
+    texts = to_texts(one for _, one in self._kept)
+    kept = [[step, text] for (step, _), text in zip(self._kept, texts, strict=True)]
+    return {"steps": self._steps, "kept": kept, "means": list(self._means)}
 
   def set_state(self, state: Any) -> None:
     self._steps = int(state["steps"])
-    self._kept = list(zip(state["ages"], from_texts(state["kept"]), strict=True))
+    self._kept = [(int(step), from_texts([text])[0]) for step, text in state["kept"]]
     self._means = collections.deque(state["means"], self._config.history)
 
   def observe(
