@@ -347,7 +347,6 @@ class _Checker:
     )
 
   def _prepared(self, batch: Batch, scores: dict[str, jax.Array]) -> Prepared:
-    tokens = batch.weights
     return prepare(
       batch,
       self.config,
@@ -358,7 +357,10 @@ class _Checker:
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
       **{
-        column.name: jnp.full_like(tokens if column.level != "sequence" else batch.rewards, 0.5)
+        column.name: jnp.full(
+          batch.rewards.shape if column.level == "sequence" else batch.weights.shape,
+          column.dtypes[0].type(0.5),
+        )
         for term in self.config.advantage.terms
         for column in term.columns
       },

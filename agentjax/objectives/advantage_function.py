@@ -133,7 +133,7 @@ class AdvantageTerm(Choice):
 
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
-    names = ("agreement", "duration", "entropy", "steps", "tool_success")
+    names = ("agreement", "duration", "entropy", "shared", "steps", "tool_success")
     return {n: f"agentjax.recipes.credit:{n.title().replace('_', '')}Term" for n in names}
 
   def check_objective(self, objective: ObjectiveConfig, path: str) -> None:

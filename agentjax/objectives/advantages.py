@@ -51,7 +51,7 @@ _GROUP_CENTRES = (
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AdvantageConfig(Config):
-  """From rewards to one advantage a token: centre, scale, credit, merge, whiten, clip, terms.
+  """From rewards to one advantage a token: centre, scale, credit, whiten, clip, terms.
 
   Attributes:
     centre: what is subtracted from the reward of a sequence.
@@ -80,10 +80,6 @@ class AdvantageConfig(Config):
       "turn_then_token" is RAGEN's bi-level GAE (``returns.bilevel_gae``): over turns with
       ``turn_gamma``, then over the tokens of each with ``gamma``.
     turn_gamma: see ``index_set``; .95 in RAGEN (2504.20073).
-    branches: the advantage of a token that several branches of one episode share (the column
-      ``branches``); the batch has every copy of it. "soft": each copy the advantage of its own
-      branch; "hard": all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its
-      default). On policy both have one gradient; once ratios are clipped they differ.
     gamma: discount a step, for "reward_to_go" and "gae".
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
@@ -98,10 +94,11 @@ class AdvantageConfig(Config):
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
     function: your own advantages by name (``advantage_function.AdvantageChoice``), instead of
-      centre, scale and credit, which are then not used; merge, whitening, clip, terms and
-      multiplier follow it. None uses those settings.
+      centre, scale and credit, which are then not used; whitening, clip, terms and multiplier
+      follow it. None uses those settings.
     terms: further steps after the clip (``advantage_function.AdvantageTerm``): "agreement" (ADPO),
-      "duration", "entropy" (AEPO), "steps" (rewards of steps beside the outcome), "tool_success".
+      "duration", "entropy" (AEPO), "shared" (ARPO's mean over branches), "steps" (rewards of steps
+      beside the outcome), "tool_success".
     learn_from: sequences that keep their weight: "all", or only those whose advantage (before
       credit) is "negative" or "positive". Means are then over their tokens only.
   """
@@ -115,7 +112,6 @@ class AdvantageConfig(Config):
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
   turn_gamma: Scheduled[Share] = 0.95
-  branches: Literal["soft", "hard"] = "soft"
   gamma: Scheduled[Share] = 1.0
   gae_lambda: Scheduled[Share] = 1.0
   value_lambda: Scheduled[Share] = 1.0
@@ -205,8 +201,6 @@ class AdvantageConfig(Config):
         turn_rewards=(),
         kl_in_reward=0.0,
       )
-    elif self.credit != "broadcast":
-      self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
         f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
@@ -373,27 +367,6 @@ def multi_reward_advantages(
     out_axes=1,
   )(rewards)
   return parts @ part_weights
-
-
-def merge_branches(
-  advantages: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-  branches: Int[Array, "batch time"],
-) -> Float[Array, "batch time"]:
-  """The mean over all copies of a shared segment on each of them; other tokens keep theirs.
-
-  Args:
-    advantages: constant on the tokens of a segment in one sequence.
-    weights: copies without weight, such as those of a masked sequence, do not count.
-    branches: as in ``Batch``, ids up to the number of tokens.
-  """
-  places = branches.size + 1
-  inside = (weights > 0).astype(advantages.dtype)
-  ids = branches.ravel()
-  total = jax.ops.segment_sum((inside * advantages).ravel(), ids, places)
-  count = jax.ops.segment_sum(inside.ravel(), ids, places)
-  mean = total / jnp.where(count > 0, count, 1)
-  return jnp.where(branches > 0, mean[branches], advantages)
 
 
 def _centre(

@@ -22,7 +22,6 @@ from agentjax.objectives.advantage_function import (
 from agentjax.objectives.advantages import (
   EVERY_PART,
   AdvantageConfig,
-  merge_branches,
   multi_reward_advantages,
   sequence_advantages,
 )
@@ -77,7 +76,6 @@ def prepare(
     is taken off the reward that stands at the end.
   * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, those of
     ``advantage.terms``.
-  * ``branches``, for ``advantage.branches`` "hard".
 
   Args:
     batch: the whole batch. Sequences that are not valid lose their weight here.
@@ -431,13 +429,11 @@ def _final_advantages(
   tokens: _Tokens,
   credit: _Credit,
 ) -> tuple[Array, Array | None, dict[str, Array]]:
-  """Advantages merged over branches, whitened, clipped, changed by terms, scaled and mixed with a
-  teacher's; what terms add to the upper clip bound; metrics."""
+  """Advantages whitened, clipped, changed by terms, scaled and mixed with a teacher's; what terms
+  add to the upper clip bound; metrics."""
   settings, taught = config.advantage, config.distillation
   advantages, kept = credit.advantages, tokens.kept
   metrics: dict[str, Array] = {}
-  if settings.branches == "hard" and "branches" in batch.columns:
-    advantages = merge_branches(advantages, tokens.weights, batch.columns["branches"])
   if settings.whiten:
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:

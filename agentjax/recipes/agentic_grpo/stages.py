@@ -48,7 +48,6 @@ _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
   ("advantage", "centre", _CENTRES),
   ("advantage", "credit", ("broadcast",)),
   ("advantage", "parts", ((),)),
-  ("advantage", "branches", ("soft",)),
   ("advantage", "whiten", (False,)),
   ("advantage", "clip", (None,)),
   ("advantage", "terms", ((),)),

@@ -1,6 +1,7 @@
 """Advantage terms and advantages that many methods share, each with the signal that it reads."""
 
 from agentjax.recipes.credit.agreement import AgreementTerm
+from agentjax.recipes.credit.branches import SharedTerm
 from agentjax.recipes.credit.entropy import EntropyTerm
 from agentjax.recipes.credit.medians import OthersMedian
 from agentjax.recipes.credit.turns import DurationTerm, StepsTerm, ToolSuccessTerm
@@ -10,6 +11,7 @@ __all__ = [
   "DurationTerm",
   "EntropyTerm",
   "OthersMedian",
+  "SharedTerm",
   "StepsTerm",
   "ToolSuccessTerm",
 ]

@@ -125,7 +125,7 @@ class PriorityReplay(Signal):
     return [*episodes, *given], metrics | {"priority/kept": float(len(self._kept))}
 
   def _draw(self, settings: PriorityConfig, step: int) -> list[_Kept]:
-    count = min(int(settings.groups), len(self._kept))  # type: ignore[call-overload]
+    count = min(int(settings.groups), len(self._kept))
     if not count:
       return []
     priorities = np.array([_priority(k, settings, step) for k in self._kept])
@@ -135,4 +135,4 @@ class PriorityReplay(Signal):
 
 
 def _priority(kept: _Kept, settings: PriorityConfig, step: int) -> float:
-  return float(kept.size**settings.exponent * settings.decay ** (step - kept.step))  # type: ignore[operator]
+  return float(kept.size**settings.exponent * settings.decay ** (step - kept.step))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentjax.config import NonNegativeInt, Table, check
+from agentjax.config import Table, check
 from agentjax.schedules import Schedule
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
 from agentjax.training.selectors import group_scores
@@ -23,20 +23,20 @@ class QuotasConfig(SignalConfig):
   what is sampled; this decides what is trained on.
 
   Attributes:
-    most: groups of a step by ``Task.source``, numbers or schedules; a source that is not named has
-      no bound.
+    most: groups of a step by ``Task.source``, numbers or schedules, rounded; a source that is not
+      named has no bound.
     score: of a group, as in ``config.rl.selection.score``; the largest stay.
   """
 
-  most: Table[NonNegativeInt | Schedule] = dataclasses.field(default_factory=Table)
+  most: Table[float | Schedule] = dataclasses.field(default_factory=Table)
   score: str = "reward_std"
 
   def validate(self, path: str = "config.rl.signals") -> None:
     super().validate(path)
     check(bool(self.most), f"{path}.most", dict(self.most), "a number of groups for a source")
     for source, most in self.most.items():
-      low = most.bounds()[0] if isinstance(most, Schedule) else most
-      check(low >= 0, f"{path}.most[{source!r}]", most, ">= 0")
+      right = isinstance(most, int | float) and most >= 0  # of a schedule, its bounds are checked
+      check(right, f"{path}.most[{source!r}]", most, ">= 0")
 
   def build(self, tools: SignalTools) -> Quotas:
     """See ``SignalConfig.build``."""

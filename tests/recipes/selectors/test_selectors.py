@@ -1,35 +1,41 @@
 """Selectors of episodes: what a step trains on, by hand and through saved states."""
 
 import collections
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
-from agentjax.objectives import ObjectiveConfig, prepare
+from agentjax.objectives import AdvantageConfig, ObjectiveConfig, prepare
+from agentjax.recipes.credit import EntropyTerm, ToolSuccessTerm
 from agentjax.recipes.selectors import KeepConfig, PriorityConfig, QuotasConfig, SuccessesConfig
 from agentjax.recipes.selectors.fifo import Successes
 from agentjax.recipes.selectors.keep import Keep, shares
 from agentjax.recipes.selectors.priority import PriorityReplay
 from agentjax.recipes.selectors.quotas import Quotas
 from agentjax.rollout import RolloutConfig
+from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.schedules import LinearSchedule
 from agentjax.signals.signal import StepContext
+from agentjax.training.checkpoint import CheckpointConfig
 from agentjax.training.experiment import Experiment, RLStage
+from agentjax.training.metrics import read_metrics
 from agentjax.training.selectors import SelectionConfig
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Reward, Status
+from tests.training.stages import fingerprints, run, staged_experiment, train_until_killed
 
 
 def episode(reward, sample=0, *, step=1, task=0, source="x", length=2, version=0, **parts):
   builder = TrajectoryBuilder(step=step, task_id=task, sample=sample, source=source)
   builder.append("user", [1, 2])
   builder.append_sampled([3] * length, [-0.5] * length, [0.5] * length, version)
-  return builder.build(
-    reward=Reward(reward), reward_parts={name: Reward(value) for name, value in parts.items()}
-  )
+  made = builder.build(reward=Reward(reward))
+  made.reward_parts = {name: Reward(value) for name, value in parts.items()}
+  return made
 
 
 def group(rewards, **settings):
@@ -294,3 +300,35 @@ def test_a_formula_of_unknown_parts_is_refused():
     KeepConfig(order="mistakes").check_run(experiment, "config.rl.signals[0]")
   with pytest.raises(ConfigError, match=r"keep=16.*less than"):
     KeepConfig(keep=16).check_run(experiment, "config.rl.signals[0]")
+
+
+# In a run.
+
+
+def _run(directory, **changes):
+  signals = (KeepConfig(keep=3, strata="", order="tokens"), PriorityConfig(groups=1))
+  objective = ObjectiveConfig(AdvantageConfig(terms=(EntropyTerm(), ToolSuccessTerm())))
+  rl = dataclasses.replace(
+    staged_experiment(ScheduleConfig()).rl, signals=signals, objective=objective, **changes
+  )
+  return run(directory, ScheduleConfig(), rl=rl, checkpoint=CheckpointConfig(every=2))
+
+
+def test_a_run_keeps_three_of_four_trains_on_groups_again_and_replays(tmp_path):
+  made = _run(tmp_path / "run", steps=3)
+  assert made.train().finished
+  rows = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "priority/given" in r]
+  assert [r["priority/given"] for r in rows] == [0, 1, 1]
+  assert [r["keep/share"] for r in rows] == [0.75] * 3
+  assert [r["tokens/replayed"] > 0 for r in rows if "tokens/replayed" in r] == [True, True]
+  assert made.replay(3).identical
+
+
+@pytest.mark.slow
+def test_a_run_that_died_goes_on_with_what_it_had_kept(tmp_path, monkeypatch):
+  assert _run(tmp_path / "straight", steps=5).train().finished
+  train_until_killed(_run(tmp_path / "cut", steps=5), 4)
+  assert _run(tmp_path / "cut", steps=5).train().finished
+  assert fingerprints(tmp_path / "cut") == fingerprints(tmp_path / "straight")
+  monkeypatch.setattr(PriorityReplay, "set_state", lambda signal, state: None)
+  assert not _run(tmp_path / "cut", steps=5).replay(5).identical
