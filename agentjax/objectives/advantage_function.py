@@ -126,10 +126,12 @@ class AdvantageTerm(Choice):
 
   Attributes:
     columns: of the batch that it reads, apart from the core ones.
+    parts: of the reward that it reads.
   """
 
   group = "agentjax.advantage_terms"
   columns: ClassVar[tuple[Column, ...]] = ()
+  parts: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
   def built_in(cls) -> Mapping[str, str]:

@@ -630,12 +630,9 @@ class Experiment(Config):
       f"{path}.rl.signals, of which one may pay tokens",
     )
     parts = settings.with_parts_of(self.reward.shares).advantage.parts
-    check(
-      set(parts) <= set(self.reward.parts),
-      f"{objective}.advantage.parts",
-      parts,
-      f"some of {path}.reward.parts = {self.reward.parts}",
-    )
+    for name, read in (("parts", parts), *(("terms", term.parts) for term in credit.terms)):
+      said = f"some of {path}.reward.parts = {self.reward.parts}"
+      check(set(read) <= set(self.reward.parts), f"{objective}.advantage.{name}", read, said)
     check(
       set(credit.turn_rewards) <= set(weighted),
       f"{objective}.advantage.turn_rewards",

@@ -108,6 +108,10 @@ class StepsTerm(AdvantageTerm):
   weight: Scheduled[PositiveFloat] = 1.0
   columns = (STEP_ADVANTAGE,)
 
+  @property
+  def parts(self) -> tuple[str, ...]:  # type: ignore[override]
+    return (self.part,)
+
   def signals(self) -> Sequence[Signal]:
     return (StepAdvantages(self.part),)
 

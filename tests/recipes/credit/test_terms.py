@@ -26,6 +26,7 @@ from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
 from agentjax.trajectory.record import Reward, ToolRecord
+from tests.training.smoke import smoke_experiment
 
 _CONTEXT = StepContext(1, None)
 
@@ -119,6 +120,14 @@ def test_steps_are_standardised_over_all_turns_of_their_group():
 def test_steps_that_nobody_judged_are_refused():
   with pytest.raises(ConfigError, match="part='environment'.*here judge"):
     StepsTerm().signals()[0].observe(_CONTEXT, [episode(0, 1.0, 1, steps=[1.0])])
+
+
+def test_a_part_that_the_reward_does_not_have_is_refused_before_a_run():
+  credit = AdvantageConfig(terms=(StepsTerm("judge"),))
+  experiment = smoke_experiment()
+  experiment.rl.objective = ObjectiveConfig(credit)
+  with pytest.raises(ConfigError, match=r"advantage\.terms=\('judge',\).*reward\.parts"):
+    experiment.validate()
 
 
 def test_agreement_trusts_and_opens_the_bound():
