@@ -93,12 +93,15 @@ def message_from_json(values: Mapping[str, Any]) -> Message:
 
 
 def with_marks(message: Message, values: Mapping[str, Any]) -> Message:
-  """The message with the ``weight`` and the ``flags`` that its JSON may have.
+  """The message with the ``weight`` and the ``flags`` that its JSON may have; null is none.
 
   Raises:
-    ValueError: a weight below 0, or an unknown flag.
+    ValueError: a weight below 0, or of a message that no policy writes, or an unknown flag.
   """
-  weight, flags = values.get("weight", 1.0), values.get("flags", ())
+  weight, flags = values.get("weight"), values.get("flags") or ()
+  if weight is not None and message.role != "assistant":
+    raise ValueError(f"weight {weight!r} of a {message.role} message; allowed: of an assistant's")
+  weight = 1.0 if weight is None else weight
   if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
     raise ValueError(f"weight {weight!r}; allowed: a number >= 0")
   if not isinstance(flags, list | tuple) or not set(flags) <= set(Flag):

@@ -138,7 +138,8 @@ def test_a_conversation_is_a_prompt_and_a_demonstration(tmp_path):
 
 
 def test_turns_may_have_weights_and_marks(tmp_path):
-  said = [*_SAID[:3], _SAID[3] | {"flags": ["tool_error"]}, _SAID[4] | {"weight": 0}]
+  said = [one | {"weight": None, "flags": None} for one in _SAID]  # as Arrow fills columns
+  said[3]["flags"], said[4]["weight"] = ["tool_error"], 0
   path = _rows(tmp_path, {"messages": said})
   (task,) = load_jsonl(path, source="made", messages_field="messages", answer_field="")
   assert [set(m.flags) for m in task.demonstration] == [set(), {Flag.TOOL_ERROR}, set()]
@@ -172,6 +173,7 @@ def test_a_response_is_a_demonstration(tmp_path):
       {"said": [_SAID[1], _SAID[4] | {"weight": -1}]},
       "weight -1; allowed: a number >= 0",
     ),
+    ({"said": [_SAID[1] | {"weight": 0}, _SAID[4]]}, "weight 0 of a user message"),
     ({"said": [_SAID[1], _SAID[4] | {"weight": True}]}, "message 1: weight True"),
     ({"said": [_SAID[1], _SAID[4] | {"flags": ["bad"]}]}, "flags .*allowed: a list of tool_error"),
     ({"said": _SAID, "metadata": [1]}, "'metadata' is a list"),

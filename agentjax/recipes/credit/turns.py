@@ -133,7 +133,9 @@ class Durations(Signal):
   ) -> tuple[list[Trajectory], Metrics]:
     del context
     spent = [self._spent(one) for one in episodes]
-    mean = float(np.mean([s for own in spent for s in own.values()] or [1.0]))
+    usable = [one.reward.valid and not one.status.masked for one in episodes]
+    counted = [s for own, ok in zip(spent, usable, strict=True) if ok for s in own.values()]
+    mean = float(np.mean(counted or [1.0]))
     shares = [{turn: s / mean for turn, s in own.items()} for own in spent]
     return _of_turns(episodes, DURATION, shares), {"duration/mean": mean}
 
