@@ -19,7 +19,7 @@ from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import prepare
 from agentjax.schedules import at_end
-from agentjax.trajectory.batch import Batch, abstract_column, filled_batch
+from agentjax.trajectory.batch import Batch, filled_batch
 from agentjax.trajectory.columns import Column, Level, registered_columns
 
 _TIME = 20  # tokens a row in the checks; the longest sequence of an example has 8
@@ -347,10 +347,8 @@ class _Checker:
     )
 
   def _prepared(self, batch: Batch, scores: dict[str, jax.Array]) -> Prepared:
-    of_terms = [column for term in self.config.advantage.terms for column in term.columns]
-    halves = {c.name: jnp.full_like(abstract_column(batch, c), 0.5) for c in of_terms}
     return prepare(
-      batch.with_columns(halves),
+      batch,
       self.config,
       old_log_probs=scores["old"],
       reference_log_probs=scores["reference"],

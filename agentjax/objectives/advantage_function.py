@@ -21,7 +21,7 @@ from agentjax.objectives.columns import (
 )
 from agentjax.objectives.custom_loss import describe, own_name, trace
 from agentjax.trajectory.batch import Batch, column_or_fill, token_columns
-from agentjax.trajectory.columns import Column, ColumnError, core_fields
+from agentjax.trajectory.columns import ColumnError, core_fields
 
 if TYPE_CHECKING:
   from agentjax.objectives.objective import ObjectiveConfig
@@ -125,12 +125,10 @@ class AdvantageTerm(Choice):
   """A step between the advantages of tokens and the loss, with its settings.
 
   Attributes:
-    columns: of the batch that it reads, apart from the core ones.
     parts: of the reward that it reads.
   """
 
   group = "agentjax.advantage_terms"
-  columns: ClassVar[tuple[Column, ...]] = ()
   parts: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
@@ -142,7 +140,8 @@ class AdvantageTerm(Choice):
     """Raises ConfigError for an objective that it does not fit; ``path`` is the objective's."""
 
   def signals(self) -> Sequence[Any]:
-    """The signals (``signals.Signal``) that add its columns in a run; one of a name counts once."""
+    """The signals (``signals.Signal``) that add the columns which it reads; one of a name counts
+    once in a run."""
     return ()
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:

@@ -100,8 +100,7 @@ def columns_read(
     (BASELINES, config.needs_baseline),
     (PART_REWARDS, bool(credit.parts)),
   )
-  of_terms = [column for term in credit.terms for column in term.columns]
-  return (*(column for column, wanted in asked if wanted), *of_terms)
+  return tuple(column for column, wanted in asked if wanted)
 
 
 def without_unread(batch: Batch, config: ObjectiveConfig) -> Batch:

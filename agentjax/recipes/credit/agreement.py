@@ -45,7 +45,6 @@ class AgreementTerm(AdvantageTerm):
   """
 
   minimum_scale: Scheduled[Share] = 0.6
-  columns = (AGREEMENT,)
 
   def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
     """The upper clip bound must count."""

@@ -11,9 +11,6 @@ from jaxtyping import Array
 from agentjax.config import check
 from agentjax.objectives.advantage_function import AdvantageInputs, AdvantageTerm
 from agentjax.objectives.objective import ObjectiveConfig
-from agentjax.trajectory.columns import get_column
-
-_BRANCHES = get_column("branches")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -26,15 +23,13 @@ class SharedTerm(AdvantageTerm):
   as those of a masked sequence, do not count.
   """
 
-  columns = (_BRANCHES,)
-
   def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
     """A segment has one advantage in a sequence."""
     credit = objective.advantage.credit
     check(credit == "broadcast", f"{path}.advantage.credit", credit, "'broadcast' with 'shared'")
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
-    branches = inputs.column(_BRANCHES.name)
+    branches = inputs.column("branches")
     places, ids = branches.size + 1, branches.ravel()
     inside = (inputs.weights > 0).astype(advantages.dtype)
     total = jax.ops.segment_sum((inside * advantages).ravel(), ids, places)

@@ -38,7 +38,6 @@ class EntropyTerm(AdvantageTerm):
   """
 
   share: Scheduled[NonNegativeFloat] = 0.2
-  columns = (ENTROPY_EXCESS,)
 
   def signals(self) -> Sequence[Signal]:
     return (EntropyExcess(),)

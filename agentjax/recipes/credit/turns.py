@@ -61,7 +61,6 @@ class DurationTerm(AdvantageTerm):
   """
 
   least_seconds: PositiveFloat = 1.0
-  columns = (DURATION,)
 
   def signals(self) -> Sequence[Signal]:
     return (Durations(self.least_seconds),)
@@ -82,7 +81,6 @@ class ToolSuccessTerm(AdvantageTerm):
   """
 
   failed: Scheduled[Share] = 0.0
-  columns = (TOOL_SUCCESS,)
 
   def signals(self) -> Sequence[Signal]:
     return (ToolSuccess(),)
@@ -106,7 +104,6 @@ class StepsTerm(AdvantageTerm):
 
   part: str = "environment"
   weight: Scheduled[PositiveFloat] = 1.0
-  columns = (STEP_ADVANTAGE,)
 
   @property
   def parts(self) -> tuple[str, ...]:  # type: ignore[override]
