@@ -337,7 +337,7 @@ class _Checker:
 
   def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
     config = at_end(config)
-    self.config, self.tolerance = config.with_parts_of({"one": 1.0, "other": 0.5}), tolerance
+    self.config, self.tolerance = config, tolerance
     objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
@@ -356,9 +356,6 @@ class _Checker:
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
-      part_rewards=jnp.stack([batch.rewards] * len(self.config.advantage.parts), axis=1)
-      if self.config.advantage.parts
-      else None,
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -25,6 +25,7 @@ from agentjax.trajectory.columns import ColumnError, core_fields
 
 if TYPE_CHECKING:
   from agentjax.objectives.objective import ObjectiveConfig
+  from agentjax.training.experiment import Experiment
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -94,7 +95,26 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class AdvantageChoice(Choice):
+class CreditChoice(Choice):
+  """What an objective chooses for its advantages, and what that needs of a run."""
+
+  def check_run(self, experiment: Experiment, objective: ObjectiveConfig, path: str) -> None:
+    """Raises ConfigError for a run, or an objective in it, that it does not fit.
+
+    Args:
+      experiment: of the run.
+      objective: that has chosen it.
+      path: dotted name of the objective.
+    """
+
+  def signals(self, experiment: Experiment) -> Sequence[Any]:
+    """The signals (``signals.Signal``) that add the columns which it reads; one of a name counts
+    once in a run."""
+    return ()
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageChoice(CreditChoice):
   """An advantage function of one's own with its settings: called as ``AdvantageFunction``.
 
   A function without settings is named by ``module:function``.
@@ -102,6 +122,11 @@ class AdvantageChoice(Choice):
 
   group = "agentjax.advantages"
   adopts = "a function of one argument, AdvantageInputs"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    credit = "agentjax.recipes.credit"
+    return {"others_median": f"{credit}:OthersMedian", "parts": f"{credit}:PartsAdvantage"}
 
   @classmethod
   def adopt(cls, name: str, found: Any, path: str) -> Self:
@@ -121,28 +146,15 @@ class OwnAdvantage(Adopted, AdvantageChoice):
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class AdvantageTerm(Choice):
-  """A step between the advantages of tokens and the loss, with its settings.
-
-  Attributes:
-    parts: of the reward that it reads.
-  """
+class AdvantageTerm(CreditChoice):
+  """A step between the advantages of tokens and the loss, with its settings."""
 
   group = "agentjax.advantage_terms"
-  parts: ClassVar[tuple[str, ...]] = ()
 
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
     names = ("agreement", "duration", "entropy", "shared", "steps", "tool_success")
     return {n: f"agentjax.recipes.credit:{n.title().replace('_', '')}Term" for n in names}
-
-  def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
-    """Raises ConfigError for an objective that it does not fit; ``path`` is the objective's."""
-
-  def signals(self) -> Sequence[Any]:
-    """The signals (``signals.Signal``) that add the columns which it reads; one of a name counts
-    once in a run."""
-    return ()
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
     """The advantages [B, T] after it; the inputs are those of an advantage function."""

@@ -36,8 +36,6 @@ Centre = Literal[
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
 
-EVERY_PART = "*"
-
 _GROUP_CENTRES = (
   "group_mean",
   "group_median",
@@ -67,11 +65,6 @@ class AdvantageConfig(Config):
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
-    parts: named parts of the reward that are centred and scaled one by one, instead of the whole
-      reward, and then summed with ``part_weights``, so that no part dominates (GDPO, which whitens
-      the sum over the batch). () takes the reward; ("*",) all parts that have a weight in
-      ``config.reward``, with that weight.
-    part_weights: one per part; () gives all the same weight.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
     credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
@@ -105,8 +98,6 @@ class AdvantageConfig(Config):
 
   centre: Centre = "group_mean"
   scale: Scale = "group_std"
-  parts: tuple[str, ...] = ()
-  part_weights: tuple[float, ...] = ()
   ddof: Literal[0, 1] = 1
   epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
@@ -176,20 +167,11 @@ class AdvantageConfig(Config):
           f"{path}.length_adaptive_lambda={alpha} has no meaning over turns; got {path}.index_set="
           "'turn_then_token'. Set it to None."
         )
-    require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
-    require(
-      len(self.part_weights) in (0, len(self.parts)),
-      "part_weights",
-      f"one number for each of {path}.parts, or ()",
-    )
-    alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
-    require(alone, "parts", f"{EVERY_PART!r} alone, without part_weights")
     paid = self.turn_rewards
     check(len(set(paid)) == len(paid), f"{path}.turn_rewards", paid, "distinct names")
     for name in ("centre", "scale") if paid and self.function is None else ():
       value = getattr(self, name)
       check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={paid}")
-    require(not (paid and self.parts), "parts", f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast" and self.function is None:
@@ -217,9 +199,8 @@ class AdvantageConfig(Config):
       value = getattr(self, name)
       said = f"another than {' or '.join(map(repr, unused))} with an advantage function"
       check(value not in unused, f"{path}.{name}", value, said)
-    for name, off in (("parts", ()), ("kl_in_reward", 0)):
-      value = getattr(self, name)
-      check(value == off, f"{path}.{name}", value, f"{off!r} with an advantage function")
+    said = "0 with an advantage function"
+    check(self.kl_in_reward == 0, f"{path}.kl_in_reward", self.kl_in_reward, said)
 
   def _only_with(self, credit: str, path: str, **defaults: object) -> None:
     for name, default in defaults.items():
@@ -347,26 +328,6 @@ def sequence_advantages(
   if config.scale == "nonzero_advantages":
     return centred / _fraction(centred != 0, counts)
   return centred
-
-
-def multi_reward_advantages(
-  rewards: Float[Array, "sequences parts"],
-  part_weights: Float[Array, "parts"],
-  valid: Bool[Array, "sequences"],
-  groups: Int[Array, "sequences"],
-  config: AdvantageConfig,
-  **options: Float[Array, "sequences"] | None,
-) -> Float[Array, "sequences"]:
-  """Advantages of each reward part, then their weighted sum, so that no part dominates (GDPO).
-
-  ``options`` are those of ``sequence_advantages``.
-  """
-  parts = jax.vmap(
-    lambda part: sequence_advantages(part, valid, groups, config, **options),
-    in_axes=1,
-    out_axes=1,
-  )(rewards)
-  return parts @ part_weights
 
 
 def _centre(

@@ -56,16 +56,6 @@ BASELINES = register_column(
     in_loss=False,
   )
 )
-PART_REWARDS = register_column(
-  Column(
-    "part_rewards",
-    "float32",
-    "Values of the parts that advantage.parts names.",
-    shape=("parts",),
-    level="sequence",
-    in_loss=False,
-  )
-)
 
 CREDIT = (
   OLD_LOG_PROBS,
@@ -75,7 +65,6 @@ CREDIT = (
   TURN_REWARDS,
   SELECTED,
   BASELINES,
-  PART_REWARDS,
 )
 
 
@@ -98,7 +87,6 @@ def columns_read(
     (TOKEN_REWARDS, token_rewards),
     (TURN_REWARDS, bool(credit.turn_rewards)),
     (BASELINES, config.needs_baseline),
-    (PART_REWARDS, bool(credit.parts)),
   )
   return tuple(column for column, wanted in asked if wanted)
 

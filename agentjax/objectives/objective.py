@@ -31,7 +31,6 @@ from agentjax.objectives.advantage_function import (
   zero_outside,
 )
 from agentjax.objectives.advantages import (
-  EVERY_PART,
   AdvantageConfig,
 )
 from agentjax.objectives.custom_loss import (
@@ -112,8 +111,6 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
-    for term in self.advantage.terms:
-      term.check_objective(self, path)
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -137,20 +134,6 @@ class ObjectiveConfig(Config):
     self.advantage.check_own_function(f"{path}.advantage")
     none = "None with an advantage function"
     check(self.preference is None, f"{path}.preference", self.preference, none)
-
-  def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
-    """A copy that names the parts of the reward where ``advantage.parts`` says "*".
-
-    Args:
-      shares: name and weight of each part of the reward.
-    """
-    if EVERY_PART not in self.advantage.parts:
-      return self
-    weighted = {name: weight for name, weight in shares.items() if weight}
-    credit = dataclasses.replace(
-      self.advantage, parts=tuple(weighted), part_weights=tuple(weighted.values())
-    )
-    return dataclasses.replace(self, advantage=credit)
 
   @property
   def needs_reference(self) -> bool:

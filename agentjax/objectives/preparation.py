@@ -20,9 +20,7 @@ from agentjax.objectives.advantage_function import (
   own_advantages,
 )
 from agentjax.objectives.advantages import (
-  EVERY_PART,
   AdvantageConfig,
-  multi_reward_advantages,
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
@@ -74,8 +72,7 @@ def prepare(
   * ``token_rewards``: on tokens besides the outcome, for credit "reward_to_go" and "gae".
   * ``turn_rewards``: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum
     is taken off the reward that stands at the end.
-  * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, those of
-    ``advantage.terms``.
+  * ``baselines`` for centre "baseline"; those that ``advantage.terms`` read.
 
   Args:
     batch: the whole batch. Sequences that are not valid lose their weight here.
@@ -144,9 +141,8 @@ def abstract_prepared(
     recomputed: old log-probs are the trainer's.
     token_rewards: there are rewards on tokens besides the outcome.
   """
-  sizes = {"parts": len(config.advantage.parts)}
   asked = columns_read(config, recomputed=recomputed, token_rewards=token_rewards)
-  extra = {column.name: abstract_column(batch, column, sizes) for column in asked}
+  extra = {column.name: abstract_column(batch, column) for column in asked}
   shapes = batch.with_columns(extra), config.abstract_numbers
   return jax.eval_shape(lambda b, n: prepare(b, config, numbers=n)[0], *shapes)
 
@@ -178,7 +174,6 @@ class _Given(NamedTuple):
   turn_rewards: Array | None
   selected: Array | None
   baselines: Array | None
-  part_rewards: Array | None
 
   @classmethod
   def of(cls, batch: Batch) -> Self:
@@ -311,18 +306,6 @@ def _sequence_outcome(
     "lengths": sequence_sum(counted, segment_ids, batch.num_sequences),
     "baselines": given.baselines,
   }
-  if settings.parts:
-    if EVERY_PART in settings.parts:
-      raise ValueError("advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of().")
-    outcome = multi_reward_advantages(
-      needed(given.part_rewards, "part_rewards"),
-      jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
-      batch.valid,
-      batch.groups,
-      settings,
-      **options,
-    )
-    return outcome, token_rewards, {}
   at_end, metrics = batch.rewards, {}
   if settings.turn_rewards:
     turn_rewards = needed(given.turn_rewards, "turn_rewards")

@@ -8,8 +8,8 @@ says so.
 
 from __future__ import annotations
 
-from agentjax.objectives.advantage_function import AdvantageTerm
-from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
@@ -61,7 +61,10 @@ SAPO = ObjectiveConfig(
 )
 # GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
 # over the batch.
-GDPO = ObjectiveConfig(AdvantageConfig(parts=(EVERY_PART,), whiten=True), PolicyLossConfig())
+GDPO = ObjectiveConfig(
+  AdvantageConfig(function=AdvantageChoice.from_name("parts", "preset"), whiten=True),
+  PolicyLossConfig(),
+)
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),

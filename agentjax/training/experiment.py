@@ -27,7 +27,7 @@ from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
 from agentjax.names import is_own
-from agentjax.objectives.advantages import EVERY_PART, check_group_size
+from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preference import PreferenceConfig
@@ -598,22 +598,11 @@ class Experiment(Config):
       "advantage.centre",
       f"another than 'baseline' with {path}.rl.rollouts: nothing is sampled, greedily or not",
     )
-    require_own(
-      not (settings.needs_baseline and settings.advantage.parts),
-      "advantage.parts",
-      "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
-    )
 
   def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Which parts of the reward are credited, to whom and when."""
     require = self.requirements(path)
     weighted = [name for name, weight in self.reward.shares.items() if weight]
-    require(
-      settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
-      "reward.parts",
-      f"two parts with a weight, or more, with {objective}.advantage.parts={(EVERY_PART,)!r}: they "
-      "are standardised one by one, as in preset('gdpo')",
-    )
     credit = settings.advantage
     require(
       credit.credit != "reward_to_go"
@@ -629,10 +618,8 @@ class Experiment(Config):
       f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
       f"{path}.rl.signals, of which one may pay tokens",
     )
-    parts = settings.with_parts_of(self.reward.shares).advantage.parts
-    for name, read in (("parts", parts), *(("terms", term.parts) for term in credit.terms)):
-      said = f"some of {path}.reward.parts = {self.reward.parts}"
-      check(set(read) <= set(self.reward.parts), f"{objective}.advantage.{name}", read, said)
+    for chosen in filter(None, (credit.function, *credit.terms)):
+      chosen.check_run(self, settings, objective)
     check(
       set(credit.turn_rewards) <= set(weighted),
       f"{objective}.advantage.turn_rewards",

@@ -32,7 +32,7 @@ from agentjax.training.experiment import PhaseConfig, check_model_features
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
-from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
+from agentjax.training.phases import Phase, compile_phases, update_settings
 from agentjax.training.placement import place
 from agentjax.training.policies import bind
 from agentjax.training.rows import MeshRows, make_scorer
@@ -94,7 +94,7 @@ class Learner(TrainStates):
     check_model_features(experiment, parts.model)
     mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
     _check_mesh(parts, mesh)
-    phases = named_phases(experiment)
+    phases = list(experiment.rl.all_phases) if experiment.rl.steps else []
     tools = signal_tools(parts, mesh)
     builders = {n: SignalBuilder(parts, tools) for n in (POLICY, *trained_seats(experiment.seats))}
     networks = {name: builder.networks for name, builder in builders.items()}

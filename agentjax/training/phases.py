@@ -58,7 +58,7 @@ class Phase(NamedTuple):
   """A phase of reinforcement learning.
 
   Attributes:
-    config: see PhaseConfig; parts of the reward are named.
+    config: see PhaseConfig.
     path: of the objective in the config, for messages.
     signals: in the order in which they run.
     passes: one after the other; each runs all epochs.
@@ -91,15 +91,6 @@ class Phase(NamedTuple):
     if objective.preference is not None and objective.preference.form == "outcome":
       field = f"{self.path}.preference.form"
       check_outcomes(*outcomes, f"{field}='outcome'", f"set --{field}=dpo")
-
-
-def named_phases(experiment: Experiment) -> list[PhaseConfig]:
-  """The phases of the stage, with the parts of the reward named; none where it has no steps."""
-  shares = experiment.reward.shares
-  return [
-    dataclasses.replace(phase, objective=phase.objective.with_parts_of(shares))
-    for phase in (experiment.rl.all_phases if experiment.rl.steps else ())
-  ]
 
 
 def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
@@ -136,7 +127,7 @@ def compile_phases(
 
   Args:
     experiment: validated.
-    phases: of ``named_phases``.
+    phases: those of the stage.
     objective: loss of the last phase.
     advantage: in the place of the advantages that the last phase's config names.
     signals: of a phase.

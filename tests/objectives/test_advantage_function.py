@@ -200,7 +200,6 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   [
     (ObjectiveConfig(AdvantageConfig(credit="gae", centre="none", scale="none")), "credit"),
     (ObjectiveConfig(AdvantageConfig(centre="baseline", scale="none")), "centre"),
-    (ObjectiveConfig(AdvantageConfig(parts=("one", "other"))), "parts"),
     (ObjectiveConfig(AdvantageConfig(learn_from="negative")), "learn_from"),
     (preset("reinforce_pp"), "kl_in_reward"),
     (preset("dpo"), "preference"),

@@ -339,25 +339,6 @@ def test_bilevel_gae_is_chosen_by_config(pack, data):
   assert not np.allclose(result.advantages, token_level.advantages, atol=1e-3)
 
 
-def test_parts_of_the_reward_are_standardised_one_by_one(pack, data):
-  batch = batch_of(pack, data)
-  parts = np.zeros((batch.num_sequences, 2), np.float32)
-  parts[:, 0] = 100.0 * np.arange(batch.num_sequences)
-  parts[:, 1] = 0.01 * (np.arange(batch.num_sequences) % 2)
-  config = AdvantageConfig(parts=("answer", "format"), part_weights=(1.0, 0.5))
-  result, _ = prepared(batch, ObjectiveConfig(config), part_rewards=parts)
-  plain = AdvantageConfig()
-
-  def of(rewards):
-    other = dataclasses.replace(batch, rewards=rewards)
-    return prepared(other, ObjectiveConfig(plain))[0].advantages
-
-  expected = of(parts[:, 0]) + 0.5 * of(parts[:, 1])
-  np.testing.assert_allclose(result.advantages, expected, atol=1e-5)
-  with pytest.raises(ValueError, match="needs part_rewards"):
-    prepare(batch, ObjectiveConfig(config))
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_the_estimate_that_is_named(pack, data, estimator):
   config = AdvantageConfig(

@@ -186,7 +186,7 @@ def in_a_run(name, folder, monkeypatch):
     ready.prepared,
     prepare(
       batch.for_loss(),
-      preset(name).with_parts_of({"environment": 1.0, "turns": 0.25}),
+      preset(name),
       old_log_probs=batch.behaviour_log_probs + drift(batch, 1)
       if experiment.rl.old_log_probs == "recomputed"
       else None,
@@ -194,14 +194,21 @@ def in_a_run(name, folder, monkeypatch):
       teacher_log_probs=batch.behaviour_log_probs + drift(batch, 4),
       values=drift(batch, 3),
       baselines=np.full(8, 0.3, np.float32),
-      part_rewards=np.array(
-        [[t.reward_parts[n].value for n in ("environment", "turns")] for t in episodes()],
-        np.float32,
-      ),
+      part_advantage=standardised_parts({"environment": 1.0, "turns": 0.25}),
       agreement=np.repeat(np.float32([0.75, 0.5]), 4),
       selected=ready.prepared.weights > 0 if name == "tip" else None,
     )[0],
   )
+
+
+def standardised_parts(weights):
+  """The sum of the parts, each less its group's mean and over its deviation; two groups of four."""
+  total = np.zeros(8, np.float32)
+  for name, weight in weights.items():
+    values = np.array([t.reward_parts[name].value for t in episodes()]).reshape(2, 4)
+    deviation = values.std(1, ddof=1, keepdims=True)
+    total += (weight * (values - values.mean(1, keepdims=True)) / (deviation + 1e-6)).reshape(8)
+  return total
 
 
 def unit_gradient(name, batch, prepared):

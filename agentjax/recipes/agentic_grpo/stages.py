@@ -47,7 +47,6 @@ _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
   ("advantage", "function", (None,)),
   ("advantage", "centre", _CENTRES),
   ("advantage", "credit", ("broadcast",)),
-  ("advantage", "parts", ((),)),
   ("advantage", "whiten", (False,)),
   ("advantage", "clip", (None,)),
   ("advantage", "terms", ((),)),

@@ -4,6 +4,7 @@ from agentjax.recipes.credit.agreement import AgreementTerm
 from agentjax.recipes.credit.branches import SharedTerm
 from agentjax.recipes.credit.entropy import EntropyTerm
 from agentjax.recipes.credit.medians import OthersMedian
+from agentjax.recipes.credit.parts import PartsAdvantage
 from agentjax.recipes.credit.turns import DurationTerm, StepsTerm, ToolSuccessTerm
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
   "DurationTerm",
   "EntropyTerm",
   "OthersMedian",
+  "PartsAdvantage",
   "SharedTerm",
   "StepsTerm",
   "ToolSuccessTerm",

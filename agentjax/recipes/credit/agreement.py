@@ -16,6 +16,7 @@ from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.rewards.answers import normalise_number
 from agentjax.schedules import Scheduled
 from agentjax.signals.signal import Metrics, Signal, StepContext
+from agentjax.training.experiment import Experiment
 from agentjax.trajectory.columns import Column, register_column
 from agentjax.trajectory.record import Trajectory
 
@@ -46,14 +47,14 @@ class AgreementTerm(AdvantageTerm):
 
   minimum_scale: Scheduled[Share] = 0.6
 
-  def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
+  def check_run(self, experiment: Experiment, objective: ObjectiveConfig, path: str) -> None:
     """The upper clip bound must count."""
     clip, function = objective.policy_loss.clip, objective.function
     said = f"{' or '.join(map(repr, _CLIPS))} with {path}.advantage.terms 'agreement'"
     check(clip in _CLIPS, f"{path}.policy_loss.clip", clip, said)
     check(function is None, f"{path}.function", function, "None with the term 'agreement'")
 
-  def signals(self) -> Sequence[Signal]:
+  def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (Agreement(),)
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:

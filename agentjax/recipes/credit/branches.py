@@ -11,6 +11,7 @@ from jaxtyping import Array
 from agentjax.config import check
 from agentjax.objectives.advantage_function import AdvantageInputs, AdvantageTerm
 from agentjax.objectives.objective import ObjectiveConfig
+from agentjax.training.experiment import Experiment
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -23,7 +24,7 @@ class SharedTerm(AdvantageTerm):
   as those of a masked sequence, do not count.
   """
 
-  def check_objective(self, objective: ObjectiveConfig, path: str) -> None:
+  def check_run(self, experiment: Experiment, objective: ObjectiveConfig, path: str) -> None:
     """A segment has one advantage in a sequence."""
     credit = objective.advantage.credit
     check(credit == "broadcast", f"{path}.advantage.credit", credit, "'broadcast' with 'shared'")

@@ -15,6 +15,7 @@ from agentjax.objectives.advantage_function import AdvantageInputs, AdvantageTer
 from agentjax.objectives.objective import LossInputs
 from agentjax.schedules import Scheduled
 from agentjax.signals.signal import Metrics, Signal, SignalConfig, SignalTools, StepContext
+from agentjax.training.experiment import Experiment
 from agentjax.trajectory.columns import Column, register_column
 from agentjax.trajectory.record import Trajectory
 
@@ -39,7 +40,7 @@ class EntropyTerm(AdvantageTerm):
 
   share: Scheduled[NonNegativeFloat] = 0.2
 
-  def signals(self) -> Sequence[Signal]:
+  def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (EntropyExcess(),)
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from agentjax.config import ConfigError, PositiveFloat, Share
+from agentjax.config import ConfigError, PositiveFloat, Share, check
 from agentjax.objectives.advantage_function import AdvantageInputs, AdvantageTerm
+from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.schedules import Scheduled
 from agentjax.signals.signal import Metrics, Signal, StepContext
+from agentjax.training.experiment import Experiment
 from agentjax.trajectory.columns import Column, register_column
 from agentjax.trajectory.record import Trajectory
 
@@ -62,7 +64,7 @@ class DurationTerm(AdvantageTerm):
 
   least_seconds: PositiveFloat = 1.0
 
-  def signals(self) -> Sequence[Signal]:
+  def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (Durations(self.least_seconds),)
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
@@ -82,7 +84,7 @@ class ToolSuccessTerm(AdvantageTerm):
 
   failed: Scheduled[Share] = 0.0
 
-  def signals(self) -> Sequence[Signal]:
+  def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (ToolSuccess(),)
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
@@ -105,11 +107,13 @@ class StepsTerm(AdvantageTerm):
   part: str = "environment"
   weight: Scheduled[PositiveFloat] = 1.0
 
-  @property
-  def parts(self) -> tuple[str, ...]:  # type: ignore[override]
-    return (self.part,)
+  def check_run(self, experiment: Experiment, objective: ObjectiveConfig, path: str) -> None:
+    """The reward must have the part."""
+    parts = experiment.reward.parts
+    said = f"one of config.reward.parts = {parts}"
+    check(self.part in parts, f"{path}.advantage.terms 'steps'.part", self.part, said)
 
-  def signals(self) -> Sequence[Signal]:
+  def signals(self, experiment: Experiment) -> Sequence[Signal]:
     return (StepAdvantages(self.part),)
 
   def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:

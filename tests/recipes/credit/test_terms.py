@@ -9,7 +9,7 @@ import pytest
 
 from agentjax.config import ConfigError
 from agentjax.objectives import ObjectiveConfig, policy_objective, prepare
-from agentjax.objectives.advantage_function import AdvantageTerm
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
 from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.recipes.credit import (
@@ -17,15 +17,17 @@ from agentjax.recipes.credit import (
   DurationTerm,
   EntropyTerm,
   OthersMedian,
+  PartsAdvantage,
   StepsTerm,
   ToolSuccessTerm,
 )
 from agentjax.recipes.credit.entropy import EntropyExcess, entropy_balanced_clip
 from agentjax.recipes.credit.medians import others_median
+from agentjax.rewards import RewardConfig
 from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
-from agentjax.trajectory.record import Reward, ToolRecord
+from agentjax.trajectory.record import Reward, Status, ToolRecord
 from tests.training.smoke import smoke_experiment
 
 _CONTEXT = StepContext(1, None)
@@ -49,8 +51,8 @@ def episode(sample, reward, turns, *, tools=(), entropies=None, steps=None):
 
 def advantages(episodes, *terms, **settings):
   """By episode those of its drawn tokens, from a prepared batch."""
-  for term in terms:
-    for signal in term.signals():
+  for term in (*terms, *filter(None, [settings.get("function")])):
+    for signal in term.signals(None):
       episodes, _ = signal.observe(_CONTEXT, episodes)
   batch = pack(to_sequences(episodes), row_length=64, pad_id=0)
   config = ObjectiveConfig(AdvantageConfig(terms=terms, **settings))
@@ -119,14 +121,14 @@ def test_steps_are_standardised_over_all_turns_of_their_group():
 
 def test_steps_that_nobody_judged_are_refused():
   with pytest.raises(ConfigError, match="part='environment'.*here judge"):
-    StepsTerm().signals()[0].observe(_CONTEXT, [episode(0, 1.0, 1, steps=[1.0])])
+    StepsTerm().signals(None)[0].observe(_CONTEXT, [episode(0, 1.0, 1, steps=[1.0])])
 
 
 def test_a_part_that_the_reward_does_not_have_is_refused_before_a_run():
   credit = AdvantageConfig(terms=(StepsTerm("judge"),))
   experiment = smoke_experiment()
   experiment.rl.objective = ObjectiveConfig(credit)
-  with pytest.raises(ConfigError, match=r"advantage\.terms=\('judge',\).*reward\.parts"):
+  with pytest.raises(ConfigError, match=r"terms 'steps'\.part='judge'.*reward\.parts"):
     experiment.validate()
 
 
@@ -149,8 +151,8 @@ class _Columns:
 
 def test_agreement_is_refused_where_no_clip_bound_counts():
   config = ObjectiveConfig(AdvantageConfig(terms=(AgreementTerm(),)), PolicyLossConfig(clip="none"))
-  with pytest.raises(ConfigError, match=r"policy_loss\.clip='none'"):
-    config.validate()
+  with pytest.raises(ConfigError, match=r"objective\.policy_loss\.clip='none'"):
+    config.advantage.terms[0].check_run(None, config, "objective")
 
 
 def test_terms_follow_one_another_and_survive_a_saved_config():
@@ -163,9 +165,53 @@ def test_terms_follow_one_another_and_survive_a_saved_config():
   assert config.to_short_dict()["terms"] == [{"use": "tool_success", "failed": 0.5}, "duration"]
 
 
-@pytest.mark.parametrize("name", sorted(AdvantageTerm.built_in()))
-def test_every_name_of_a_term_is_one(name):
-  assert AdvantageTerm.from_name(name, "term").chosen == name
+@pytest.mark.parametrize("base", [AdvantageTerm, AdvantageChoice])
+def test_every_name_chooses_something(base):
+  for name in base.built_in():
+    assert base.from_name(name, "chosen").chosen == name
+
+
+def test_parts_are_standardised_one_by_one_so_that_a_small_one_is_heard():
+  """Parts of sizes 100 and .1: (0, 0, 3^.5, -3^.5) with equal weights, where the sum of the parts
+  would hear the first alone."""
+  made = [episode(0.0, i, 1) for i in range(4)]
+  for one, (large, small) in zip(made, ((100, 0), (0, 0.1), (100, 0.1), (0, 0)), strict=True):
+    one.reward_parts = {"large": Reward(float(large)), "small": Reward(float(small))}
+  config = PartsAdvantage(parts=("large", "small"))
+  found = [a[0] for a in advantages(made, function=config)]
+  np.testing.assert_allclose(found, [0, 0, 3**0.5, -(3**0.5)], atol=1e-3)
+  half = PartsAdvantage(parts=("large", "small"), weights=(1.0, 0.5))
+  found = [a[0] for a in advantages(made, function=half)]
+  np.testing.assert_allclose(found, np.array([0.5, -0.5, 1.5, -1.5]) * 0.75**0.5, atol=1e-3)
+
+
+def test_an_episode_without_a_part_and_a_breach_are_judged_as_the_reward_is():
+  made = [episode(0.0, i, 1) for i in range(4)]
+  for i, one in enumerate(made):
+    one.reward_parts = {"a": Reward(float(i)), "b": Reward(float(i % 2))}
+  made[3].reward_parts["b"] = Reward.invalid("no verdict")
+  made[2].status = Status.POLICY_ERROR  # its parts count 0 at most
+  (signal,) = PartsAdvantage(parts=("a", "b")).signals(None)
+  known, _ = signal.observe(_CONTEXT, made)
+  assert not known[3].reward.valid and made[3].reward.valid
+  found = [float(one.columns["part_advantage"]) for one in known]
+  # Parts a (0, 1, 0) and b (0, 1, 0) of the three that count: 2 / 3 over .577 each.
+  np.testing.assert_allclose(found, [-1.1547, 2.3094, -1.1547, 0.0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+  ("function", "message"),
+  [
+    (PartsAdvantage(), r"reward\.parts=.*two parts"),
+    (PartsAdvantage(parts=("exact_match", "style")), r"reward\.parts="),
+  ],
+)
+def test_parts_that_a_run_does_not_have_are_refused(function, message):
+  experiment = smoke_experiment()
+  experiment.rl.objective = ObjectiveConfig(AdvantageConfig(function=function))
+  experiment.reward = RewardConfig()
+  with pytest.raises(ConfigError, match=message):
+    function.check_run(experiment, experiment.rl.objective, "config.rl.objective")
 
 
 def test_the_others_median_leaves_itself_out():
