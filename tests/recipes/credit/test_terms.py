@@ -24,6 +24,7 @@ from agentjax.recipes.credit import (
 from agentjax.recipes.credit.entropy import EntropyExcess, entropy_balanced_clip
 from agentjax.recipes.credit.medians import others_median
 from agentjax.rewards import RewardConfig
+from agentjax.schedules import LinearSchedule
 from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.packing import pack, to_sequences
@@ -163,6 +164,20 @@ def test_terms_follow_one_another_and_survive_a_saved_config():
   config = AdvantageConfig(terms=terms)
   assert AdvantageConfig.from_dict(config.to_short_dict()) == config
   assert config.to_short_dict()["terms"] == [{"use": "tool_success", "failed": 0.5}, "duration"]
+
+
+@pytest.mark.parametrize("failed", [0.0, 0.5, 1.0])
+def test_a_number_of_a_term_may_be_a_schedule(failed):
+  term = ToolSuccessTerm(failed=LinearSchedule(start=0.0, end=1.0, steps=4))
+  config = ObjectiveConfig(AdvantageConfig(terms=(term,), scale="none"))
+  config.validate()
+  assert list(config.abstract_numbers) == ["advantage.terms[0].failed"]
+  made = [episode(0, 1.0, 1, tools=((0, "error", 1.0),)), episode(1, 0.0, 1)]
+  (signal,) = term.signals(None)
+  batch = pack(to_sequences(signal.observe(_CONTEXT, made)[0]), row_length=16, pad_id=0)
+  numbers = {"advantage.terms[0].failed": jnp.float32(failed)}
+  found = np.asarray(prepare(batch, config, numbers=numbers)[0].advantages)
+  assert found.max() == pytest.approx(0.5 * failed) and found.min() == -0.5
 
 
 @pytest.mark.parametrize("base", [AdvantageTerm, AdvantageChoice])
