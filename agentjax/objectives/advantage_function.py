@@ -25,7 +25,6 @@ from agentjax.trajectory.columns import ColumnError, core_fields
 
 if TYPE_CHECKING:
   from agentjax.objectives.objective import ObjectiveConfig
-  from agentjax.training.experiment import Experiment
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -98,16 +97,16 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
 class CreditChoice(Choice):
   """What an objective chooses for its advantages, and what that needs of a run."""
 
-  def check_run(self, experiment: Experiment, objective: ObjectiveConfig, path: str) -> None:
+  def check_run(self, experiment: Any, objective: ObjectiveConfig, path: str) -> None:
     """Raises ConfigError for a run, or an objective in it, that it does not fit.
 
     Args:
-      experiment: of the run.
+      experiment: of the run, a ``training.Experiment``.
       objective: that has chosen it.
       path: dotted name of the objective.
     """
 
-  def signals(self, experiment: Experiment) -> Sequence[Any]:
+  def signals(self, experiment: Any) -> Sequence[Any]:
     """The signals (``signals.Signal``) that add the columns which it reads; one of a name counts
     once in a run."""
     return ()

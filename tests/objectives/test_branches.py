@@ -94,4 +94,4 @@ def test_without_branches_hard_is_soft():
 def test_hard_needs_one_advantage_a_sequence():
   credit = AdvantageConfig(credit="reward_to_go", gamma=0.9, terms=(SharedTerm(),))
   with pytest.raises(ConfigError, match=r"advantage\.credit='reward_to_go'; allowed: 'broadcast'"):
-    ObjectiveConfig(credit).validate()
+    credit.terms[0].check_run(None, ObjectiveConfig(credit), "objective")
