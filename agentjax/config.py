@@ -14,7 +14,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 FilePath = Annotated[str, "path"]
 """A file or folder of this machine. What a run saves of it is absolute, so that it can be run again
@@ -35,8 +35,10 @@ class Range:
   above: bool = False
   below: bool = False
 
-  def __contains__(self, value: float) -> bool:
-    """Never NaN."""
+  def __contains__(self, value: Any) -> bool:
+    """Never NaN; of a number that changes both of its bounds."""
+    if _varies(value):
+      return all(bound in self for bound in value.bounds())
     enough = value > self.low if self.above else value >= self.low
     return enough and (value < self.high if self.below else value <= self.high)
 
@@ -90,7 +92,18 @@ class Table(dict[str, V], Generic[V]):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Config:
-  """Base of all settings. Subclasses are dataclasses of scalars, tuples and other ``Config``s."""
+  """Base of all settings. Subclasses are dataclasses of scalars, tuples and other ``Config``s.
+
+  Attributes:
+    varies: the class stands for a number that changes during a run (``agentjax.schedules``).
+  """
+
+  varies: ClassVar[bool] = False
+
+  def __init_subclass__(cls, **options: Any) -> None:
+    super().__init_subclass__(**options)
+    if "validate" in vars(cls) and not cls.varies:  # so that its checks see numbers
+      cls.validate = _at_both_bounds(cls.validate)  # type: ignore[method-assign]
 
   def __setattr__(self, name: str, value: Any) -> None:
     if self.__dict__.get("_frozen", False):
@@ -120,13 +133,13 @@ class Config:
         raise ConfigError(
           f"{where}={value!r} has type {type(value).__name__}; allowed: {_show(hints[field.name])}."
         )
+      for inner, name in _configs_in(value, where):
+        inner.validate(name)
       for allowed in ranges[field.name]:
         if value is not None and value not in allowed:
           none = " or none" if _matches(None, hints[field.name]) else ""
           check(False, where, value, f"{allowed}{none}")
       check(_within_reach(value), where, value, "finite numbers, whole ones of 64 bits")
-      for inner, name in _configs_in(value, where):
-        inner.validate(name)
 
   def requirements(self, path: str) -> Callable[[bool, str, str], None]:
     """The function ``require(condition, field, allowed)``, for ``validate``.
@@ -231,6 +244,61 @@ class Config:
     return cls(**made)
 
 
+def with_numbers(value: V, number: Callable[[str, Any], Any], path: str = "") -> V:
+  """Settings in which each schedule is replaced by ``number(dotted name, schedule)``.
+
+  A number for a field of integers is rounded. Without schedules the settings themselves are
+  returned, otherwise a copy.
+
+  Args:
+    value: a ``Config``, or what a field holds.
+    number: see above; what is no number is put in unchanged.
+    path: dotted name of ``value``; the names begin with it.
+  """
+  if _varies(value):
+    return number(path, value)
+  inner: Mapping[Any, tuple[Any, str]] = {}
+  if isinstance(value, Config):
+    before = f"{path}." if path else ""
+    inner = {n: (getattr(value, n), f"{before}{n}") for n in _field_names(type(value))}
+  elif isinstance(value, Table):
+    inner = {k: (v, f"{path}.{k}") for k, v in value.items()}
+  elif isinstance(value, tuple):
+    inner = {i: (v, f"{path}[{i}]") for i, v in enumerate(value)}
+  made = {key: with_numbers(old, number, where) for key, (old, where) in inner.items()}
+  changed = {key: new for key, new in made.items() if new is not inner[key][0]}
+  if not isinstance(value, Config):
+    items: Any = made if isinstance(value, Table) else made.values()
+    return type(value)(items) if changed else value  # type: ignore[call-arg]
+  hints = type_hints(type(value))
+  for name, new in changed.items():
+    if isinstance(new, float) and int in _options(hints[name]):
+      changed[name] = round(new)
+  return dataclasses.replace(value, **changed) if changed else value
+
+
+def _varies(value: Any) -> bool:
+  return isinstance(value, Config) and value.varies
+
+
+def _at_both_bounds(validate: Callable[..., None]) -> Callable[..., None]:
+  """``validate`` of settings with schedules: with their lowest and with their highest numbers.
+
+  0 at one bound switches a part off; then the checks of that part see the other bound.
+  """
+
+  @functools.wraps(validate)
+  def checked(self: Config, *path: str) -> None:
+    path = path or getattr(validate, "__defaults__")  # noqa: B009
+    if with_numbers(self, lambda *_: None) is self:
+      return validate(self, *path)
+    Config.validate(self, *path)  # of every field alone
+    validate(with_numbers(self, lambda _, s: s.bounds()[0] or s.bounds()[1]), *path)
+    validate(with_numbers(self, lambda _, s: s.bounds()[1] or s.bounds()[0]), *path)
+
+  return checked
+
+
 _REQUIRED = object()
 
 
@@ -301,20 +369,31 @@ def differing_fields(present: Any, wanted: Any, path: str) -> Iterator[str]:
     yield f"{path} is {wanted!r} here and {present!r} there"
 
 
+def _type_hints(cls: type, include_extras: bool = False) -> Mapping[str, Any]:
+  """By field; without extras, a class of settings among them is one more alternative."""
+  found = typing.get_type_hints(cls, include_extras=True)
+  hints = {name: hint for name, hint in found.items() if typing.get_origin(hint) is not ClassVar}
+  if include_extras:
+    return hints
+  plain = typing.get_type_hints(cls)
+  choices = {name: [e for e in _extras(h) if isinstance(e, type)] for name, h in hints.items()}
+  return {name: typing.Union[(plain[name], *choices[name])] for name in hints}
+
+
+def _extras(hint: Any) -> list[Any]:
+  """What annotations say beside the types of a hint's alternatives."""
+  return [extra for option in _options(hint) for extra in getattr(option, "__metadata__", ())]
+
+
 # Read once a class; mypy takes no class for hashable whose instances define a hash.
-type_hints: Callable[..., Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+type_hints: Callable[..., Mapping[str, Any]] = functools.cache(_type_hints)
 
 
 def _field_ranges(cls: type) -> Mapping[str, tuple[Range, ...]]:
   """The ranges that annotations name, by field."""
   hints = type_hints(cls, include_extras=True)
   return {
-    name: tuple(
-      extra
-      for option in _options(hint)
-      for extra in getattr(option, "__metadata__", ())
-      if isinstance(extra, Range)
-    )
+    name: tuple(extra for extra in _extras(hint) if isinstance(extra, Range))
     for name, hint in hints.items()
   }
 

@@ -47,6 +47,7 @@ from agentjax.planning.joint import (
   phases,
   step_cost,
 )
+from agentjax.schedules import at_most
 from agentjax.sharding import make_mesh, row_multiple
 from agentjax.training.experiment import Experiment, check_model_features
 from agentjax.training.flags import define_config_flag
@@ -79,7 +80,7 @@ def run(argv: list[str]) -> None:
   for name in ("model", "mesh", "engine", "rollout", "rl", "devices"):
     getattr(experiment, name).validate(f"config.{name}")
   check_model_features(experiment, experiment.model)
-  experiment.freeze()
+  experiment = at_most(experiment).freeze()
   topology, chip = parse_topology(_TOPOLOGY.value)
   devices = describe_devices(topology)
   console = Console(width=110)

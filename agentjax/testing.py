@@ -18,6 +18,7 @@ from agentjax.objectives.advantage_function import AdvantageFunction
 from agentjax.objectives.custom_loss import LossFunction
 from agentjax.objectives.objective import ObjectiveConfig, Prepared, policy_objective
 from agentjax.objectives.preparation import prepare
+from agentjax.schedules import at_end
 from agentjax.trajectory.batch import Batch, filled_batch
 from agentjax.trajectory.columns import Column, Level, registered_columns
 
@@ -335,7 +336,8 @@ class _Checker:
   """Runs one objective and compares results."""
 
   def __init__(self, function: LossFunction, config: ObjectiveConfig, tolerance: float):
-    self.config, self.tolerance = config.with_parts_of({"one": 1.0, "other": 0.5}), tolerance
+    config = at_end(config)
+    self.config, self.tolerance = config, tolerance
     objective = policy_objective(config, function)
     self._prepare = jax.jit(self._prepared)
     self._loss: Callable = jax.jit(
@@ -354,10 +356,6 @@ class _Checker:
       values=scores["values"],
       baselines=jnp.full_like(batch.rewards, 0.25),
       turn_rewards=0.1 * batch.weights,
-      consistency=jnp.full_like(batch.rewards, 0.5),
-      part_rewards=jnp.stack([batch.rewards] * len(self.config.advantage.parts), axis=1)
-      if self.config.advantage.parts
-      else None,
     )[0]
 
   def inputs(self, example: _Example, rows: _Rows) -> tuple[dict[str, np.ndarray], Prepared]:

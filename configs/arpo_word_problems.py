@@ -3,12 +3,13 @@ r"""ARPO on word problems: half of a group starts at the prompt, half where the 
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/arpo
   python -m agentjax.train --config=configs/arpo_word_problems.py --workdir=runs/aepo \
       --config.rollout.sampler.budget=entropy --config.rollout.sampler.rule=threshold \
-      --config.rollout.sampler.penalty=0.05
+      --config.rollout.sampler.penalty=0.05 --config.rl.objective.advantage.terms=entropy \
+      --config.rl.objective.function=agentjax.recipes.credit.entropy:entropy_balanced_clip
 
 The policy and the tasks are those of configs/quickstart.py. Sixteen episodes a task, eight of them
-from the start (2507.19849); the second command has AEPO's budget and its penalty on consecutive
-branches (2510.14545). --config.rl.objective.advantage.branches=hard gives shared tokens the mean
-advantage of their branches.
+from the start (2507.19849); the second command has AEPO's budget, its penalty on consecutive
+branches and both of its update rules (2510.14545). --config.rl.objective.advantage.terms=shared
+gives shared tokens the mean advantage of their branches.
 """
 
 from agentjax.data import DataConfig
@@ -76,7 +77,7 @@ def get_config() -> Experiment:
       tasks_per_step=8,
       row_length=256,
       microbatch_rows=16,
-      objective=ObjectiveConfig(AdvantageConfig(branches="soft"), PolicyLossConfig()),
+      objective=ObjectiveConfig(AdvantageConfig(), PolicyLossConfig()),
       sampling=SamplingConfig(temperature=1.0),
       optimizer=OptimizerConfig(
         learning_rate=3e-4, schedule="linear", warmup_steps=2, final_fraction=0.05

@@ -12,8 +12,8 @@ from agentjax.data import DataConfig
 from agentjax.engine import EngineConfig, SamplingConfig
 from agentjax.models import ModelConfig
 from agentjax.objectives import preset
+from agentjax.recipes.scorers import OverlongConfig
 from agentjax.rewards import RewardConfig
-from agentjax.rewards.shaping import OverlongConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.text import TokenizerConfig
 from agentjax.training import (

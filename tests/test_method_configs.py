@@ -6,6 +6,8 @@ import pytest
 from absl import flags
 
 from agentjax.config import ConfigError
+from agentjax.objectives.custom_loss import load_function
+from agentjax.recipes.credit.entropy import entropy_balanced_clip
 from agentjax.training import Run, load_experiment
 from agentjax.training.flags import define_config_flag
 from tests.training.smoke import quiet
@@ -75,6 +77,13 @@ def test_the_plain_runs_beside_the_recipes_are_flags():
     "--config.supervised.token_sets=none",
   ).supervised
   assert (plain.optimizer.direction, plain.token_sets) == (None, None)
+  aepo = _with_flags(
+    "arpo_word_problems",
+    "--config.rl.objective.advantage.terms=entropy",
+    "--config.rl.objective.function=agentjax.recipes.credit.entropy:entropy_balanced_clip",
+  ).rl.objective
+  assert [term.chosen for term in aepo.advantage.terms] == ["entropy"]
+  assert load_function(aepo.function) is entropy_balanced_clip
   tasks = _with_flags("tessy_word_problems", "--config.data.source=word_problems")
   assert tasks.data.source.chosen == "word_problems"
 

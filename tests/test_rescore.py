@@ -13,7 +13,8 @@ import pytest
 from agentjax.config import ConfigError
 from agentjax.data import DataConfig, load_tasks
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rewards.formula import Formula
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.rescoring import compare, rescore, write_store
 from agentjax.rollout.scoring import score
@@ -79,7 +80,7 @@ def test_what_a_graph_masks_can_be_scored_again_to_the_same():
     raise OSError("gone")
 
   original = trajectory(1, "1", status=Status.TRUNCATED)
-  (masked,) = again([original], RewardGraph({"x": broken}, Part("x")))
+  (masked,) = again([original], RewardGraph({"x": broken}, Formula("x")))
   assert masked.status is Status.VERIFIER_ERROR
   (back,) = again([masked])
   assert back.status is Status.TRUNCATED and back.reward == Reward(1.0)
@@ -89,7 +90,7 @@ def test_groups_are_compared_as_groups_and_the_order_stays():
   def rank(members, task):
     return [float(len(members))] * len(members)
 
-  graph = RewardGraph({}, Part("rank"), {"rank": rank})
+  graph = RewardGraph({}, Formula("rank"), {"rank": rank})
   stored = [trajectory(1, "1", 1), trajectory(2, "2"), trajectory(1, "1", 0)]
   after = again(stored, graph)
   assert [t.address for t in after] == [t.address for t in stored]

@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentjax.trajectory.messages import with_marks
 from agentjax.trajectory.record import Message, ToolCall
 
 
 def openai_messages(values: Sequence[Any], keep: bool) -> Iterator[Message]:
-  """Messages in OpenAI's form, with ``tool_calls``.
+  """Messages in OpenAI's form, with ``tool_calls``; each may have ``weight`` and ``flags``, see
+  ``Message``.
 
   Args:
     values: plain JSON.
@@ -26,7 +28,7 @@ def openai_messages(values: Sequence[Any], keep: bool) -> Iterator[Message]:
   known: set[str] = set()  # ids of calls
   for number, message in enumerate(values):
     try:
-      yield _openai_message(message, keep, known)
+      yield with_marks(_openai_message(message, keep, known), message)
     except (KeyError, TypeError, ValueError) as error:
       reason = f"no {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
       raise ValueError(f"message {number}: {reason}") from error

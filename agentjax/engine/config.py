@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, Range, Share, check
+from agentjax.schedules import Scheduled
 from agentjax.sharding import MESH_AXES, MeshConfig
 
 
@@ -24,8 +25,8 @@ class SamplingConfig(Config):
 
   temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
   top_k: NonNegativeInt = 0
-  top_p: PositiveShare = 1.0
-  min_p: Share = 0.0
+  top_p: Scheduled[PositiveShare] = 1.0
+  min_p: Scheduled[Share] = 0.0
 
   def validate(self, path: str = "sampling") -> None:
     super().validate(path)

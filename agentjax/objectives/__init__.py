@@ -5,7 +5,7 @@ Read in this order: ``objective`` (what a loss is), ``preparation`` (what comes 
 ``aggregation`` (one number).
 """
 
-from agentjax.objectives.advantages import AdvantageConfig, AmbiguityConfig, sequence_advantages
+from agentjax.objectives.advantages import AdvantageConfig, sequence_advantages
 from agentjax.objectives.aggregation import token_coefficients
 from agentjax.objectives.distillation import DistillationConfig, divergence
 from agentjax.objectives.mismatch import MismatchConfig
@@ -25,7 +25,6 @@ from agentjax.objectives.value_loss import ValueLossConfig
 
 __all__ = [
   "AdvantageConfig",
-  "AmbiguityConfig",
   "DistillationConfig",
   "LossInputs",
   "MismatchConfig",

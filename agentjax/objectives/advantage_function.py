@@ -1,10 +1,10 @@
-"""Advantage functions of one's own: what they are given, and what they may return."""
+"""Advantage functions of one's own, and terms that change advantages: what they are given."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import flax.struct
 import jax
@@ -22,6 +22,9 @@ from agentjax.objectives.columns import (
 from agentjax.objectives.custom_loss import describe, own_name, trace
 from agentjax.trajectory.batch import Batch, column_or_fill, token_columns
 from agentjax.trajectory.columns import ColumnError, core_fields
+
+if TYPE_CHECKING:
+  from agentjax.objectives.objective import ObjectiveConfig
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -91,7 +94,26 @@ AdvantageFunction: TypeAlias = Callable[[AdvantageInputs], Array]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
-class AdvantageChoice(Choice):
+class CreditChoice(Choice):
+  """What an objective chooses for its advantages, and what that needs of a run."""
+
+  def check_run(self, experiment: Any, objective: ObjectiveConfig, path: str) -> None:
+    """Raises ConfigError for a run, or an objective in it, that it does not fit.
+
+    Args:
+      experiment: of the run, a ``training.Experiment``.
+      objective: that has chosen it.
+      path: dotted name of the objective.
+    """
+
+  def signals(self, experiment: Any) -> Sequence[Any]:
+    """The signals (``signals.Signal``) that add the columns which it reads; one of a name counts
+    once in a run."""
+    return ()
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageChoice(CreditChoice):
   """An advantage function of one's own with its settings: called as ``AdvantageFunction``.
 
   A function without settings is named by ``module:function``.
@@ -99,6 +121,11 @@ class AdvantageChoice(Choice):
 
   group = "agentjax.advantages"
   adopts = "a function of one argument, AdvantageInputs"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    credit = "agentjax.recipes.credit"
+    return {"others_median": f"{credit}:OthersMedian", "parts": f"{credit}:PartsAdvantage"}
 
   @classmethod
   def adopt(cls, name: str, found: Any, path: str) -> Self:
@@ -117,6 +144,26 @@ class OwnAdvantage(Adopted, AdvantageChoice):
     return self.found(inputs)
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class AdvantageTerm(CreditChoice):
+  """A step between the advantages of tokens and the loss, with its settings."""
+
+  group = "agentjax.advantage_terms"
+
+  @classmethod
+  def built_in(cls) -> Mapping[str, str]:
+    names = ("agreement", "duration", "entropy", "shared", "steps", "tool_success")
+    return {n: f"agentjax.recipes.credit:{n.title().replace('_', '')}Term" for n in names}
+
+  def __call__(self, inputs: AdvantageInputs, advantages: Array) -> Array:
+    """The advantages [B, T] after it; the inputs are those of an advantage function."""
+    return advantages
+
+  def clip_high_bonus(self, inputs: AdvantageInputs) -> Array | None:
+    """What it adds to the upper clip bound of every token [B, T]; None adds nothing."""
+    return None
+
+
 def check_own(function: AdvantageFunction) -> None:
   """Raises ConfigError for what cannot be called with one argument."""
   check_callable(function, f"the advantage {_own_name(function)}", AdvantageChoice.adopts)
@@ -130,17 +177,21 @@ def own_advantages(
   Raises:
     ConfigError: it cannot be traced, or returns something else than a float array [B, T].
   """
-  inside = inputs.weights > 0
-  rewards = jnp.where(inputs.valid, inputs.rewards, 0)
-  clean = jax.tree.map(lambda x: x if x.ndim == 1 else zero_outside(inside, x), inputs)
-  inputs = dataclasses.replace(clean, rewards=rewards)
   check_advantages(function, inputs)
-  return jnp.where(inside, function(inputs), 0)
+  return jnp.where(inputs.weights > 0, function(inputs), 0)
+
+
+def advantage_inputs(batch: Batch, weights: Array, old_log_probs: Array) -> AdvantageInputs:
+  """What functions and terms are given of a batch, with these weights."""
+  core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
+  core |= {"weights": weights, "rewards": jnp.where(batch.valid, batch.rewards, 0)}
+  inputs = AdvantageInputs(**core, old_log_probs=old_log_probs, columns=token_columns(batch))
+  return jax.tree.map(lambda x: x if x.ndim == 1 else zero_outside(weights > 0, x), inputs)
 
 
 def zero_outside(inside: Bool[Array, "batch time"], values: Array) -> Array:
-  """A float array [B, T, ...] with 0 on tokens that are not inside; any other as it is."""
-  if not jnp.issubdtype(values.dtype, jnp.inexact):
+  """A float array [B, T, ...] with 0 on tokens that are not inside; all others as they are."""
+  if not values.ndim or not jnp.issubdtype(values.dtype, jnp.inexact):
     return values
   return jnp.where(jnp.expand_dims(inside, tuple(range(2, values.ndim))), values, 0)
 

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, ConfigError, NonNegativeFloat, PositiveFloat, Share, check
-from agentjax.objectives.advantage_function import AdvantageChoice
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
 from agentjax.objectives.kl import KlEstimator
+from agentjax.schedules import Scheduled, is_on
 
 Centre = Literal[
   "none",
@@ -35,8 +36,6 @@ Centre = Literal[
 ]
 Scale = Literal["none", "group_std", "batch_std", "nonzero_rewards", "nonzero_advantages"]
 
-EVERY_PART = "*"
-
 _GROUP_CENTRES = (
   "group_mean",
   "group_median",
@@ -50,7 +49,7 @@ _GROUP_CENTRES = (
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AdvantageConfig(Config):
-  """From rewards to one advantage a token: centre -> scale -> credit -> merge -> whiten -> clip.
+  """From rewards to one advantage a token: centre, scale, credit, whiten, clip, terms.
 
   Attributes:
     centre: what is subtracted from the reward of a sequence.
@@ -66,11 +65,6 @@ class AdvantageConfig(Config):
     scale: what the centred reward is divided by.
       "none"; "group_std"; "batch_std" (std of all valid rewards); "nonzero_rewards" and
       "nonzero_advantages" (fraction of sequences whose reward, or centred reward, is not 0: GPG).
-    parts: named parts of the reward that are centred and scaled one by one, instead of the whole
-      reward, and then summed with ``part_weights``, so that no part dominates (GDPO, which whitens
-      the sum over the batch). () takes the reward; ("*",) all parts that have a weight in
-      ``config.reward``, with that weight.
-    part_weights: one per part; () gives all the same weight.
     ddof: 1 = sample, 0 = population standard deviation, for scale and whitening.
     epsilon: added to the standard deviation.
     credit: how a sequence's advantage reaches its tokens. "broadcast": the same on all;
@@ -79,10 +73,6 @@ class AdvantageConfig(Config):
       "turn_then_token" is RAGEN's bi-level GAE (``returns.bilevel_gae``): over turns with
       ``turn_gamma``, then over the tokens of each with ``gamma``.
     turn_gamma: see ``index_set``; .95 in RAGEN (2504.20073).
-    branches: the advantage of a token that several branches of one episode share (the column
-      ``branches``); the batch has every copy of it. "soft": each copy the advantage of its own
-      branch; "hard": all copies the mean of their branches (ARPO, 2507.19849, with "soft" as its
-      default). On policy both have one gradient; once ratios are clipped they differ.
     gamma: discount a step, for "reward_to_go" and "gae".
     gae_lambda: lambda of the policy's GAE; value_lambda: of the value targets (VAPO: 1).
     length_adaptive_lambda: alpha of VAPO's ``lambda = 1 - 1 / (alpha length)``, replaces
@@ -97,34 +87,35 @@ class AdvantageConfig(Config):
     clip: bound on the absolute value at the end; None = off.
     multiplier: constant factor at the end (AgentCPM-Explore: 2).
     function: your own advantages by name (``advantage_function.AdvantageChoice``), instead of
-      centre, scale and credit, which are then not used; merge, whitening, clip and multiplier
+      centre, scale and credit, which are then not used; whitening, clip, terms and multiplier
       follow it. None uses those settings.
+    terms: further steps after the clip (``advantage_function.AdvantageTerm``): "agreement" (ADPO),
+      "duration", "entropy" (AEPO), "shared" (ARPO's mean over branches), "steps" (rewards of steps
+      beside the outcome), "tool_success".
     learn_from: sequences that keep their weight: "all", or only those whose advantage (before
       credit) is "negative" or "positive". Means are then over their tokens only.
   """
 
   centre: Centre = "group_mean"
   scale: Scale = "group_std"
-  parts: tuple[str, ...] = ()
-  part_weights: tuple[float, ...] = ()
   ddof: Literal[0, 1] = 1
   epsilon: NonNegativeFloat = 1e-6
   credit: Literal["broadcast", "reward_to_go", "gae"] = "broadcast"
   index_set: Literal["token", "turn", "turn_then_token"] = "token"
-  turn_gamma: Share = 0.95
-  branches: Literal["soft", "hard"] = "soft"
-  gamma: Share = 1.0
-  gae_lambda: Share = 1.0
-  value_lambda: Share = 1.0
-  length_adaptive_lambda: PositiveFloat | None = None
+  turn_gamma: Scheduled[Share] = 0.95
+  gamma: Scheduled[Share] = 1.0
+  gae_lambda: Scheduled[Share] = 1.0
+  value_lambda: Scheduled[Share] = 1.0
+  length_adaptive_lambda: Scheduled[PositiveFloat] | None = None
   turn_rewards: tuple[str, ...] = ()
-  kl_in_reward: NonNegativeFloat = 0.0
+  kl_in_reward: Scheduled[NonNegativeFloat] = 0.0
   kl_in_reward_estimator: KlEstimator = "k1"
   whiten: bool = False
-  clip: PositiveFloat | None = None
-  multiplier: float = 1.0
+  clip: Scheduled[PositiveFloat] | None = None
+  multiplier: Scheduled[float] = 1.0
   learn_from: Literal["all", "negative", "positive"] = "all"
   function: AdvantageChoice | None = None
+  terms: tuple[AdvantageTerm, ...] = ()
 
   @property
   def needs_group(self) -> bool:
@@ -134,7 +125,7 @@ class AdvantageConfig(Config):
   @property
   def needs_reference(self) -> bool:
     """Whether reference log-probs must be computed for the advantages."""
-    return self.kl_in_reward > 0
+    return is_on(self.kl_in_reward)
 
   @property
   def needs_values(self) -> bool:
@@ -176,20 +167,11 @@ class AdvantageConfig(Config):
           f"{path}.length_adaptive_lambda={alpha} has no meaning over turns; got {path}.index_set="
           "'turn_then_token'. Set it to None."
         )
-    require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
-    require(
-      len(self.part_weights) in (0, len(self.parts)),
-      "part_weights",
-      f"one number for each of {path}.parts, or ()",
-    )
-    alone = EVERY_PART not in self.parts or (len(self.parts) == 1 and not self.part_weights)
-    require(alone, "parts", f"{EVERY_PART!r} alone, without part_weights")
     paid = self.turn_rewards
     check(len(set(paid)) == len(paid), f"{path}.turn_rewards", paid, "distinct names")
     for name in ("centre", "scale") if paid and self.function is None else ():
       value = getattr(self, name)
       check(value == "none", f"{path}.{name}", value, f"'none' with {path}.turn_rewards={paid}")
-    require(not (paid and self.parts), "parts", f"() with {path}.turn_rewards")
     if self.credit != "gae":
       self._only_with("gae", path, gae_lambda=1.0, value_lambda=1.0, length_adaptive_lambda=None)
     if self.credit == "broadcast" and self.function is None:
@@ -201,8 +183,6 @@ class AdvantageConfig(Config):
         turn_rewards=(),
         kl_in_reward=0.0,
       )
-    elif self.credit != "broadcast":
-      self._only_with("broadcast", path, branches="soft")
     if alpha is not None and self.gae_lambda != 1.0:
       raise ConfigError(
         f"{path}.length_adaptive_lambda={alpha} replaces {path}.gae_lambda={self.gae_lambda}; "
@@ -219,9 +199,8 @@ class AdvantageConfig(Config):
       value = getattr(self, name)
       said = f"another than {' or '.join(map(repr, unused))} with an advantage function"
       check(value not in unused, f"{path}.{name}", value, said)
-    for name, off in (("parts", ()), ("kl_in_reward", 0)):
-      value = getattr(self, name)
-      check(value == off, f"{path}.{name}", value, f"{off!r} with an advantage function")
+    said = "0 with an advantage function"
+    check(self.kl_in_reward == 0, f"{path}.kl_in_reward", self.kl_in_reward, said)
 
   def _only_with(self, credit: str, path: str, **defaults: object) -> None:
     for name, default in defaults.items():
@@ -349,76 +328,6 @@ def sequence_advantages(
   if config.scale == "nonzero_advantages":
     return centred / _fraction(centred != 0, counts)
   return centred
-
-
-def multi_reward_advantages(
-  rewards: Float[Array, "sequences parts"],
-  part_weights: Float[Array, "parts"],
-  valid: Bool[Array, "sequences"],
-  groups: Int[Array, "sequences"],
-  config: AdvantageConfig,
-  **options: Float[Array, "sequences"] | None,
-) -> Float[Array, "sequences"]:
-  """Advantages of each reward part, then their weighted sum, so that no part dominates (GDPO).
-
-  ``options`` are those of ``sequence_advantages``.
-  """
-  parts = jax.vmap(
-    lambda part: sequence_advantages(part, valid, groups, config, **options),
-    in_axes=1,
-    out_axes=1,
-  )(rewards)
-  return parts @ part_weights
-
-
-def merge_branches(
-  advantages: Float[Array, "batch time"],
-  weights: Float[Array, "batch time"],
-  branches: Int[Array, "batch time"],
-) -> Float[Array, "batch time"]:
-  """The mean over all copies of a shared segment on each of them; other tokens keep theirs.
-
-  Args:
-    advantages: constant on the tokens of a segment in one sequence.
-    weights: copies without weight, such as those of a masked sequence, do not count.
-    branches: as in ``Batch``, ids up to the number of tokens.
-  """
-  places = branches.size + 1
-  inside = (weights > 0).astype(advantages.dtype)
-  ids = branches.ravel()
-  total = jax.ops.segment_sum((inside * advantages).ravel(), ids, places)
-  count = jax.ops.segment_sum(inside.ravel(), ids, places)
-  mean = total / jnp.where(count > 0, count, 1)
-  return jnp.where(branches > 0, mean[branches], advantages)
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class AmbiguityConfig(Config):
-  """ADPO's trust in a task, by how many of its answers agree (``ambiguity_terms``).
-
-  Attributes:
-    minimum_scale: s_min, factor on the advantages where the answers agree least; .6 in the script
-      of Agent0.
-  """
-
-  minimum_scale: Share = 0.6
-
-
-def ambiguity_terms(
-  scores: Float[Array, "sequences"], *, minimum_scale: float = 0.6
-) -> tuple[Float[Array, "sequences"], Float[Array, "sequences"]]:
-  """ADPO's factor on the advantage and its bonus on the upper clip bound, from self-consistency.
-
-  ``scale = s_min + (1 - s_min) clip((s - .3) / .5, 0, 1)`` gives reliable labels more weight;
-  ``bonus = .1 clip((.8 - s) / .5, 0, 1)`` allows larger updates for unreliable ones. Agent0,
-  2511.16043.
-
-  Args:
-    scores: s, the share of the answers to the sequence's task that are its most frequent one.
-    minimum_scale: s_min.
-  """
-  sure = jnp.clip((scores - 0.3) / 0.5, 0, 1)
-  return minimum_scale + (1 - minimum_scale) * sure, 0.1 * jnp.clip((0.8 - scores) / 0.5, 0, 1)
 
 
 def _centre(

@@ -56,25 +56,6 @@ BASELINES = register_column(
     in_loss=False,
   )
 )
-CONSISTENCY = register_column(
-  Column(
-    "consistency",
-    "float32",
-    "Share of the answers of the sequence's group that are its most frequent one.",
-    level="sequence",
-    in_loss=False,
-  )
-)
-PART_REWARDS = register_column(
-  Column(
-    "part_rewards",
-    "float32",
-    "Values of the parts that advantage.parts names.",
-    shape=("parts",),
-    level="sequence",
-    in_loss=False,
-  )
-)
 
 CREDIT = (
   OLD_LOG_PROBS,
@@ -84,8 +65,6 @@ CREDIT = (
   TURN_REWARDS,
   SELECTED,
   BASELINES,
-  CONSISTENCY,
-  PART_REWARDS,
 )
 
 
@@ -108,8 +87,6 @@ def columns_read(
     (TOKEN_REWARDS, token_rewards),
     (TURN_REWARDS, bool(credit.turn_rewards)),
     (BASELINES, config.needs_baseline),
-    (CONSISTENCY, config.ambiguity is not None),
-    (PART_REWARDS, bool(credit.parts)),
   )
   return tuple(column for column, wanted in asked if wanted)
 

@@ -44,6 +44,7 @@ from agentjax.config import (
   Range,
   Share,
 )
+from agentjax.schedules import Scheduled
 
 DivergenceKind = Literal["reverse_kl", "forward_kl", "jsd", "mixed"]
 Rest = Literal["renormalise", "bucket", "drop", "floor"]
@@ -94,8 +95,8 @@ class DistillationConfig(Config):
   rest: Rest = "renormalise"
   clip: PositiveFloat | None = None
   centre: Literal["none", "batch_mean"] = "none"
-  coefficient: PositiveFloat = 1.0
-  outcome_weight: NonNegativeFloat = 0.0
+  coefficient: Scheduled[PositiveFloat] = 1.0
+  outcome_weight: Scheduled[NonNegativeFloat] = 0.0
   keep: PositiveShare = 1.0
   select_by: Selection = "soft_or"
   entropy_quantile: PositiveShare = 0.98

@@ -26,14 +26,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from agentjax import names
-from agentjax.config import Config, ConfigError, check
+from agentjax.config import Config, ConfigError, check, with_numbers
 from agentjax.objectives.advantage_function import (
   zero_outside,
 )
 from agentjax.objectives.advantages import (
-  EVERY_PART,
   AdvantageConfig,
-  AmbiguityConfig,
 )
 from agentjax.objectives.custom_loss import (
   LossFunction,
@@ -47,6 +45,7 @@ from agentjax.objectives.kl import kl_estimate
 from agentjax.objectives.policy_loss import PolicyLossConfig, policy_loss
 from agentjax.objectives.preference import PreferenceConfig
 from agentjax.objectives.value_loss import ValueLossConfig, value_loss
+from agentjax.schedules import is_on, schedules_in
 from agentjax.trajectory.batch import column_or_fill
 from agentjax.trajectory.columns import ColumnError, get_column
 
@@ -71,8 +70,6 @@ class ObjectiveConfig(Config):
     distillation: adds a teacher's word on every token; None has no teacher.
     preference: takes the credit from DPO or an outcome's likelihood in the place of ``advantage``;
       None does not.
-    ambiguity: advantages and the upper clip bound follow how far the answers to a task agree
-      (ADPO); None does not.
     function: your own loss, "module:function" (``load_function``), in the place of the surrogate
       that ``policy_loss`` names; None is that surrogate. See ``policy_objective``.
     with_reference: log-probs of the reference policy are computed even where no coefficient asks
@@ -84,7 +81,6 @@ class ObjectiveConfig(Config):
   value_loss: ValueLossConfig = dataclasses.field(default_factory=ValueLossConfig)
   distillation: DistillationConfig | None = None
   preference: PreferenceConfig | None = None
-  ambiguity: AmbiguityConfig | None = None
   function: str | None = None
   with_reference: bool = False
 
@@ -115,17 +111,6 @@ class ObjectiveConfig(Config):
         f"{path}.value_loss.kind='bernoulli' with {path}.advantage.centre="
         f"{self.advantage.centre!r}; allowed: centre='prompt_value', or value_loss.kind='squared'."
       )
-    if self.ambiguity is not None:
-      for where, name, permitted in (
-        ("policy_loss", "clip", ("ppo", "mask", "truncate", "gmpo")),
-        ("advantage", "credit", ("broadcast", "reward_to_go")),
-      ):
-        value = getattr(getattr(self, where), name)
-        said = f"{' or '.join(map(repr, permitted))} with {path}.ambiguity"
-        check(value in permitted, f"{path}.{where}.{name}", value, said)
-      for name in ("preference", "function"):
-        value = getattr(self, name)
-        check(value is None, f"{path}.{name}", value, f"None with {path}.ambiguity")
     if self.preference is None:
       return
     # With anything else the update would not be the gradient of the loss that it is named after.
@@ -134,6 +119,7 @@ class ObjectiveConfig(Config):
       (self.advantage, "scale", "none"),
       (self.advantage, "credit", "broadcast"),
       (self.advantage, "whiten", False),
+      (self.advantage, "terms", ()),
       (self.policy_loss, "gradient_form", "score"),
       (self.policy_loss, "clip", "unit"),
       (self.policy_loss, "aggregation", "sequence_mean_token_sum"),
@@ -146,23 +132,8 @@ class ObjectiveConfig(Config):
   def check_own_advantage(self, path: str) -> None:
     """Raises ConfigError where an advantage function does not go with the rest."""
     self.advantage.check_own_function(f"{path}.advantage")
-    for name in ("preference", "ambiguity"):
-      value = getattr(self, name)
-      check(value is None, f"{path}.{name}", value, "None with an advantage function")
-
-  def with_parts_of(self, shares: Mapping[str, float]) -> ObjectiveConfig:
-    """A copy that names the parts of the reward where ``advantage.parts`` says "*".
-
-    Args:
-      shares: name and weight of each part of the reward.
-    """
-    if EVERY_PART not in self.advantage.parts:
-      return self
-    weighted = {name: weight for name, weight in shares.items() if weight}
-    credit = dataclasses.replace(
-      self.advantage, parts=tuple(weighted), part_weights=tuple(weighted.values())
-    )
-    return dataclasses.replace(self, advantage=credit)
+    none = "None with an advantage function"
+    check(self.preference is None, f"{path}.preference", self.preference, none)
 
   @property
   def needs_reference(self) -> bool:
@@ -194,14 +165,24 @@ class ObjectiveConfig(Config):
   def only_divergences(self) -> bool:
     """Whether the log-probs of the sampled tokens have no part in the loss."""
     loss = self.policy_loss
+    terms = (loss.kl_coefficient, loss.entropy_coefficient, loss.positive_nll_coefficient)
     return (
       self.needs_divergences
       and self.distillation is not None
       and self.function is None
-      and self.distillation.outcome_weight == 0
-      and loss.kl_coefficient == loss.entropy_coefficient == loss.positive_nll_coefficient == 0
+      and not any(map(is_on, (self.distillation.outcome_weight, *terms)))
       and loss.covariance == "none"
     )
+
+  def at(self, numbers: Mapping[str, Array]) -> ObjectiveConfig:
+    """With these numbers in the place of its schedules, by dotted name from here on; a traced
+    number makes no new program."""
+    return with_numbers(self, lambda name, _: needed(numbers.get(name), f"the number {name}"))
+
+  @property
+  def abstract_numbers(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of what ``at`` takes."""
+    return dict.fromkeys(schedules_in(self), jax.ShapeDtypeStruct((), jnp.float32))
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -277,11 +258,17 @@ class Prepared:
     entropies: Float[Array, "batch time"],
     values: Float[Array, "batch time"] | None = None,
     divergences: Float[Array, "batch time"] | None = None,
+    numbers: Mapping[str, Array] | None = None,
   ) -> LossInputs:
-    """Joins the outputs of the current parameters, which a gradient may flow into."""
+    """Joins the outputs of the current parameters, which a gradient may flow into, and numbers."""
     fixed = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     return LossInputs(
-      **fixed, log_probs=log_probs, entropies=entropies, values=values, divergences=divergences
+      **fixed,
+      log_probs=log_probs,
+      entropies=entropies,
+      values=values,
+      divergences=divergences,
+      numbers=dict(numbers or {}),
     )
 
 
@@ -296,12 +283,15 @@ class LossInputs(Prepared):
       (with value_loss.kind "bernoulli" a logit); None without a head.
     divergences: of the distribution each token was drawn from and the teacher's, differentiable;
       None without one.
+    numbers: those of the schedules in the objective at this step, by dotted name, such as
+      "policy_loss.kl_coefficient".
   """
 
   log_probs: Float[Array, "batch time"]
   entropies: Float[Array, "batch time"]
   values: Float[Array, "batch time"] | None = None
   divergences: Float[Array, "batch time"] | None = None
+  numbers: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
 Objective: TypeAlias = Callable[[LossInputs], tuple[Array, dict[str, Array]]]
@@ -330,7 +320,12 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
   if function is None and config.function is not None:
     function = load_function(config.function)
   if function is None:
-    return lambda inputs: _with_terms(inputs, config, _named_surrogate(inputs, config))
+
+    def named(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
+      now = config.at(inputs.numbers)
+      return _with_terms(inputs, now, _named_surrogate(inputs, now))
+
+    return named
   own, name = function, function_name(function, config.function)
 
   def objective(inputs: LossInputs) -> tuple[Array, dict[str, Array]]:
@@ -344,7 +339,7 @@ def policy_objective(config: ObjectiveConfig, function: LossFunction | None = No
     surrogate = _Surrogate(
       jnp.where(counted, per_token, 0), {k: jnp.where(inside, v, 0) for k, v in metrics.items()}
     )
-    result, sums = _with_terms(inputs, config, surrogate)
+    result, sums = _with_terms(inputs, config.at(inputs.numbers), surrogate)
     return result, sums | {"nonfinite/per_token": wrong}
 
   return objective
@@ -395,7 +390,7 @@ def _with_terms(
     moved = kl_estimate(log_probs, old_log_probs, "absolute")
     selected = needed(inputs.covariance_selected, "covariance_selected")
     total += settings.covariance_kl_coefficient * jnp.where(selected, moved, 0)
-  if settings.kl_coefficient > 0:
+  if is_on(settings.kl_coefficient):
     reference = jnp.where(inside, needed(inputs.reference_log_probs, "reference_log_probs"), 0)
     weight = None
     if settings.kl_weight == "current":
@@ -404,9 +399,9 @@ def _with_terms(
       weight = log_probs - jnp.where(inside, inputs.behaviour_log_probs, 0)
     metrics["kl_reference"] = kl_estimate(log_probs, reference, settings.kl_estimator, weight)
     total += settings.kl_coefficient * metrics["kl_reference"]
-  if settings.entropy_coefficient != 0:
+  if is_on(settings.entropy_coefficient):
     total -= settings.entropy_coefficient * entropies
-  if settings.positive_nll_coefficient > 0:
+  if is_on(settings.positive_nll_coefficient):
     rewarded = needed(inputs.rewarded, "rewarded")
     total -= settings.positive_nll_coefficient * jnp.where(rewarded, log_probs, 0)
   if config.distillation is not None and config.needs_divergences:

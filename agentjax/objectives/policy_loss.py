@@ -24,6 +24,7 @@ from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.kl import LOG_RATIO_LIMIT, KlEstimator
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.segments import Level, unit_mean, units_of
+from agentjax.schedules import Scheduled, is_on
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -61,28 +62,28 @@ class PolicyLossConfig(Config):
   ratio_level: Level = "token"
   gradient_form: Literal["ratio", "score"] = "ratio"
   clip: Literal["none", "ppo", "mask", "truncate", "unit", "sapo", "gmpo"] = "ppo"
-  clip_low: NonNegativeFloat = 0.2
-  clip_high: NonNegativeFloat = 0.2
-  dual_clip: float | None = None
+  clip_low: Scheduled[NonNegativeFloat] = 0.2
+  clip_high: Scheduled[NonNegativeFloat] = 0.2
+  dual_clip: Scheduled[float] | None = None
   positive_weight_one: bool = False
-  sapo_temperature_positive: PositiveFloat = 1.0
-  sapo_temperature_negative: PositiveFloat = 1.05
+  sapo_temperature_positive: Scheduled[PositiveFloat] = 1.0
+  sapo_temperature_negative: Scheduled[PositiveFloat] = 1.05
   mismatch: MismatchConfig = dataclasses.field(default_factory=MismatchConfig)
-  kl_coefficient: NonNegativeFloat = 0.0
+  kl_coefficient: Scheduled[NonNegativeFloat] = 0.0
   kl_estimator: KlEstimator = "k3"
   kl_weight: Literal["none", "current", "behaviour"] = "none"
-  entropy_coefficient: float = 0.0
-  positive_nll_coefficient: NonNegativeFloat = 0.0
+  entropy_coefficient: Scheduled[float] = 0.0
+  positive_nll_coefficient: Scheduled[NonNegativeFloat] = 0.0
   covariance: Literal["none", "clip", "kl"] = "none"
-  covariance_fraction: PositiveShare = 2e-4
-  covariance_kl_coefficient: NonNegativeFloat = 1.0
+  covariance_fraction: Scheduled[PositiveShare] = 2e-4
+  covariance_kl_coefficient: Scheduled[NonNegativeFloat] = 1.0
   aggregation: Aggregation = "token_mean"
   aggregation_constant: PositiveFloat | None = None
 
   @property
   def needs_reference(self) -> bool:
     """Whether reference log-probs must be computed for the loss."""
-    return self.kl_coefficient > 0
+    return is_on(self.kl_coefficient)
 
   def validate(self, path: str = "policy_loss") -> None:
     super().validate(path)

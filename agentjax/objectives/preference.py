@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from agentjax.config import Config, PositiveFloat, Range
 from agentjax.objectives.value_loss import bernoulli_value_loss
+from agentjax.schedules import Scheduled
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -34,7 +35,7 @@ class PreferenceConfig(Config):
   """
 
   form: Literal["dpo", "outcome"] = "dpo"
-  beta: PositiveFloat = 0.1
+  beta: Scheduled[PositiveFloat] = 0.1
   label_smoothing: Annotated[float, Range(0, 0.5, below=True)] = 0.0
 
   def validate(self, path: str = "preference") -> None:

@@ -7,6 +7,7 @@ the tokens, then whitening, clipping and what a teacher adds. It runs once a bat
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import jax
@@ -15,15 +16,11 @@ from jaxtyping import Array, Float
 
 from agentjax.objectives.advantage_function import (
   AdvantageFunction,
-  AdvantageInputs,
+  advantage_inputs,
   own_advantages,
 )
 from agentjax.objectives.advantages import (
-  EVERY_PART,
   AdvantageConfig,
-  ambiguity_terms,
-  merge_branches,
-  multi_reward_advantages,
   sequence_advantages,
 )
 from agentjax.objectives.aggregation import Aggregation, token_coefficients
@@ -50,8 +47,8 @@ from agentjax.objectives.segments import (
   turn_units,
   unit_sum,
 )
+from agentjax.schedules import is_on
 from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column, token_columns
-from agentjax.trajectory.columns import core_fields
 
 
 def prepare(
@@ -59,6 +56,7 @@ def prepare(
   config: ObjectiveConfig,
   *,
   advantage: AdvantageFunction | None = None,
+  numbers: Mapping[str, Array] | None = None,
   **columns: Array | None,
 ) -> tuple[Prepared, dict[str, Float[Array, ""]]]:
   """Computes what depends on the batch and not on the parameters being updated; once a batch.
@@ -74,31 +72,31 @@ def prepare(
   * ``token_rewards``: on tokens besides the outcome, for credit "reward_to_go" and "gae".
   * ``turn_rewards``: what tokens are paid of the outcome, for ``advantage.turn_rewards``; their sum
     is taken off the reward that stands at the end.
-  * ``baselines`` for centre "baseline", ``part_rewards`` for ``advantage.parts``, ``consistency``
-    for ``ambiguity``.
-  * ``branches``, for ``advantage.branches`` "hard".
+  * ``baselines`` for centre "baseline"; those that ``advantage.terms`` read.
 
   Args:
     batch: the whole batch. Sequences that are not valid lose their weight here.
     config: static.
     advantage: your own, in the place of ``config.advantage.function``.
+    numbers: in the place of the schedules in ``config`` (``ObjectiveConfig.at``).
     columns: by name, beside those of the batch or in their place; None is none.
 
   Returns:
     ``Prepared`` for the objective, and metrics of the whole batch (not sums).
   """
+  config = config.at(numbers or {})
   batch = batch.with_columns({k: v for k, v in columns.items() if v is not None})
   given = _Given.of(batch)
   tokens, metrics = _weigh_tokens(batch, config, given)
   own = config.advantage.function if advantage is None else advantage
   if own is not None:
-    credit = _own_credit(own, batch, tokens, given)
+    credit = _own_credit(own, batch, tokens)
   else:
     tokens, credit, found = _named_credit(batch, config, tokens, given)
     metrics |= found
-  advantages, found = _final_advantages(batch, config, tokens, credit)
+  advantages, bonus, found = _final_advantages(batch, config, tokens, credit)
   metrics |= found
-  prepared = _join(batch, config, tokens, credit, advantages, given)
+  prepared = _join(batch, config, tokens, credit, advantages, bonus, given)
   learning = jnp.where(batch.valid, credit.outcome != 0, False)
   metrics |= {
     "advantage/mean_abs": jnp.sum(prepared.shares * jnp.abs(advantages)),
@@ -143,10 +141,10 @@ def abstract_prepared(
     recomputed: old log-probs are the trainer's.
     token_rewards: there are rewards on tokens besides the outcome.
   """
-  sizes = {"parts": len(config.advantage.parts)}
   asked = columns_read(config, recomputed=recomputed, token_rewards=token_rewards)
-  extra = {column.name: abstract_column(batch, column, sizes) for column in asked}
-  return jax.eval_shape(lambda b: prepare(b, config)[0], batch.with_columns(extra))
+  extra = {column.name: abstract_column(batch, column) for column in asked}
+  shapes = batch.with_columns(extra), config.abstract_numbers
+  return jax.eval_shape(lambda b, n: prepare(b, config, numbers=n)[0], *shapes)
 
 
 def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs:
@@ -162,6 +160,7 @@ def abstract_inputs(config: ObjectiveConfig, rows: int, time: int) -> LossInputs
     entropies=tokens,
     values=tokens if config.needs_values else None,
     divergences=tokens if config.needs_divergences else None,
+    numbers=config.abstract_numbers,  # type: ignore[arg-type]
   )
 
 
@@ -175,8 +174,6 @@ class _Given(NamedTuple):
   turn_rewards: Array | None
   selected: Array | None
   baselines: Array | None
-  consistency: Array | None
-  part_rewards: Array | None
 
   @classmethod
   def of(cls, batch: Batch) -> Self:
@@ -216,14 +213,13 @@ class _Credit:
 
   Attributes:
     outcome: [sequences], what they were made of; 0 where a sequence teaches nothing.
-    returns, value_coefficients, clip_high_bonus: as in ``Prepared``.
+    returns, value_coefficients: as in ``Prepared``.
   """
 
   advantages: Array
   outcome: Array
   returns: Array | None = None
   value_coefficients: Array | None = None
-  clip_high_bonus: Array | None = None
 
 
 def _weigh_tokens(
@@ -261,16 +257,9 @@ def _weigh_tokens(
   return tokens, metrics
 
 
-def _own_credit(
-  function: AdvantageFunction, batch: Batch, tokens: _Tokens, given: _Given
-) -> _Credit:
+def _own_credit(function: AdvantageFunction, batch: Batch, tokens: _Tokens) -> _Credit:
   """The advantages of a user's function."""
-  core = {column.name: getattr(batch, column.name) for column in core_fields(AdvantageInputs)}
-  inputs = AdvantageInputs(
-    **core | {"weights": tokens.weights},
-    old_log_probs=tokens.old_log_probs,
-    columns=token_columns(batch),
-  )
+  inputs = advantage_inputs(batch, tokens.weights, tokens.old_log_probs)
   advantages = own_advantages(function, inputs)
   size = sequence_sum(jnp.abs(advantages), batch.segment_ids, batch.num_sequences)
   return _Credit(advantages, outcome=size)
@@ -292,18 +281,10 @@ def _named_credit(
   if config.preference is not None:
     outcome, found = _preferred(batch, config.preference, tokens, given)
     metrics |= found
-  bonus = None
-  if config.ambiguity is not None:
-    consistency = needed(given.consistency, "consistency")
-    minimum = config.ambiguity.minimum_scale
-    scale, bonus = ambiguity_terms(consistency, minimum_scale=minimum)
-    outcome, bonus = outcome * scale, broadcast_to_tokens(bonus, segment_ids)
-    metrics["ambiguity/consistency"] = _mean(consistency, batch.valid.astype(weights.dtype))
   if settings.learn_from != "all":
     wanted = outcome < 0 if settings.learn_from == "negative" else outcome > 0
     tokens = tokens.only(broadcast_to_tokens(wanted.astype(weights.dtype), segment_ids) > 0)
   credit = _spread(outcome, tokens, batch, settings, given)
-  credit = dataclasses.replace(credit, clip_high_bonus=bonus)
   if starts is not None:
     credit = dataclasses.replace(
       credit,
@@ -325,18 +306,6 @@ def _sequence_outcome(
     "lengths": sequence_sum(counted, segment_ids, batch.num_sequences),
     "baselines": given.baselines,
   }
-  if settings.parts:
-    if EVERY_PART in settings.parts:
-      raise ValueError("advantage.parts=('*',) names no part; use ObjectiveConfig.with_parts_of().")
-    outcome = multi_reward_advantages(
-      needed(given.part_rewards, "part_rewards"),
-      jnp.asarray(settings.part_weights or (1.0,) * len(settings.parts), batch.rewards.dtype),
-      batch.valid,
-      batch.groups,
-      settings,
-      **options,
-    )
-    return outcome, token_rewards, {}
   at_end, metrics = batch.rewards, {}
   if settings.turn_rewards:
     turn_rewards = needed(given.turn_rewards, "turn_rewards")
@@ -382,7 +351,7 @@ def _spread(
   rewards = jnp.where(ends, broadcast_to_tokens(outcome, segment_ids), 0)
   if token_rewards is not None:
     rewards += token_rewards
-  if config.kl_in_reward > 0:
+  if is_on(config.kl_in_reward):
     reference = needed(given.reference_log_probs, "reference_log_probs")
     penalty = kl_estimate(tokens.old_log_probs, reference, config.kl_in_reward_estimator)
     rewards -= config.kl_in_reward * jnp.where(weights > 0, penalty, 0)
@@ -442,17 +411,23 @@ def _final_advantages(
   config: ObjectiveConfig,
   tokens: _Tokens,
   credit: _Credit,
-) -> tuple[Array, dict[str, Array]]:
-  """Advantages merged over branches, whitened, clipped, scaled and mixed with a teacher's."""
+) -> tuple[Array, Array | None, dict[str, Array]]:
+  """Advantages whitened, clipped, changed by terms, scaled and mixed with a teacher's; what terms
+  add to the upper clip bound; metrics."""
   settings, taught = config.advantage, config.distillation
   advantages, kept = credit.advantages, tokens.kept
   metrics: dict[str, Array] = {}
-  if settings.branches == "hard" and "branches" in batch.columns:
-    advantages = merge_branches(advantages, tokens.weights, batch.columns["branches"])
   if settings.whiten:
     advantages = whiten(advantages, kept, ddof=settings.ddof)
   if settings.clip is not None:
     advantages = jnp.clip(advantages, -settings.clip, settings.clip)
+  bonus: Array | None = None
+  if settings.terms:
+    inputs = advantage_inputs(batch, tokens.weights, tokens.old_log_probs)
+    for term in settings.terms:
+      advantages, more = term(inputs, advantages), term.clip_high_bonus(inputs)
+      if more is not None:
+        bonus = more if bonus is None else bonus + more
   advantages *= settings.multiplier
   if taught is not None:
     advantages *= taught.outcome_weight
@@ -464,7 +439,7 @@ def _final_advantages(
       if taught.centre == "batch_mean":
         disagreement -= mean
       advantages += taught.coefficient * disagreement
-  return jnp.where(kept > 0, advantages, 0), metrics
+  return jnp.where(kept > 0, advantages, 0), bonus, metrics
 
 
 def _join(
@@ -473,6 +448,7 @@ def _join(
   tokens: _Tokens,
   credit: _Credit,
   advantages: Array,
+  clip_high_bonus: Array | None,
   given: _Given,
 ) -> Prepared:
   """Everything that a loss is given, with the denominators of ``policy_loss.aggregation``."""
@@ -499,7 +475,7 @@ def _join(
     old_log_probs=tokens.old_log_probs,
     behaviour_log_probs=batch.behaviour_log_probs,
     reference_log_probs=given.reference_log_probs,
-    clip_high_bonus=credit.clip_high_bonus,
+    clip_high_bonus=clip_high_bonus,
     dropped=tokens.dropped,
     covariance_selected=selected,
     rewarded=broadcast_to_tokens(jnp.where(batch.valid, batch.rewards > 0, False), segment_ids),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from agentjax.config import Config, NonNegativeFloat, PositiveFloat
+from agentjax.schedules import Scheduled
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -22,7 +23,7 @@ class ValueLossConfig(Config):
   """
 
   kind: Literal["squared", "bernoulli"] = "squared"
-  coefficient: NonNegativeFloat = 0.5
+  coefficient: Scheduled[NonNegativeFloat] = 0.5
   clip: PositiveFloat | None = None
 
   def validate(self, path: str = "value_loss") -> None:

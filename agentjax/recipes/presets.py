@@ -8,7 +8,8 @@ says so.
 
 from __future__ import annotations
 
-from agentjax.objectives.advantages import EVERY_PART, AdvantageConfig, AmbiguityConfig
+from agentjax.objectives.advantage_function import AdvantageChoice, AdvantageTerm
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.distillation import DistillationConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig
@@ -60,7 +61,10 @@ SAPO = ObjectiveConfig(
 )
 # GDPO, as in verl and NeMo-RL: each part of the reward a z-score in its group, their sum whitened
 # over the batch.
-GDPO = ObjectiveConfig(AdvantageConfig(parts=(EVERY_PART,), whiten=True), PolicyLossConfig())
+GDPO = ObjectiveConfig(
+  AdvantageConfig(function=AdvantageChoice.from_name("parts", "preset"), whiten=True),
+  PolicyLossConfig(),
+)
 # 2402.14740: leave-one-out baseline, plain REINFORCE on sequences.
 RLOO = ObjectiveConfig(
   AdvantageConfig(centre="leave_one_out", scale="none"),
@@ -135,7 +139,14 @@ SPPO = ObjectiveConfig(
 SELF_PLAY_PREFERENCE = ObjectiveConfig(
   AdvantageConfig(centre="win_rate", scale="none", multiplier=1000.0),
   PolicyLossConfig(aggregation="sequence_mean_token_mean"),
-  function="agentjax.recipes.self_play:self_play_preference",
+  function="agentjax.recipes.squared_loss:squared_log_ratio",
+)
+# 2501.12599 and 2507.20534 (Kimi k1.5, K2): tau times the log-ratio goes to r - mean r. Our sources
+# have no tau; .1 is ours.
+KIMI = ObjectiveConfig(
+  AdvantageConfig(scale="none", multiplier=10.0),
+  PolicyLossConfig(aggregation="sequence_mean_token_mean"),
+  function="agentjax.recipes.squared_loss:squared_log_ratio",
 )
 # Truncated importance weights on the score function, [0, 1] (ROLL).
 TIS = ObjectiveConfig(
@@ -168,7 +179,8 @@ LONGCAT = ObjectiveConfig(
 # Agent0, 2511.16043: advantages and upper clip bound by how far the answers to a task agree. Its
 # agreement is that of an earlier round's answers; a run's is that of the group itself.
 ADPO = ObjectiveConfig(
-  AdvantageConfig(), PolicyLossConfig(kl_coefficient=0.01), ambiguity=AmbiguityConfig()
+  AdvantageConfig(terms=(AdvantageTerm.from_name("agreement", "preset"),)),
+  PolicyLossConfig(kl_coefficient=0.01),
 )
 # ROME, 2512.24873: chunk ratios and chunk mismatch filter, discounted chunk returns. gamma and H
 # are not published; these are ours. Means are over the chunks that the filter keeps.

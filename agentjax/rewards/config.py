@@ -1,49 +1,44 @@
-"""Rewards from settings: named parts, their weights, and one gate."""
+"""Rewards from settings: named parts, and a formula or weights that make one reward of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from agentjax.config import Config, Share, Table, check
 from agentjax.names import check_name, is_own, known_names
-from agentjax.rewards.graph import (
-  Gate,
-  GroupScorer,
-  Node,
-  Part,
-  RewardGraph,
-  Scorer,
-  WeightedSum,
-)
+from agentjax.rewards.formula import Formula
+from agentjax.rewards.graph import GroupScorer, Node, RewardGraph, Scorer
 from agentjax.rewards.monitor import (
   MONITOR_PART,
   MONITORS,
   Monitor,
   MonitorConfig,
+  Screened,
   count_findings,
-  watched,
 )
 from agentjax.rewards.samples import SampleConfig
 from agentjax.rewards.scorer_config import GroupScorerConfig, ScorerConfig
 from agentjax.rewards.scorers import SCORERS
 from agentjax.sandbox.config import Sandboxes
+from agentjax.schedules import Schedule, at_end
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class RewardConfig(Config):
-  """``reward = sum_i weight_i * part_i``, where gated parts count only if the gate is open.
+  """``reward = sum_i weight_i * part_i``, or a formula.
 
   Attributes:
     parts: names of scorers; all are logged: one of ``scorers.SCORERS`` or of the world's, a part
-      with settings ("genrm", "overlong", "reasoning_gym", "reasoning_gym_graded", "rubric",
-      "unit_tests"), a name of ``settings``, that of an entry point, or "module:attribute" of your
-      own, a function of an episode and its task (``graph.Scorer``).
+      with settings (``ScorerConfig.built_in``, such as "unit_tests"), a name of ``settings``, that
+      of an entry point, or "module:attribute" of your own, a function of an episode and its task
+      (``graph.Scorer``).
     weights: one weight a part; 0 logs the part without rewarding it.
-    gate: part that opens the gate, or None for no gate.
-    gate_threshold: the gate is open where its part is at least this.
-    gated: parts that count only if the gate is open, e.g. ("turns",): a short episode is rewarded
-      only if the answer is right.
+    formula: the reward as an expression of the parts (``rewards.formula``), such as "f1 if format
+      >= 1 else -1", instead of ``weights``; None takes those. Its terms are kept with every
+      episode.
+    numbers: schedules, or numbers, by the names that stand for them in ``formula``.
     settings: of parts that do not have the defaults, by name.
     monitor: monitors that look for signs of cheating, and the effect of a finding on the reward.
     samples: when the episodes that earned most are written down for people to read.
@@ -52,9 +47,8 @@ class RewardConfig(Config):
 
   parts: tuple[str, ...] = ("exact_match",)
   weights: tuple[float, ...] = (1.0,)
-  gate: str | None = None
-  gate_threshold: float = 1.0
-  gated: tuple[str, ...] = ()
+  formula: str | None = None
+  numbers: Table[float | Schedule] = dataclasses.field(default_factory=Table)
   settings: Table[ScorerConfig] = dataclasses.field(default_factory=Table)
   monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
   samples: SampleConfig = dataclasses.field(default_factory=SampleConfig)
@@ -62,8 +56,25 @@ class RewardConfig(Config):
 
   @property
   def shares(self) -> dict[str, float]:
-    """The weight of each part."""
-    return dict(zip(self.parts, self.weights, strict=True))
+    """The weight of each part; none with a formula."""
+    return {} if self.formula else dict(zip(self.parts, self.weights, strict=True))
+
+  def formula_at(self, numbers: Callable[[Any], Any]) -> Node:
+    """The formula of the whole reward.
+
+    Args:
+      numbers: puts numbers into settings in the place of schedules.
+    """
+    text = self.formula or " + ".join(
+      f"{float(weight)!r} * {name!r}" for name, weight in self.shares.items() if weight
+    )
+    monitor = numbers(self.monitor)
+    if monitor.names and monitor.action == "penalise":
+      text = f"({text}) - {float(monitor.penalty)!r} * ({MONITOR_PART!r} > 0)"
+    node = Formula(text, numbers(self.numbers), recorded=self.formula is not None)
+    if monitor.names and monitor.action == "screen":
+      return Screened(Formula(repr(MONITOR_PART)), node, monitor.screen_above)
+    return node
 
   def part(self, name: str) -> ScorerConfig:
     """Settings of one of ``parts``; a copy if the part has its defaults."""
@@ -76,8 +87,9 @@ class RewardConfig(Config):
     require(len(set(self.parts)) == len(self.parts), "parts", "distinct names")
     for name in filter(is_own, self.parts):
       check_name(name, f"{path}.parts")
+    self._validate_formula(path)
     require(
-      len(self.weights) == len(self.parts),
+      len(self.weights) == len(self.parts) or self.formula is not None,
       "weights",
       f"one weight for each of the {len(self.parts)} parts",
     )
@@ -88,17 +100,20 @@ class RewardConfig(Config):
     )
     for name in self.settings:
       check(name in self.parts, f"{path}.settings", name, f"one of {path}.parts = {self.parts}")
-    require(any(self.weights), "weights", "at least one weight other than 0")
-    if self.gate is not None:
-      require(self.gate in self.parts, "gate", f"one of parts {self.parts}")
-    if self.gated:
-      require(self.gate is not None, "gated", "() where gate is None")
-    for name in self.gated:
-      require(
-        name in self.parts and name != self.gate,
-        "gated",
-        f"names of parts {self.parts} other than the gate",
-      )
+    paid = self.formula is not None or any(self.weights)
+    require(paid, "weights", "at least one weight other than 0")
+
+  def _validate_formula(self, path: str) -> None:
+    require = self.requirements(path)
+    names = Formula(self.formula).names() if self.formula else frozenset()
+    if self.formula:
+      known = {*self.parts, *self.numbers}
+      allowed = f"an expression of {path}.parts = {self.parts} and {path}.numbers"
+      require(names <= known, "formula", allowed)
+      require(self.weights in ((), (1.0,)), "weights", f"left out, or (), with {path}.formula")
+    for name in self.numbers:
+      said = f"names in {path}.formula that are no parts"
+      check(name in names and name not in self.parts, f"{path}.numbers", name, said)
 
 
 def build_rewards(
@@ -136,17 +151,11 @@ def build_rewards(
       continue
     settings = config.part(name)
     if isinstance(settings, GroupScorerConfig):
+      said = f"{settings.needs} among them with the part {name!r}"
+      check(set(settings.needs) <= set(config.parts), "config.reward.parts", config.parts, said)
       compared[name] = settings.build_group(sandboxes or Sandboxes())
     else:
       chosen[name] = settings.build(sandboxes or Sandboxes())
-  terms: list[tuple[float, Node]] = []
-  for name, weight in zip(config.parts, config.weights, strict=True):
-    node: Node = Part(name)
-    if config.gate is not None and name in config.gated:
-      node = Gate(Part(config.gate), node, config.gate_threshold)
-    terms.append((weight, node))
-  formula: Node = WeightedSum(tuple(terms))
   if config.monitor.names:
     chosen[MONITOR_PART] = count_findings({name: monitors[name] for name in config.monitor.names})
-    formula = watched(formula, Part(MONITOR_PART), config.monitor)
-  return RewardGraph(chosen, formula, compared)
+  return RewardGraph(chosen, config.formula_at(at_end), compared, config.formula_at)

@@ -11,13 +11,15 @@ episode is at fault, and the part is 0 (or less, if an empty answer is worth les
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agentjax.faults import FAULT, Boundary, Fault, Owner, describe, fault_of
+from agentjax.rewards.formula import TERMS, Formula
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -49,14 +51,15 @@ class TurnScores:
 Score = Reward | float
 # What a scorer has to say in words, it leaves in the metadata under the name of its part.
 Scorer = Callable[[Trajectory, Task], Score | TurnScores | Awaitable[Score | TurnScores]]
-GroupScorer = Callable[[Sequence[Trajectory], Task], Sequence[Score] | Awaitable[Sequence[Score]]]
+Scores = Sequence[Score | TurnScores]
+GroupScorer = Callable[[Sequence[Trajectory], Task], Scores | Awaitable[Scores]]
 
 
 ENDED = "ended"  # in the metadata: the status that VERIFIER_ERROR took the place of
 
 
 class Node(Protocol):
-  """A formula over the parts of one trajectory."""
+  """A formula over the parts of one trajectory; ``rewards.formula.Formula`` is one from a text."""
 
   def names(self) -> frozenset[str]:
     """The parts the formula reads."""
@@ -67,83 +70,6 @@ class Node(Protocol):
     ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """The part called ``name``."""
-
-  name: str
-
-  def names(self) -> frozenset[str]:
-    return frozenset((self.name,))
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    part = parts[self.name]
-    return part if part.valid else Reward.invalid(f"{self.name}: {part.reason}")
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedSum:
-  """``sum_i weight_i * node_i``; a term of weight 0 is only logged."""
-
-  terms: tuple[tuple[float, Node], ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(node for _, node in self.terms)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    total = 0.0
-    for weight, node in self.terms:
-      if weight == 0:
-        continue
-      reward = node.evaluate(parts)
-      if reward.value is None:
-        return reward
-      total += weight * reward.value
-    return Reward(total)
-
-
-@dataclasses.dataclass(frozen=True)
-class Combined:
-  """``combine([node_1, ..., node_n])``, such as ``math.prod``, ``min`` or ``max``."""
-
-  combine: Callable[[Sequence[float]], float]
-  nodes: tuple[Node, ...]
-
-  def names(self) -> frozenset[str]:
-    return _names(self.nodes)
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    values = []
-    for node in self.nodes:
-      reward = node.evaluate(parts)
-      if reward.value is None:
-        return reward
-      values.append(reward.value)
-    return Reward(self.combine(values))
-
-
-@dataclasses.dataclass(frozen=True)
-class Gate:
-  """``body`` where ``condition >= threshold``, else the constant ``closed``.
-
-  A closed gate does not read its body, so an invalid part in it does not matter.
-  """
-
-  condition: Node
-  body: Node
-  threshold: float
-  closed: float = 0.0
-
-  def names(self) -> frozenset[str]:
-    return self.condition.names() | self.body.names()
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    condition = self.condition.evaluate(parts)
-    if condition.value is None:
-      return condition
-    return self.body.evaluate(parts) if condition.value >= self.threshold else Reward(self.closed)
-
-
 class RewardGraph:
   """Scorers by name and the formula that makes one reward of their parts.
 
@@ -151,6 +77,8 @@ class RewardGraph:
     scorers: part name -> scorer of one trajectory.
     formula: the total; may leave parts out, which are then only logged.
     group_scorers: part name -> scorer of a whole group, for rewards that compare its members.
+    formula_at: gives the formula with other numbers, from what puts them into settings; None if
+      there are no others.
 
   Raises:
     ValueError: no scorer at all, a name given twice, or a formula over a part that no scorer makes.
@@ -161,7 +89,9 @@ class RewardGraph:
     scorers: Mapping[str, Scorer],
     formula: Node,
     group_scorers: Mapping[str, GroupScorer] | None = None,
+    formula_at: Callable[[Callable[[Any], Any]], Node] | None = None,
   ):
+    self._formula_at = formula_at
     self._scorers = dict(scorers)
     self._group_scorers = dict(group_scorers or {})
     self._formula = formula
@@ -175,6 +105,14 @@ class RewardGraph:
         f"the formula reads {', '.join(missing)}, which no scorer makes; parts: "
         f"{', '.join(sorted(known))}"
       )
+
+  def at(self, numbers: Callable[[Any], Any]) -> RewardGraph:
+    """With other numbers in the formula and the same scorers."""
+    if self._formula_at is None:
+      return self
+    now = copy.copy(self)
+    now._formula = self._formula_at(numbers)
+    return now
 
   @property
   def part_names(self) -> tuple[str, ...]:
@@ -205,7 +143,8 @@ class RewardGraph:
     the formula cannot be computed and the episode is not at fault (its scorer raises, or returns
     invalid), or the formula itself fails, the reward is invalid and the status becomes
     VERIFIER_ERROR. Truncated trajectories are scored normally. So is a policy error, which gets at
-    most 0 and is never invalid. ``metadata["fault"]`` keeps the fault.
+    most 0 and is never invalid. ``metadata["fault"]`` keeps the fault, ``metadata["reward_terms"]``
+    the terms of a formula in text.
 
     Raises:
       ValueError: the graph has group scorers; use ``score_group``.
@@ -262,6 +201,9 @@ class RewardGraph:
       return
     try:
       trajectory.reward = self._formula.evaluate(trajectory.reward_parts)
+      paid = getattr(self._formula, "body", self._formula)
+      if isinstance(paid, Formula) and paid.recorded and trajectory.reward.valid:
+        trajectory.metadata[TERMS] = [list(t) for t in paid.terms(trajectory.reward_parts)]
     except Exception as error:  # an overflow, or a node of the user's own: as for a scorer
       _log.warning("the reward formula failed on %s: %s", trajectory.address, describe(error))
       trajectory.reward = Reward.invalid(describe(error))
@@ -280,19 +222,22 @@ class RewardGraph:
 async def _run(name: str, scorer: Scorer, trajectory: Trajectory, task: Task) -> Reward:
   try:
     found = scorer(trajectory, task)
-    score = await found if inspect.isawaitable(found) else found
-    reward = as_reward(score)
-    if isinstance(score, TurnScores):
-      if len(score.values) != len(trajectory.segments):
-        raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
-      trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
-    return reward
+    return _recorded(name, trajectory, await found if inspect.isawaitable(found) else found)
   except Exception as error:
     # It must not end the run, and must not count as a zero if it is our fault.
     _log.warning("scorer %s failed on %s: %s", name, trajectory.address, describe(error))
     fault = fault_of(error, Boundary.VERDICT)
     nothing = None if fault.masks else await _on_nothing(scorer, trajectory, task)
     return _decided(trajectory, fault, nothing)
+
+
+def _recorded(name: str, trajectory: Trajectory, score: Score | TurnScores) -> Reward:
+  """The part; what single turns earned is kept with the episode."""
+  if isinstance(score, TurnScores):
+    if len(score.values) != len(trajectory.segments):
+      raise ValueError(f"{len(score.values)} scores for {len(trajectory.segments)} segments")
+    trajectory.turn_rewards[name] = [None if v is None else float(v) for v in score.values]
+  return as_reward(score)
 
 
 async def _on_nothing(scorer: Scorer, trajectory: Trajectory, task: Task) -> float | None:
@@ -332,11 +277,11 @@ async def _run_group(
   name: str, scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task
 ) -> list[Reward]:
   async def run(members: Sequence[Trajectory]) -> list[Reward]:
-    scores = scorer(members, task)
-    rewards = [as_reward(s) for s in (await scores if inspect.isawaitable(scores) else scores)]
-    if len(rewards) != len(members):
-      raise ValueError(f"{len(rewards)} scores for {len(members)} trajectories")
-    return rewards
+    found = scorer(members, task)
+    scores = await found if inspect.isawaitable(found) else found
+    if len(scores) != len(members):
+      raise ValueError(f"{len(scores)} scores for {len(members)} trajectories")
+    return [_recorded(name, one, score) for one, score in zip(members, scores, strict=True)]
 
   async def works(members: Sequence[Trajectory]) -> bool:
     try:
@@ -388,7 +333,3 @@ def as_reward(score: Score | TurnScores) -> Reward:
   if isinstance(score, TurnScores):
     return Reward(float(sum(v for v in score.values if v is not None)))
   return score if isinstance(score, Reward) else Reward(float(score))
-
-
-def _names(nodes: Iterable[Node]) -> frozenset[str]:
-  return frozenset().union(*(node.names() for node in nodes))

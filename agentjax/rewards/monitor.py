@@ -26,6 +26,7 @@ from typing import Literal
 
 from agentjax.config import Config, PositiveFloat, check
 from agentjax.rewards.graph import Node, Scorer
+from agentjax.schedules import Scheduled
 from agentjax.trajectory.record import Reward, Task, Trajectory
 
 Monitor = Callable[[Trajectory, Task], Sequence[str] | Awaitable[Sequence[str]]]
@@ -49,8 +50,8 @@ class MonitorConfig(Config):
 
   names: tuple[str, ...] = ()
   action: Literal["log", "screen", "penalise"] = "log"
-  penalty: PositiveFloat = 1.0
-  screen_above: float = 0.0
+  penalty: Scheduled[PositiveFloat] = 1.0
+  screen_above: Scheduled[float] = 0.0
 
   def validate(self, path: str = "config.reward.monitor") -> None:
     super().validate(path)
@@ -154,30 +155,3 @@ class Screened:
     if findings.value and (body.value is None or body.value > self.above):
       return Reward.invalid(f"{SCREENED}: {findings.value:g} findings")
     return findings if findings.value is None else body
-
-
-@dataclasses.dataclass(frozen=True)
-class Penalised:
-  """``body - penalty * (findings > 0)``."""
-
-  findings: Node
-  body: Node
-  penalty: float
-
-  def names(self) -> frozenset[str]:
-    return self.findings.names() | self.body.names()
-
-  def evaluate(self, parts: Mapping[str, Reward]) -> Reward:
-    findings, body = self.findings.evaluate(parts), self.body.evaluate(parts)
-    if findings.value is None or body.value is None:
-      return findings if findings.value is None else body
-    return Reward(body.value - self.penalty * (findings.value > 0))
-
-
-def watched(formula: Node, findings: Node, config: MonitorConfig) -> Node:
-  """``formula`` under the action of a config."""
-  if config.action == "screen":
-    return Screened(findings, formula, config.screen_above)
-  if config.action == "penalise":
-    return Penalised(findings, formula, config.penalty)
-  return formula

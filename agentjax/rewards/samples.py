@@ -16,6 +16,7 @@ from typing import Any
 
 from agentjax.config import Config, NonNegativeInt, PositiveInt
 from agentjax.files import write_atomically
+from agentjax.rewards.formula import TERMS
 from agentjax.rewards.monitor import FINDINGS
 from agentjax.text.tokenizer import Tokenizer
 from agentjax.trajectory.record import Task, Trajectory
@@ -93,7 +94,7 @@ def write_samples(
 def _row(
   step: int, trajectory: Trajectory, tokenizer: Tokenizer, expected: str | None
 ) -> dict[str, Any]:
-  notes = ("reason", *sorted(trajectory.reward_parts), FINDINGS)
+  notes = ("reason", *sorted(trajectory.reward_parts), FINDINGS, TERMS)
   return {
     "step": step,
     "source": trajectory.source,

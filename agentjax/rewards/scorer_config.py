@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from agentjax.names import Adopted, Choice, check_callable
 from agentjax.rewards.graph import GroupScorer, Scorer
@@ -22,13 +22,21 @@ class ScorerConfig(Choice):
 
   @classmethod
   def built_in(cls) -> Mapping[str, str]:
-    gym = "agentjax.adapters.reasoning_gym.scoring"
+    gym, scorers = "agentjax.adapters.reasoning_gym.scoring", "agentjax.recipes.scorers"
     return {
+      "citations": f"{scorers}:CitationsConfig",
+      "evidence": f"{scorers}:EvidenceConfig",
       "genrm": "agentjax.recipes.genrm.cohort:GenRMConfig",
-      "overlong": "agentjax.rewards.shaping:OverlongConfig",
+      "overlong": f"{scorers}:OverlongConfig",
       "reasoning_gym": f"{gym}:ReasoningGymScoring",
       "reasoning_gym_graded": f"{gym}:GradedReasoningGymScoring",
+      "relative": f"{scorers}:RelativeConfig",
+      "renorm": f"{scorers}:RenormConfig",
       "rubric": "agentjax.recipes.rubrics.rubric:RubricConfig",
+      "seconds": f"{scorers}:seconds",
+      "tags": f"{scorers}:TagsConfig",
+      "text_match": f"{scorers}:TextMatchConfig",
+      "tool_calls": f"{scorers}:tool_calls",
       "unit_tests": "agentjax.adapters.unit_tests.scorer:UnitTestConfig",
     }
 
@@ -48,7 +56,13 @@ class ScorerConfig(Choice):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GroupScorerConfig(ScorerConfig):
-  """Settings of a part of the reward, whose scorer compares the episodes of one task."""
+  """Settings of a part of the reward, whose scorer compares the episodes of one task.
+
+  Attributes:
+    needs: further parts of the reward that it reads; they are scored before it.
+  """
+
+  needs: ClassVar[tuple[str, ...]] = ()
 
   def build_group(self, sandboxes: Sandboxes) -> GroupScorer:
     """As ``build``."""

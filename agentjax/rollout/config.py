@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from agentjax.config import AtLeastTwo, Config, PositiveFloat, PositiveInt
 from agentjax.names import Adopted, Choice, check_callable, wrong
 from agentjax.rewards.graph import RewardGraph, Scorer
+from agentjax.schedules import Scheduled
 
 if TYPE_CHECKING:
   from agentjax.rollout.group import Sampler
@@ -178,8 +179,8 @@ class RolloutConfig(Config):
   """
 
   group_size: PositiveInt = 8
-  max_turns: PositiveInt = 8
-  max_tokens_per_turn: PositiveInt = 128
+  max_turns: Scheduled[PositiveInt] = 8
+  max_tokens_per_turn: Scheduled[PositiveInt] = 128
   max_total_tokens: AtLeastTwo = 512
   episode_timeout: PositiveFloat = 600.0
   environment_timeout: PositiveFloat = 120.0

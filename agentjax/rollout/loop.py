@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +42,8 @@ class GroupPlayer:
     sampler: how the members of a group come about; None makes them independent of each other. With
       one, a group is scored when it is complete, and sample numbers may leave gaps.
     baseline: plays one more episode of every group, sample ``keys.BASELINE``; None plays none.
+    numbers: of settings and ``step``: settings with the numbers that their schedules have at that
+      training step; None if the settings have none.
   """
 
   player: Player
@@ -49,9 +53,19 @@ class GroupPlayer:
   program: EpisodeProgram = tool_episode
   sampler: Sampler | None = None
   baseline: Player | None = None
+  numbers: Callable[..., Any] | None = None
 
   def __post_init__(self) -> None:
     self._running = asyncio.Semaphore(self.player.config.concurrency)
+
+  def at(self, step: int) -> GroupPlayer:
+    """One for a group that begins with the weights, and so with the numbers, of a step."""
+    if self.numbers is None:
+      return self
+    now, numbers = copy.copy(self), functools.partial(self.numbers, step=step)
+    now.player, now.rewards = self.player.at(numbers), self.rewards.at(numbers)
+    now.baseline = None if self.baseline is None else self.baseline.at(numbers)
+    return now
 
   async def play(
     self, task: Task, addresses: Sequence[Address], finished: Mapping[Address, Trajectory]

@@ -122,6 +122,11 @@ class Player:
   only: str | None = None
   background: bool = False
 
+  def at(self, numbers: Callable[[Any], Any]) -> Player:
+    """With numbers in the place of schedules."""
+    config, sampling = numbers(self.config), numbers(self.sampling)
+    return dataclasses.replace(self, config=config, sampling=sampling)
+
   def priority(self, address: keys.Address) -> tuple[int, ...]:
     """Of an episode's contexts in the engine; the lowest get slots first."""
     return (sys.maxsize, *address) if self.background else address

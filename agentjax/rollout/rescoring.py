@@ -9,6 +9,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
+from agentjax.rewards.formula import TERMS
 from agentjax.rewards.graph import ENDED, RewardGraph
 from agentjax.rewards.monitor import FINDINGS
 from agentjax.rollout.program import ENVIRONMENT_REWARD
@@ -105,7 +106,7 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
     status = Status(trajectory.metadata.get(ENDED, Status.OK))
   of_episode = (ENVIRONMENT_REWARD, MONTE_CARLO)
   paid = {k: v for k, v in trajectory.turn_rewards.items() if k in of_episode}
-  notes = {ENDED, FINDINGS, *trajectory.reward_parts}  # that scorers left in the metadata
+  notes = {ENDED, FINDINGS, TERMS, *trajectory.reward_parts}  # that scorers left in the metadata
   metadata = {k: v for k, v in trajectory.metadata.items() if k not in notes}
   return dataclasses.replace(
     trajectory,

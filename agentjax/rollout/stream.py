@@ -22,7 +22,7 @@ from agentjax.trajectory.record import POLICY, Task, Trajectory
 
 GroupKey = tuple[int, int]  # (round, task id)
 Share = Callable[[list[Any]], list[Any]]
-Accept = Callable[[list[Trajectory]], bool]
+Accept = Callable[[list[Trajectory], int], bool]
 
 
 @dataclasses.dataclass
@@ -68,7 +68,8 @@ class GroupStream:
     group_size: episodes of a group.
     schedule: which groups a step takes.
     share: the part of a round's groups that is played here.
-    accept: whether a finished group is trained on; None takes all. A refused group is dropped at
+    accept: whether a finished group, begun with weights of a version, is trained on; None takes
+      all. A refused group is dropped at
       once, and another begins in its place. Which groups a step gets depends on ``accept``, the
       seed and the weights, not on what ends first.
     refill: most replacements for one step; after that the step takes fewer groups.
@@ -237,8 +238,8 @@ class GroupStream:
     addresses: list[Address],
     known: dict[Address, Trajectory],
   ) -> None:
-    members = await self._playing.play(task, addresses, known)
-    if self._accept is None or self._accept(members):
+    members = await self._playing.at(group.version).play(task, addresses, known)
+    if self._accept is None or self._accept(members, group.version):
       group.version = min(_oldest_version(t, group.version) for t in members)
       group.members = members
       return

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from agentjax.files import write_atomically
+from agentjax.rewards.formula import TERMS
 from agentjax.rewards.monitor import FINDINGS
 from agentjax.rollout.statistics import num_sampled_tokens, num_turns
 from agentjax.text.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ def render(trajectory: Trajectory, *, tokenizer: Tokenizer, expected: str | None
   yield f"answer {trajectory.answer!r}, expected {expected!r}"
   sampled = num_sampled_tokens(trajectory)
   yield f"{num_turns(trajectory)} turns, {len(trajectory.tools)} tool calls, {sampled} tokens drawn"
-  for name in ("reason", "close_error", *sorted(trajectory.reward_parts), FINDINGS):
+  for name in ("reason", "close_error", *sorted(trajectory.reward_parts), FINDINGS, TERMS):
     if name in trajectory.metadata:
       yield f"{name}: {trajectory.metadata[name]}"
   yield ""

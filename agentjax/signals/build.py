@@ -9,11 +9,10 @@ import jax
 
 from agentjax.sharding import time_multiple
 from agentjax.signals.baseline import GreedyBaseline
-from agentjax.signals.consistency import Consistency
 from agentjax.signals.critic import Critic
 from agentjax.signals.policy import PolicyScores
 from agentjax.signals.reference import ReferenceScores
-from agentjax.signals.reward_parts import PartRewards, TurnRewards
+from agentjax.signals.reward_parts import TurnRewards
 from agentjax.signals.signal import Signal, SignalTools, order_signals, own_networks
 from agentjax.signals.teacher import Teachers
 from agentjax.signals.teacher_scores import TeacherScores
@@ -109,10 +108,8 @@ class SignalBuilder:
     found: list[Signal] = []
     if objective.needs_baseline:
       found.append(GreedyBaseline())
-    if objective.ambiguity is not None:
-      found.append(Consistency())
-    if credit.parts:
-      found.append(PartRewards(credit.parts))
+    chosen = filter(None, (credit.function, *credit.terms))
+    found += {s.name: s for one in chosen for s in one.signals(self._experiment)}.values()
     if credit.turn_rewards:
       shares = self._experiment.reward.shares
       found.append(TurnRewards({name: shares[name] for name in credit.turn_rewards}))

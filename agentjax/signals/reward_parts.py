@@ -1,4 +1,4 @@
-"""Single parts of the reward: of episodes, and of turns."""
+"""Single parts of the reward, and turns that are paid them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import ConfigError, check
-from agentjax.objectives.columns import PART_REWARDS, TURN_REWARDS
+from agentjax.objectives.columns import TURN_REWARDS
 from agentjax.signals.signal import BatchContext, Metrics, Result, Signal, StepContext
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.packing import at_turn_ends
@@ -19,35 +19,6 @@ from agentjax.trajectory.record import Reward, Status, Trajectory
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
-
-
-class PartRewards(Signal):
-  """The values of named parts, for ``advantage.parts``.
-
-  An episode that lacks one has no valid reward. One that ended by a breach of the policy has each,
-  and none of them above 0.
-
-  Args:
-    parts: names, in the order of the column's values.
-  """
-
-  name = "part_rewards"
-  adds = (PART_REWARDS,)
-
-  def __init__(self, parts: Sequence[str]):
-    self._parts = tuple(parts)
-
-  def observe(
-    self, context: StepContext, episodes: Sequence[Trajectory]
-  ) -> tuple[list[Trajectory], Metrics]:
-    del context
-    result = []
-    for one in need_parts(episodes, self._parts):
-      values = [_counted(one, name) for name in self._parts]
-      known = None not in values
-      array = np.array(values if known else [0.0] * len(values), np.float32)
-      result.append(dataclasses.replace(one, columns={**one.columns, PART_REWARDS.name: array}))
-    return result, {}
 
 
 class TurnRewards(Signal):
@@ -118,7 +89,7 @@ def need_parts(episodes: Sequence[Trajectory], names: Sequence[str]) -> list[Tra
   """Copies in which an episode without a value of one of the parts has no valid reward."""
   result = []
   for one in episodes:
-    absent = [name for name in names if _counted(one, name) is None]
+    absent = [name for name in names if counted_part(one, name) is None]
     if absent and one.reward.valid:
       invalid = Reward.invalid(f"no value of the parts {', '.join(absent)}")
       one = dataclasses.replace(one, reward=invalid)
@@ -147,7 +118,8 @@ def check_turn_rewards(episodes: Sequence[Trajectory], names: Sequence[str]) -> 
         )
 
 
-def _counted(trajectory: Trajectory, name: str) -> float | None:
+def counted_part(trajectory: Trajectory, name: str) -> float | None:
+  """A part of the reward; not above 0 after a breach of the policy. None where it has no value."""
   value = _value(trajectory, name)
   if trajectory.status is Status.POLICY_ERROR:  # as ``RewardGraph`` has it of the whole
     return min(value or 0.0, 0.0)

@@ -86,11 +86,13 @@ class StepContext:
     step: number of the training step.
     policy: returns the policy at the start of the step, with adapters added in.
     beside: episodes of the step that serve as baselines and are not trained on.
+    at: settings with the numbers that their schedules have at this step.
   """
 
   step: int
   policy: Callable[[], Params]
   beside: Sequence[Trajectory] = ()
+  at: Callable[[Any], Any] = lambda settings: settings
 
 
 @dataclasses.dataclass(frozen=True)

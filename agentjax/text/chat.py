@@ -30,7 +30,7 @@ from agentjax.text.tool_calls import (
   turn_language,
 )
 from agentjax.trajectory.messages import ROLES
-from agentjax.trajectory.record import Message
+from agentjax.trajectory.record import Flag, Message
 
 MARKUP_OWNER = "environment"  # owns the end of a turn that a cut-off one lacks
 
@@ -62,11 +62,13 @@ class Span(NamedTuple):
 
 
 class TargetSpan(NamedTuple):
-  """A run of ids of a demonstration; ``target`` if the policy should learn to write them."""
+  """A run of ids of a demonstration; ``weight`` is above 0 if the policy should learn to write
+  them. Flags are marks for weight rules."""
 
   owner: str
   ids: list[int]
-  target: bool
+  weight: float = 0.0
+  flags: frozenset[Flag] = frozenset()
 
 
 class PrefixError(AssertionError):
@@ -174,7 +176,7 @@ class Chat(abc.ABC):
     """A worked solution for supervised learning, in the same ids as an episode.
 
     Assistant turns with their calls and end are targets; the prompt, tool results and the start of
-    a turn are not.
+    a turn are not. A turn has the flags of its tool results too.
 
     Raises:
       ValueError: the demonstration does not start and end with an assistant message.
@@ -184,7 +186,7 @@ class Chat(abc.ABC):
       raise ValueError(
         f"a demonstration starts and ends with an assistant message, got the roles {roles}."
       )
-    spans = [TargetSpan(owner, ids, False) for owner, ids in self.prompt(prompt, tools)]
+    spans = [TargetSpan(owner, ids) for owner, ids in self.prompt(prompt, tools)]
     heard: list[Message] = []
     turn: list[int] = []
     for message in demonstration:
@@ -193,10 +195,12 @@ class Chat(abc.ABC):
         continue
       if turn:
         between = self.observation(heard, turn, tools)
-        spans.extend(TargetSpan(owner, ids, False) for owner, ids in between)
+        flags = spans[-1].flags.union(*(message.flags for message in heard))
+        spans[-1] = spans[-1]._replace(flags=flags)
+        spans.extend(TargetSpan(owner, ids) for owner, ids in between)
         heard = []
       turn = self.assistant(message, tools)
-      spans.append(TargetSpan("assistant", turn, True))
+      spans.append(TargetSpan("assistant", turn, message.weight, message.flags))
     return spans
 
   @abc.abstractmethod

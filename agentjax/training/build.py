@@ -21,6 +21,7 @@ from agentjax.rollout.guards import guard_environments
 from agentjax.rollout.program import EpisodeProgram, MakeEnvironment, Player
 from agentjax.rollout.seats import SeatPlayer
 from agentjax.sandbox.config import Sandboxes
+from agentjax.schedules import at_end, at_most
 from agentjax.text.answers import read_marked_answer
 from agentjax.text.build import build_chat, marked_format
 from agentjax.text.chat import Chat, conversation_texts
@@ -125,7 +126,7 @@ class Parts(Scoring):
     seed: int,
     seats: Mapping[str, SeatPlayer] | None = None,
   ) -> Player:
-    """What plays an episode with these parts.
+    """What plays an episode with these parts; schedules have their last number.
 
     Args:
       engine: of the policy.
@@ -144,8 +145,8 @@ class Parts(Scoring):
     return Player(
       engine=engine,
       chat=self.chat,
-      sampling=sampling,
-      config=self.experiment.rollout,
+      sampling=at_end(sampling),
+      config=at_end(self.experiment.rollout),
       run_seed=seed,
       seats=seats or {},
     )
@@ -170,7 +171,7 @@ def build_scoring(
   site = Site(
     registry,
     sandboxes,
-    max_turns=experiment.rollout.max_turns,
+    max_turns=at_most(experiment.rollout).max_turns,
     tool_timeout=experiment.tools.timeout,
     read_answer=read_marked_answer if experiment.rollout.answer == "marked" else str,
     folder=None if directory is None else directory / "world",

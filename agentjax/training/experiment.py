@@ -27,7 +27,7 @@ from agentjax.models import ModelConfig, num_routers, param_specs
 from agentjax.models.lora import LoraConfig, lora_specs
 from agentjax.models.param_ops import qk_clip_obstacle
 from agentjax.names import is_own
-from agentjax.objectives.advantages import EVERY_PART, check_group_size
+from agentjax.objectives.advantages import check_group_size
 from agentjax.objectives.aggregation import Aggregation
 from agentjax.objectives.objective import ObjectiveConfig
 from agentjax.objectives.preference import PreferenceConfig
@@ -70,6 +70,8 @@ class SupervisedStage(AuxiliaryConfig):
     row_length: tokens a row; a longer demonstration is an error.
     microbatch_rows: rows a forward pass.
     aggregation: how token losses become one number (objectives.token_coefficients).
+    weights: rules whose product is the loss weight of a token; turns and tool results may have
+      flags in the data (``record.Message``).
     token_sets: chooses a set of tokens for each place, over which its loss is computed, such as
       ``agentjax.recipes.logits_replay:LogitsReplayConfig``; None is the whole vocabulary.
   """
@@ -79,6 +81,7 @@ class SupervisedStage(AuxiliaryConfig):
   row_length: PositiveInt = 512
   microbatch_rows: PositiveInt = 8
   aggregation: Aggregation = "token_mean"
+  weights: WeightConfig = dataclasses.field(default_factory=WeightConfig)
   token_sets: TokenSetConfig | None = None
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
@@ -583,7 +586,7 @@ class Experiment(Config):
 
   def _check_groups(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Groups are large enough for comparisons, and baselines exist."""
-    require, require_own = self.requirements(path), settings.requirements(objective)
+    require_own = settings.requirements(objective)
     check_group_size(
       settings.advantage,
       self.rollout.group_size,
@@ -595,27 +598,11 @@ class Experiment(Config):
       "advantage.centre",
       f"another than 'baseline' with {path}.rl.rollouts: nothing is sampled, greedily or not",
     )
-    require_own(
-      not (settings.needs_baseline and settings.advantage.parts),
-      "advantage.parts",
-      "() with centre='baseline': the greedy episode's reward is the baseline of the whole reward",
-    )
-    require(
-      settings.ambiguity is None or self.rollout.group_size > 1,
-      "rollout.group_size",
-      f">= 2 with {objective}.ambiguity, as in preset('adpo'): answers of a group are compared",
-    )
 
   def _check_parts(self, settings: ObjectiveConfig, path: str, objective: str) -> None:
     """Which parts of the reward are credited, to whom and when."""
     require = self.requirements(path)
     weighted = [name for name, weight in self.reward.shares.items() if weight]
-    require(
-      settings.advantage.parts != (EVERY_PART,) or len(weighted) > 1,
-      "reward.parts",
-      f"two parts with a weight, or more, with {objective}.advantage.parts={(EVERY_PART,)!r}: they "
-      "are standardised one by one, as in preset('gdpo')",
-    )
     credit = settings.advantage
     require(
       credit.credit != "reward_to_go"
@@ -631,19 +618,13 @@ class Experiment(Config):
       f"Or set {objective}.advantage.turn_rewards, kl_in_reward, gamma, credit='broadcast', or "
       f"{path}.rl.signals, of which one may pay tokens",
     )
-    parts = settings.with_parts_of(self.reward.shares).advantage.parts
+    for chosen in filter(None, (credit.function, *credit.terms)):
+      chosen.check_run(self, settings, objective)
     check(
-      set(parts) <= set(self.reward.parts),
-      f"{objective}.advantage.parts",
-      parts,
-      f"some of {path}.reward.parts = {self.reward.parts}",
-    )
-    open_parts = [n for n, w in self.reward.shares.items() if w and n not in self.reward.gated]
-    check(
-      set(credit.turn_rewards) <= set(open_parts),
+      set(credit.turn_rewards) <= set(weighted),
       f"{objective}.advantage.turn_rewards",
       credit.turn_rewards,
-      f"some of {open_parts}, the parts of {path}.reward that have a weight and no gate",
+      f"some of {weighted}, the parts that have a weight in {path}.reward, which has no formula",
     )
 
   def _check_repeated_updates(

@@ -281,9 +281,9 @@ def config_type(hint: Any) -> type[Config] | None:
   return None
 
 
-def table_type(hint: Any) -> type[Config] | None:
-  """The Config that a table of this type hint holds; None where it is no table."""
+def table_type(hint: Any) -> Any:
+  """The type hint of what a table of this type hint holds; None where it is no table."""
   for option in _alternatives(hint):
     if typing.get_origin(option) is Table:
-      return config_type(typing.get_args(option)[0])
+      return typing.get_args(option)[0]
   return None

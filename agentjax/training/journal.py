@@ -58,12 +58,14 @@ class StepRecord:
     episodes: addresses of the trajectories the update used, in batch order; empty in a supervised
       step.
     fingerprint: hash of the networks after the step (sharding.fingerprint).
+    schedules: states after the step of the schedules that read a metric, by dotted name.
   """
 
   step: int
   stage: str
   episodes: tuple[Address, ...]
   fingerprint: str
+  schedules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -278,4 +280,5 @@ def _step(record: Mapping[str, Any]) -> StepRecord:
     stage=record["stage"],
     episodes=tuple(tuple(a) for a in record["episodes"]),
     fingerprint=record["fingerprint"],
+    schedules=record.get("schedules", {}),
   )

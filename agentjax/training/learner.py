@@ -32,10 +32,11 @@ from agentjax.training.experiment import PhaseConfig, check_model_features
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
-from agentjax.training.phases import Phase, compile_phases, named_phases, update_settings
+from agentjax.training.phases import Phase, compile_phases, update_settings
 from agentjax.training.placement import place
 from agentjax.training.policies import bind
 from agentjax.training.rows import MeshRows, make_scorer
+from agentjax.training.scheduled import ScheduledNumbers
 from agentjax.training.state import TrainState
 from agentjax.training.states import TrainStates, counted, with_networks
 from agentjax.training.supervised_step import SupervisedSteps
@@ -78,6 +79,9 @@ class Learner(TrainStates):
     objective: loss of the reinforcement-learning stage, or of its last phase.
     advantage: in the place of the advantages that its config names.
 
+  Attributes:
+    scheduled: numbers of the run's schedules.
+
   Raises:
     ConfigError: settings that model or devices cannot do, a loss function that cannot be traced, or
       signals that do not fit each other.
@@ -90,12 +94,13 @@ class Learner(TrainStates):
     check_model_features(experiment, parts.model)
     mesh = make_mesh(experiment.mesh, place(experiment.devices).training)
     _check_mesh(parts, mesh)
-    phases = named_phases(experiment)
+    phases = list(experiment.rl.all_phases) if experiment.rl.steps else []
     tools = signal_tools(parts, mesh)
     builders = {n: SignalBuilder(parts, tools) for n in (POLICY, *trained_seats(experiment.seats))}
     networks = {name: builder.networks for name, builder in builders.items()}
     super().__init__(parts, phases, mesh, networks.pop(POLICY), networks)
     stage = experiment.rl
+    self.scheduled = ScheduledNumbers(experiment)
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
     self.score = make_scorer(parts.model, tools.temperature, self._rows)
@@ -234,6 +239,7 @@ class Learner(TrainStates):
     """The batches of a step, and metrics of its episodes; signals may change networks."""
     settings = self._parts.experiment.rl
     policy = functools.cache(lambda: self.policy(state))
+    at = functools.partial(self.scheduled.at, step=step)
     episodes, beside = apart(views)
     weighted = [apply_weight_rules(t, settings.weights) for t in episodes]
     if settings.rollouts is None:
@@ -247,7 +253,7 @@ class Learner(TrainStates):
       )
     observed: dict[str, Any] = {}
     for signal in phase.signals:
-      started, found = signal.observe(StepContext(step, policy, beside), started)
+      started, found = signal.observe(StepContext(step, policy, beside, at), started)
       observed |= found
     if not started:
       raise NoEpisodesError(f"step {step}: its signals left out all {len(weighted)} episodes.")
@@ -288,8 +294,9 @@ class Learner(TrainStates):
       batch, state = batch.with_columns(columns), with_networks(state, said.networks)
       metrics |= said.metrics
     ready: list[Ready] = []
+    numbers = self.scheduled.arrays(phase.config.objective, step)
     for own in phase.passes:
-      prepared, found = own.prepare(batch)
+      prepared, found = own.prepare(batch, numbers)
       for signal in phase.signals if not ready else ():
         learnt = signal.learn(context, state.networks, batch, prepared)
         state = with_networks(state, learnt.networks)
@@ -297,7 +304,7 @@ class Learner(TrainStates):
       given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)
-      ready.append(make_ready(self._rows, batch, scaled, given))
+      ready.append(make_ready(self._rows, batch, scaled, given, numbers=numbers))
     return state, _Prepared(sequences, packed, batch.for_loss(), ready, metrics)
 
   def _mismatch(

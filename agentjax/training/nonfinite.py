@@ -42,7 +42,8 @@ def count_nonfinite(inputs: LossInputs, loss: Array) -> dict[str, Array]:
   ``nonfinite/loss`` is 1 where the loss itself is.
   """
   counts = {"loss": ~jnp.isfinite(loss)}
-  arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+  fields = [f.name for f in dataclasses.fields(inputs) if f.name != "numbers"]
+  arrays = {name: getattr(inputs, name) for name in fields}
   for name, value in (arrays | arrays.pop("columns")).items():
     if value is not None and jnp.issubdtype(value.dtype, jnp.inexact):
       bad = ~jnp.isfinite(value).reshape(*inputs.weights.shape, -1).all(axis=-1)

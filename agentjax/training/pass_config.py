@@ -61,5 +61,6 @@ class PassesConfig(Choice):
     return ()
 
   def plan(self, objective: ObjectiveConfig) -> tuple[PlannedPass, ...]:
-    """The passes, as many as ``number``; parts of the reward are named in ``objective``."""
+    """The passes, as many as ``number``; the schedules of ``objective`` are numbers, traced ones
+    where a pass is compiled."""
     raise NotImplementedError(f"{type(self).__name__} must define plan()")

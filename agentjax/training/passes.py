@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ class Ready:
     count: int32 [], micro-batches that hold tokens.
     kept: whether logits are made for some of the tokens only.
     head: output projection of a teacher, or None.
+    numbers: of the objective's schedules.
   """
 
   prepared: Prepared
@@ -44,6 +46,7 @@ class Ready:
   count: jax.Array
   kept: bool = False
   head: TeacherHead | None = None
+  numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def make_ready(
@@ -52,6 +55,7 @@ def make_ready(
   prepared: Prepared,
   given: ForUpdate | None = None,
   depths: jax.Array | None = None,
+  numbers: Mapping[str, Any] | None = None,
 ) -> Ready:
   """What an update reads of a batch.
 
@@ -61,12 +65,14 @@ def make_ready(
     prepared: of the batch.
     given: what signals add.
     depths: iterations of a looped core, [B, T].
+    numbers: of the objective's schedules.
   """
   given = given or ForUpdate()
   experts = batch.columns.get("experts")
   whole = UpdateBatch(batch.token_ids, batch.positions, prepared, experts, depths, **given.fields)
   kept = whole.kept is not None
-  return Ready(prepared, rows.split(whole), rows.used(batch.segment_ids), kept, given.head)
+  count = rows.used(batch.segment_ids)
+  return Ready(prepared, rows.split(whole), count, kept, given.head, numbers or {})
 
 
 def run_update(
@@ -74,7 +80,7 @@ def run_update(
 ) -> tuple[TrainState, dict[str, float], jax.Array]:
   """One update: state, metrics, and the trainer's log-probs [M, rows, T] before it."""
   with jax.set_mesh(mesh):
-    state, metrics, log_probs = update(state, ready.placed, ready.count, ready.head)
+    state, metrics, log_probs = update(state, ready.placed, ready.count, ready.head, ready.numbers)
   values = {}
   for name, value in jax.device_get(metrics).items():
     if name.startswith(PREFIX) and not value:

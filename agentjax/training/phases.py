@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +18,21 @@ from agentjax.objectives.advantage_function import (
 )
 from agentjax.objectives.advantages import check_outcomes, check_rewards
 from agentjax.objectives.columns import without_unread
-from agentjax.objectives.objective import Objective, ObjectiveConfig, Prepared, policy_objective
+from agentjax.objectives.objective import (
+  LossInputs,
+  Objective,
+  ObjectiveConfig,
+  Prepared,
+  policy_objective,
+)
 from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.seat_config import trained_seats
+from agentjax.schedules import at_end
 from agentjax.signals.signal import Signal
 from agentjax.training.alternation import learners
 from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
-from agentjax.training.pass_config import PlannedPass, Prepare
+from agentjax.training.pass_config import PlannedPass
 from agentjax.training.rows import MeshRows
 from agentjax.training.update import Update, UpdateSettings
 from agentjax.trajectory.batch import Batch, abstract_batch, abstract_column
@@ -36,12 +44,13 @@ class Pass(NamedTuple):
 
   Attributes:
     prefix: of its metrics; "" for the first pass of a phase.
-    prepare: on the mesh, given a batch with the columns of all signals.
+    prepare: on the mesh, given a batch with the columns of all signals, and the numbers of the
+      objective's schedules.
     update: see ``update.make_update``.
   """
 
   prefix: str
-  prepare: Prepare
+  prepare: Callable[[Batch, Mapping[str, Any]], Any]
   update: Update
 
 
@@ -49,7 +58,7 @@ class Phase(NamedTuple):
   """A phase of reinforcement learning.
 
   Attributes:
-    config: see PhaseConfig; parts of the reward are named.
+    config: see PhaseConfig.
     path: of the objective in the config, for messages.
     signals: in the order in which they run.
     passes: one after the other; each runs all epochs.
@@ -82,15 +91,6 @@ class Phase(NamedTuple):
     if objective.preference is not None and objective.preference.form == "outcome":
       field = f"{self.path}.preference.form"
       check_outcomes(*outcomes, f"{field}='outcome'", f"set --{field}=dpo")
-
-
-def named_phases(experiment: Experiment) -> list[PhaseConfig]:
-  """The phases of the stage, with the parts of the reward named; none where it has no steps."""
-  shares = experiment.reward.shares
-  return [
-    dataclasses.replace(phase, objective=phase.objective.with_parts_of(shares))
-    for phase in (experiment.rl.all_phases if experiment.rl.steps else ())
-  ]
 
 
 def optimizer_steps(experiment: Experiment, policy: str = POLICY) -> int:
@@ -127,7 +127,7 @@ def compile_phases(
 
   Args:
     experiment: validated.
-    phases: of ``named_phases``.
+    phases: those of the stage.
     objective: loss of the last phase.
     advantage: in the place of the advantages that the last phase's config names.
     signals: of a phase.
@@ -142,19 +142,16 @@ def compile_phases(
     last = number == len(phases) - 1
     path = "config.rl.objective" if last else f"config.rl.phases[{number}].objective"
     own = objective if last else policy_objective(phase.objective)
-    function: AdvantageFunction | None = phase.objective.advantage.function
-    function = advantage if last and advantage is not None else function
+    function = advantage if last else None
     found = signals(phase)  # which registers the columns that a function may read
     _trace(experiment, phase, own, function, found)
-    if phase.passes is not None:
-      passes: tuple[Pass, ...] = tuple(
-        _compile(one, update(phase, policy_objective(one.objective)), rows)
-        for one in phase.passes.plan(phase.objective)
-      )
-    else:
-      one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
-      passes = (_compile(one, update(phase, own), rows),)
-    result.append(Phase(phase, path, found, passes))
+    plan = functools.partial(_plan, phase, function)
+    passes = []
+    for i, one in enumerate(plan(at_end(phase.objective))):
+      prepared, loss = _pass_functions(plan, phase.objective, i)
+      updated = update(phase, own if phase.passes is None else loss)
+      passes.append(Pass(one.prefix, _on_mesh(prepared, rows), updated))
+    result.append(Phase(phase, path, found, tuple(passes)))
   return result
 
 
@@ -170,6 +167,8 @@ def _trace(
   shape = (stage.microbatch_rows, stage.row_length)
   jax.eval_shape(objective, abstract_inputs(phase.objective, *shape))
   if function is None:
+    function = at_end(phase.objective).advantage.function
+  if function is None:
     return
   batch = abstract_batch(*shape, stage.tasks_per_step * experiment.rollout.group_size)
   added = [c for signal in signals for c in signal.adds if not c.core]
@@ -178,17 +177,36 @@ def _trace(
   check_advantages(function, abstract_advantage_inputs(given))
 
 
-def _compile(one: PlannedPass, update: Update, rows: MeshRows) -> Pass:
-  return Pass(one.prefix, _on_mesh(one.prepare, rows), update)
+def _plan(
+  phase: PhaseConfig, advantage: AdvantageFunction | None, objective: ObjectiveConfig
+) -> tuple[PlannedPass, ...]:
+  """The passes of a phase, with numbers for the schedules of its objective."""
+  if phase.passes is not None:
+    return phase.passes.plan(objective)
+
+  def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
+    return prepare(without_unread(batch, objective), objective, advantage=advantage)
+
+  return (PlannedPass("", ready, objective),)
 
 
-def _on_mesh(function: Callable[[Batch], Any], rows: MeshRows) -> Prepare:
+_Plan = Callable[[ObjectiveConfig], tuple[PlannedPass, ...]]
+
+
+def _pass_functions(
+  plan: _Plan, objective: ObjectiveConfig, i: int
+) -> tuple[Callable[..., Any], Objective]:
+  """What prepares a batch for pass ``i``, and its loss; both are given the schedules' numbers."""
+
+  def prepared(batch: Batch, numbers: Mapping[str, jax.Array]) -> Any:
+    return plan(objective.at(numbers))[i].prepare(batch)
+
+  def loss(inputs: LossInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return policy_objective(plan(objective.at(inputs.numbers))[i].objective)(inputs)
+
+  return prepared, loss
+
+
+def _on_mesh(function: Callable[..., Any], rows: MeshRows) -> Callable[..., Any]:
   """Compiled: results per token are sharded like the batch, metrics are on all devices."""
   return jax.jit(function, out_shardings=(rows.whole, rows.everywhere))
-
-
-def _prepare(config: ObjectiveConfig, advantage: AdvantageFunction | None) -> Callable[..., Any]:
-  def ready(batch: Batch) -> tuple[Prepared, dict[str, jax.Array]]:
-    return prepare(without_unread(batch, config), config, advantage=advantage)
-
-  return ready

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agentjax.signals.teacher import template_fingerprint
 from agentjax.training.build import Parts
+from agentjax.training.demonstrations import append_spans
 from agentjax.training.stored import Manifest, write_episodes
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Message, Reward, Task, Trajectory
@@ -49,10 +50,7 @@ def preference_trajectories(
   for sample, (reply, reward) in enumerate(((row.chosen, 1.0), (row.rejected, 0.0))):
     turns = (Message("assistant", reply),)
     builder = TrajectoryBuilder(step=0, task_id=row.id, sample=sample, source=source)
-    length = 0
-    for span in parts.chat.conversation(row.prompt, turns, ()):
-      builder.append(span.owner, span.ids, weight=float(span.target))
-      length += len(span.ids)
+    length = append_spans(builder, parts.chat.conversation(row.prompt, turns, ()))
     limit = parts.experiment.rl.row_length
     if length > limit:
       raise TooLongError(

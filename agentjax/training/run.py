@@ -11,7 +11,8 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -353,6 +354,7 @@ class _Session:
       self.parts.program,
       self.parts.sampler,
       self._baseline_player(),
+      self.learner.scheduled.at,
     )
     stage = self.experiment.rl
     refill = stage.selection.refill * len(processes.share(range(stage.tasks_per_step)))
@@ -376,11 +378,12 @@ class _Session:
     return self._player(greedy)
 
   def _player(self, sampling: SamplingConfig) -> Player:
-    return self.parts.player(self.engine, sampling, self.experiment.seed, self.bank.seats)
+    player = self.parts.player(self.engine, sampling, self.experiment.seed, self.bank.seats)
+    return dataclasses.replace(player, config=self.experiment.rollout, sampling=sampling)
 
-  def _accept(self, members: list[Trajectory]) -> bool:
+  def _accept(self, members: list[Trajectory], version: int) -> bool:
     """Whether a group is to be trained on; called from the event loop's thread."""
-    selection = self.experiment.rl.selection
+    selection = self.learner.scheduled.at(self.experiment.rl.selection, version)
     trained = apart(members)[0]
     return bool(keep_groups(group_scores(trained, selection.score)[1], selection).all())
 
@@ -492,6 +495,7 @@ class _Session:
   ) -> tuple[TrainState, dict[str, float]]:
     started = time.monotonic()
     episodes: tuple[keys.Address, ...] = ()
+    schedules: Mapping[str, Any] = {}
     if stage == "supervised":
       assert self.demonstrations is not None
       state, values = self.learner.supervised_step(state, next(self.demonstrations))
@@ -536,8 +540,12 @@ class _Session:
       values |= staleness_statistics(learning_views(trajectories), step)
       values |= collapse_metrics(sampled)
       values["time/update"] = time.monotonic() - started - rollout_seconds
+      values |= self.learner.scheduled.metrics(step)
+      known = self.recorded.get(step)
+      schedules = known.schedules if known else self.learner.scheduled.observe(step, values)
+      self.learner.scheduled.note(step, schedules)
     # Before anything can be sampled with the new weights.
-    self._record(step, stage, state, values, episodes)
+    self._record(step, stage, state, values, episodes, schedules)
     recorded = time.monotonic()
     values |= self._finish_evaluation()
     due = self._due(step)
@@ -619,7 +627,8 @@ class _Session:
     if settled or stage.selection.rule == "all":
       return sampled, trajectories, {}
     trained, greedy = apart(trajectories)
-    selected, metrics = select_groups(trained, stage.selection)
+    selection = self.learner.scheduled.at(stage.selection, step)
+    selected, metrics = select_groups(trained, selection)
     kept = {t.address[:2] for t in selected}
     selected = sorted(
       [*selected, *(t for t in greedy if t.address[:2] in kept)], key=lambda t: t.address
@@ -700,6 +709,7 @@ class _Session:
     state: TrainState,
     values: dict[str, float],
     episodes: tuple[keys.Address, ...],
+    schedules: Mapping[str, Any],
   ) -> None:
     """Notes a step as done, unless its updates kept failing."""
     settings = getattr(self.experiment, stage).optimizer
@@ -733,7 +743,7 @@ class _Session:
       )
     if jax.process_count() > 1:
       self.journal.sync()  # before what all compute together: a recorded step has its episodes
-    record = StepRecord(step, stage, episodes, fingerprint(state.trained))
+    record = StepRecord(step, stage, episodes, fingerprint(state.trained), schedules)
     known = self.journal.steps.get(step)
     if known is not None and known.fingerprint != record.fingerprint:
       logging.warning(
@@ -765,6 +775,7 @@ class _Session:
       "evaluations": self.evaluations,
       "ended": self.ended,
       "signals": self.learner.get_signals(),
+      "schedules": list(self.learner.scheduled.states.items()),
       "world": base64.b64encode(self.parts.world.get_state()).decode(),
     }
     # Of several processes each has its own in the journal.
@@ -811,6 +822,7 @@ class _Session:
         "the checkpoint as config.start_from."
       )
     self.learner.set_signals(host["signals"])
+    self.learner.scheduled.states = dict(host.get("schedules", [[0, {}]]))
     self.parts.world.set_state(base64.b64decode(host["world"]))
     self.evaluations = host["evaluations"]
     self.ended = host.get("ended")
@@ -843,6 +855,8 @@ class _Session:
         state, _ = self.learner.supervised_step(state, next(self.demonstrations))
       elif episodes := self._recorded_episodes(current):
         state, _ = self.learner.rl_step(state, episodes, current)
+      if stage == "rl":
+        self.learner.scheduled.note(current, self.journal.steps[current].schedules)
     return ReplayReport(step, recorded.fingerprint, fingerprint(state.trained))
 
   # Evaluation and reports.

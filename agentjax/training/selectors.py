@@ -20,6 +20,7 @@ import numpy as np
 from agentjax.config import Config, NonNegativeInt, PositiveInt, PositiveShare, check
 from agentjax.names import check_callable, check_name, entry_names, load
 from agentjax.rollout.statistics import num_sampled_tokens
+from agentjax.schedules import Scheduled
 from agentjax.trajectory.record import Trajectory
 from agentjax.trajectory.seats import learning_views
 
@@ -64,9 +65,9 @@ class SelectionConfig(Config):
 
   rule: str = "all"
   score: str = "reward_std"
-  above: float | None = None
-  below: float | None = None
-  share: PositiveShare = 0.9
+  above: Scheduled[float] | None = None
+  below: Scheduled[float] | None = None
+  share: Scheduled[PositiveShare] = 0.9
   prefer: Literal["largest", "smallest"] = "largest"
   keep_zeros: bool = False
   refill: NonNegativeInt = 0

@@ -37,7 +37,7 @@ class TrainStates:
 
   Args:
     parts: host-side parts of the run.
-    phases: of ``phases.named_phases``.
+    phases: those of the stage.
     mesh: that of the updates.
     networks: of signals, which exist in the stage that they learn in.
     own: networks of the signals of each further policy that is trained.

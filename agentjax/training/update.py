@@ -7,7 +7,7 @@ add up: their number changes memory, not the gradient.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -107,7 +107,8 @@ def make_update(
 ) -> Update:
   """Builds ``update(state, micro_batches, count) -> (state, metrics, log_probs)``, state donated.
 
-  A fourth argument is the teacher's output projection, for exact divergences.
+  A fourth argument is the teacher's output projection, for exact divergences; a fifth holds the
+  numbers of the objective's schedules (``ObjectiveConfig.at``).
 
   Args:
     config: model.
@@ -134,12 +135,16 @@ def make_update(
   parts = _UpdateParts(config, objective, settings)
 
   def update(
-    state: TrainState, batches: UpdateBatch, count: Array, head: TeacherHead | None = None
+    state: TrainState,
+    batches: UpdateBatch,
+    count: Array,
+    head: TeacherHead | None = None,
+    numbers: Mapping[str, Array] | None = None,
   ):
     old, reference = state.networks[network], state.reference
     if old.weights.value is None:  # a critic of its own has learnt from them
       batches = dataclasses.replace(batches, prepared=batches.prepared.without_targets())
-    grads, gathered = parts.gradients(old.weights, reference, batches, count, head)
+    grads, gathered = parts.gradients(old.weights, reference, batches, count, head, numbers)
     changes, opt_state = optimizer.update(grads, old.opt_state, old.weights)
     new = Network(optax.apply_updates(old.weights, changes), opt_state)
     if settings.only_values:
@@ -193,6 +198,7 @@ class _UpdateParts:
     batches: UpdateBatch,
     count: Array,
     head: TeacherHead | None,
+    numbers: Mapping[str, Array] | None,
   ) -> tuple[Any, _Gathered]:
     """The gradient of the whole batch in float32, summed over ``count`` micro-batches."""
     tokens, sequences = count_batch(batches.prepared.segment_ids, batches.positions)
@@ -203,7 +209,7 @@ class _UpdateParts:
 
     def step(i: Array | int) -> tuple[Any, _Gathered]:
       gradient = jax.grad(self._loss, has_aux=True)
-      return gradient(weights, reference, _take(batches, i), whole, head)
+      return gradient(weights, reference, _take(batches, i), whole, head, numbers)
 
     def body(i: Array, carry: tuple[Any, _Gathered]) -> tuple[Any, _Gathered]:
       grads, (sums, max_scores, log_probs) = carry
@@ -231,6 +237,7 @@ class _UpdateParts:
     batch: UpdateBatch,
     whole: WholeBatch,
     head: TeacherHead | None,
+    numbers: Mapping[str, Array] | None,
   ) -> tuple[Array, _Gathered]:
     """The loss of one micro-batch."""
     fixed, settings = batch.prepared, self.settings
@@ -253,7 +260,7 @@ class _UpdateParts:
     predicted = None
     if networks.value is not None:
       predicted = state_values(networks, scores.hidden)
-    inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences)
+    inputs = fixed.with_scores(scores.log_probs, scores.entropies, predicted, divergences, numbers)
     loss, metrics = self.objective(inputs)
     metrics = metrics | count_nonfinite(inputs, loss)
     beside = auxiliary_losses(scores, policy, self.config, batch, whole, settings)

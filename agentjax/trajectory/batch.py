@@ -107,20 +107,18 @@ def abstract_batch(rows: int, time: int, sequences: int) -> Batch:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
 
 
-def abstract_column(batch: Batch, column: Column, sizes: Mapping[str, int] | None = None) -> Any:
+def abstract_column(batch: Batch, column: Column) -> Any:
   """Shape and dtype of a column of a batch of shapes and dtypes.
 
   Args:
     batch: ``abstract_batch``.
     column: that is to be added.
-    sizes: those of its shape that the data decide, by name.
 
   Raises:
-    KeyError: one of them is missing.
+    ColumnError: data decide its shape.
   """
   rows = batch.rewards.shape if column.level == "sequence" else batch.token_ids.shape
-  shape = [(sizes or {})[size] if isinstance(size, str) else size for size in column.shape]
-  return jax.ShapeDtypeStruct((*rows, *shape), column.dtypes[0])
+  return jax.ShapeDtypeStruct((*rows, *column.sizes), column.dtypes[0])
 
 
 def token_columns(batch: Batch) -> dict[str, Array]:

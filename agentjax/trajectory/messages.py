@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-from agentjax.trajectory.record import Image, Message, Part, ToolCall
+from agentjax.trajectory.record import Flag, Image, Message, Part, ToolCall
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -62,6 +64,10 @@ def message_to_json(message: Message) -> dict[str, Any]:
       | ({} if call.error is None else {"error": call.error})
       for call in message.tool_calls
     ]
+  if message.weight != 1:
+    values["weight"] = message.weight
+  if message.flags:
+    values["flags"] = sorted(message.flags)
   return values
 
 
@@ -80,8 +86,27 @@ def message_from_json(values: Mapping[str, Any]) -> Message:
     for call in values.get("tool_calls", ())
   )
   if isinstance(content, str):
-    return Message(role, content, calls)
-  return Message.of(role, *(_part_from_json(part) for part in content))
+    message = Message(role, content, calls)
+  else:
+    message = Message.of(role, *(_part_from_json(part) for part in content))
+  return with_marks(message, values)
+
+
+def with_marks(message: Message, values: Mapping[str, Any]) -> Message:
+  """The message with the ``weight`` and the ``flags`` that its JSON may have; null is none.
+
+  Raises:
+    ValueError: a weight below 0, or of a message that no policy writes, or an unknown flag.
+  """
+  weight, flags = values.get("weight"), values.get("flags") or ()
+  if weight is not None and message.role != "assistant":
+    raise ValueError(f"weight {weight!r} of a {message.role} message; allowed: of an assistant's")
+  weight = 1.0 if weight is None else weight
+  if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+    raise ValueError(f"weight {weight!r}; allowed: a number >= 0")
+  if not isinstance(flags, list | tuple) or not set(flags) <= set(Flag):
+    raise ValueError(f"flags {flags!r}; allowed: a list of {', '.join(Flag)}")
+  return dataclasses.replace(message, weight=float(weight), flags=frozenset(map(Flag, flags)))
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:

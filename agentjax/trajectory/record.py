@@ -109,12 +109,17 @@ class Message:
     content: its text.
     tool_calls: of an assistant's.
     parts: texts and images in their order, if it has images (``Message.of``); () for text only.
+    weight: loss weight of an assistant's message in a demonstration; 0 leaves it as context.
+    flags: marks in a demonstration, for weight rules: a tool's "tool_error", an assistant's
+      "reflection".
   """
 
   role: str
   content: str
   tool_calls: tuple[ToolCall, ...] = ()
   parts: tuple[Part, ...] = ()
+  weight: float = 1.0
+  flags: frozenset[Flag] = frozenset()
 
   def __post_init__(self) -> None:
     if self.parts and (self.role == "assistant" or self.content != _text_of(self.parts)):

@@ -7,9 +7,10 @@ version of the format.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agentjax.trajectory.columns import core_fields
@@ -23,7 +24,13 @@ from agentjax.trajectory.record import (
   ToolRecord,
   Trajectory,
 )
-from agentjax.trajectory.recordlog import RecordReader, RecordWriter, StoreError
+from agentjax.trajectory.recordlog import (
+  RecordReader,
+  RecordWriter,
+  StoreError,
+  decode_record,
+  encode_record,
+)
 
 MAGIC = b"AJXTRAJ\0"
 VERSION = 6  # raise it when a field changes that is no column; columns come and go without
@@ -77,6 +84,16 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     return Trajectory(**values)
   except (KeyError, TypeError) as error:
     raise ValueError(f"not the record of a trajectory: {error}") from error
+
+
+def to_texts(trajectories: Iterable[Trajectory]) -> list[str]:
+  """Trajectories as texts, for states that are saved as JSON."""
+  return [base64.b64encode(encode_record(to_record(one))).decode() for one in trajectories]
+
+
+def from_texts(texts: Iterable[str]) -> list[Trajectory]:
+  """Inverse of ``to_texts``."""
+  return [from_record(decode_record(base64.b64decode(one))) for one in texts]
 
 
 class StoreWriter(RecordWriter):

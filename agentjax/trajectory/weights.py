@@ -11,7 +11,10 @@ import numpy as np
 from agentjax.config import Config, NonNegativeFloat
 from agentjax.trajectory.record import Flag, Segment, Status, Trajectory
 
-WeightRule = Literal["none", "role", "error_masked", "partial", "incomplete", "special_tokens"]
+_BASES = ("none", "role", "observations")
+WeightRule = Literal[
+  "none", "role", "observations", "error_masked", "partial", "incomplete", "special_tokens"
+]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -21,11 +24,12 @@ class WeightConfig(Config):
   Attributes:
     rules: "none": 1 on every token, also prompts and tool results (agentic mid-training as in
       daVinci-Dev). "role": the weight the episode recorded, by default 1 on what the policy drew
-      and on a demonstration's turns, 0 elsewhere. "error_masked": ``error_factor`` on a turn whose
-      tool call failed; it stays in the context (KAT-Coder). "partial": the same, but a turn flagged
-      as reflection keeps its weight (STeP). "incomplete": 0 on a trajectory that was truncated or
-      that an infrastructure or verifier fault ended (LongCat-Flash-Thinking). "special_tokens":
-      ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
+      and on a demonstration's turns, 0 elsewhere. "observations": that, and 1 on tool results, so
+      that what tools answer is learnt; for demonstrations. "error_masked": ``error_factor`` on a
+      turn whose tool call failed; it stays in the context (KAT-Coder). "partial": the same, but a
+      turn flagged as reflection keeps its weight (STeP). "incomplete": 0 on a trajectory that was
+      truncated or that an infrastructure or verifier fault ended (LongCat-Flash-Thinking).
+      "special_tokens": ``special_token_factor`` on ``special_token_ids`` (Unify-Agent).
     error_factor: >= 0, used by "error_masked" and "partial"; the papers have 0.
     special_token_ids: ids, for "special_tokens".
     special_token_factor: >= 0; Unify-Agent has 3.
@@ -45,9 +49,9 @@ class WeightConfig(Config):
       "at least one rule, each once",
     )
     require(
-      not {"none", "role"} <= set(self.rules),
+      sum(rule in _BASES for rule in self.rules) == 1,
       "rules",
-      'one of "none" and "role"; their product is "role"',
+      f"exactly one of {', '.join(map(repr, _BASES))}, which the others multiply",
     )
     require(
       ("special_tokens" in self.rules) == bool(self.special_token_ids),
@@ -108,6 +112,10 @@ def _role(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   return [segment.weights for segment in trajectory.segments]
 
 
+def _observations(trajectory: Trajectory, config: WeightConfig) -> _Factors:
+  return [1.0 if s.owner == "tool" else s.weights for s in trajectory.segments]
+
+
 def _error_masked(trajectory: Trajectory, config: WeightConfig) -> _Factors:
   failed = failed_turns(trajectory)
   return [config.error_factor if i in failed else 1.0 for i in range(len(trajectory.segments))]
@@ -136,6 +144,7 @@ def _special_tokens(trajectory: Trajectory, config: WeightConfig) -> _Factors:
 _RULES: dict[str, Callable[[Trajectory, WeightConfig], _Factors]] = {
   "none": _none,
   "role": _role,
+  "observations": _observations,
   "error_masked": _error_masked,
   "partial": _partial,
   "incomplete": _incomplete,

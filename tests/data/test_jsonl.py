@@ -8,7 +8,7 @@ from agentjax.data.errors import DataError
 from agentjax.data.jsonl import read_jsonl
 from agentjax.data.jsonl_tasks import load_jsonl
 from agentjax.tools.declared import declared_tools
-from agentjax.trajectory.record import Message, ToolCall
+from agentjax.trajectory.record import Flag, Message, ToolCall
 
 DATA = os.environ.get("AGENTJAX_DATA")
 
@@ -137,6 +137,15 @@ def test_a_conversation_is_a_prompt_and_a_demonstration(tmp_path):
   assert [tool.name for tool in declared_tools(task.metadata)] == ["add"]
 
 
+def test_turns_may_have_weights_and_marks(tmp_path):
+  said = [one | {"weight": None, "flags": None} for one in _SAID]  # as Arrow fills columns
+  said[3]["flags"], said[4]["weight"] = ["tool_error"], 0
+  path = _rows(tmp_path, {"messages": said})
+  (task,) = load_jsonl(path, source="made", messages_field="messages", answer_field="")
+  assert [set(m.flags) for m in task.demonstration] == [set(), {Flag.TOOL_ERROR}, set()]
+  assert [m.weight for m in task.demonstration] == [1.0, 1.0, 0.0]
+
+
 def test_a_conversation_may_be_a_prompt_alone(tmp_path):
   path = _rows(tmp_path, {"messages": _SAID[:2], "answer": "2"})
   (task,) = load_jsonl(path, source="made", messages_field="messages")
@@ -160,6 +169,13 @@ def test_a_response_is_a_demonstration(tmp_path):
     ({"said": [_SAID[4]]}, "'said' starts with an assistant's"),
     ({"said": _SAID[:4]}, "'said' ends with a tool message"),
     ({"said": [_SAID[1], {"role": "assistant", "content": 3}]}, "'said': message 1: content"),
+    (
+      {"said": [_SAID[1], _SAID[4] | {"weight": -1}]},
+      "weight -1; allowed: a number >= 0",
+    ),
+    ({"said": [_SAID[1] | {"weight": 0}, _SAID[4]]}, "weight 0 of a user message"),
+    ({"said": [_SAID[1], _SAID[4] | {"weight": True}]}, "message 1: weight True"),
+    ({"said": [_SAID[1], _SAID[4] | {"flags": ["bad"]}]}, "flags .*allowed: a list of tool_error"),
     ({"said": _SAID, "metadata": [1]}, "'metadata' is a list"),
     ({"said": _SAID, "tools": [{}]}, "'tools': a tool needs a name"),
   ],

@@ -191,7 +191,7 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   for name, said in (("number", "is int"), ("missing", "has no 'missing'")):
     with pytest.raises(ConfigError, match=f"advantage.function='my_advantages:{name}'.*{said}"):
       AdvantageChoice.from_name(f"my_advantages:{name}", path)
-  with pytest.raises(ConfigError, match="function='centred'; allowed: 'module:attribute'"):
+  with pytest.raises(ConfigError, match="function='centred'; allowed: .*'module:attribute'"):
     AdvantageChoice.from_name("centred", path)
 
 
@@ -200,11 +200,9 @@ def test_it_is_found_by_its_name_and_refused_by_it(monkeypatch, packer):
   [
     (ObjectiveConfig(AdvantageConfig(credit="gae", centre="none", scale="none")), "credit"),
     (ObjectiveConfig(AdvantageConfig(centre="baseline", scale="none")), "centre"),
-    (ObjectiveConfig(AdvantageConfig(parts=("one", "other"))), "parts"),
     (ObjectiveConfig(AdvantageConfig(learn_from="negative")), "learn_from"),
     (preset("reinforce_pp"), "kl_in_reward"),
     (preset("dpo"), "preference"),
-    (preset("adpo"), "ambiguity"),
   ],
 )
 def test_settings_that_need_more_than_an_advantage_are_refused(objective, named):

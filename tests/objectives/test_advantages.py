@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from agentjax.config import ConfigError
 from agentjax.objectives.advantages import (
   AdvantageConfig,
-  ambiguity_terms,
   check_group_size,
   check_rewards,
-  multi_reward_advantages,
   sequence_advantages,
 )
 
@@ -169,20 +167,6 @@ def test_group_of_ids_in_any_order_gives_the_same_advantages():
   config = AdvantageConfig()
   moved = run(rewards[order], (2 - groups)[order], config)
   np.testing.assert_allclose(run(rewards, groups, config)[order], moved, rtol=1e-6)
-
-
-def test_multi_reward_advantages_keep_a_small_part_audible():
-  rewards = jnp.array([[100.0, 0.0], [0.0, 0.1], [100.0, 0.1], [0.0, 0.0]])
-  ours = multi_reward_advantages(
-    rewards, jnp.ones(2), jnp.ones(4, bool), jnp.zeros(4, jnp.int32), AdvantageConfig()
-  )
-  np.testing.assert_allclose(ours, [0, 0, 3**0.5, -(3**0.5)], atol=1e-3)
-
-
-def test_ambiguity_terms_of_agent0():
-  scale, bonus = ambiguity_terms(jnp.array([0.3, 0.55, 0.8]), minimum_scale=0.6)
-  np.testing.assert_allclose(scale, [0.6, 0.8, 1.0], atol=1e-6)
-  np.testing.assert_allclose(bonus, [0.1, 0.05, 0.0], atol=1e-6)
 
 
 def test_advantages_are_one_compiled_function_of_arrays():

@@ -9,6 +9,7 @@ from agentjax.config import ConfigError
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
+from agentjax.recipes.credit import SharedTerm
 from agentjax.trajectory.batch import Batch
 
 # Four episodes of one token that three of them share, and a token each of their own. With rewards
@@ -42,7 +43,7 @@ def batch(valid=(True, True, True, True)):
 def coefficients(branches, ratio, data=None):
   """Gradient by the log-prob of each token, as a sum over tokens and not a mean."""
   config = ObjectiveConfig(
-    AdvantageConfig(ddof=0, branches=branches),
+    AdvantageConfig(ddof=0, terms=(SharedTerm(),) if branches == "hard" else ()),
     PolicyLossConfig(clip_high=0.2, aggregation="constant", aggregation_constant=1.0),
   )
   data = batch() if data is None else data
@@ -91,5 +92,6 @@ def test_without_branches_hard_is_soft():
 
 
 def test_hard_needs_one_advantage_a_sequence():
-  with pytest.raises(ConfigError, match="advantage.branches='hard' has no effect"):
-    AdvantageConfig(credit="reward_to_go", branches="hard").validate()
+  credit = AdvantageConfig(credit="reward_to_go", gamma=0.9, terms=(SharedTerm(),))
+  with pytest.raises(ConfigError, match=r"advantage\.credit='reward_to_go'; allowed: 'broadcast'"):
+    credit.terms[0].check_run(None, ObjectiveConfig(credit), "objective")

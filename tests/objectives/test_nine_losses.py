@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.objectives.advantages import AdvantageConfig, AmbiguityConfig
+from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
 from agentjax.objectives.preparation import prepare
+from agentjax.recipes.credit import AgreementTerm
 
 SEQUENCES, LENGTH = 6, 14
 sg = jax.lax.stop_gradient
@@ -161,11 +162,11 @@ def test_one_config_is_the_published_loss(name, packer, x64):
   by_hand, settings = CASES[name]
   config = ObjectiveConfig(AdvantageConfig(centre="none", scale="none"), settings)
   if name == "adpo":
-    config.ambiguity = AmbiguityConfig()
+    config.advantage.terms = (AgreementTerm(),)
   config.validate()
   data, pack = Data(), packer(SEQUENCES, LENGTH, per_row=2, gap=3)
   batch = pack.batch(data.mask, data.sampler, data.advantage, turns=data.chunk)
-  terms = {"consistency": jnp.asarray(data.score)} if name == "adpo" else {}
+  terms = {"agreement": jnp.asarray(data.score)} if name == "adpo" else {}
 
   def ours(now):
     prepared, _ = prepare(batch, config, old_log_probs=pack.pack(data.old), **terms)

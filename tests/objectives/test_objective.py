@@ -12,11 +12,12 @@ from agentjax.objectives.advantages import AdvantageConfig
 from agentjax.objectives.mismatch import MismatchConfig
 from agentjax.objectives.objective import ObjectiveConfig, policy_objective
 from agentjax.objectives.policy_loss import PolicyLossConfig
-from agentjax.objectives.preparation import prepare, prepare_supervised
+from agentjax.objectives.preparation import abstract_inputs, prepare, prepare_supervised
 from agentjax.objectives.returns import bilevel_gae
 from agentjax.objectives.segments import turn_units
 from agentjax.objectives.supervised import supervised_objective
 from agentjax.objectives.value_loss import ValueLossConfig
+from agentjax.schedules import LinearSchedule, schedules_in
 
 prepared = jax.jit(prepare, static_argnames="config")
 
@@ -338,25 +339,6 @@ def test_bilevel_gae_is_chosen_by_config(pack, data):
   assert not np.allclose(result.advantages, token_level.advantages, atol=1e-3)
 
 
-def test_parts_of_the_reward_are_standardised_one_by_one(pack, data):
-  batch = batch_of(pack, data)
-  parts = np.zeros((batch.num_sequences, 2), np.float32)
-  parts[:, 0] = 100.0 * np.arange(batch.num_sequences)
-  parts[:, 1] = 0.01 * (np.arange(batch.num_sequences) % 2)
-  config = AdvantageConfig(parts=("answer", "format"), part_weights=(1.0, 0.5))
-  result, _ = prepared(batch, ObjectiveConfig(config), part_rewards=parts)
-  plain = AdvantageConfig()
-
-  def of(rewards):
-    other = dataclasses.replace(batch, rewards=rewards)
-    return prepared(other, ObjectiveConfig(plain))[0].advantages
-
-  expected = of(parts[:, 0]) + 0.5 * of(parts[:, 1])
-  np.testing.assert_allclose(result.advantages, expected, atol=1e-5)
-  with pytest.raises(ValueError, match="needs part_rewards"):
-    prepare(batch, ObjectiveConfig(config))
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_the_estimate_that_is_named(pack, data, estimator):
   config = AdvantageConfig(
@@ -397,3 +379,60 @@ def test_a_scaled_loss_is_that_many_times_as_large(pack, data):
     return policy_objective(config)(prepared_.with_scores(now, now, now))[0]
 
   np.testing.assert_allclose(loss(result.scaled(0.25)), 0.25 * loss(result), rtol=1e-5)
+
+
+def test_traced_numbers_of_schedules_are_the_numbers_that_a_config_may_hold(pack, data):
+  loss = PolicyLossConfig(
+    clip_high=LinearSchedule(0.2, 0.4, 10),
+    kl_coefficient=LinearSchedule(0.0, 0.5, 10),
+    entropy_coefficient=LinearSchedule(0.1, 0.0, 10),
+    covariance="kl",
+    covariance_fraction=LinearSchedule(0.5, 0.9, 10),
+  )
+  credit = AdvantageConfig(
+    centre="none",
+    scale="none",
+    credit="reward_to_go",
+    gamma=LinearSchedule(0.5, 1.0, 10),
+    kl_in_reward=LinearSchedule(0.5, 0.0, 10),
+    clip=LinearSchedule(0.5, 0.9, 10),
+    multiplier=LinearSchedule(1.0, 3.0, 10),
+  )
+  config = ObjectiveConfig(credit, loss)
+  config.validate()
+  assert config.needs_reference
+  now, reference = pack.pack(data.now), pack.pack(data.now - 0.5)
+  batch = batch_of(pack, data)
+
+  @jax.jit
+  def value(numbers):
+    result, metrics = prepare(batch, config, numbers=numbers, reference_log_probs=reference)
+    inputs = result.with_scores(now, jnp.ones_like(now), numbers=numbers)
+    return policy_objective(config)(inputs), metrics
+
+  for step in (0, 3, 10):
+    numbers = {k: np.float32(s.number(step, None)) for k, s in schedules_in(config).items()}
+    plain = config.at({k: float(v) for k, v in numbers.items()})
+    result, metrics = prepare(batch, plain, reference_log_probs=reference)
+    expected = policy_objective(plain)(scores(result, now)), metrics
+    found, more = value(numbers)
+    np.testing.assert_allclose(found[0], expected[0][0], rtol=2e-6)
+    for name, metric in expected[0][1].items():
+      np.testing.assert_allclose(found[1][name], metric, rtol=2e-6, err_msg=name)
+    np.testing.assert_allclose(more["advantage/mean_abs"], metrics["advantage/mean_abs"], rtol=2e-6)
+  assert value._cache_size() == 1
+  with pytest.raises(ValueError, match=r"the number advantage\.gamma"):
+    prepare(batch, config)
+
+
+def test_a_loss_of_ones_own_reads_the_numbers_by_name(pack, data):
+  config = ObjectiveConfig(policy_loss=PolicyLossConfig(clip_high=LinearSchedule(0.2, 0.4, 10)))
+  result, _ = prepare(batch_of(pack, data), config, numbers={"policy_loss.clip_high": 0.2})
+  now = pack.pack(data.now)
+  objective = policy_objective(config, lambda inputs: inputs.numbers["policy_loss.clip_high"] + now)
+  for number in (0.2, 0.3):
+    given = {"policy_loss.clip_high": jnp.float32(number)}
+    total, _ = objective(result.with_scores(now, now, numbers=given))
+    expected = jnp.sum(result.coefficients * jnp.where(result.weights > 0, now + number, 0))
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+  jax.eval_shape(objective, abstract_inputs(config, *now.shape))

@@ -70,7 +70,7 @@ def example():
 
 def direction(name):
   """The unit gradient of a preset on the common example."""
-  config = preset(name).with_parts_of({"one": 1.0, "other": 0.5})
+  config = preset(name)
   batch, now, old, reference, values = example()
 
   @jax.jit
@@ -83,8 +83,8 @@ def direction(name):
       teacher_log_probs=reference,
       values=values,
       baselines=jnp.full(6, 0.5),
-      part_rewards=jnp.stack([batch.rewards, batch.rewards**2], axis=1),
-      consistency=jnp.array([0.4, 0.4, 0.4, 0.9, 0.9, 0.9]),
+      part_advantage=batch.rewards - 0.5 + 0.5 * (batch.rewards**2 - 0.4),
+      agreement=jnp.array([0.4, 0.4, 0.4, 0.9, 0.9, 0.9]),
     )
     loss = policy_objective(config)
     return jax.grad(
@@ -103,11 +103,11 @@ def grpo_direction():
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_shapes_that_a_preset_prepares_are_known_without_data(name):
   """The planner and the check of a loss at the start of a run take them."""
-  config = preset(name).with_parts_of({"one": 1.0, "other": 0.5})
+  config = preset(name)
   inputs = abstract_inputs(config, 2, 8)
   assert (inputs.reference_log_probs is None) == (not config.needs_reference)
   assert (inputs.returns is None) == (not config.needs_values)
-  assert (inputs.clip_high_bonus is None) == (config.ambiguity is None)
+  assert (inputs.clip_high_bonus is None) == (not config.advantage.terms)
   assert {x.shape for x in jax.tree.leaves(inputs)} == {(2, 8)}
   loss, metrics = jax.eval_shape(policy_objective(config), inputs)
   assert loss.shape == () and {m.shape for m in metrics.values()} == {()}

@@ -183,3 +183,39 @@ def test_self_play_stops_at_its_target_where_grpo_goes_on(packer):
 def test_the_published_scale_is_a_thousand():
   assert preset("self_play_preference").advantage.multiplier == 1000.0
   assert not preset("self_play_preference").needs_values and preset("sppo").needs_values
+
+
+def test_kimi_goes_to_a_policy_that_keeps_its_chances_and_grpo_to_the_best_arm():
+  """Two arms, rewards 1 and 0: for a large tau (r - mean r - tau log ratio)^2 is least at ratios of
+  chances exp(1 / tau); GRPO's loss falls until only one arm is left."""
+  tau, rewards = 5.0, jnp.array([1.0, 0.0])
+  target = rewards - rewards.mean()
+
+  def train(loss):
+    step = jax.jit(lambda z: z - 0.5 * jax.grad(loss)(z))
+    logits = jnp.zeros(2)
+    for _ in range(400):
+      logits = step(logits)
+    return np.asarray(jax.nn.softmax(logits))
+
+  def squared(logits):
+    ratio = jax.nn.log_softmax(logits) - jnp.log(0.5)
+    return jnp.mean(jnp.square(ratio - target / tau))
+
+  kimi = train(squared)
+  grpo = train(lambda z: -jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(z)) * target
+                                  * jax.nn.log_softmax(z)))  # fmt: skip
+  assert kimi[0] / kimi[1] == pytest.approx(np.exp(1 / tau), rel=2e-3)
+  assert grpo[0] > 0.98
+
+
+def test_the_preset_of_kimi_is_that_loss_over_tau_squared(packer):
+  pack = packer(2, 4, per_row=1, gap=2)
+  weights = np.tile(np.array([0, 1, 0, 1], np.float32), (2, 1))
+  old = np.full((2, 4), -1.0, np.float32)
+  config, tau = preset("kimi"), 0.1
+  prepared, _ = prepare(pack.batch(weights, old, np.array([1.0, 0.0], np.float32)), config)
+  now = pack.pack(old + np.array([[0.3], [0.1]], np.float32))
+  found, _ = policy_objective(config)(prepared.with_scores(now, jnp.zeros_like(now)))
+  by_hand = ((0.5 - tau * 0.6) ** 2 + (-0.5 - tau * 0.2) ** 2) / 2
+  assert float(found) * tau**2 == pytest.approx(by_hand, rel=1e-5)

@@ -41,6 +41,7 @@ ALLOWED = {
   ("adapters/unit_tests/boxed/tests.py", "exec"): "in a box",
   ("adapters/unit_tests/boxed/tests.py", "compile"): "in a box",
   ("adapters/unit_tests/boxed/tests.py", "ast.parse"): "in a box",
+  ("rewards/formula.py", "ast.parse"): "a text of the config",
   ("worlds/countdown/game.py", "ast.parse"): "at most 200 characters",
   ("worlds/code/tasks.py", "ast.parse"): "files of the data set",
   ("worlds/code/function_tasks.py", "exec"): "texts of that file",

@@ -90,12 +90,10 @@ def score(config, one):
 
 
 @pytest.mark.parametrize(("answer", "total"), [("19", 1.0 - 0.1 * 2), ("20", -0.5)])
-def test_a_gated_part_counts_only_where_the_gate_is_open(answer, total):
+def test_a_part_may_count_only_where_another_is_high(answer, total):
   config = RewardConfig(
     parts=("exact_match", "turns", "tool_errors"),
-    weights=(1.0, -0.1, -0.5),
-    gate="exact_match",
-    gated=("turns",),
+    formula="exact_match - 0.5 * tool_errors - (0.1 * turns if exact_match >= 1 else 0)",
   )
   tools = [tool("ok")] if answer == "19" else [tool("error")]
   one = trajectory(answer=answer, tools=tools, segments=[segment(0, [1]), segment(1, [1])])
@@ -122,9 +120,6 @@ def test_a_scorer_of_ones_own_is_used_by_its_name():
     ({"parts": ("exact_match", "exact_match"), "weights": (1.0, 1.0)}, "distinct"),
     ({"weights": (1.0, 2.0)}, "config.reward.weights"),
     ({"weights": (0.0,)}, "other than 0"),
-    ({"gate": "turns"}, "config.reward.gate"),
-    ({"gated": ("exact_match",)}, "config.reward.gated"),
-    ({"gate": "exact_match", "gated": ("exact_match",)}, "config.reward.gated"),
     ({"parts": ("exact_mach",)}, "exact_match, format"),
     ({"weights": ("1",)}, "config.reward.weights"),
   ],

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from agentjax.engine import SamplingConfig
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.config import RolloutConfig
 from agentjax.rollout.evaluation import play, summarise
@@ -30,7 +30,7 @@ CONFIG = RolloutConfig(
   concurrency=16,
 )
 REGISTRY = ToolRegistry([CalculatorTool()])
-REWARDS = RewardGraph({"exact_match": SCORERS["exact_match"]}, Part("exact_match"))
+REWARDS = RewardGraph({"exact_match": SCORERS["exact_match"]}, Formula("exact_match"))
 
 
 def make_task(number, *, answer="4", source="sums", prompt="What is 2 + 2?", **metadata):

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rollout import keys
 from agentjax.rollout.evaluation import EvaluationPlan, bootstrap, pass_at_k
 from agentjax.trajectory.record import Reward
@@ -163,7 +163,7 @@ def test_masked_episodes_are_left_out_and_counted():
   report = report_on(
     solver(),
     plan=EvaluationPlan(samples=4, pass_at=(2,), success_part="judge"),
-    rewards=RewardGraph({"judge": judge}, Part("judge")),
+    rewards=RewardGraph({"judge": judge}, Formula("judge")),
   )
   assert report.masked == 4
   assert report.overall.greedy.count == 3  # task 0 has no valid greedy episode
@@ -175,7 +175,7 @@ def test_an_evaluation_without_a_verdict_has_none():
   report = report_on(
     solver(),
     plan=EvaluationPlan(samples=2, pass_at=(2,), success_part=""),
-    rewards=RewardGraph({"judge": _unreachable}, Part("judge")),
+    rewards=RewardGraph({"judge": _unreachable}, Formula("judge")),
   )
   assert report.masked == 12
   assert report.estimates(report.overall) == {"greedy": None, "avg@2": None, "pass@2": None}
@@ -187,7 +187,7 @@ def test_an_evaluation_without_a_verdict_has_none():
 
 def test_success_is_read_from_the_part_even_where_the_total_is_invalid():
   rewards = RewardGraph(
-    {"exact_match": lambda t, task: float(t.answer == "4"), "style": _unreachable}, Part("style")
+    {"exact_match": lambda t, task: float(t.answer == "4"), "style": _unreachable}, Formula("style")
   )
   report = report_on(solver(), plan=EvaluationPlan(samples=0), rewards=rewards)
   assert report.overall.greedy.mean == 0.5 and report.masked == 0

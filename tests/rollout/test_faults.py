@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rollout.loop import collect
 from agentjax.text.chat import MarkedChat
 from agentjax.tools.protocol import ToolResult, ToolStatus
@@ -316,7 +316,7 @@ def test_a_context_that_lost_tokens_is_never_recorded(run):
 
 
 def graph(scorer):
-  return RewardGraph({"judge": scorer}, Part("judge"))
+  return RewardGraph({"judge": scorer}, Formula("judge"))
 
 
 def test_one_invalid_member_leaves_the_rest_of_its_group_as_it_is(run):
@@ -374,7 +374,7 @@ def test_a_group_is_compared_without_its_failed_member(run):
   def rank(members, task):
     return [float(np.argsort([m.sample for m in members])[i]) for i in range(len(members))]
 
-  rewards = RewardGraph({}, Part("rank"), group_scorers={"rank": rank})
+  rewards = RewardGraph({}, Formula("rank"), group_scorers={"rank": rank})
   closes = []
 
   def make(task):
@@ -464,7 +464,7 @@ def test_one_slow_member_takes_nothing_from_the_group_it_is_compared_with(run):
       await asyncio.sleep(60)
     return [1.0 + m.sample for m in members]
 
-  rewards = RewardGraph({}, Part("rank"), group_scorers={"rank": rank})
+  rewards = RewardGraph({}, Formula("rank"), group_scorers={"rank": rank})
   members = run(solver(), [make_task(1)], samples=3, rewards=rewards, reward_timeout=0.5)
   assert [m.status for m in members] == [Status.OK] * 3
   assert [m.reward.value for m in members] == [1.0, 0.0, 3.0]

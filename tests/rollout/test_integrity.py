@@ -9,7 +9,8 @@ import pytest
 from agentjax.adapters.unit_tests import UnitTestConfig
 from agentjax.adapters.unit_tests.canaries import canaries
 from agentjax.rewards import RewardConfig, build_rewards
-from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rewards.formula import Formula
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rollout.integrity import check_environment, play_turns
 from agentjax.rollout.scoring import score
 from agentjax.rollout.viewer import render
@@ -125,7 +126,7 @@ def test_a_verifier_that_trusts_the_process_it_judges_fails_the_gates():
 
   trusting.close = sandbox.close
   tasks = function_tasks(FunctionTaskConfig(), train_size=1, test_size=0, seed=3).train
-  results = check(tasks, RewardGraph({"tests": trusting}, Part("tests")))
+  results = check(tasks, RewardGraph({"tests": trusting}, Formula("tests")))
   cheated = {attempt for _, _, attempt, _, _ in broken(results)}
   assert {"exit_at_import", "os_exit_in_call", "always_equal", "always_equal_number"} <= cheated
 
@@ -133,7 +134,7 @@ def test_a_verifier_that_trusts_the_process_it_judges_fails_the_gates():
 def test_an_environment_that_pays_nobody_or_everybody_fails_the_gates():
   tasks = function_tasks(FunctionTaskConfig(), train_size=1, test_size=0, seed=3).train
   for value, failing in ((0.0, {"reference"}), (1.0, {"empty"})):
-    graph = RewardGraph({"part": lambda t, task, v=value: v}, Part("part"))
+    graph = RewardGraph({"part": lambda t, task, v=value: v}, Formula("part"))
     results = check(tasks, graph, cheats=lambda task: {})
     assert {r.attempt for r in results if not r.held} == failing
 

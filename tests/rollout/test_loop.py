@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rollout.program import SharedPrefixes
 from agentjax.trajectory.record import Message, Reward, Status
 from agentjax.trajectory.store import to_record
@@ -146,7 +146,7 @@ def test_a_group_that_is_resumed_is_compared_whole(run):
     highest = max(int(m.answer) for m in members)
     return [float(int(m.answer) == highest) for m in members]
 
-  rewards = RewardGraph({}, Part("best"), group_scorers={"best": best})
+  rewards = RewardGraph({}, Formula("best"), group_scorers={"best": best})
   reference = run(engine(), TASKS, samples=3, rewards=rewards)
   assert [t.reward.value for t in reference] == [0.0, 0.0, 1.0] * 4
   finished = {t.address: t for t in reference if t.sample == 2}

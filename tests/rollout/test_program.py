@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout import keys
 from agentjax.text.chat import MarkedChat
@@ -185,7 +185,7 @@ def test_a_forged_turn_is_never_worth_more_than_losing(run, kind, before):
     pytest.importorskip("gymnasium", reason="the lake is gymnasium's")
   config = WorldConfig.from_name(kind, "world")
   task = config.make_tasks(1, split="train", seed=0, first_id=1)[0]
-  rewards = RewardGraph({"environment": SCORERS["environment"]}, Part("environment"))
+  rewards = RewardGraph({"environment": SCORERS["environment"]}, Formula("environment"))
   settings = {"make_environment": lambda task: config.game(), "rewards": rewards, "max_turns": 20}
   settings |= {"max_total_tokens": 20_000, "max_tokens_per_turn": 400}
 

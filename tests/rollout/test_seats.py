@@ -13,7 +13,7 @@ from agentjax.adapters.chat_endpoint.seat import ServiceSeat
 from agentjax.config import ConfigError
 from agentjax.engine import SamplingConfig
 from agentjax.recipes.monte_carlo import MonteCarlo, MonteCarloConfig
-from agentjax.rewards import Part, RewardGraph, WeightedSum
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.integrity import play_turns
 from agentjax.rollout.loop import GroupPlayer, collect
@@ -30,7 +30,7 @@ from agentjax.world.environment import Environment, Observation, Step
 from tests.rollout.conftest import make_player, make_task
 from tests.rollout.scripted_engine import TOKENIZER, ScriptedEngine, say
 
-GAME = RewardGraph({"environment": SCORERS["environment"]}, Part("environment"))
+GAME = RewardGraph({"environment": SCORERS["environment"]}, Formula("environment"))
 
 
 class Nim(Environment):
@@ -281,7 +281,7 @@ def test_group_scorers_compare_one_role():
     seen.append([(m.group, m.sample) for m in members])
     return [float(m.sample == 0) for m in members]
 
-  rewards = RewardGraph({}, Part("first"), {"first": first})
+  rewards = RewardGraph({}, Formula("first"), {"first": first})
 
   async def main():
     playing = GroupPlayer(make_player(Players("1", "2")), lambda task: Nim(), rewards)
@@ -299,7 +299,7 @@ def test_stored_episodes_are_scored_again_agent_by_agent():
   (episode,) = play(Players("1", "2"))
   doubled = RewardGraph(
     {"environment": SCORERS["environment"], "drawn": SCORERS["turns"]},
-    WeightedSum(((1.0, Part("environment")), (10.0, Part("drawn")))),
+    Formula("environment + 10 * drawn"),
   )
   task = make_task(1)
   (again,) = asyncio.run(rescore([episode], {1: task}, doubled))

@@ -304,7 +304,7 @@ def test_a_thread_that_trains_never_meets_the_groups_that_go_on():
     make_player(ScriptedEngine(answers), concurrency=256), question, REWARDS, written.append
   )
 
-  def accept(members):
+  def accept(members, version=0):
     return sum(members[0].address[:2]) % 2 == 0
 
   stream = GroupStream(

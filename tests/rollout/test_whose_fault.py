@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from agentjax.rewards import Part, RewardGraph
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.rollout.loop import collect
 from agentjax.sandbox.config import Sandboxes
@@ -177,7 +177,7 @@ def play(scripts, sandbox=SANDBOX, **changes):
     sandboxes = Sandboxes({"default": sandbox, "python": SANDBOX})
     registry = build_tools(tools, sandboxes=sandboxes)
     world = World(registry, registry.tools[0].workspaces)
-    rewards = RewardGraph({"exact_match": SCORERS["exact_match"]}, Part("exact_match"))
+    rewards = RewardGraph({"exact_match": SCORERS["exact_match"]}, Formula("exact_match"))
     engine = ScriptedEngine(lambda address, turn: scripts[address[1]][turn], max_length=100_000)
     player = make_player(
       engine, max_total_tokens=100_000, max_tokens_per_turn=50_000, environment_timeout=60.0

@@ -1,4 +1,4 @@
-"""Parts of the reward as columns: who lacks one, and what a breach of the policy leaves of them."""
+"""Parts of the reward: who lacks one, and what a breach of the policy leaves of them."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.signals.reward_parts import PartRewards, TurnRewards, move_to_weights
+from agentjax.signals.reward_parts import TurnRewards, counted_part, move_to_weights, need_parts
 from agentjax.signals.signal import StepContext
 from agentjax.trajectory.builder import TrajectoryBuilder
 from agentjax.trajectory.record import Reward, Status
@@ -30,9 +30,9 @@ def test_an_episode_that_lacks_a_part_teaches_nothing_but_for_one_that_broke_the
     _episode(Status.POLICY_ERROR, right=right, form=form),
     _episode(Status.POLICY_ERROR, right=Reward(-2.0)),
   ]
-  found, _ = PartRewards(("right", "form")).observe(_CONTEXT, episodes)
-  values = [one.columns["part_rewards"].tolist() for one in found]
-  assert values == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [-2.0, 0.0]]
+  found = need_parts(episodes, ("right", "form"))
+  values = [[counted_part(one, name) for name in ("right", "form")] for one in found]
+  assert values == [[1.0, 0.5], [1.0, None], [0.0, 0.0], [-2.0, 0.0]]
   assert [one.reward.valid for one in found] == [True, False, True, True]
 
 

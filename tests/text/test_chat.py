@@ -17,7 +17,7 @@ from agentjax.text.tokenizer import (
   TokenizerConfig,
   train_sentencepiece,
 )
-from agentjax.trajectory.record import Message, ToolCall
+from agentjax.trajectory.record import Flag, Message, ToolCall
 from tests.text.extends import assert_extends
 
 TEXTS = st.one_of(
@@ -143,15 +143,29 @@ def test_a_demonstration_teaches_turns_with_their_markup_and_nothing_else(tokeni
     Message("assistant", "#### 7"),
   ]
   spans = MarkedChat(tokenizer).conversation([Message("user", "3+4?")], demonstration)
-  taught = [tokenizer.decode(s.ids) for s in spans if s.target]
+  taught = [tokenizer.decode(s.ids) for s in spans if s.weight]
   assert taught == ["Add.<|call|>calculator 3+4<|end|>", "#### 7<|end|>"]
-  rest = [tokenizer.decode(s.ids) for s in spans if not s.target]
+  rest = [tokenizer.decode(s.ids) for s in spans if not s.weight]
   assert rest == [
     "<|bos|><|user|>3+4?<|end|>",
     "<|assistant|>",
     "<|tool|>7<|end|>",
     "<|assistant|>",
   ]
+
+
+def test_a_turn_has_its_own_weight_and_the_marks_of_its_tool_results(tokenizer):
+  demonstration = [
+    Message("assistant", "Add.", (CALL,), weight=0.5),
+    Message("tool", "no such tool", flags=frozenset({Flag.TOOL_ERROR})),
+    Message("assistant", "Again.", (CALL,), flags=frozenset({Flag.REFLECTION})),
+    Message("tool", "7"),
+    Message("assistant", "#### 7", weight=0.0),
+  ]
+  spans = MarkedChat(tokenizer).conversation([Message("user", "3+4?")], demonstration)
+  turns = [s for s in spans if s.owner == "assistant" and len(s.ids) > 1]
+  assert [s.weight for s in turns] == [0.5, 1.0, 0.0]
+  assert [set(s.flags) for s in turns] == [{Flag.TOOL_ERROR}, {Flag.REFLECTION}, set()]
 
 
 @settings(max_examples=100, deadline=None)

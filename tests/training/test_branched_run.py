@@ -6,6 +6,7 @@ import pytest
 
 from agentjax.objectives.objective import policy_objective
 from agentjax.recipes.arpo import BranchConfig
+from agentjax.recipes.credit import SharedTerm
 from agentjax.training import Run
 from agentjax.training.build import build_parts
 from agentjax.training.experiment import resolve
@@ -34,7 +35,7 @@ def test_tokens_that_branches_share_have_their_mean_advantage_in_an_update(tmp_p
   sizes = {}
   for branches in ("soft", "hard"):
     experiment = base()
-    experiment.rl.objective.advantage.branches = branches
+    experiment.rl.objective.advantage.terms = (SharedTerm(),) if branches == "hard" else ()
     experiment.rl.objective.advantage.scale = "none"
     parts = build_parts(resolve(experiment), tmp_path / branches, extensions())
     learner = Learner(parts, policy_objective(parts.experiment.rl.objective))
@@ -53,7 +54,7 @@ def test_a_run_of_branched_groups_replays_to_the_same_hash(tmp_path):
     max_turns=3,
     sampler=BranchConfig(roots=2, base=1.0),
   )
-  experiment.rl.objective.advantage.branches = "hard"
+  experiment.rl.objective.advantage.terms = (SharedTerm(),)
   run = Run(experiment, tmp_path / "run", console=quiet())
   assert run.train().finished
   members = JournalReader(tmp_path / "run" / "journal.log").trajectories(

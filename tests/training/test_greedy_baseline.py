@@ -42,11 +42,11 @@ def finished(tmp_path_factory):
   with _make(directory)._session() as session:
     phase = session.learner._phases["policy"][0]
 
-    def looking(batch):
-      prepared, metrics = phase.passes[0].prepare(batch)
+    def looking(batch, numbers):
+      prepared, metrics = phase.passes[0].prepare(batch, numbers)
       drawn = np.asarray(prepared.weights) > 0
-      numbers = np.asarray(batch.segment_ids)
-      one = [np.asarray(prepared.advantages)[drawn & (numbers == i + 1)] for i in range(8)]
+      segments = np.asarray(batch.segment_ids)
+      one = [np.asarray(prepared.advantages)[drawn & (segments == i + 1)] for i in range(8)]
       assert all((a == a[0]).all() for a in one)
       baselines = np.asarray(batch.columns["baselines"])
       seen.append((np.array(batch.rewards), baselines, np.array([a[0] for a in one])))

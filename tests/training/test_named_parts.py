@@ -12,9 +12,9 @@ from agentjax.data import TaskSplits
 from agentjax.data.source import TaskSource
 from agentjax.objectives.advantage_function import AdvantageChoice
 from agentjax.objectives.segments import broadcast_to_tokens
+from agentjax.recipes.scorers import OverlongConfig
 from agentjax.rewards import RewardConfig, build_rewards
 from agentjax.rewards.scorer_config import ScorerConfig
-from agentjax.rewards.shaping import OverlongConfig
 from agentjax.rollout.config import SamplerConfig
 from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import Extensions, Run

@@ -15,13 +15,12 @@ from agentjax.config import ConfigError
 from agentjax.data import TaskSplits
 from agentjax.engine import EngineConfig
 from agentjax.objectives import policy_objective, prepare, preset
-from agentjax.objectives.advantages import ambiguity_terms
+from agentjax.recipes.credit.agreement import Agreement
 from agentjax.recipes.presets import PRESETS
 from agentjax.recipes.prime import ProcessConfig
 from agentjax.rewards import RewardConfig
 from agentjax.rollout import RolloutConfig
 from agentjax.rollout.keys import BASELINE
-from agentjax.signals.consistency import Consistency
 from agentjax.signals.teacher import TeacherConfig, Teachers
 from agentjax.training import Experiment, Extensions, HeldOutConfig, RLStage
 from agentjax.training.build import build_parts
@@ -187,7 +186,7 @@ def in_a_run(name, folder, monkeypatch):
     ready.prepared,
     prepare(
       batch.for_loss(),
-      preset(name).with_parts_of({"environment": 1.0, "turns": 0.25}),
+      preset(name),
       old_log_probs=batch.behaviour_log_probs + drift(batch, 1)
       if experiment.rl.old_log_probs == "recomputed"
       else None,
@@ -195,14 +194,21 @@ def in_a_run(name, folder, monkeypatch):
       teacher_log_probs=batch.behaviour_log_probs + drift(batch, 4),
       values=drift(batch, 3),
       baselines=np.full(8, 0.3, np.float32),
-      part_rewards=np.array(
-        [[t.reward_parts[n].value for n in ("environment", "turns")] for t in episodes()],
-        np.float32,
-      ),
-      consistency=np.repeat(np.float32([0.75, 0.5]), 4),
+      part_advantage=standardised_parts({"environment": 1.0, "turns": 0.25}),
+      agreement=np.repeat(np.float32([0.75, 0.5]), 4),
       selected=ready.prepared.weights > 0 if name == "tip" else None,
     )[0],
   )
+
+
+def standardised_parts(weights):
+  """The sum of the parts, each less its group's mean and over its deviation; two groups of four."""
+  total = np.zeros(8, np.float32)
+  for name, weight in weights.items():
+    values = np.array([t.reward_parts[name].value for t in episodes()]).reshape(2, 4)
+    deviation = values.std(1, ddof=1, keepdims=True)
+    total += (weight * (values - values.mean(1, keepdims=True)) / (deviation + 1e-6)).reshape(8)
+  return total
 
 
 def unit_gradient(name, batch, prepared):
@@ -247,18 +253,22 @@ def test_a_run_gives_a_preset_the_loss_of_its_definition(name, folder, plain, mo
 def test_adpo_trusts_the_groups_that_agree(folder, monkeypatch):
   batch, adpo, _ = in_a_run("adpo", folder, monkeypatch)
   _, grpo, _ = in_a_run("grpo", folder, monkeypatch)
-  scale, bonus = ambiguity_terms(jnp.repeat(jnp.array([0.75, 0.5]), 4))
+  agreement = np.repeat([0.75, 0.5], 4)  # of the answers of each group
+  scale = 0.6 + 0.4 * (agreement - 0.3) / 0.5
+  bonus = 0.1 * (0.8 - agreement) / 0.5
   owner = np.maximum(np.asarray(batch.segment_ids) - 1, 0)
   inside = np.asarray(batch.weights) > 0
   np.testing.assert_allclose(adpo.advantages, grpo.advantages * scale[owner], rtol=1e-5)
   np.testing.assert_allclose(adpo.clip_high_bonus[inside], bonus[owner][inside], rtol=1e-6)
 
 
-def test_consistency_is_the_share_of_the_most_frequent_answer():
+def test_agreement_is_the_share_of_the_most_frequent_answer():
   made = [dataclasses.replace(t) for t in episodes()]
   answers = ("7", "7.0", None, "eight", "a", "b", None, " a ")
   for trajectory, answer in zip(made, answers, strict=True):
     trajectory.answer = answer
   made[4].status = Status.ENV_ERROR
-  shares = [t.columns["consistency"] for t in Consistency().observe(None, made)[0]]
+  marked, metrics = Agreement().observe(None, made)
+  shares = [t.columns["agreement"] for t in marked]
   assert shares == pytest.approx([0.5] * 4 + [1 / 3] * 4)
+  assert metrics["agreement/mean"] == pytest.approx(5 / 12)

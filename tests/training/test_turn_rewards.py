@@ -261,11 +261,9 @@ def test_a_part_that_no_turn_earned_is_refused(tmp_path):
       dataclasses.replace(_PLAIN, turn_rewards=("environment",)),
       RewardConfig(
         parts=("exact_match", "environment"),
-        weights=(1.0, 1.0),
-        gate="exact_match",
-        gated=("environment",),
+        formula="exact_match + (environment if exact_match >= 1 else 0)",
       ),
-      r"turn_rewards=.*no gate",
+      r"turn_rewards=.*no formula",
     ),
   ],
 )

@@ -1,6 +1,7 @@
 """Messages of texts and images: one form as JSON, images by the hash of their content."""
 
 import asyncio
+import dataclasses
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ from agentjax.text.tokenizer import ByteTokenizer
 from agentjax.tools.protocol import ToolResult, ToolStatus
 from agentjax.tools.registry import ToolRegistry
 from agentjax.trajectory.messages import describe_image, message_from_json, message_to_json
-from agentjax.trajectory.record import Image, Message, Task, ToolCall
+from agentjax.trajectory.record import Flag, Image, Message, Task, ToolCall
 from agentjax.world.environment import Action
 from agentjax.world.question import QuestionEnvironment
 
@@ -58,6 +59,8 @@ SHOWN = Image("ab" * 32, "image/png", 640, 480)
     Message("assistant", "", (ToolCall("f", {"x": [1]}), ToolCall("", {}, error="no name"))),
     Message.of("user", "before ", SHOWN, "after"),
     Message.of("tool", "", SHOWN),
+    Message("assistant", "no", weight=0.25, flags=frozenset({Flag.REFLECTION})),
+    dataclasses.replace(Message.of("tool", "", SHOWN), flags=frozenset({Flag.TOOL_ERROR})),
   ],
 )
 def test_a_message_is_read_back_as_it_was(message):

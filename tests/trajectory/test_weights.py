@@ -38,6 +38,7 @@ def _joined(config: WeightConfig, status: Status = Status.OK) -> list[float]:
   [
     (WeightConfig(rules=("none",)), [1] * 13),
     (WeightConfig(rules=("role",)), [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0]),
+    (WeightConfig(rules=("observations",)), [0, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0]),
     (WeightConfig(rules=("role", "error_masked")), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0]),
     (
       WeightConfig(rules=("role", "error_masked"), error_factor=0.5),
@@ -132,6 +133,8 @@ def test_applying_rules_leaves_the_record_alone():
     (WeightConfig(rules=()), "weights.rules="),
     (WeightConfig(rules=("role", "role")), "weights.rules="),
     (WeightConfig(rules=("none", "role")), "weights.rules="),
+    (WeightConfig(rules=("observations", "role")), "weights.rules="),
+    (WeightConfig(rules=("incomplete",)), "weights.rules="),
     (WeightConfig(rules=("roles",)), "weights.rules="),  # type: ignore[arg-type]
     (WeightConfig(rules=("role", "special_tokens")), "weights.special_token_ids="),
     (WeightConfig(special_token_ids=(6,)), "weights.special_token_ids="),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentjax.config import ConfigError
-from agentjax.rewards import Part, RewardConfig, RewardGraph, build_rewards
+from agentjax.rewards import Formula, RewardConfig, RewardGraph, build_rewards
 from agentjax.tools.declared import read_tool
 from agentjax.trajectory.record import Message, Status, Task, ToolCall, ToolRecord, Trajectory
 from agentjax.worlds.pivot.action_match import largest_matching, same_command
@@ -267,7 +267,7 @@ def test_what_cannot_be_judged_is_refused_and_never_a_constant_zero():
   task = Task(1, (), "", "made", (unknown,), {"tools": [t.to_dict() for t in TOOLS]})
   reward = PivotScorer(PivotVerifierConfig())(Trajectory(0, 1, 0, "made", [], answer=""), task)
   assert not reward.valid and "not declared" in (reward.reason or "")
-  graph = RewardGraph({"pivot": PivotScorer(PivotVerifierConfig())}, Part("pivot"))
+  graph = RewardGraph({"pivot": PivotScorer(PivotVerifierConfig())}, Formula("pivot"))
   assert graph.refuses and "not declared" in (graph.refusal(task) or "")
 
 

@@ -31,6 +31,7 @@ from agentjax.objectives.columns import without_unread
 from agentjax.objectives.objective import ObjectiveConfig, Prepared
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.agentic_grpo.rewards import StageRewards
+from agentjax.schedules import at_most
 from agentjax.signals.signal import Signal
 from agentjax.training.pass_config import PassesConfig, PlannedPass
 from agentjax.trajectory.batch import Batch
@@ -46,10 +47,9 @@ _ALLOWED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
   ("advantage", "function", (None,)),
   ("advantage", "centre", _CENTRES),
   ("advantage", "credit", ("broadcast",)),
-  ("advantage", "parts", ((),)),
-  ("advantage", "branches", ("soft",)),
   ("advantage", "whiten", (False,)),
   ("advantage", "clip", (None,)),
+  ("advantage", "terms", ((),)),
   ("advantage", "learn_from", ("all",)),
   ("policy_loss", "clip", ("ppo", "mask")),
   ("policy_loss", "covariance", ("none",)),
@@ -107,7 +107,7 @@ class StagedConfig(PassesConfig):
       value = getattr(getattr(objective, room), field)
       allowed = " or ".join(repr(v) for v in values) + f" with {taken}"
       check(value in values, f"{path}.{room}.{field}", value, allowed)
-    for field in ("distillation", "preference", "ambiguity", "function"):
+    for field in ("distillation", "preference", "function"):
       value = getattr(objective, field)
       check(value is None, f"{path}.{field}", value, f"None with {taken}")
     mismatch = objective.policy_loss.mismatch
@@ -124,7 +124,7 @@ class StagedConfig(PassesConfig):
 
   def signals(self, experiment: Experiment) -> tuple[Signal, ...]:
     """The rewards of stages."""
-    return (StageRewards(self.part, experiment.rollout.max_turns),)
+    return (StageRewards(self.part, at_most(experiment.rollout).max_turns),)
 
   def plan(self, objective: ObjectiveConfig) -> tuple[PlannedPass, ...]:
     """The update of all stages, and the correction in narrower bounds."""

@@ -47,6 +47,7 @@ from agentjax.rewards.process import monte_carlo_labels
 from agentjax.rollout import keys
 from agentjax.rollout.program import ENVIRONMENT_REWARD
 from agentjax.rollout.scoring import score
+from agentjax.schedules import at_end
 from agentjax.text.chat import Chat
 from agentjax.threads import LoopThread
 from agentjax.training.build import Extensions, Scoring, build_scoring
@@ -121,7 +122,7 @@ def label_solutions(
     CheckpointError: no model to load.
     DataError: tasks, solutions or an earlier output that cannot be read.
   """
-  resolve(experiment)
+  experiment = at_end(resolve(experiment))
   labels.validate("labels")
   if (solutions is None) == (trajectories is None):
     raise ConfigError("give either --solutions=FILE or --trajectories=RUN.")

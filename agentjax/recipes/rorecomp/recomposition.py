@@ -14,7 +14,6 @@ they are. Reference: 2509.25958, second-hand; its share of episodes and its sche
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import math
@@ -35,8 +34,7 @@ from agentjax.training.pass_config import PassesConfig, PlannedPass
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import Column
 from agentjax.trajectory.record import Trajectory
-from agentjax.trajectory.recordlog import decode_record, encode_record
-from agentjax.trajectory.store import from_record, to_record
+from agentjax.trajectory.store import from_texts, to_texts
 
 PRIORITY, COMPENSATION = 0, 1
 
@@ -86,7 +84,7 @@ class RecompositionConfig(PassesConfig):
     taken = f"with {name}.passes"
     check(stage.minibatches == 1, f"{path}.rl.minibatches", stage.minibatches, f"1 {taken}")
     check(not experiment.seats, f"{path}.seats", experiment.seats, f"none {taken}")
-    for field in ("distillation", "preference", "ambiguity"):
+    for field in ("distillation", "preference"):
       value = getattr(phase.objective, field)
       check(value is None, f"{name}.objective.{field}", value, f"None {taken}")
     check(
@@ -140,10 +138,10 @@ class Recomposition(Signal):
     self._kept: list[Trajectory] = []  # the oldest first
 
   def get_state(self) -> list[str]:
-    return [base64.b64encode(encode_record(to_record(one))).decode() for one in self._kept]
+    return to_texts(self._kept)
 
   def set_state(self, state: Any) -> None:
-    self._kept = [from_record(decode_record(base64.b64decode(one))) for one in state]
+    self._kept = from_texts(state)
 
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]

@@ -13,17 +13,15 @@ Kept episodes are forgotten after ``tolerate_steps``. Reference: 2509.22601 and 
 
 from __future__ import annotations
 
-import base64
 import collections
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
 
-from agentjax.config import check
+from agentjax.config import NonNegativeFloat, PositiveInt, check
 from agentjax.recipes.spear.advantages import (
   CLIP_DRAW,
   IMITATION_ADVANTAGE,
@@ -31,6 +29,7 @@ from agentjax.recipes.spear.advantages import (
   SpearAdvantages,
   draw_tokens,
 )
+from agentjax.schedules import CosineSchedule, Scheduled
 from agentjax.signals.signal import (
   BatchContext,
   Metrics,
@@ -43,8 +42,7 @@ from agentjax.signals.signal import (
 from agentjax.trajectory.batch import Batch
 from agentjax.trajectory.columns import get_column
 from agentjax.trajectory.record import Reward, Trajectory
-from agentjax.trajectory.recordlog import decode_record, encode_record
-from agentjax.trajectory.store import from_record, to_record
+from agentjax.trajectory.store import from_texts, to_texts
 
 if TYPE_CHECKING:
   from agentjax.training.experiment import Experiment
@@ -62,33 +60,27 @@ class SpearConfig(SignalConfig):
     tolerate_steps: training steps after which a kept episode is forgotten; 5 for ALFWorld, 10
       elsewhere.
     history: group means that the median is of, the latest.
-    imitation_weight: final weight of the loss of replayed episodes. The paper's value is not in our
-      sources; 1 is ours.
-    imitation_steps: T of ``cosine_up``; 100 for ALFWorld, 200 for WebShop. 0: the weight is full
-      from the start.
+    imitation_weight: weight of the loss of replayed episodes. It rises along half a cosine, over
+      100 steps for ALFWorld, 200 for WebShop. Its final value is not in our sources; 1 is ours.
     tool_reward: paid for a turn with a tool call, up to 1 an episode; 0 pays nothing.
-    tool_steps: T of ``cosine_down``; 100 for ALFWorld, 200 for WebShop.
+    tool_weight: factor of that. It falls along half a cosine, over as many steps.
     calls: what counts as a call: turns with a "tool" call, or every "turn", for worlds whose
       actions are text. Ours.
     seed: of the draw of those tokens. Ours.
   """
 
-  capacity: int = 2048
-  tolerate_steps: int = 5
-  history: int = 10240
-  imitation_weight: float = 1.0
-  imitation_steps: int = 100
-  tool_reward: float = 0.1
-  tool_steps: int = 100
+  capacity: PositiveInt = 2048
+  tolerate_steps: PositiveInt = 5
+  history: PositiveInt = 10240
+  imitation_weight: Scheduled[NonNegativeFloat] = dataclasses.field(  # type: ignore[assignment]
+    default_factory=lambda: CosineSchedule(start=0.0, end=1.0, steps=100)
+  )
+  tool_reward: NonNegativeFloat = 0.1
+  tool_weight: Scheduled[NonNegativeFloat] = dataclasses.field(  # type: ignore[assignment]
+    default_factory=lambda: CosineSchedule(start=1.0, end=0.0, steps=100)
+  )
   calls: Literal["tool", "turn"] = "tool"
   seed: int = 0
-
-  def validate(self, path: str = "config.rl.signals") -> None:
-    super().validate(path)
-    for name in ("capacity", "tolerate_steps", "history", "tool_steps"):
-      check(getattr(self, name) >= 1, f"{path}.{name}", getattr(self, name), ">= 1")
-    for name in ("imitation_weight", "imitation_steps", "tool_reward"):
-      check(getattr(self, name) >= 0, f"{path}.{name}", getattr(self, name), ">= 0")
 
   def check_run(self, experiment: Experiment, path: str) -> None:
     """A replayed episode is alone in its group, so other advantage functions would give it 0."""
@@ -110,16 +102,6 @@ class SpearConfig(SignalConfig):
   def build(self, tools: SignalTools) -> SelfImitation:
     """See ``SignalConfig.build``."""
     return SelfImitation(self, tools)
-
-
-def cosine_up(step: int, steps: int) -> float:
-  """``(1 - cos(pi t / T)) / 2``, 1 from T on."""
-  return 1.0 if step >= steps else 0.5 * (1 - math.cos(math.pi * step / steps))
-
-
-def cosine_down(step: int, steps: int) -> float:
-  """``(1 + cos(pi t / T)) / 2``, 0 from T on."""
-  return 1.0 - cosine_up(step, steps)
 
 
 class SelfImitation(Signal):
@@ -147,29 +129,23 @@ class SelfImitation(Signal):
     self._draw = jax.jit(draw_tokens, static_argnums=(0, 3))
 
   def get_state(self) -> dict[str, Any]:
-    def encoded(one: Trajectory) -> str:
-      return base64.b64encode(encode_record(to_record(one))).decode()
-
-    kept = [[step, encoded(one)] for step, one in self._kept]
+    texts = to_texts(one for _, one in self._kept)
+    kept = [[step, text] for (step, _), text in zip(self._kept, texts, strict=True)]
     return {"steps": self._steps, "kept": kept, "means": list(self._means)}
 
   def set_state(self, state: Any) -> None:
     self._steps = int(state["steps"])
-    self._kept = [
-      (int(step), from_record(decode_record(base64.b64decode(data))))
-      for step, data in state["kept"]
-    ]
+    self._kept = [(int(step), from_texts([text])[0]) for step, text in state["kept"]]
     self._means = collections.deque(state["means"], self._config.history)
 
   def observe(
     self, context: StepContext, episodes: Sequence[Trajectory]
   ) -> tuple[list[Trajectory], Metrics]:
     """The step's episodes with the intrinsic reward, followed by the replayed ones."""
-    del context
-    settings, step = self._config, self._steps
+    settings, step = context.at(self._config), self._steps
     self._batches = 0
     self._kept = [one for one in self._kept if step - one[0] <= settings.tolerate_steps]
-    weight = settings.imitation_weight * cosine_up(step, settings.imitation_steps)
+    weight = settings.imitation_weight
     median = float(np.median(self._means)) if self._means else 0.0
     replayed: list[Trajectory] = []
     refused = 0
@@ -177,7 +153,7 @@ class SelfImitation(Signal):
       found = [recalibrate(one, median) for _, one in self._kept]
       replayed = [self._replayed(*one, weight) for one in found if one is not None]
       refused, self._kept = len(found) - len(replayed), []
-    shaped = [self._with_tool_reward(one) for one in episodes]
+    shaped = [self._with_tool_reward(one, settings.tool_weight) for one in episodes]
     self._keep(shaped)
     self._steps += 1
     bonuses = [one.reward_parts[PART].value or 0.0 for one in shaped if PART in one.reward_parts]
@@ -198,7 +174,7 @@ class SelfImitation(Signal):
     self._batches += 1
     return Result({CLIP_DRAW.name: draws})
 
-  def _with_tool_reward(self, episode: Trajectory) -> Trajectory:
+  def _with_tool_reward(self, episode: Trajectory, weight: float) -> Trajectory:
     settings, value = self._config, episode.reward.value
     if value is None or not settings.tool_reward:
       return episode
@@ -206,7 +182,7 @@ class SelfImitation(Signal):
       calls = len({record.turn for record in episode.tools})
     else:
       calls = len({s.turn for s in episode.segments if s.sampled.any()})
-    paid = cosine_down(self._steps, settings.tool_steps) * min(1.0, settings.tool_reward * calls)
+    paid = weight * min(1.0, settings.tool_reward * calls)
     parts = {**episode.reward_parts, PART: Reward(paid)}
     return dataclasses.replace(episode, reward=Reward(value + paid), reward_parts=parts)
 

@@ -184,7 +184,7 @@ def test_thinking_stays_as_it_was_sampled(json_chat):
   spans = json_chat.conversation(asked, [thought, *again, Message("assistant", "Yes.")])
   text = json_chat.tokenizer.decode(_ids(spans))
   assert "<think>\nSum.\n</think>\n\n7<|im_end|>\n<|im_start|>user\nSure?<|im_end|>" in text
-  assert [json_chat.tokenizer.decode(s.ids) for s in spans if s.target] == [
+  assert [json_chat.tokenizer.decode(s.ids) for s in spans if s.weight] == [
     "<think>\nSum.\n</think>\n\n7<|im_end|>",
     "<think>\n\n</think>\n\nYes.<|im_end|>",
   ]

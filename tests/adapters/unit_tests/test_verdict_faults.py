@@ -1,7 +1,6 @@
 """A verdict that cannot be had: what the code does to it is the code's fault, load is nobody's."""
 
 import asyncio
-import math
 import sys
 import time
 
@@ -14,7 +13,7 @@ from agentjax.adapters.unit_tests.scorer import (
   UnitTestVerifier,
   VerifierFault,
 )
-from agentjax.rewards import Combined, Part, RewardGraph, WeightedSum
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.sandbox import ProcessSandbox
 from agentjax.sandbox.interface import RunStatus, SandboxError, SandboxResult
 from agentjax.sandbox.result import infra_error
@@ -84,7 +83,7 @@ def test_slow_neighbours_take_nothing_from_a_right_answer():
 
   task = Task(1, (), "", "made")
   episodes = [Trajectory(0, 1, i, "made", [], answer=code) for i, code in enumerate(codes)]
-  graph = RewardGraph({"judge": judge}, Part("judge"))
+  graph = RewardGraph({"judge": judge}, Formula("judge"))
 
   async def main():
     await verifier.verify({"solution.py": SQUARE}, TESTS)  # the sandbox starts
@@ -108,7 +107,7 @@ def test_a_scorer_that_blocks_holds_up_no_other_member_of_its_group():
   def ranks(trajectories, task):
     return [float(t.address[2]) for t in trajectories]
 
-  graph = RewardGraph({"blocking": blocking}, Part("blocking"), {"rank": ranks})
+  graph = RewardGraph({"blocking": blocking}, Formula("blocking"), {"rank": ranks})
   group = [Trajectory(0, 1, i, "made", []) for i in range(8)]  # 3.2 s one after the other
   asyncio.run(score(graph, group, Task(1, (), "", "made"), timeout=2.0))
   assert [t.reward for t in group] == [Reward(1.0)] * 8
@@ -221,7 +220,7 @@ def fragile(trajectory, task):
 
 
 def test_an_answer_that_breaks_a_scorer_gets_nothing_and_counts():
-  graph = RewardGraph({"fragile": fragile}, Part("fragile"))
+  graph = RewardGraph({"fragile": fragile}, Formula("fragile"))
   for answer, value in (("1", 1.0), ("one", 0.0), ("nan", 0.0), ("1e999", 0.0), (None, 0.0)):
     trajectory = episode(0, answer)
     asyncio.run(graph.score(trajectory, TASK))
@@ -235,7 +234,7 @@ def test_what_is_worth_less_than_nothing_is_not_escaped_by_breaking_the_scorer()
   def penalty(trajectory, task):
     return -float(trajectory.answer or 1)
 
-  graph = RewardGraph({"penalty": penalty}, Part("penalty"))
+  graph = RewardGraph({"penalty": penalty}, Formula("penalty"))
   trajectory = episode(0, "x")
   asyncio.run(graph.score(trajectory, TASK))
   assert trajectory.reward == Reward(-1.0)
@@ -251,7 +250,7 @@ def test_an_answer_that_a_judge_refuses_counts_and_a_wrong_key_masks(status, mas
     return 0.0
 
   trajectory = episode(0, "x" * 10**6)
-  asyncio.run(RewardGraph({"judge": judge}, Part("judge")).score(trajectory, TASK))
+  asyncio.run(RewardGraph({"judge": judge}, Formula("judge")).score(trajectory, TASK))
   assert trajectory.status.masked is masked
 
 
@@ -262,7 +261,7 @@ def test_a_verifier_that_is_gone_masks_whatever_the_answer(error):
       raise error
     return 0.0
 
-  graph = RewardGraph({"judge": judge}, Part("judge"))
+  graph = RewardGraph({"judge": judge}, Formula("judge"))
   trajectory = episode(0, "x")
   asyncio.run(graph.score(trajectory, TASK))
   assert trajectory.status is Status.VERIFIER_ERROR
@@ -273,7 +272,7 @@ def test_a_scorer_that_fails_at_nothing_too_masks():
   def judge(trajectory, task):
     return float(task.metadata["missing"])
 
-  graph = RewardGraph({"judge": judge, "one": fragile}, WeightedSum(((1.0, Part("judge")),)))
+  graph = RewardGraph({"judge": judge, "one": fragile}, Formula("judge"))
   trajectory = episode(0, "x")  # breaks the other one by itself
   asyncio.run(graph.score(trajectory, TASK))
   assert trajectory.status is Status.VERIFIER_ERROR
@@ -285,7 +284,7 @@ def test_one_member_that_breaks_a_comparison_takes_nothing_from_its_siblings():
     values = [float(m.answer) if m.answer else 0.0 for m in members]
     return [v / max(*values, 1.0) for v in values]
 
-  graph = RewardGraph({}, Combined(math.prod, (Part("rank"),)), group_scorers={"rank": rank})
+  graph = RewardGraph({}, Formula("rank"), group_scorers={"rank": rank})
   members = [episode(i, a) for i, a in enumerate(("2", "four", "4"))]
   asyncio.run(graph.score_group(members, TASK))
   assert [m.reward for m in members] == [Reward(0.5), Reward(0.0), Reward(1.0)]

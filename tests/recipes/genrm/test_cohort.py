@@ -18,7 +18,8 @@ from agentjax.recipes.genrm.cohort import (
   split_reasoning,
   style_density,
 )
-from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rewards.formula import Formula
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rewards.judges import JudgeUnavailableError
 from agentjax.trajectory.record import Message, Status
 from tests.rewards.judging import Scripted, episode, run, task
@@ -119,7 +120,7 @@ def quality_judge(quality, roles="delimited"):
 
 
 def cohort(judge, config, *trajectories, to=None):
-  graph = RewardGraph({}, Part("genrm"), {"genrm": GenRMCohort(judge, config, seed=0)})
+  graph = RewardGraph({}, Formula("genrm"), {"genrm": GenRMCohort(judge, config, seed=0)})
   assert graph.needs_groups
   run(graph.score_group(trajectories, to or task()))
   return [t.reward.value for t in trajectories]

@@ -12,7 +12,7 @@ from agentjax.recipes.monte_carlo.sampler import (
   monte_carlo_part,
   turn_rewards,
 )
-from agentjax.rewards import Part, RewardGraph, WeightedSum
+from agentjax.rewards import Formula, RewardGraph
 from agentjax.rewards.scorers import SCORERS
 from agentjax.trajectory.record import MONTE_CARLO, Message, Reward, Status
 from agentjax.world.environment import Environment, Observation, Step
@@ -23,7 +23,7 @@ from tests.rollout.test_loop import content
 N = 2
 REWARDS = RewardGraph(
   {"environment": SCORERS["environment"], MONTE_CARLO: monte_carlo_part},
-  WeightedSum(((1.0, Part("environment")), (1.0, Part(MONTE_CARLO)))),
+  Formula(f"environment + {MONTE_CARLO}"),
 )
 # What the members say; a completion says one letter throughout.
 SAID = {0: "aaa", 1: "aba", 2: "baa"}
@@ -128,6 +128,6 @@ def test_rewards_of_turns_from_values_by_hand():
 
 
 def test_rewards_that_compare_a_group_have_no_completions():
-  compared = RewardGraph({}, Part("best"), {"best": lambda members, task: [0.0] * len(members)})
+  compared = RewardGraph({}, Formula("best"), {"best": lambda members, task: [0.0] * len(members)})
   with pytest.raises(ConfigError, match="compare the members of a group"):
     MonteCarloConfig().build(compared)

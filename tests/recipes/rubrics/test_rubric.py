@@ -13,7 +13,8 @@ from agentjax.recipes.rubrics.rubric import (
   explicit,
   veto_saturating,
 )
-from agentjax.rewards.graph import Part, RewardGraph
+from agentjax.rewards.formula import Formula
+from agentjax.rewards.graph import RewardGraph
 from agentjax.rewards.judges import JudgeUnavailableError, LengthAlarm
 from agentjax.trajectory.record import Reward, Status
 from tests.rewards.judging import Scripted, episode, run, task
@@ -102,7 +103,7 @@ FACTS = {
 
 
 def scored(scorer, trajectory, to):
-  graph = RewardGraph({"rubric": scorer}, Part("rubric"))
+  graph = RewardGraph({"rubric": scorer}, Formula("rubric"))
   run(graph.score(trajectory, to))
   return trajectory
 

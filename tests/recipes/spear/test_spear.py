@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.config import ConfigError
+from agentjax.config import ConfigError, with_numbers
 from agentjax.models import ModelConfig
 from agentjax.objectives import AdvantageConfig, ObjectiveConfig, PolicyLossConfig
 from agentjax.objectives.objective import policy_objective
 from agentjax.objectives.preparation import prepare
 from agentjax.recipes.spear import SpearAdvantages, SpearConfig
 from agentjax.recipes.spear.advantages import clip_covariance
-from agentjax.recipes.spear.imitation import PART, SelfImitation, cosine_down, cosine_up
+from agentjax.recipes.spear.imitation import PART, SelfImitation
 from agentjax.rollout.schedule import ScheduleConfig
+from agentjax.schedules import CosineSchedule
 from agentjax.sharding import MeshConfig, make_mesh
 from agentjax.signals.signal import BatchContext, SignalTools, StepContext, order_signals
 from agentjax.training import Experiment, load_experiment
@@ -36,13 +37,17 @@ _OBJECTIVE = ObjectiveConfig(AdvantageConfig(function=_WHOLE), _LOSS)
 
 
 def _signal(**settings):
-  settings = {"tool_reward": 0.0, "imitation_steps": 0} | settings
+  settings = {"tool_reward": 0.0, "imitation_weight": 1.0} | settings
   config = SpearConfig(**settings)
   config.validate()
   mesh = make_mesh(MeshConfig(), jax.devices()[:1])
   signal = SelfImitation(config, SignalTools(_MODEL, [b""] * 16, mesh, None, 4))
   order_signals([signal])  # registers its columns, as a run does
   return signal
+
+
+def _cosine(start, end, steps):
+  return CosineSchedule(start=start, end=end, steps=steps)
 
 
 def _episode(reward, sample=0, *, step=1, task=0, ids=(4, 5), tools=()):
@@ -59,7 +64,12 @@ def _group(rewards, **place):
 
 
 def _observe(signal, episodes, step=1):
-  return signal.observe(StepContext(step, None), episodes)
+  return signal.observe(StepContext(step, None, at=lambda s: _at(s, step)), episodes)
+
+
+def _at(settings, step):
+  """With the numbers of a training step, of which the first is 1."""
+  return with_numbers(settings, lambda _, schedule: schedule.number(step - 1, None))
 
 
 def _batch(signal, episodes, step=1):
@@ -83,15 +93,15 @@ def _of_sequences(values, batch, count):
 
 
 def test_the_schedules_by_hand():
-  assert [cosine_up(t, 100) for t in (0, 50, 100, 150)] == pytest.approx([0, 0.5, 1, 1])
-  assert [cosine_down(t, 100) for t in (0, 50, 100, 150)] == pytest.approx([1, 0.5, 0, 0])
-  assert cosine_up(0, 0) == 1.0
+  found = [_at(SpearConfig(), 1 + t) for t in (0, 50, 100, 150)]
+  assert [s.imitation_weight for s in found] == pytest.approx([0, 0.5, 1, 1])
+  assert [s.tool_weight for s in found] == pytest.approx([1, 0.5, 0, 0])
 
 
 def test_tools_are_paid_at_first_and_up_to_one():
-  signal = _signal(tool_reward=0.1, tool_steps=2)
+  signal = _signal(tool_reward=0.1, tool_weight=_cosine(1.0, 0.0, 2))
   episodes = [_episode(0.0, 0, tools=(0, 0, 1)), _episode(1.0, 1, tools=range(30))]
-  paid = [[one.reward.value for one in _observe(signal, episodes)[0]] for _ in range(3)]
+  paid = [[one.reward.value for one in _observe(signal, episodes, s)[0]] for s in (1, 2, 3)]
   np.testing.assert_allclose(paid, [[0.2, 2.0], [0.1, 1.5], [0.0, 1.0]])
   shaped, metrics = _observe(_signal(tool_reward=0.1, calls="turn"), episodes)
   assert [one.reward_parts[PART].value for one in shaped] == [0.1, 0.1]
@@ -223,7 +233,7 @@ def test_draws_are_those_of_the_step_and_tokens_that_they_hit_learn_nothing():
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings, named):
   with pytest.raises(ConfigError, match=rf"config\.rl\.signals\.{named}"):
-    SpearConfig(**settings).validate()
+    SpearConfig(**settings).validate("config.rl.signals")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,12 @@ def test_objectives_that_do_not_read_what_is_replayed_are_refused(changed, named
 
 def _run(directory):
   schedule = ScheduleConfig()
-  spear = SpearConfig(capacity=2, imitation_steps=3, calls="turn", tool_steps=3)
+  spear = SpearConfig(
+    capacity=2,
+    imitation_weight=_cosine(0.0, 1.0, 3),
+    calls="turn",
+    tool_weight=_cosine(1.0, 0.0, 3),
+  )
   rl = dataclasses.replace(
     staged_experiment(schedule).rl, steps=5, signals=(spear,), objective=_OBJECTIVE
   )

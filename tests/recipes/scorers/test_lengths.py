@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from agentjax.config import ConfigError
+from agentjax.recipes.scorers.lengths import OverlongConfig, overlong
 from agentjax.rewards import RewardConfig
 from agentjax.rewards.config import build_rewards
-from agentjax.rewards.shaping import OverlongConfig, overlong
 from agentjax.training.flags import set_field
 from agentjax.trajectory.record import Segment, Task, Trajectory
 
