@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 
 from agentjax.models import flash, paged, splash
 from agentjax.models.linear import precision
-from agentjax.models.pages import Held, read_places
+from agentjax.models.pages import Held, Paged, read_places
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
 from agentjax.sharding import index, largest, on_shards, ways, whole
+from pallas_kernels.kv_packet import Rotary
 
 Array = jax.Array
 
@@ -117,6 +118,7 @@ def attend_cache(
   rows: Int[Array, " rows"] | None = None,
   counts: Int[Array, " rows"] | Bool[Array, " rows"] | None = None,
   value_width: int | None = None,
+  rotary: Rotary | None = None,
   kernels: str | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
@@ -139,6 +141,8 @@ def attend_cache(
     counts: tokens of each row that are not right padding; padding costs a kernel nothing. None is
       all of them.
     value_width: where ``values`` is None.
+    rotary: how the keys are turned, None where not at all; needed where slots hold ``pages.Pieces``
+      only, which were made for other positions.
     kernels: ``ModelConfig.kernels``.
   """
 
@@ -148,8 +152,7 @@ def attend_cache(
     # The rest is weighed for nothing: to cut it off first would copy the whole cache.
     return out[..., :value_width] if values is None else out
 
-  def kernel() -> Array:
-    assert kernels is not None
+  def kernel(implementation: str | None = kernels) -> Array:
     return paged.attend_paged(
       query,
       keys,
@@ -160,9 +163,12 @@ def attend_cache(
       rows=rows,
       counts=counts,
       value_width=value_width,
-      implementation=kernels,
+      rotary=rotary,
+      implementation=implementation,
     )
 
+  if isinstance(keys, Paged) and keys.pieces is not None:
+    return kernel(None)
   if kernels is None or not paged.fits(kernels, query, keys, values, rows, value_width):
     return plain()
   fast = dict.fromkeys(paged.platforms(kernels), kernel)

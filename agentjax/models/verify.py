@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attend import attend_cache
-from agentjax.models.attention import append_rows, merge_heads, project_heads
+from agentjax.models.attention import append_rows, merge_heads, project_heads, rotary
 from agentjax.models.blocks import KINDS, Appended, Block, BlockKind
 from agentjax.models.cache import Cache, run_section
 from agentjax.models.config import BUILT_IN, ModelConfig
@@ -172,6 +172,7 @@ def _attention(
     positions=where.positions,
     scale=scale,
     counts=where.counts,
+    rotary=rotary(config),
     kernels=config.kernels,
   )
   return x + merge_heads(params.mixer, out), entry, None

@@ -19,6 +19,7 @@ from agentjax.models.attention import (
   KVCache,
   append_rows,
   append_step,
+  join_heads,
   rope_frequencies,
   rotate,
 )
@@ -29,6 +30,7 @@ from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.moe import Moe, Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import ParamSpec, Weight
+from pallas_kernels.kv_packet import Rotary
 
 Array = jax.Array
 
@@ -369,6 +371,7 @@ def gemma_extend(
     window=heads.window,
     rows=rows,
     counts=counts,
+    rotary=Rotary(heads.frequencies),
     kernels=config.kernels,
   )
   return _output(params, out), cache
@@ -400,6 +403,7 @@ def gemma_step(
     scale=1.0,
     window=heads.window,
     counts=active,
+    rotary=Rotary(heads.frequencies),
     kernels=config.kernels,
   )
   return _output(params, out)[:, 0], cache
@@ -545,12 +549,17 @@ def _block(layer: Layer) -> BlockKind:
 
     return run
 
+  def join(params, entries, starts, config):
+    del params
+    return join_heads(entries, starts, Rotary(_heads(config, layer).frequencies))
+
   return BlockKind(
     spec=functools.partial(gemma_spec, layer=layer),
     forward=forward,
     init_cache=functools.partial(init_gemma_cache, layer=layer),
     extend=decode(gemma_extend),
     step=decode(gemma_step),
+    join=join,
     routes=layer.mixes,
     stream=STREAM,
   )
