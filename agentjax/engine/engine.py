@@ -27,8 +27,9 @@ from agentjax.engine.request import (
 )
 from agentjax.engine.scheduler import EngineStats, Scheduler
 from agentjax.engine.slots import token_array
-from agentjax.engine.store import Snapshot
+from agentjax.engine.store import HeldPiece, Snapshot
 from agentjax.models import ModelConfig, Params
+from agentjax.models.pieces import Piece
 from agentjax.models.stack import stream_kind
 
 
@@ -81,7 +82,7 @@ class Context:
   @property
   def room(self) -> int:
     """Tokens it can still take."""
-    return self._engine.scheduler.max_tokens - len(self)
+    return self._engine.scheduler.max_tokens - len(self) - self.state.gap
 
   @property
   def experts(self) -> np.ndarray | None:
@@ -118,6 +119,8 @@ class Context:
     self.state.check_usable()
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
+    if self.state.is_bare:
+      raise ValueError("a context of pieces alone cannot sample: extend it by a token at least.")
     _validate(request.sampling)
     if request.grammar is not None:
       check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
@@ -294,6 +297,43 @@ class Engine:
     context = Context(self, self.scheduler.new_context(priority, self._policy))
     await context.extend(token_ids, images=images)
     return context
+
+  def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
+    """A run of tokens that was taken in by itself, in pages that contexts may begin with.
+
+    Args:
+      piece: from ``models.pieces.run_piece``, with this policy's weights of ``version``.
+      version: of these weights; pieces of others than those in use are refused where they are
+        opened.
+    """
+    self._check_pieces()
+    return self.scheduler.lanes[0].slots.keep_piece(piece, version)
+
+  async def open_pieces(
+    self, pieces: Sequence[HeldPiece], *, priority: tuple[int, ...] = ()
+  ) -> Context:
+    """A context that begins with pieces in a row; it has to be extended before it samples.
+
+    Contexts share the pages of their pieces. ``fork`` one for a group, which then shares the
+    states as well.
+
+    Raises:
+      ContextLengthError: they leave no room for another token.
+      EngineError: pieces of other weights than those in use, or no weights are.
+    """
+    self._check_pieces()
+    if not pieces:
+      raise ValueError("0 pieces; allowed: one or more, or open_ids for a context without.")
+    state = self.scheduler.new_context(priority, self._policy)
+    state.begin_with_pieces(await self.scheduler.join(pieces))
+    return Context(self, state)
+
+  def _check_pieces(self) -> None:
+    if not self.config.pieces or self.others or self._policy:
+      raise EngineError(
+        f"engine.pieces={self.config.pieces} with {1 + len(self.others)} policies; allowed for "
+        "pieces: engine.pieces=True and one policy."
+      )
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs."""

@@ -200,13 +200,13 @@ class _Supply:
 
     Args:
       slot: which.
-      tokens: in all.
+      tokens: in all, places without one included (``ContextState.gap``).
       copies: to read the slot as well, beside what it goes on with.
       base: what is placed in it first.
     """
     pool, programs = self._slots.pool(slot), self._slots.programs
     more = max(0, programs.pages_of(tokens) - self.pages(slot))
-    shared = () if base is None else base.blocks[: self._slots.whole(base.length)]
+    shared = () if base is None else base.blocks[: self._slots.whole(base.places)]
     more -= sum(self._held_by(pool, block) > 0 for block in shared)
     spare = programs.pages_of(1 + programs.unsettled) if copies else 0
     if more + spare > self._free[pool]:
@@ -308,7 +308,8 @@ class Lane:
       under_way = None if before is None else before.decoding.get(slot)
       if under_way is not None and under_way.job is job:
         if self._goes_on(slot, under_way):
-          if supply.reach(slot, job.context.held + under_way.budget + 1):
+          context = job.context
+          if supply.reach(slot, context.held + context.gap + under_way.budget + 1):
             ready.append((slot, job))
           else:
             self.cramped = True
@@ -367,6 +368,7 @@ class Lane:
         assert whole is not None
         run = len(whole) - tokens
     copies = job.needs_read
+    tokens += context.gap
     if run:
       tokens += min(run, self.slots.config.extend_buckets[-1])
     elif not copies:
@@ -422,8 +424,9 @@ class Lane:
       held, most = job.context.held + drawn, self._room(job.context) - drawn
       left = generation.request.max_tokens - generation.sampled - drawn
       room = min(most, chunk_tokens, left)
-      if not supply.reach(slot, held + room):
-        room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - held)
+      places = held + job.context.gap
+      if not supply.reach(slot, places + room):
+        room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - places)
       if room > 0 or most == 0:
         cycle.plan = cycle.plan or self.slots.idle_plan()
         generation.write(cycle.plan, slot, room, drawn)
@@ -547,7 +550,7 @@ class Lane:
         if context.extends_next:
           largest = config.extend_buckets[-1]
           size = min(len(context.pending[0].ids), largest)
-          if budget <= 0 or not supply.reach(slot, context.held + size):
+          if budget <= 0 or not supply.reach(slot, context.held + context.gap + size):
             continue
           run = context.first_run
           if run is not None and context.held >= len(run):
@@ -646,4 +649,4 @@ class Lane:
     job.future.set_result(result)
 
   def _room(self, context: ContextState) -> int:
-    return self.slots.programs.max_tokens - context.held
+    return self.slots.programs.max_tokens - context.held - context.gap

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentjax import models
 from agentjax.engine.config import EngineConfig
@@ -25,13 +26,16 @@ from agentjax.models.exact import padded_length
 from agentjax.models.lora import join_adapters
 from agentjax.models.pages import (
   Paged,
+  Pieces,
   Quantised,
   is_paged,
   place_index,
   read_places,
   write_places,
 )
+from agentjax.models.pieces import join_entries
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
+from pallas_kernels.paged_attention import quantize_tokens
 
 Array = jax.Array
 
@@ -76,10 +80,13 @@ class Programs:
     copy: copies pages to others.
     write: puts keys and values into pages.
     read: takes a context's state out of a slot.
+    join: states of pieces in a row; compiled for each number of them.
     read_blocks: takes keys and values out of pages.
     traces: how often each was compiled; more than once means a shape leaked in, or other devices.
     block_tokens: tokens of a page.
     entries: pages of a context of ``max_length``.
+    table_shape: of what ``extend`` and ``decode`` know of pages: their numbers, and with
+      ``config.pieces`` behind them what ``models.pages.Pieces`` holds.
     ways: parts in which slots and pages are split over the mesh; a slot has pages of its own part.
     pages: of one way, the first of which is nobody's.
     max_tokens: that a context can hold: ``max_length``, or less where pages are fewer.
@@ -137,6 +144,7 @@ class Programs:
     self.copy = self._jit("copy", self._copy, out=whole, donate=True)
     self.write = self._jit("write", self._write, out=whole, donate=True)
     self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
+    self.join = self._jit("join", self._join)
     blocks = (self._placed(self.block_spec),) * self.transfer_blocks
     self.read_blocks = self._jit("read_blocks", self._read_blocks, out=blocks)
     self.extend = {
@@ -155,6 +163,8 @@ class Programs:
     self._length = padded_length(model, config.max_length)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.entries = -(-self._length // self.block_tokens) if self.has_blocks else 1
+    whole = (self.slots, self.entries)
+    self.table_shape = (1 + len(dataclasses.fields(Pieces)), *whole) if config.pieces else whole
     self.unsettled = 0 if shapes.mtp_cache is None else len(shapes.mtp_cache.entries)
     # A context's last pages are copied where another goes on from them.
     spare = 1 + self.pages_of(self.unsettled)
@@ -266,6 +276,7 @@ class Programs:
       params = join_adapters(params, laid_out(adapters))
     config = self._config
     plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.entries)
+    plan = plan._replace(table=np.zeros(self.table_shape, np.int32))
     given = [None if v is None or isinstance(v, dict) else placed(v, jax.P()) for v in plan]
     return state, params, DecodePlan(*given)._replace(grammars={})
 
@@ -274,7 +285,7 @@ class Programs:
     rows, whole = self.extend_rows[tokens], home.sharding(jax.P())
     given = [
       jax.ShapeDtypeStruct(shape, jnp.int32, sharding=whole)
-      for shape in ((rows,), (rows, tokens), (rows,), (self.slots, self.entries))
+      for shape in ((rows,), (rows, tokens), (rows,), self.table_shape)
     ]
     return *self.abstract_arguments(home, adapters)[:2], *given, None
 
@@ -313,12 +324,17 @@ class Programs:
   def _with_table(self, device: DeviceState, table: Array) -> DeviceState:
     """The state as blocks read it."""
     leaves, tree = jax.tree.flatten(device, is_leaf=lambda v: isinstance(v, Quantised))
+    pieces = None
+    if self._config.pieces:
+      table, *laid_out = table
+      pieces = Pieces(*laid_out)
 
     def held(v: Any) -> Paged:
       if not isinstance(v, Quantised):
-        return Paged(v, table, self._length, self.ways)
+        return Paged(v, table, self._length, self.ways, pieces=pieces)
       dtype = self._model.dtype
-      return Paged(v.numbers, table, self._length, self.ways, scales=v.scales, dtype=dtype)
+      paged = Paged(v.numbers, table, self._length, self.ways, scales=v.scales, dtype=dtype)
+      return dataclasses.replace(paged, pieces=pieces)
 
     return jax.tree.unflatten(
       tree, [held(v) if paged else v for v, paged in zip(leaves, self._held, strict=True)]
@@ -456,16 +472,53 @@ class Programs:
     One is a flat array of each dtype: to hand over many small ones costs the host more.
     """
 
+    pools = [v for v, paged in zip(jax.tree.leaves(device), self._paged, strict=True) if paged]
+
     def block(page: Array) -> tuple[Array, ...]:
-      parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
-      every = zip(jax.tree.leaves(device), self._specs, self._group_of, strict=True)
-      for leaf, spec, group in every:
-        if group is not None:
-          part = jax.lax.dynamic_slice_in_dim(leaf, page, 1, axis=0)
-          parts[group].append(self._flatten(part, spec, group.ways))
-      return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
+      return self._flat([jax.lax.dynamic_slice_in_dim(v, page, 1, axis=0) for v in pools])
 
     return tuple(block(pages[i]) for i in range(self.transfer_blocks))
+
+  def flat_blocks(self, pages: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+    """Pages of the host [pages, ..., tokens, width], one array for each pool, as ``write`` takes
+    them."""
+    narrow = _CACHE_DTYPES[self._config.cache_dtype]
+    every: list[Any] = list(pages)
+    if narrow is not None:
+      every = [part for v in pages for part in quantize_tokens(jnp.asarray(v), narrow)]
+    blocks = (self._flat([v[i : i + 1] for v in every]) for i in range(len(pages[0])))
+    return [tuple(np.asarray(v) for v in block) for block in blocks]
+
+  def state_of(
+    self, blank: Sequence[Array], entries: Sequence[Any], length: int
+  ) -> tuple[Array, ...]:
+    """What ``read`` would give of a slot with these entries, None where they lie in pages.
+
+    ``blank`` is what it gives of an empty slot.
+    """
+    rest = iter(blank)
+    leaves = [None if paged else next(rest) for paged in self._paged]
+    tree = jax.tree.structure(jax.eval_shape(self._initial))
+    device = jax.tree.unflatten(tree, [0 if v is None else v for v in leaves])
+    blocks = tuple(
+      own if new is None else new for own, new in zip(device.cache.blocks, entries, strict=True)
+    )
+    lengths = np.full(device.cache.lengths.shape, length, np.int32)
+    cache = dataclasses.replace(device.cache, blocks=blocks, lengths=lengths)
+    filled = jax.tree.leaves(dataclasses.replace(device, cache=cache))
+    return tuple(v for v, paged in zip(filled, self._paged, strict=True) if not paged)
+
+  def _join(self, params: Any, entries: Any, starts: Array) -> tuple[Any, ...]:
+    return join_entries(params, self._model, entries, starts)
+
+  def _flat(self, page: Sequence[Array]) -> tuple[Array, ...]:
+    """One page of every pool, each [1, ...], as one array for each group."""
+    groups = [g for g in self._group_of if g is not None]
+    specs = [spec for spec, paged in zip(self._specs, self._paged, strict=True) if paged]
+    parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
+    for part, spec, group in zip(page, specs, groups, strict=True):
+      parts[group].append(self._flatten(part, spec, group.ways))
+    return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
   def _flatten(self, part: Array, spec: jax.P, ways: int) -> Array:
     """[n], or [ways, n / ways] of what lies on each device along the axis that is split."""
@@ -491,7 +544,8 @@ class Programs:
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_table(device, plan.table)
     # Laid out, a chunk would read its own tokens as they were before they became narrow.
-    if self._length > CACHE_BLOCK or self._config.cache_dtype is not None:
+    narrow = self._config.cache_dtype is not None
+    if self._length > CACHE_BLOCK or narrow or self._config.pieces:
       after, chunk = run(paged)
     else:
       after, chunk = run(self._laid_out(paged))
@@ -562,6 +616,7 @@ def programs_of_lane(
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,
     block_tokens=config.block_tokens,
+    pieces=config.pieces,
     cache_dtype=config.cache_dtype,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,

@@ -29,7 +29,7 @@ from agentjax.engine.request import (
   NonFiniteError,
 )
 from agentjax.engine.slots import SlotEngine, make_store
-from agentjax.engine.store import Snapshot
+from agentjax.engine.store import HeldPiece, Snapshot
 from agentjax.models import ModelConfig, Params
 
 
@@ -159,6 +159,19 @@ class Scheduler:
   def version(self, policy: int) -> int:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
+
+  async def join(self, pieces: Sequence[HeldPiece]) -> Snapshot:
+    """See ``SlotEngine.join``; in the thread of a lane."""
+    lane = self.lanes[0]
+    if not self._weights:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+    weights = self._weights[lane.slots.home]
+
+    def join() -> Snapshot:
+      lane.slots.use(weights)
+      return lane.slots.join(pieces)
+
+    return await asyncio.get_running_loop().run_in_executor(lane.thread, join)
 
   def new_context(self, priority: tuple[int, ...], policy: int) -> ContextState:
     """An empty one."""
@@ -290,7 +303,9 @@ class Scheduler:
   def _make_room(self, context: ContextState) -> bool:
     """Whether a context can be stored, once known prefixes have made way."""
     programs = self.lanes[0].slots.programs
-    needed = programs.state_bytes + programs.pages_of(context.held) * programs.block_bytes
+    needed = (
+      programs.state_bytes + programs.pages_of(context.held + context.gap) * programs.block_bytes
+    )
     while not self.store.room_for(needed):
       if not any(known.evict() for known in self.known):
         return False
@@ -315,6 +330,8 @@ class Scheduler:
     """Keeps what a closing context holds in its slot for those that begin alike."""
     ids = context.ids.array()
     if context.home is None or context.version != self.version(context.policy) or ids is None:
+      return
+    if context.layout is not None:  # what it holds is not what its ids alone would give
       return
     if len(ids) != context.held or not self._make_room(context):
       return

@@ -22,7 +22,7 @@ from agentjax.engine.request import (
   DecodePlan,
   EngineError,
 )
-from agentjax.engine.store import Snapshot, Store, Stored
+from agentjax.engine.store import HeldPiece, Snapshot, Store, Stored
 from agentjax.models import (
   ModelConfig,
   Params,
@@ -30,6 +30,7 @@ from agentjax.models import (
   undraftable,
   unverifiable,
 )
+from agentjax.models.pieces import Layout, Piece, cut_pages, lay_out, states, unjoinable
 
 
 class Routed(NamedTuple):
@@ -132,6 +133,8 @@ class SlotEngine:
       f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
       "neither keys nor values",
     )
+    if config.pieces:
+      self._check_pieces(model_config, config)
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
@@ -155,6 +158,7 @@ class SlotEngine:
     self._own: list[list[int]] = [[] for _ in range(self.slots)]
     empty = [self.pool(slot).empty for slot in range(self.slots)]
     self._table = np.tile(np.array(empty, np.int32)[:, None], (1, self.programs.entries))
+    self._layouts: list[Layout | None] = [None] * self.slots
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self.first_dispatch: float | None = None
     self._grammars: GrammarTable | None = None
@@ -174,6 +178,16 @@ class SlotEngine:
       none = np.zeros(self.programs.transfer_blocks, np.int32)
       filler = self.programs.read_blocks(self._state, none)
       self._filler = filler if self.home.mesh else self.home.put(filler)
+
+  @staticmethod
+  def _check_pieces(model: ModelConfig, config: EngineConfig) -> None:
+    reason = unjoinable(model)
+    check(reason is None, "engine.pieces", True, f"False for a model with {reason}")
+    split = config.mesh.data * config.mesh.expert
+    check(split == 1, "engine.pieces", True, f"False with slots in {split} parts (engine.mesh)")
+    for name, off in (("speculate", "none"), ("record_experts", False)):
+      value = getattr(config, name)
+      check(value == off, f"engine.{name}", value, f"{off!r} with engine.pieces=True")
 
   @property
   def weights(self) -> Weights:
@@ -225,6 +239,11 @@ class SlotEngine:
     """The pages that a slot takes from."""
     return self.pools[slot * len(self.pools) // self.slots]
 
+  def gap(self, slot: int) -> int:
+    """By how many places its next token stands behind its position."""
+    layout = self._layouts[slot]
+    return 0 if layout is None else layout.gap
+
   def pages(self, slot: int) -> int:
     """Pages that a slot has."""
     return len(self._shared[slot]) + len(self._own[slot])
@@ -233,9 +252,9 @@ class SlotEngine:
     """Its first pages, as far as they are stored."""
     return self._shared[slot]
 
-  def whole(self, tokens: int) -> int:
-    """The number of first pages, of a context of ``tokens``, that do not change any more."""
-    settled = max(0, tokens - self.programs.unsettled)
+  def whole(self, places: int) -> int:
+    """The number of first pages, of a context of ``places``, that do not change any more."""
+    settled = max(0, places - self.programs.unsettled)
     return settled // self.programs.block_tokens if self.programs.has_blocks else 0
 
   def reaches(self, block: Stored) -> bool:
@@ -253,11 +272,13 @@ class SlotEngine:
       self._place_state(snapshot, slots[start : start + width])
     self._place_pages(snapshot, slots)
     self.lengths[list(slots)] = snapshot.length
+    for slot in slots:
+      self._layouts[slot] = snapshot.layout
 
   def read(self, slot: int) -> Snapshot:
     """A copy of the context in ``slot``; both share the pages that do not change."""
     pool, shared = self.pool(slot), self._settle(slot)
-    changing = self._own[slot][: self.programs.pages_of(int(self.lengths[slot])) - len(shared)]
+    changing = self._own[slot][: self._used_pages(slot) - len(shared)]
     copies = [self._take(pool) for _ in changing]
     self._copy(list(zip(changing, copies, strict=True)))
     return self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in copies)])
@@ -265,7 +286,7 @@ class SlotEngine:
   def leave(self, slot: int) -> Snapshot:
     """Takes the context out of ``slot``, with its pages; the slot is then free."""
     pool, shared = self.pool(slot), self._settle(slot)
-    own, used = self._own[slot], self.programs.pages_of(int(self.lengths[slot])) - len(shared)
+    own, used = self._own[slot], self._used_pages(slot) - len(shared)
     self._own[slot] = own[used:]
     snapshot = self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in own[:used])])
     self.release(slot)
@@ -278,7 +299,7 @@ class SlotEngine:
       pool.loosen(block)
     for page in self._own[slot]:
       pool.give(page)
-    self._shared[slot], self._own[slot] = [], []
+    self._shared[slot], self._own[slot], self._layouts[slot] = [], [], None
     self._table[slot] = pool.empty
     self._tenants[slot] += 1
 
@@ -305,6 +326,46 @@ class SlotEngine:
     state = self.store.add((np.asarray([tokens], np.int32), *snapshot.state.arrays[1:]))
     blocks = -(-tokens // self.programs.block_tokens)
     return Snapshot(state, snapshot.blocks[:blocks], tokens, snapshot.version)
+
+  def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
+    """A piece, made by weights of ``version``, as pages that any context may begin with."""
+    blocks: list[Stored] = []
+    if self.programs.has_blocks:
+      pages = jax.tree.leaves(cut_pages(piece, self.programs.block_tokens))
+      for arrays in self.programs.flat_blocks(pages):
+        blocks.append(self.store.add(arrays, on_host=True))
+    return HeldPiece(tuple(blocks), states(piece), piece.length, version)
+
+  def join(self, pieces: Sequence[HeldPiece]) -> Snapshot:
+    """Pieces in a row, as a context; their pages are not copied.
+
+    Raises:
+      ContextLengthError: they leave no room for another token.
+      EngineError: they were made by other weights than those in use.
+    """
+    lengths, programs = [piece.length for piece in pieces], self.programs
+    versions = {piece.version for piece in pieces}
+    if versions != set(self.weights.versions[:1]):
+      raise EngineError(
+        f"pieces of the versions {sorted(versions)} cannot be joined by weights of version "
+        f"{self.weights.versions[0]}: make them again."
+      )
+    places = sum(programs.pages_of(n) * programs.block_tokens for n in lengths)
+    if max(places, sum(lengths)) >= programs.max_tokens:
+      raise ContextLengthError(
+        f"{len(pieces)} pieces of {sum(lengths)} tokens take {places} places in pages of "
+        f"{programs.block_tokens} and leave no room; allowed: fewer than {self.limit}."
+      )
+    layout = lay_out(
+      lengths if programs.has_blocks else (), programs.block_tokens, programs.entries
+    )
+    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int32)
+    own = [piece.states for piece in pieces]
+    joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
+    assert self._blank.state.arrays is not None
+    state = programs.state_of(self._blank.state.arrays, joined, sum(lengths))
+    blocks = tuple(block for piece in pieces for block in piece.blocks)
+    return Snapshot(self.store.add(state), blocks, sum(lengths), versions.pop(), layout)
 
   def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
     """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.
@@ -338,7 +399,8 @@ class SlotEngine:
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
-          self._grow((slot, int(self.lengths[slot]) + len(ids)) for slot, ids in part)
+          held = {slot: int(self.lengths[slot]) + self.gap(slot) for slot, _ in part}
+          self._grow((slot, held[slot] + len(ids)) for slot, ids in part)
           given = self._rows(part, rows, bucket)
           self._state, experts = program(self._state, params, *given)
           self._count(program)
@@ -368,7 +430,8 @@ class SlotEngine:
     if plan.ahead.any():
       assert self._under_way is not None, "there is no dispatch to go on from"
       before = np.where(plan.ahead, self._under_way.budget, 0)
-    reached = self.lengths + before + plan.budget
+    gaps = np.array([self.gap(slot) for slot in range(self.slots)])
+    reached = self.lengths + before + plan.budget + gaps
     full = np.flatnonzero(reached > self.programs.max_tokens)
     if full.size:
       raise ContextLengthError(
@@ -380,7 +443,7 @@ class SlotEngine:
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
     self._grow((slot, int(reached[slot])) for slot in map(int, np.flatnonzero(plan.budget)))
-    plan = plan._replace(table=self._table.copy())
+    plan = plan._replace(table=self._whole_table())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
@@ -404,7 +467,7 @@ class SlotEngine:
     return f"{most} tokens in all, a lane's share of engine.cache_tokens={config.cache_tokens}"
 
   def _check_room(self, slot: int, tokens: int) -> None:
-    if tokens > self.programs.max_tokens - int(self.lengths[slot]):
+    if tokens > self.programs.max_tokens - int(self.lengths[slot]) - self.gap(slot):
       raise ContextLengthError(
         f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
         f"{self.limit}."
@@ -422,7 +485,7 @@ class SlotEngine:
       slots[row], counts[row] = slot, len(ids)
       token_ids[row, : len(ids)] = ids
     policies = self.policies[np.minimum(slots, self.slots - 1)] if self._by_policy else None
-    return slots, token_ids, counts, self._table.copy(), policies
+    return slots, token_ids, counts, self._whole_table(), policies
 
   def _place_state(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)
@@ -433,7 +496,7 @@ class SlotEngine:
 
   def _place_pages(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     """Gives empty slots a context's pages: those that do not change are shared, others copied."""
-    whole = self.whole(snapshot.length)
+    whole = self.whole(snapshot.places)
     shared, changing = snapshot.blocks[:whole], snapshot.blocks[whole:]
     for slot in slots:  # first, so that none of these is moved to make room
       for block in shared:
@@ -476,7 +539,7 @@ class SlotEngine:
   def _settle(self, slot: int) -> list[Stored]:
     """Stores a slot's own pages that do not change any more; returns all its stored ones."""
     pool, shared, own = self.pool(slot), self._shared[slot], self._own[slot]
-    for _ in range(self.whole(int(self.lengths[slot])) - len(shared)):
+    for _ in range(self.whole(int(self.lengths[slot]) + self.gap(slot)) - len(shared)):
       shared.append(self._stored(pool, own.pop(0)))
       pool.hold(shared[-1])
     return shared
@@ -489,7 +552,20 @@ class SlotEngine:
   def _snapshot(self, slot: int, blocks: Iterable[Stored]) -> Snapshot:
     version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
     state = self.store.add(self._read_state(slot))
-    return Snapshot(state, tuple(blocks), int(self.lengths[slot]), version)
+    length, layout = int(self.lengths[slot]), self._layouts[slot]
+    return Snapshot(state, tuple(blocks), length, version, layout)
+
+  def _used_pages(self, slot: int) -> int:
+    """Pages of a slot up to its last token."""
+    return self.programs.pages_of(int(self.lengths[slot]) + self.gap(slot))
+
+  def _whole_table(self) -> np.ndarray:
+    """What programs know of pages (see ``Programs.table_shape``)."""
+    if not self.config.pieces:
+      return self._table.copy()
+    plain = lay_out((), self.programs.block_tokens, self.programs.entries)
+    laid_out = [jax.tree.leaves((layout or plain).pieces) for layout in self._layouts]
+    return np.stack([self._table, *np.swapaxes(np.array(laid_out), 0, 1)])
 
   def _page(self, block: Stored) -> int | None:
     """A page of this lane that holds a stored piece, or None."""
@@ -508,14 +584,14 @@ class SlotEngine:
     return page
 
   def _grow(self, wanted: Iterable[tuple[int, int]]) -> None:
-    """Gives slots pages for so many tokens in all.
+    """Gives slots pages for so many places in all.
 
     They are filled with zeros: a NaN left by another context would reach sums even if masked.
     """
     fresh = []
-    for slot, tokens in wanted:
+    for slot, places in wanted:
       pool, pages = self.pool(slot), self.pages(slot)
-      for entry in range(pages, self.programs.pages_of(tokens)):
+      for entry in range(pages, self.programs.pages_of(places)):
         page = self._take(pool)
         self._table[slot, entry] = page
         self._own[slot].append(page)
