@@ -1,0 +1,47 @@
+"""Header and trailer: input embeddings around every document of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentjax.models.stack import DecodeParams, Params
+
+Array = jax.Array
+
+
+@flax.struct.dataclass
+class Adapter:
+  """Input embeddings before and after a document; the model itself stays as it is."""
+
+  header: Array  # float32 [header tokens, embed]
+  trailer: Array  # float32 [trailer tokens, embed]
+
+
+def init_adapter(params: Params, key: Array, *, header: int = 8, trailer: int = 8) -> Adapter:
+  """Normal embeddings with the mean and the deviation of each channel of the model's table.
+
+  By the channel is our choice; 8 and 8 are the main setting of the paper.
+  """
+  table = params.embedding.astype(jnp.float32)
+  drawn = jax.random.normal(key, (header + trailer, table.shape[1]))
+  drawn = jnp.mean(table, axis=0) + jnp.std(table, axis=0) * drawn
+  return Adapter(header=drawn[:header], trailer=drawn[header:])
+
+
+def with_adapter(params: DecodeParams, adapter: Adapter) -> DecodeParams:
+  """Parameters whose table has the header and the trailer behind the vocabulary."""
+  table = params.embedding
+  rows = jnp.concatenate([adapter.header, adapter.trailer]).astype(table.dtype)
+  return dataclasses.replace(params, embedding=jnp.concatenate([table, rows]))
+
+
+def wrapped(token_ids: np.ndarray, adapter: Adapter, vocab_size: int) -> np.ndarray:
+  """Ids of header, document and trailer, for the table of ``with_adapter``."""
+  header, trailer = len(adapter.header), len(adapter.trailer)
+  behind = np.arange(vocab_size, vocab_size + header + trailer, dtype=np.int32)
+  return np.concatenate([behind[:header], token_ids, behind[header:]])
