@@ -101,8 +101,9 @@ def run(argv: list[str]) -> None:
   together = "fits" if left >= 0 else "DOES NOT FIT"
   console.print(f"all together: {together}, {_bytes(abs(left))} {'left' if left >= 0 else 'over'}")
   if memory is not None:
+    windows = f", and {_bytes(memory.windows)} of windows" if memory.windows else ""
     console.print(
-      f"cache of a lane: {memory.tokens:,} tokens of {memory.token / 1024:,.1f} KiB; "
+      f"cache of a lane: {memory.tokens:,} tokens of {memory.token / 1024:,.1f} KiB{windows}; "
       f"{memory.more_tokens(left):,} more fit"
     )
   cost = step_cost(experiment, plans, lanes, len(devices), chip)

@@ -16,7 +16,8 @@ so that it goes round in circles, and whose heads say what it would: most drafts
 is that policy at temperature 1, which repeats nothing. "random" draws from random weights, heads
 included: hardly any draft is right. With `--grammar` the single turns again:
 without room for grammars, with room that nobody uses, and with every call bound to a JSON schema.
-Both print the best of the runs.
+Both print the best of the runs. `--cache` runs nothing: it prints the bytes of keys and values of
+Gemma 4 models with 64 slots, with layers that keep their windows and with layers that keep all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from agentjax.engine import (
   compile_schema,
 )
 from agentjax.engine.pace import Pace
+from agentjax.engine.programs import programs_of_lane
 from agentjax.text.tokenizer import ByteTokenizer
 
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed runs of each workload.")
@@ -54,6 +56,7 @@ _AHEAD = flags.DEFINE_enum(
   "ahead", "paced", ["paced", "always", "never"], "Which chunks to dispatch ahead."
 )
 _SPECULATION = flags.DEFINE_bool("speculation", False, "Measure drafts in the place of lanes.")
+_CACHE = flags.DEFINE_bool("cache", False, "Print the bytes of keys and values, and run nothing.")
 _GRAMMAR = flags.DEFINE_bool("grammar", False, "Measure grammars in the place of lanes.")
 
 _BATCH, _PROMPT, _TOKENS, _TURNS, _OBSERVED = 16, 64, 128, 3, 16
@@ -177,6 +180,17 @@ def _measure(name: str, lanes: int) -> None:
   engine.close()
 
 
+def _print_cache(name: str, length: int) -> None:
+  config = EngineConfig(slots=64, max_length=length)
+  layers = programs_of_lane(models.model_preset(name), config, None).layers
+  kept = sum(each.pages * each.block_bytes for each in layers)
+  full = max(each.pages for each in layers) * sum(each.block_bytes for each in layers)
+  print(
+    f"{name}, 64 slots of {length:,} tokens: {kept / 2**30:.1f} GiB of keys and values, "
+    f"{full / 2**30:.1f} GiB where every layer keeps all"
+  )
+
+
 def _best(engine: Engine, prompts: np.ndarray, **fields: Any) -> tuple[float, float, int]:
   """Seconds and CPU seconds of the single turns, and their tokens."""
   seconds, cpu, tokens = [], [], 0
@@ -249,6 +263,11 @@ def main(argv: list[str]) -> None:
   del argv
   if _AHEAD.value != "paced":
     setattr(Pace, "ahead", _AHEAD.value == "always")  # noqa: B010
+  if _CACHE.value:
+    for name in ("gemma4_e2b", "gemma4_31b"):
+      for length in (4096, 32_768):
+        _print_cache(name, length)
+    return
   for name in _MODELS.value:
     if _SPECULATION.value:
       for slots in (1, _BATCH):

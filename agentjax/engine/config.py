@@ -49,9 +49,10 @@ class EngineConfig(Config):
     max_length: tokens a context can hold, prompt included; it may be the model's limit.
     cache_tokens: tokens whose keys and values the devices can hold, over all lanes. Slots, forks,
       prefixes and parked contexts share this room and take pages of ``block_tokens`` from it as
-      they grow; it sets the memory used. 0 is ``slots * max_length``. Where it runs short, the
-      longest unused pages move to the host; then contexts without a call, and those of the lowest
-      priority, are parked.
+      they grow; it sets the memory used. 0 is ``slots * max_length``. Layers with a window have
+      less room if that is enough for two windows a slot. Where room runs short, the longest
+      unused pages move to the host; then contexts without a call, and those of the lowest priority,
+      are parked.
     chunk_tokens: most tokens that a decode dispatch draws for an active slot. A context that stops
       early waits for the end of its chunk, and of the next one if that was dispatched ahead
       (``engine.pace``), so this trades host work against latency.
@@ -132,41 +133,33 @@ class EngineConfig(Config):
 
   def validate(self, path: str = "engine") -> None:
     super().validate(path)
-    check(
-      self.slots % self.lanes == 0,
-      f"{path}.lanes",
-      self.lanes,
-      f"a divisor of {path}.slots={self.slots}",
-    )
+    require = self.requirements(path)
+    require(self.slots % self.lanes == 0, "lanes", f"a divisor of {path}.slots={self.slots}")
     for axis in MESH_AXES:
       size, split = getattr(self.mesh, axis), axis in ("data", "expert", "tensor")
       allowed = "a number of devices, at least 1" if split else "1: nothing is split over it here"
       check(size >= 1 if split else size == 1, f"{path}.mesh.{axis}", size, allowed)
     ways = self.mesh.data * self.mesh.expert
-    check(
+    require(
       self.slots // self.lanes % ways == 0,
-      f"{path}.slots",
-      self.slots,
+      "slots",
       f"a multiple of lanes * mesh.data * mesh.expert = {self.lanes * ways}",
     )
     least = self.block_tokens * self.lanes * ways
-    check(
+    require(
       self.cache_tokens == 0 or self.cache_tokens >= least,
-      f"{path}.cache_tokens",
-      self.cache_tokens,
+      "cache_tokens",
       f"0, or at least a page of {path}.block_tokens={self.block_tokens} tokens for each of the "
       f"lanes * mesh.data * mesh.expert = {self.lanes * ways} parts",
     )
     buckets = self.extend_buckets
-    check(
+    require(
       bool(buckets) and buckets[0] >= 1 and list(buckets) == sorted(set(buckets)),
-      f"{path}.extend_buckets",
-      buckets,
+      "extend_buckets",
       "one or more rising positive integers",
     )
-    check(
+    require(
       len(self.extend_rows) == len(buckets) and min(self.extend_rows) >= 1,
-      f"{path}.extend_rows",
-      self.extend_rows,
+      "extend_rows",
       f"one positive integer for each of {path}.extend_buckets={buckets}",
     )

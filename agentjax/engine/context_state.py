@@ -106,6 +106,11 @@ class ContextState:
     return 0 if self.layout is None else self.layout.gap
 
   @property
+  def places(self) -> int:
+    """Places of its pages up to its last token in the slot, or in ``base``."""
+    return self.held + self.gap
+
+  @property
   def is_bare(self) -> bool:
     """Whether it has pieces and nothing behind them, so that no logits are known."""
     return self.layout is not None and len(self) == self._joined

@@ -128,11 +128,6 @@ class Decoding:
     return dataclasses.replace(device, grammar_state=state - self._masks.first)
 
   @property
-  def _filters(self) -> sampling.Filters:
-    plan = self.plan
-    return sampling.Filters(plan.temperature, plan.top_k, plan.top_p, plan.min_p)
-
-  @property
   def _masks(self) -> Masks | None:
     return self.plan.grammars if self.config.grammar_states else None
 
@@ -178,7 +173,7 @@ class Decoding:
       device.logits,
       plan.key_data,
       plan.token_index + step,
-      self._filters,
+      plan.filters,
       jax.lax.dynamic_index_in_dim(plan.forced, step, axis=1, keepdims=False),
       vocab_limit=self.vocab_limit,
       masks=masks,
@@ -262,7 +257,7 @@ class Decoding:
       logits.reshape(slots * count, -1),
       rows(self.plan.key_data),
       (self.plan.token_index[:, None] + index).reshape(-1),
-      rows(self._filters),
+      rows(self.plan.filters),
       self._forced(index).reshape(-1),
       vocab_limit=self.vocab_limit,
       masks=self._masks and self._masks._replace(grammar=rows(self._masks.grammar)),

@@ -279,7 +279,7 @@ class Engine:
       raise EngineError(
         "the prefix is of another policy; allowed: open it by that policy's engine."
       )
-    state = self.scheduler.new_context(priority, self._policy)
+    state = ContextState(priority, self._policy)
     state.begin_with(prefix.snapshot, prefix.ids, prefix.experts)
     return Context(self, state)
 
@@ -294,7 +294,7 @@ class Engine:
 
     ``images`` as in ``Context.extend``.
     """
-    context = Context(self, self.scheduler.new_context(priority, self._policy))
+    context = Context(self, ContextState(priority, self._policy))
     await context.extend(token_ids, images=images)
     return context
 
@@ -324,7 +324,7 @@ class Engine:
     self._check_pieces()
     if not pieces:
       raise ValueError("0 pieces; allowed: one or more, or open_ids for a context without.")
-    state = self.scheduler.new_context(priority, self._policy)
+    state = ContextState(priority, self._policy)
     state.begin_with_pieces(await self.scheduler.join(pieces))
     return Context(self, state)
 

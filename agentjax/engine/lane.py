@@ -20,6 +20,7 @@ from agentjax.engine.prefix_cache import Entry, PrefixCache, token_ids
 from agentjax.engine.request import Chunk, DecodePlan, EngineError, Generation, SampleRequest
 from agentjax.engine.slots import Drawing, Routed, SlotEngine, Weights
 from agentjax.engine.store import Snapshot, Stored
+from agentjax.engine.table import Table
 
 _ticks = itertools.count()
 
@@ -158,6 +159,22 @@ class _Start:
     return self.known[0] if self.known else self.base.length if self.base else 0
 
 
+@dataclasses.dataclass
+class _Span:
+  """Pages of a slot in a table, by their places: ``first`` to ``end``, its own from ``own`` on."""
+
+  first: int = 0
+  own: int = 0
+  end: int = 0
+
+  def pass_by(self, place: int) -> int:
+    """Leaves out the pages before ``place``; returns how many of its own these are."""
+    place = max(self.first, min(place, self.end))
+    given = max(0, place - max(self.first, self.own))
+    self.first, self.own = place, max(self.own, place)
+    return given
+
+
 class _Supply:
   """Pages that the slots of a lane may still take in a cycle.
 
@@ -169,52 +186,86 @@ class _Supply:
   def __init__(self, slots: SlotEngine, left: Iterable[int]) -> None:
     self._slots = slots
     self._free = {pool: pool.available for pool in slots.pools}
-    self._pages: dict[int, int] = {}  # of a slot
+    self._spans: dict[tuple[Table, int], _Span] = {}
     self._taken = dict.fromkeys(slots.pools, 0)
     self._copies: set[int] = set()  # slots that may be read
     self._holders: collections.Counter[tuple[Pages, Stored]] = collections.Counter()  # more of them
     for slot in left:
       self.give_up(slot)
 
-  def pages(self, slot: int) -> int:
-    """Pages that a slot has or will have."""
-    return self._pages.setdefault(slot, self._slots.pages(slot))
+  def _span(self, table: Table, slot: int) -> _Span:
+    """What a slot has or will have."""
+    if (table, slot) not in self._spans:
+      first = table.first[slot]
+      own = first + len(table.shared[slot])
+      self._spans[table, slot] = _Span(first, own, table.end(slot))
+    return self._spans[table, slot]
+
+  def holds_any(self, slot: int) -> bool:
+    """Whether a slot has or will have pages."""
+    spans = (self._span(table, slot) for table in self._slots.tables)
+    return any(span.end > span.first for span in spans)
+
+  def places(self, slot: int) -> int:
+    """Tokens of a context that its pages go to."""
+    ends = (self._span(table, slot).end for table in self._slots.tables)
+    return min(ends) * self._slots.programs.block_tokens
 
   def give_up(self, slot: int) -> None:
     """Counts what a slot leaves to others."""
-    if self.pages(slot):
-      pool = self._slots.pool(slot)
-      for block in self._slots.shared(slot):
-        self._holders[pool, block] -= 1
-        self._free[pool] += self._held_by(pool, block) == 0
-      self._free[pool] += self._slots.pages(slot) - len(self._slots.shared(slot))
-    self._pages[slot] = 0
+    for table in self._slots.tables:
+      pool, span = table.pool(slot), self._span(table, slot)
+      if span.end > span.first:
+        for block in table.shared[slot]:
+          self._holders[pool, block] -= 1
+          self._free[pool] += self._held_by(pool, block) == 0
+        self._free[pool] += len(table.own[slot])
+      self._spans[table, slot] = _Span()
 
   def _held_by(self, pool: Pages, block: Stored) -> int:
     return pool.holders(block) + self._holders[pool, block]
 
   def reach(
-    self, slot: int, tokens: int, *, copies: bool = False, base: Snapshot | None = None
+    self,
+    slot: int,
+    tokens: int,
+    *,
+    holding: int = 0,
+    copies: bool = False,
+    base: Snapshot | None = None,
   ) -> bool:
     """Takes pages for so many tokens, all or none.
 
     Args:
       slot: which.
-      tokens: in all, places without one included (``ContextState.gap``).
+      tokens: in all, places without one included (``ContextState.places``).
+      holding: how many tokens it holds before it takes pages: it may leave some behind first.
       copies: to read the slot as well, beside what it goes on with.
       base: what is placed in it first.
     """
-    pool, programs = self._slots.pool(slot), self._slots.programs
-    more = max(0, programs.pages_of(tokens) - self.pages(slot))
-    shared = () if base is None else base.blocks[: self._slots.whole(base.places)]
-    more -= sum(self._held_by(pool, block) > 0 for block in shared)
+    programs = self._slots.programs
     spare = programs.pages_of(1 + programs.unsettled) if copies else 0
-    if more + spare > self._free[pool]:
-      return False
-    self._free[pool] -= more + spare
-    self._taken[pool] += more + spare
-    self._pages[slot] = max(self.pages(slot), programs.pages_of(tokens))
-    self._holders.update((pool, block) for block in shared)
+    wanted = []
+    for number, table in enumerate(self._slots.tables):
+      pool, span = table.pool(slot), self._span(table, slot)
+      self._free[pool] += span.pass_by(table.layers.passed(holding))
+      shared: Sequence[Stored] = ()
+      if base is not None:
+        first = programs.pages_of(base.places) - len(base.blocks[number])
+        own = self._slots.whole(base.places)
+        shared = base.blocks[number][: own - first]
+        span = _Span(first, own, first)
+      more = max(0, programs.pages_of(tokens) - span.end)
+      more += spare - sum(self._held_by(pool, block) > 0 for block in shared)
+      if more > self._free[pool]:
+        return False
+      end = max(span.end, programs.pages_of(tokens))
+      wanted.append((table, pool, more, dataclasses.replace(span, end=end), shared))
+    for table, pool, more, span, shared in wanted:
+      self._free[pool] -= more
+      self._taken[pool] += more
+      self._spans[table, slot] = span
+      self._holders.update((pool, block) for block in shared)
     if copies:
       self._copies.add(slot)
     return True
@@ -227,9 +278,13 @@ class _Supply:
     return self.reach(slot, 0, copies=True) and self.may_copy(slot)
 
   @property
-  def moved(self) -> int:
-    """Pages that will have to be moved out of the way."""
-    return sum(max(0, taken - pool.free) for pool, taken in self._taken.items())
+  def moved_bytes(self) -> int:
+    """Of the pages that will have to be moved out of the way."""
+    return sum(
+      max(0, self._taken[pool] - pool.free) * table.layers.block_bytes
+      for table in self._slots.tables
+      for pool in table.pools
+    )
 
 
 class Lane:
@@ -305,11 +360,10 @@ class Lane:
     arrivals: dict[int, tuple[Snapshot | None, list[int]]] = {}
     ready: list[tuple[int, Job]] = []
     for i, (slot, job) in enumerate(queue):
-      under_way = None if before is None else before.decoding.get(slot)
-      if under_way is not None and under_way.job is job:
+      under_way = self._row(slot, job)
+      if under_way is not None:
         if self._goes_on(slot, under_way):
-          context = job.context
-          if supply.reach(slot, context.held + context.gap + under_way.budget + 1):
+          if supply.reach(slot, job.context.places + under_way.budget + 1):
             ready.append((slot, job))
           else:
             self.cramped = True
@@ -335,15 +389,14 @@ class Lane:
       ready.append((slot, job))
     cycle.placements = list(arrivals.values())
     self._plan_chunk(cycle, supply, self._plan_rounds(cycle, supply, ready))
-    block_bytes, store = self.slots.programs.block_bytes, self.slots.store
-    while (moved := supply.moved) and not store.room_for(moved * block_bytes):
+    while (moved := supply.moved_bytes) and not self.slots.store.room_for(moved):
       if not any(known.evict() for known in self._known):
         break
     return None if cycle.empty else cycle
 
   def _reaches(self, base: Snapshot | None) -> bool:
     """Whether a context can be placed here; other lanes are asked for what is missing."""
-    missing = [] if base is None else [b for b in base.blocks if not self.slots.reaches(b)]
+    missing = [] if base is None else [b for b in base.stored if not self.slots.reaches(b)]
     for block in missing:
       for pool in list(block.pages)[:1]:
         pool.wanted.append(block)
@@ -375,27 +428,26 @@ class Lane:
       tokens = min(tokens + 1, self.slots.programs.max_tokens)
     if supply.reach(slot, tokens, copies=copies, base=base):
       return True
-    pool = self.slots.pool(slot)
     victims = [*self.idle, *(victim.context for _, victim in queue[:0:-1] if victim.placed)]
     for victim in victims:
-      if self._is_unread(victim.job):
-        continue
       assert victim.home is not None
       other = victim.home[1]
-      if self.slots.pool(other) is pool and supply.pages(other):
+      if victim.job is not None and self._is_unread(other, victim.job):
+        continue
+      if self.slots.way(other) == self.slots.way(slot) and supply.holds_any(other):
         self._park(cycle, supply, other, victim)
         if supply.reach(slot, tokens, copies=copies, base=base):
           return True
     return False
 
-  def _is_unread(self, job: Job | None) -> bool:
+  def _is_unread(self, slot: int, job: Job) -> bool:
     """Whether the results under way tell what a call holds, or that it has ended."""
-    return self._draws(job) or (job is not None and job.generation is None and job.read_planned)
+    return self._row(slot, job) is not None or (job.generation is None and job.read_planned)
 
-  def _draws(self, job: Job | None) -> bool:
-    """Whether a call is part of the chunk under way."""
-    rows = () if self.running is None else self.running.cycle.decoding.values()
-    return any(row.job is job for row in rows)
+  def _row(self, slot: int, job: Job) -> Row | None:
+    """What the chunk under way draws for a call."""
+    row = None if self.running is None else self.running.cycle.decoding.get(slot)
+    return row if row is not None and row.job is job else None
 
   def _park(self, cycle: Cycle, supply: _Supply, slot: int, context: ContextState) -> None:
     """Gives a slot's pages to others; without a call, the slot as well."""
@@ -415,18 +467,16 @@ class Lane:
     """A chunk for every call, or as much of it as there are pages for."""
     chunk_tokens = self.slots.config.chunk_tokens
     for slot, job in ready:
-      under_way = self.running.cycle.decoding.get(slot) if self.running is not None else None
-      generation, drawn = self._decoding(job), 0
-      if under_way is not None and under_way.job is job:
-        drawn = under_way.budget
+      under_way, generation = self._row(slot, job), self._decoding(job)
+      drawn = 0 if under_way is None else under_way.budget
       if generation is None:
         continue
-      held, most = job.context.held + drawn, self._room(job.context) - drawn
+      known, places = job.context.held, job.context.places + drawn
+      most = self._room(job.context) - drawn
       left = generation.request.max_tokens - generation.sampled - drawn
       room = min(most, chunk_tokens, left)
-      places = held + job.context.gap
-      if not supply.reach(slot, places + room):
-        room = min(room, supply.pages(slot) * self.slots.programs.block_tokens - places)
+      if not supply.reach(slot, places + room, holding=known):
+        room = min(room, supply.places(slot) - places)
       if room > 0 or most == 0:
         cycle.plan = cycle.plan or self.slots.idle_plan()
         generation.write(cycle.plan, slot, room, drawn)
@@ -550,7 +600,8 @@ class Lane:
         if context.extends_next:
           largest = config.extend_buckets[-1]
           size = min(len(context.pending[0].ids), largest)
-          if budget <= 0 or not supply.reach(slot, context.held + context.gap + size):
+          held = context.held
+          if budget <= 0 or not supply.reach(slot, context.places + size, holding=held):
             continue
           run = context.first_run
           if run is not None and context.held >= len(run):
@@ -631,7 +682,7 @@ class Lane:
       job.forcing = None
       return
     # A stop string may be found late: the cycle ahead is past it as well.
-    draws_on = self._draws(job) and not chunk.stopped[slot]
+    draws_on = self._row(slot, job) is not None and not chunk.stopped[slot]
     self._end(slot, job, None)
     if generation.sampled > generation.kept or draws_on:
       # Recurrent state cannot step back: return to the start of the call and feed what was kept.
@@ -649,4 +700,4 @@ class Lane:
     job.future.set_result(result)
 
   def _room(self, context: ContextState) -> int:
-    return self.slots.programs.max_tokens - context.held - context.gap
+    return self.slots.programs.max_tokens - context.places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class PrefixCache:
   same image share the rest.
 
   Keys and values can be cut anywhere, recurrent states cannot. So an entry serves the runs that
-  begin with all its ids; with ``attention_only`` a part of an entry serves as well.
+  begin with all its ids; where ``may_cut`` says so, a part of an entry serves as well.
 
   Args:
     grid: tokens of the largest extension. A run is cut into pieces of this size from its start. So
@@ -92,11 +92,14 @@ class PrefixCache:
       anywhere else the bits are those of one length alone.
     any_history: entries of any boundary and history serve. Values are then equal up to rounding and
       not to the bit.
-    attention_only: contexts have keys and values only, see ``Programs``.
+    may_cut: whether the first so many tokens of a context can be had from it, see ``SlotEngine``;
+      None is never.
   """
 
-  def __init__(self, grid: int, *, any_history: bool, attention_only: bool) -> None:
-    self._grid, self._any_history, self._attention_only = grid, any_history, attention_only
+  def __init__(
+    self, grid: int, *, any_history: bool, may_cut: Callable[[Snapshot, int], bool] | None
+  ) -> None:
+    self._grid, self._any_history, self._may_cut = grid, any_history, may_cut
     self._root = _Node(np.zeros(0, np.int32), None)
     self._recent: collections.OrderedDict[Entry, _Node] = collections.OrderedDict()
     self.version = -1
@@ -118,10 +121,10 @@ class PrefixCache:
     for depth, node, whole in self._walk(ids):
       if whole and node.entry is not None and self._serves(depth, len(ids), node.entry):
         best = depth, node.entry
-      elif self._attention_only and (part := self._part(depth, len(ids))):
-        below = next((e for e in _entries(node) if e.fresh or self._any_history), None)
-        if below is not None and (best is None or part > best[0]):
-          best = part, below
+      elif self._may_cut is not None and (part := self._part(depth, len(ids))):
+        if best is None or part > best[0]:
+          below = next((e for e in _entries(node) if self._gives(e, part)), None)
+          best = best if below is None else (part, below)
     if best is not None:
       self._recent.move_to_end(best[1])
     return best
@@ -172,6 +175,11 @@ class PrefixCache:
     if self._any_history:
       return True
     return entry.fresh and (depth == wanted or depth % self._grid == 0)
+
+  def _gives(self, entry: Entry, part: int) -> bool:
+    """Whether the first ``part`` tokens can be had from an entry that goes on."""
+    assert self._may_cut is not None
+    return (entry.fresh or self._any_history) and self._may_cut(entry.snapshot, part)
 
   def _part(self, depth: int, wanted: int) -> int:
     """How many of ``depth`` common tokens a part of an entry gives: never the last wanted."""

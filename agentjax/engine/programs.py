@@ -56,6 +56,45 @@ class _Group(NamedTuple):
   ways: int = 1
 
 
+@dataclasses.dataclass(eq=False)
+class PagedLayers:
+  """Layers that look equally far back: they share a table of pages, and the programs that move one.
+
+  A page has the same tokens in each of these layers.
+
+  Attributes:
+    number: of the table.
+    window: how many places back a token looks, its own included; None is all.
+    back: tokens at the end of a context that are still needed; None is all.
+    block_tokens: tokens of a page.
+    pages: of one way, the first of which is nobody's.
+    follows: whether ``EngineConfig.cache_tokens`` decides the number of pages, not the slots.
+    groups: what moves as one array.
+    block_spec: of one page; of each group.
+    block_bytes: size of one page.
+    copy: copies pages to others.
+    write: puts keys and values into pages.
+    read_blocks: takes keys and values out of pages.
+  """
+
+  number: int
+  window: int | None
+  back: int | None
+  block_tokens: int
+  pages: int
+  follows: bool
+  groups: tuple[_Group, ...] = ()
+  block_spec: tuple[jax.P, ...] = ()
+  block_bytes: int = 0
+  copy: Any = None
+  write: Any = None
+  read_blocks: Any = None
+
+  def passed(self, tokens: int) -> int:
+    """Pages at the start of a context of so many tokens that nobody needs any more."""
+    return 0 if self.back is None else max(0, tokens - self.back) // self.block_tokens
+
+
 class Programs:
   """One jitted function a job. Shapes depend on the configs alone, never on the requests.
 
@@ -63,39 +102,38 @@ class Programs:
   slots are rows of a batch, heads and the vocabulary are split over "tensor" and experts over
   "expert", as far as they divide.
 
-  Keys, values and latents of all slots lie in pages of ``block_tokens`` tokens. A page has the same
-  tokens in every layer, so there is one table of pages for all of them, int32 [slots, entries]; the
-  host has it and hands it to each dispatch. What else a block keeps lies in the slot.
+  Keys, values and latents of all slots lie in pages of ``block_tokens`` tokens. Layers that look
+  back through the same window have pages in common, and a table of them, int32 [slots, entries];
+  the host has the tables and hands them to each dispatch. Pages before the window are free for
+  others; with ``config.pieces`` layers keep all their pages, in one table. What else a block keeps
+  lies in the slot.
 
   Attributes:
     mesh: of the lane; None for one device.
     params_spec: of the decode parameters; None for one device.
-    state_spec, block_spec: of a context's state and of one page, likewise.
+    state_spec: of a context's state, likewise.
+    layers: what keeps keys and values, by window.
     extend_rows: of each bucket, a multiple of what the mesh splits a batch over.
     prepare: training parameters to per-layer decode parameters, a copy in any case.
     prepare_adapters: the same of the adapters of ``split_adapters``.
     extend: one function a bucket.
     decode: up to ``chunk_tokens`` tokens for all slots.
     place: gives several slots a context's state.
-    copy: copies pages to others.
-    write: puts keys and values into pages.
     read: takes a context's state out of a slot.
     join: states of pieces in a row; compiled for each number of them.
-    read_blocks: takes keys and values out of pages.
     traces: how often each was compiled; more than once means a shape leaked in, or other devices.
     block_tokens: tokens of a page.
     entries: pages of a context of ``max_length``.
-    table_shape: of what ``extend`` and ``decode`` know of pages: their numbers, and with
+    table_shape: of what ``extend`` and ``decode`` know of pages: their numbers by layers, and with
       ``config.pieces`` behind them what ``models.pages.Pieces`` holds.
     ways: parts in which slots and pages are split over the mesh; a slot has pages of its own part.
-    pages: of one way, the first of which is nobody's.
     max_tokens: that a context can hold: ``max_length``, or less where pages are fewer.
     unsettled: tokens at the end of a context at whose places something may still change.
     transfer_blocks: pages that ``write`` and ``read_blocks`` move at once.
     copies: pages that ``copy`` copies at once.
     has_blocks: whether the model has keys and values at all.
     attention_only: whether it has nothing else, so that a part of a context can be had from it.
-    state_bytes, block_bytes: sizes of a context's state and of one page.
+    state_bytes: size of a context's state.
   """
 
   def __init__(
@@ -129,24 +167,19 @@ class Programs:
     self.prepare_adapters = self._jit("prepare_adapters", self._prepare, own=False)
     self.decode = self._jit("decode", self._decode, out=(whole, None), donate=True)
     self._group_of = [
-      self._group(v.dtype, spec) if paged else None
-      for v, paged, spec in zip(shapes, self._paged, self._specs, strict=True)
+      None if layers is None else self._group(v.dtype, spec)
+      for v, layers, spec in zip(shapes, self._paged, self._specs, strict=True)
     ]
-    self._groups = tuple(dict.fromkeys(g for g in self._group_of if g is not None))
-    self.block_spec = tuple(jax.P(g.axes or None) if g.ways > 1 else jax.P() for g in self._groups)
     self.state_spec = tuple(
-      jax.P(None, *spec[1:]) for spec, p in zip(self._specs, self._paged, strict=True) if not p
+      jax.P(None, *spec[1:]) for spec, p in zip(self._specs, self._paged, strict=True) if p is None
     )
     each = [math.prod(v.shape[1:]) * v.dtype.itemsize for v in shapes]
-    self.state_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if not p)
-    self.block_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if p)
+    self.state_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if p is None)
     self.place = self._jit("place", self._place, out=whole, donate=True)
-    self.copy = self._jit("copy", self._copy, out=whole, donate=True)
-    self.write = self._jit("write", self._write, out=whole, donate=True)
     self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
     self.join = self._jit("join", self._join)
-    blocks = (self._placed(self.block_spec),) * self.transfer_blocks
-    self.read_blocks = self._jit("read_blocks", self._read_blocks, out=blocks)
+    for layers in self.layers:
+      self._add_moves(layers, each, whole)
     self.extend = {
       tokens: self._jit(f"extend_{rows}x{tokens}", self._extend, out=(whole, None), donate=True)
       for tokens, rows in self.extend_rows.items()
@@ -156,31 +189,98 @@ class Programs:
     """Which arrays of the state lie in pages, and how many pages there are."""
     config, model = self._config, self._model
     shapes = jax.eval_shape(self._empty)
-    self._held = models.in_pages(shapes)
-    self.has_blocks = any(self._held)
+    held = models.in_pages(shapes)
+    self.has_blocks = any(held)
     own = len(_WITHOUT_PAST) + (shapes.grammar_state is not None) + (shapes.history is not None)
-    self.attention_only = self._held.count(False) == own
+    self.attention_only = held.count(False) == own
     self._length = padded_length(model, config.max_length)
     self.block_tokens = min(config.block_tokens, config.max_length)
     self.entries = -(-self._length // self.block_tokens) if self.has_blocks else 1
-    whole = (self.slots, self.entries)
-    self.table_shape = (1 + len(dataclasses.fields(Pieces)), *whole) if config.pieces else whole
     self.unsettled = 0 if shapes.mtp_cache is None else len(shapes.mtp_cache.entries)
+    self.max_tokens = config.max_length
+    self._by_window: dict[int | None, PagedLayers] = {}
+    windows = zip(models.cache_windows(shapes), held, strict=True)
+    for window in sorted({window or 0 for window, paged in windows if paged}):
+      self._add_layers(window or None)
+    self.layers = tuple(dict.fromkeys(self._by_window.values()))
+    laid_out = len(dataclasses.fields(Pieces)) if config.pieces else 0
+    self.table_shape = (len(self.layers) + laid_out, self.slots, self.entries)
+    self._held = self.layers_of(shapes)
+    self.transfer_blocks = min(8, self.entries)
+    self.copies = min([64, *(self.ways * layers.pages for layers in self.layers)])
+    self._paged = self.layers_of(jax.eval_shape(self._initial))
+
+  def _add_layers(self, window: int | None) -> None:
+    """Counts the pages of the layers with a window.
+
+    With a window they suffice for all slots while these draw, a chunk ahead of what the host knows,
+    for as many contexts without a slot, and for one dispatch of any extension.
+    """
+    config, slots = self._config, self.slots // self.ways
+    room = self.pages_of(config.cache_tokens // self.ways) or slots * self.entries
+    most, back, follows = self.entries, None, True
+    if window is not None:
+      back = window - 1 + self.unsettled
+      drawing = 1 + self.pages_of(back + 2 * config.chunk_tokens - 1)  # wherever a page begins
+      # No context would ever give a page back; or none may, as its places are not its positions.
+      if drawing >= self.entries or config.pieces:
+        if None not in self._by_window:
+          self._add_layers(None)
+        self._by_window[window] = self._by_window[None]
+        return
+      sizes = zip(config.extend_buckets, config.extend_rows, strict=True)
+      extending = max(min(rows, slots) * self.pages_of(tokens) for tokens, rows in sizes)
+      most = min(most, drawing + self.pages_of(config.extend_buckets[-1]))
+      keeping = 1 + self.pages_of(back - 1)
+      need = slots * (drawing + keeping) + extending
+      follows, room = room < need, min(room, need)
     # A context's last pages are copied where another goes on from them.
     spare = 1 + self.pages_of(self.unsettled)
-    self.pages, self.max_tokens = 1, config.max_length
-    if self.has_blocks:
-      room = self.pages_of(config.cache_tokens // self.ways)
-      room = room or self.slots // self.ways * self.entries
-      self.pages += room + spare
-      self.max_tokens = min(config.max_length, room * self.block_tokens)
-    self.transfer_blocks = min(8, self.entries)
-    self.copies = min(64, self.ways * self.pages)
-    self._paged = models.in_pages(jax.eval_shape(self._initial))
+    self._by_window[window] = PagedLayers(
+      number=len(set(self._by_window.values())),
+      window=window,
+      back=back,
+      block_tokens=self.block_tokens,
+      pages=1 + room + spare,
+      follows=follows,
+    )
+    if room < most:
+      self.max_tokens = min(self.max_tokens, room * self.block_tokens)
+
+  def _add_moves(self, layers: PagedLayers, each: Sequence[int], whole: Any) -> None:
+    """The programs that move pages of some layers; ``each``: bytes of an array, by page or slot."""
+    own = [i for i, found in enumerate(self._paged) if found is layers]
+    groups = (self._group_of[i] for i in own)
+    layers.groups = tuple(dict.fromkeys(group for group in groups if group is not None))
+    layers.block_spec = tuple(
+      jax.P(group.axes or None) if group.ways > 1 else jax.P() for group in layers.groups
+    )
+    layers.block_bytes = sum(each[i] for i in own)
+
+    def jit(function: Callable[..., Any], out: Any, *, donate: bool) -> Any:
+      name = function.__name__.removeprefix("_")
+      name += "" if layers.window is None else f"_{layers.window}"
+      return self._jit(name, functools.partial(function, layers), out=out, donate=donate)
+
+    layers.copy = jit(self._copy, whole, donate=True)
+    layers.write = jit(self._write, whole, donate=True)
+    blocks = (self._placed(layers.block_spec),) * self.transfer_blocks
+    layers.read_blocks = jit(self._read_blocks, blocks, donate=False)
+
+  def layers_of(self, state: Any) -> list[PagedLayers | None]:
+    """Of each array of a state, the layers it belongs to; None where it lies in the slot."""
+    both = zip(models.cache_windows(state), models.in_pages(state), strict=True)
+    return [self._by_window[window] if paged else None for window, paged in both]
 
   def pages_of(self, tokens: int) -> int:
     """Pages that so many tokens of one context take."""
     return -(-tokens // self.block_tokens) if self.has_blocks else 0
+
+  def context_bytes(self, tokens: int) -> int:
+    """What a context of so many tokens takes in the store."""
+    pages = self.pages_of(tokens)
+    kept = sum((pages - each.passed(tokens)) * each.block_bytes for each in self.layers)
+    return self.state_bytes + kept
 
   @property
   def traces_here(self) -> int:
@@ -275,10 +375,8 @@ class Programs:
     if adapters is not None:
       params = join_adapters(params, laid_out(adapters))
     config = self._config
-    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.entries)
-    plan = plan._replace(table=np.zeros(self.table_shape, np.int32))
-    given = [None if v is None or isinstance(v, dict) else placed(v, jax.P()) for v in plan]
-    return state, params, DecodePlan(*given)._replace(grammars={})
+    plan = DecodePlan.idle(self.slots, config.chunk_tokens, config.max_stop_ids, self.table_shape)
+    return state, params, jax.tree.map(lambda v: placed(v, jax.P()), plan)
 
   def abstract_extension(self, home: Home, tokens: int, adapters: Any = None) -> tuple[Any, ...]:
     """The same of what ``extend[tokens]`` takes."""
@@ -294,14 +392,15 @@ class Programs:
     rest = jax.tree.leaves(self._empty())  # zeros of this size are never made
     narrow = _CACHE_DTYPES[self._config.cache_dtype]
 
-    def pool(v: Any) -> Any:
-      shape = (self.ways * self.pages, *v.shape[1:-2], self.block_tokens, v.shape[-1])
+    def pool(v: Any, pages: int) -> Any:
+      shape = (self.ways * pages, *v.shape[1:-2], self.block_tokens, v.shape[-1])
       if narrow is None:
         return jnp.zeros(shape, v.dtype)
       return Quantised(jnp.zeros(shape, narrow), jnp.zeros(shape[:-1], jnp.float32))
 
     made = [
-      pool(v) if paged else own for v, own, paged in zip(leaves, rest, self._held, strict=True)
+      own if layers is None else pool(v, layers.pages)
+      for v, own, layers in zip(leaves, rest, self._held, strict=True)
     ]
     return jax.tree.unflatten(tree, made)
 
@@ -321,28 +420,25 @@ class Programs:
       else None,
     )
 
-  def _with_table(self, device: DeviceState, table: Array) -> DeviceState:
+  def _with_tables(self, device: DeviceState, tables: Array) -> DeviceState:
     """The state as blocks read it."""
     leaves, tree = jax.tree.flatten(device, is_leaf=lambda v: isinstance(v, Quantised))
-    pieces = None
-    if self._config.pieces:
-      table, *laid_out = table
-      pieces = Pieces(*laid_out)
+    pieces = Pieces(*tables[len(self.layers) :]) if self._config.pieces else None
 
-    def held(v: Any) -> Paged:
+    def held(v: Any, layers: PagedLayers | None) -> Any:
+      if layers is None:
+        return v
+      table = tables[layers.number]
       if not isinstance(v, Quantised):
         return Paged(v, table, self._length, self.ways, pieces=pieces)
-      dtype = self._model.dtype
-      paged = Paged(v.numbers, table, self._length, self.ways, scales=v.scales, dtype=dtype)
-      return dataclasses.replace(paged, pieces=pieces)
+      narrow: dict[str, Any] = {"scales": v.scales, "dtype": self._model.dtype}
+      return Paged(v.numbers, table, self._length, self.ways, **narrow, pieces=pieces)
 
-    return jax.tree.unflatten(
-      tree, [held(v) if paged else v for v, paged in zip(leaves, self._held, strict=True)]
-    )
+    return jax.tree.unflatten(tree, map(held, leaves, self._held))
 
   @staticmethod
   def _pools(device: DeviceState) -> DeviceState:
-    """Inverse of ``_with_table``."""
+    """Inverse of ``_with_tables``."""
 
     def pool(v: Any) -> Any:
       if not is_paged(v):
@@ -364,7 +460,7 @@ class Programs:
     rows: Array,
     token_ids: Array,
     counts: Array,
-    table: Array,
+    tables: Array,
     policies: Array | None = None,
   ) -> tuple[DeviceState, Array | None]:
     """``counts[r]`` tokens into slot ``rows[r]``; a row that is not used names no slot.
@@ -373,7 +469,7 @@ class Programs:
 
     Beside the state, what the routers chose, [rows, tokens, routers, choices], where recorded.
     """
-    device = self._with_table(device, table)
+    device = self._with_tables(device, tables)
     params = params if policies is None else params.for_rows(policies)
     out = models.extend(params, self._model, device.cache, rows, token_ids, counts)
     logits = device.logits.at[rows].set(out.logits, mode="drop")
@@ -397,7 +493,7 @@ class Programs:
   ) -> DeviceState:
     """Every slot of ``rows[:count]`` gets this state."""
     leaves, tree = jax.tree.flatten(device)
-    own = [i for i, paged in enumerate(self._paged) if not paged]
+    own = [i for i, layers in enumerate(self._paged) if layers is None]
 
     def one(i: Array, values: list[Array]) -> list[Array]:
       return [
@@ -411,16 +507,22 @@ class Programs:
     return jax.tree.unflatten(tree, leaves)
 
   def _over_pages(
-    self, device: DeviceState, count: Array, one: Callable[[Array, list[Array]], list[Array]]
+    self,
+    layers: PagedLayers,
+    device: DeviceState,
+    count: Array,
+    one: Callable[[Array, list[Array]], list[Array]],
   ) -> DeviceState:
     """``one(i, pools) -> pools`` for i of 0 to ``count``."""
     leaves, tree = jax.tree.flatten(device)
-    at = [i for i, paged in enumerate(self._paged) if paged]
+    at = [i for i, found in enumerate(self._paged) if found is layers]
     for i, pool in zip(at, jax.lax.fori_loop(0, count, one, [leaves[i] for i in at]), strict=True):
       leaves[i] = pool
     return jax.tree.unflatten(tree, leaves)
 
-  def _copy(self, device: DeviceState, sources: Array, targets: Array, count: Array) -> DeviceState:
+  def _copy(
+    self, layers: PagedLayers, device: DeviceState, sources: Array, targets: Array, count: Array
+  ) -> DeviceState:
     """Page ``targets[i]`` becomes what ``sources[i]`` was before; no target is also a source."""
 
     def one(i: Array, pools: list[Array]) -> list[Array]:
@@ -431,23 +533,23 @@ class Programs:
         for pool in pools
       ]
 
-    return self._over_pages(device, count, one)
+    return self._over_pages(layers, device, count, one)
 
   def _write(
     self,
+    layers: PagedLayers,
     device: DeviceState,
     blocks: tuple[tuple[Array, ...], ...],
     targets: Array,
     count: Array,
   ) -> DeviceState:
     """``blocks[:count]`` become the pages ``targets[:count]``."""
-    groups = [g for g in self._group_of if g is not None]
-    specs = [spec for spec, paged in zip(self._specs, self._paged, strict=True) if paged]
-    stacked = {group: jnp.stack(v) for group, *v in zip(self._groups, *blocks, strict=True)}
+    own = self._pools_of(layers)
+    stacked = {group: jnp.stack(v) for group, *v in zip(layers.groups, *blocks, strict=True)}
 
     def one(i: Array, pools: list[Array]) -> list[Array]:
-      taken, written = dict.fromkeys(self._groups, 0), []
-      for pool, group, spec in zip(pools, groups, specs, strict=True):
+      taken, written = dict.fromkeys(layers.groups, 0), []
+      for pool, (group, spec) in zip(pools, own, strict=True):
         shape = (1, *pool.shape[1:])
         end = taken[group] + math.prod(shape) // group.ways
         flat = stacked[group][i, ..., taken[group] : end]
@@ -456,37 +558,42 @@ class Programs:
         written.append(jax.lax.dynamic_update_slice_in_dim(pool, part, targets[i], axis=0))
       return written
 
-    return self._over_pages(device, count, one)
+    return self._over_pages(layers, device, count, one)
 
   def _read(self, device: DeviceState, slot: Array) -> tuple[Array, ...]:
     """The part of a context that lies in the slot itself."""
     return tuple(
       jax.lax.dynamic_slice_in_dim(leaf, slot, 1, axis=0)
-      for leaf, paged in zip(jax.tree.leaves(device), self._paged, strict=True)
-      if not paged
+      for leaf, layers in zip(jax.tree.leaves(device), self._paged, strict=True)
+      if layers is None
     )
 
-  def _read_blocks(self, device: DeviceState, pages: Array) -> tuple[tuple[Array, ...], ...]:
+  def _read_blocks(
+    self, layers: PagedLayers, device: DeviceState, pages: Array
+  ) -> tuple[tuple[Array, ...], ...]:
     """Some pages.
 
     One is a flat array of each dtype: to hand over many small ones costs the host more.
     """
-
-    pools = [v for v, paged in zip(jax.tree.leaves(device), self._paged, strict=True) if paged]
+    leaves = zip(jax.tree.leaves(device), self._paged, strict=True)
+    pools = [leaf for leaf, found in leaves if found is layers]
 
     def block(page: Array) -> tuple[Array, ...]:
-      return self._flat([jax.lax.dynamic_slice_in_dim(v, page, 1, axis=0) for v in pools])
+      return self._flat(layers, [jax.lax.dynamic_slice_in_dim(v, page, 1, axis=0) for v in pools])
 
     return tuple(block(pages[i]) for i in range(self.transfer_blocks))
 
   def flat_blocks(self, pages: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
-    """Pages of the host [pages, ..., tokens, width], one array for each pool, as ``write`` takes
-    them."""
+    """Pages of the host [pages, ..., tokens, width], an array for each pool, as ``write`` takes.
+
+    With ``config.pieces``: all pools share one table.
+    """
+    (layers,) = self.layers
     narrow = _CACHE_DTYPES[self._config.cache_dtype]
     every: list[Any] = list(pages)
     if narrow is not None:
       every = [part for v in pages for part in quantize_tokens(jnp.asarray(v), narrow)]
-    blocks = (self._flat([v[i : i + 1] for v in every]) for i in range(len(pages[0])))
+    blocks = (self._flat(layers, [v[i : i + 1] for v in every]) for i in range(len(pages[0])))
     return [tuple(np.asarray(v) for v in block) for block in blocks]
 
   def state_of(
@@ -511,12 +618,15 @@ class Programs:
   def _join(self, params: Any, entries: Any, starts: Array) -> tuple[Any, ...]:
     return join_entries(params, self._model, entries, starts)
 
-  def _flat(self, page: Sequence[Array]) -> tuple[Array, ...]:
-    """One page of every pool, each [1, ...], as one array for each group."""
-    groups = [g for g in self._group_of if g is not None]
-    specs = [spec for spec, paged in zip(self._specs, self._paged, strict=True) if paged]
-    parts: dict[_Group, list[Array]] = {group: [] for group in self._groups}
-    for part, spec, group in zip(page, specs, groups, strict=True):
+  def _pools_of(self, layers: PagedLayers) -> list[tuple[_Group, jax.P]]:
+    """Groups and specs of some layers' pools."""
+    every = zip(self._group_of, self._specs, self._paged, strict=True)
+    return [(group, spec) for group, spec, found in every if found is layers and group is not None]
+
+  def _flat(self, layers: PagedLayers, page: Sequence[Array]) -> tuple[Array, ...]:
+    """One page of each of the layers' pools, each [1, ...], as one array for each group."""
+    parts: dict[_Group, list[Array]] = {group: [] for group in layers.groups}
+    for part, (group, spec) in zip(page, self._pools_of(layers), strict=True):
       parts[group].append(self._flatten(part, spec, group.ways))
     return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
@@ -542,7 +652,7 @@ class Programs:
     plan = plan._replace(budget=jnp.where(plan.ahead & device.stopped, 0, plan.budget))
     decoding = Decoding(self._model, self._config, self._vocab_limit, params, plan)
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
-    paged = self._with_table(device, plan.table)
+    paged = self._with_tables(device, plan.tables)
     # Laid out, a chunk would read its own tokens as they were before they became narrow.
     narrow = self._config.cache_dtype is not None
     if self._length > CACHE_BLOCK or narrow or self._config.pieces:

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentjax.engine.config import SamplingConfig
 from agentjax.engine.grammar import Grammar, GrammarError
+from agentjax.engine.sampling import Filters
 
 Decode = Callable[[list[int]], str]
 Array = Any  # numpy on the host, jax inside a program
@@ -135,32 +136,28 @@ class DecodePlan(NamedTuple):
   key_data: Array  # uint32 [slots, 2]
   token_index: Array  # int32 [slots], index in its call of the first token of the dispatch
   budget: Array  # int32 [slots], tokens at most; 0 leaves the slot as it is
-  temperature: Array  # float32 [slots]
-  top_k: Array  # int32 [slots]
-  top_p: Array  # float32 [slots]
-  min_p: Array  # float32 [slots]
+  filters: Filters  # of each slot
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
-  table: Array  # int32, pages of each slot, see ``Programs.table_shape``
+  tables: Array  # int32 [tables, slots, entries], pages of each slot, see ``Programs.table_shape``
   ahead: Array  # bool [slots], goes on from the dispatch before, unless that ended in a stop id
   policies: Array | None = None  # int32 [slots], whose adapters; None if all are of one policy
 
   @classmethod
-  def idle(cls, slots: int, chunk_tokens: int, max_stop_ids: int, entries: int) -> DecodePlan:
+  def idle(
+    cls, slots: int, chunk_tokens: int, max_stop_ids: int, tables: tuple[int, int, int]
+  ) -> DecodePlan:
     """A plan in which no slot does anything."""
     return cls(
       key_data=np.zeros((slots, 2), np.uint32),
       token_index=np.zeros(slots, np.int32),
       budget=np.zeros(slots, np.int32),
-      temperature=np.zeros(slots, np.float32),
-      top_k=np.zeros(slots, np.int32),
-      top_p=np.ones(slots, np.float32),
-      min_p=np.zeros(slots, np.float32),
+      filters=Filters.idle(slots),
       stop_ids=np.full((slots, max_stop_ids), -1, np.int32),
       forced=np.full((slots, chunk_tokens), -1, np.int32),
       grammars={},
-      table=np.zeros((slots, entries), np.int32),
+      tables=np.zeros(tables, np.int32),
       ahead=np.zeros(slots, bool),
     )
 
@@ -177,6 +174,11 @@ class Chunk(NamedTuple):
   experts: Array | None  # uint8 or uint16 [slots, chunk_tokens, routers, choices], if recorded
   drafted: Array | None = None  # int32 [slots], tokens that were drafted, with speculation
   accepted: Array | None = None  # int32 [slots], those of them that were right
+
+  @property
+  def columns(self) -> tuple[Array, ...]:
+    """Ids, log-probs and entropies: what every token has."""
+    return self[:4]
 
 
 class Generation:
@@ -220,10 +222,8 @@ class Generation:
     plan.token_index[slot] = index
     plan.ahead[slot] = under_way > 0
     plan.budget[slot] = min(chunk_tokens, request.max_tokens - index, room)
-    plan.temperature[slot] = request.sampling.temperature
-    plan.top_k[slot] = request.sampling.top_k
-    plan.top_p[slot] = request.sampling.top_p
-    plan.min_p[slot] = request.sampling.min_p
+    for name, values in plan.filters._asdict().items():
+      values[slot] = getattr(request.sampling, name)
     plan.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids
     if index < len(request.forced_ids):
       forced = request.forced_ids[index : index + chunk_tokens]
@@ -240,15 +240,7 @@ class Generation:
     count = int(chunk.counts[slot])
     versions = np.full(count, version, np.int32)
     versions[:1] = first
-    self._parts.append(
-      (
-        chunk.token_ids[slot, :count],
-        chunk.behaviour_log_probs[slot, :count],
-        chunk.entropies[slot, :count],
-        chunk.sampling_log_probs[slot, :count],
-        versions,
-      )
-    )
+    self._parts.append((*(column[slot, :count] for column in chunk.columns), versions))
     if chunk.experts is not None:
       self._experts.append(chunk.experts[slot, :count])
     if self.request.grammar is not None:
@@ -271,17 +263,10 @@ class Generation:
   def result(self) -> Sample:
     """The sample of a call that has ended, without tokens after a stop string."""
     assert self.finish is not None
-    columns = [np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True)]
-    token_ids, behaviour_log_probs, entropies, sampling_log_probs, versions = columns
-    return Sample(
-      token_ids,
-      behaviour_log_probs,
-      entropies,
-      sampling_log_probs,
-      versions,
-      self.finish,
-      np.concatenate(self._experts)[: self.kept] if self._experts else None,
-    )
+    columns = (np.concatenate(c)[: self.kept] for c in zip(*self._parts, strict=True))
+    ids, log_probs, entropies, drawn_log_probs, versions = columns
+    experts = np.concatenate(self._experts)[: self.kept] if self._experts else None
+    return Sample(ids, log_probs, entropies, drawn_log_probs, versions, self.finish, experts)
 
 
 class StopStrings:

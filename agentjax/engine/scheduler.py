@@ -126,7 +126,7 @@ class Scheduler:
       PrefixCache(
         config.extend_buckets[-1],
         any_history=config.prefix_reuse == "turns",
-        attention_only=slots[0].programs.attention_only,
+        may_cut=slots[0].may_cut if slots[0].programs.attention_only else None,
       )
       for _ in range(policies)
     )
@@ -172,10 +172,6 @@ class Scheduler:
       return lane.slots.join(pieces)
 
     return await asyncio.get_running_loop().run_in_executor(lane.thread, join)
-
-  def new_context(self, priority: tuple[int, ...], policy: int) -> ContextState:
-    """An empty one."""
-    return ContextState(priority, policy)
 
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
@@ -276,8 +272,8 @@ class Scheduler:
 
   def _find_slot(self, newcomer: ContextState) -> tuple[Lane, int] | None:
     """A free slot near its pages, or of the emptiest lane; or that of the longest idle context."""
-    base = newcomer.base
-    pages = base.blocks[0].pages if base and base.blocks else ()
+    blocks = newcomer.base.stored if newcomer.base else ()
+    pages = blocks[0].pages if blocks else ()
     near = [lane for lane in self.lanes if any(pool in pages for pool in lane.slots.pools)]
     lane = max(self.lanes, key=lambda lane: (bool(lane.free) and lane in near, len(lane.free)))
     if lane.free:
@@ -303,9 +299,7 @@ class Scheduler:
   def _make_room(self, context: ContextState) -> bool:
     """Whether a context can be stored, once known prefixes have made way."""
     programs = self.lanes[0].slots.programs
-    needed = (
-      programs.state_bytes + programs.pages_of(context.held + context.gap) * programs.block_bytes
-    )
+    needed = programs.context_bytes(context.places)
     while not self.store.room_for(needed):
       if not any(known.evict() for known in self.known):
         return False

@@ -23,6 +23,7 @@ from agentjax.engine.request import (
   EngineError,
 )
 from agentjax.engine.store import HeldPiece, Snapshot, Store, Stored
+from agentjax.engine.table import Table
 from agentjax.models import (
   ModelConfig,
   Params,
@@ -63,8 +64,9 @@ class SlotEngine:
   """Slots of one lane. Not thread safe; only ``decode`` waits for the device.
 
   A slot's first pages may be stored and shared with others; its last pages, which still change, are
-  its own. Where pages run short, stored pages that no slot holds move to the store; the caller
-  makes sure (``Pages.available``) that these suffice.
+  its own; in layers with a window, those that it has passed by are others'. Where pages run short,
+  stored pages that no slot holds move to the store; the caller makes sure (``Pages.available``)
+  that these suffice.
 
   The compiled shapes depend on the configs alone: an extension runs in the bucket of its own
     length, a decode dispatch always spans all slots. So a context's results do not depend on its
@@ -81,7 +83,8 @@ class SlotEngine:
   Attributes:
     policies: int [slots], whose adapters each slot runs with.
     lengths: int [slots], tokens each slot holds, without those of a dispatch that was not read yet.
-    pools: the pages of each way.
+    tables: the pages of each slot, by layers (``Programs.layers``).
+    pools: the pages of each table and way.
     warm: every program is compiled; one more compilation is a fault.
     dispatches: programs run so far, by name.
     first_dispatch: ``time.perf_counter`` of the first of them since it was last None.
@@ -97,53 +100,15 @@ class SlotEngine:
     store: Store | None = None,
     by_policy: bool = False,
   ) -> None:
-    model_config.validate("model")
-    config.validate("engine")
-    check(
-      not config.record_experts or num_routers(model_config) > 0,
-      "engine.record_experts",
-      config.record_experts,
-      f"False for a model without routers (model.pattern={model_config.pattern!r})",
-    )
-    reason = unverifiable(model_config)
-    check(
-      config.speculate == "none" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' with {reason}",
-    )
-    reason = undraftable(model_config)
-    check(
-      config.speculate != "mtp" or reason is None,
-      "engine.speculate",
-      config.speculate,
-      f"'none' or 'ngram' with {reason}",
-    )
-    check(
-      not model_config.exact_chunk or config.mesh.size == 1,
-      "engine.mesh",
-      config.mesh.to_dict(),
-      f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
-      "not round as training does",
-    )
-    check(
-      config.cache_dtype is None or not model_config.exact_chunk,
-      "engine.cache_dtype",
-      config.cache_dtype,
-      f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
-      "neither keys nor values",
-    )
-    if config.pieces:
-      self._check_pieces(model_config, config)
+    self._check(model_config, config)
     # Frozen copies: compiled programs are shared by these values.
     self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
     self.config = EngineConfig.from_dict(config.to_dict()).freeze()
     self.home = home or make_homes(self.config, None)[0]
     self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
-    check(
+    config.requirements("engine")(
       config.cache_dtype is None or self.programs.has_blocks,
-      "engine.cache_dtype",
-      config.cache_dtype,
+      "cache_dtype",
       "None for a model that keeps no keys and values in pages "
       f"(model.pattern={model_config.pattern!r})",
     )
@@ -152,13 +117,16 @@ class SlotEngine:
     self._tenants = np.zeros(self.slots, np.int64)  # how often each slot was given up
     self._under_way: Drawing | None = None
     self._by_policy = by_policy
-    count = self.programs.pages
-    self.pools = [Pages(way * count, count) for way in range(self.programs.ways)]
-    self._shared: list[list[Stored]] = [[] for _ in range(self.slots)]
-    self._own: list[list[int]] = [[] for _ in range(self.slots)]
-    empty = [self.pool(slot).empty for slot in range(self.slots)]
-    self._table = np.tile(np.array(empty, np.int32)[:, None], (1, self.programs.entries))
+    self._entries = np.zeros(self.programs.table_shape, np.int32)
+    self.tables = [
+      Table(layers, entries, self.programs.ways)
+      for layers, entries in zip(self.programs.layers, self._entries, strict=False)
+    ]
+    self.pools = [pool for table in self.tables for pool in table.pools]
+    self._plain = lay_out((), self.programs.block_tokens, self.programs.entries)
     self._layouts: list[Layout | None] = [None] * self.slots
+    for slot in range(self.slots):
+      self._lay_out(slot, None)
     self.dispatches = dict.fromkeys(self.executables(), 0)
     self.first_dispatch: float | None = None
     self._grammars: GrammarTable | None = None
@@ -172,22 +140,52 @@ class SlotEngine:
       if self.home.mesh is None:
         self._state = self.home.put(self._state)
     self.store = store or make_store(self.config)
-    self._blank = Snapshot(self.store.add(self._read_state(0)), (), 0, -1)
-    self._filler: tuple[tuple[Any, ...], ...] = ()
-    if self.programs.has_blocks:
+    nothing = ((),) * len(self.tables)
+    self._blank = Snapshot(self.store.add(self._read_state(0)), nothing, 0, -1)
+    self._fillers: list[tuple[tuple[Any, ...], ...]] = []
+    for layers in self.programs.layers:
       none = np.zeros(self.programs.transfer_blocks, np.int32)
-      filler = self.programs.read_blocks(self._state, none)
-      self._filler = filler if self.home.mesh else self.home.put(filler)
+      filler = layers.read_blocks(self._state, none)
+      self._fillers.append(filler if self.home.mesh else self.home.put(filler))
 
   @staticmethod
-  def _check_pieces(model: ModelConfig, config: EngineConfig) -> None:
-    reason = unjoinable(model)
-    check(reason is None, "engine.pieces", True, f"False for a model with {reason}")
+  def _check(model_config: ModelConfig, config: EngineConfig) -> None:
+    """What an engine refuses of its configs, before anything is compiled."""
+    model_config.validate("model")
+    config.validate("engine")
+    require = config.requirements("engine")
+    require(
+      not config.record_experts or num_routers(model_config) > 0,
+      "record_experts",
+      f"False for a model without routers (model.pattern={model_config.pattern!r})",
+    )
+    reason = unverifiable(model_config)
+    require(config.speculate == "none" or reason is None, "speculate", f"'none' with {reason}")
+    reason = undraftable(model_config)
+    require(
+      config.speculate != "mtp" or reason is None, "speculate", f"'none' or 'ngram' with {reason}"
+    )
+    check(
+      not model_config.exact_chunk or config.mesh.size == 1,
+      "engine.mesh",
+      config.mesh.to_dict(),
+      f"1 along every axis with model.exact_chunk={model_config.exact_chunk}: sums over devices do "
+      "not round as training does",
+    )
+    require(
+      config.cache_dtype is None or not model_config.exact_chunk,
+      "cache_dtype",
+      f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
+      "neither keys nor values",
+    )
+    if not config.pieces:
+      return
+    reason = unjoinable(model_config)
+    require(reason is None, "pieces", f"False for a model with {reason}")
     split = config.mesh.data * config.mesh.expert
-    check(split == 1, "engine.pieces", True, f"False with slots in {split} parts (engine.mesh)")
-    for name, off in (("speculate", "none"), ("record_experts", False)):
-      value = getattr(config, name)
-      check(value == off, f"engine.{name}", value, f"{off!r} with engine.pieces=True")
+    require(split == 1, "pieces", f"False with slots in {split} parts (engine.mesh)")
+    require(config.speculate == "none", "speculate", "'none' with engine.pieces=True")
+    require(not config.record_experts, "record_experts", "False with engine.pieces=True")
 
   @property
   def weights(self) -> Weights:
@@ -209,19 +207,19 @@ class SlotEngine:
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs; no request makes another one."""
-    moving = ("copy", "write", "read_blocks") if self.programs.has_blocks else ()
-    extend = (program.__name__ for program in self.programs.extend.values())
-    return ("place", "read", *moving, "decode", *extend)
+    moving = (p for each in self.programs.layers for p in (each.copy, each.write, each.read_blocks))
+    programs = (*moving, self.programs.decode, *self.programs.extend.values())
+    return ("place", "read", *(program.__name__ for program in programs))
 
   def warmup(self) -> None:
     """Compiles every program by running it on no slot. Needs weights."""
     params = self.weights.params
     self._place_state(self._blank, [])
     self._read_state(0)
-    if self.programs.has_blocks:
-      self._write_some([])
-      self._copy_some([])
-      self._read_pages([])
+    for table in self.tables:
+      self._write_some(table, [])
+      self._copy_some(table, [])
+      self._read_pages(table, [])
     for tokens, rows in self.programs.extend_rows.items():
       empty = self._rows([], rows, tokens)
       self._state, _ = self.programs.extend[tokens](self._state, params, *empty)
@@ -232,25 +230,17 @@ class SlotEngine:
     """A plan to be filled in."""
     config = self.config
     return DecodePlan.idle(
-      self.slots, config.chunk_tokens, config.max_stop_ids, self.programs.entries
+      self.slots, config.chunk_tokens, config.max_stop_ids, self.programs.table_shape
     )
 
-  def pool(self, slot: int) -> Pages:
-    """The pages that a slot takes from."""
-    return self.pools[slot * len(self.pools) // self.slots]
+  def way(self, slot: int) -> int:
+    """The part of the mesh whose pages a slot takes."""
+    return slot * self.programs.ways // self.slots
 
-  def gap(self, slot: int) -> int:
-    """By how many places its next token stands behind its position."""
+  def places(self, slot: int) -> int:
+    """Places of a slot's pages up to its last token."""
     layout = self._layouts[slot]
-    return 0 if layout is None else layout.gap
-
-  def pages(self, slot: int) -> int:
-    """Pages that a slot has."""
-    return len(self._shared[slot]) + len(self._own[slot])
-
-  def shared(self, slot: int) -> Sequence[Stored]:
-    """Its first pages, as far as they are stored."""
-    return self._shared[slot]
+    return int(self.lengths[slot]) + (0 if layout is None else layout.gap)
 
   def whole(self, places: int) -> int:
     """The number of first pages, of a context of ``places``, that do not change any more."""
@@ -259,7 +249,7 @@ class SlotEngine:
 
   def reaches(self, block: Stored) -> bool:
     """Whether this lane can read a stored piece; else another lane has to copy it out."""
-    return block.arrays is not None or self._page(block) is not None
+    return block.arrays is not None or any(pool in block.pages for pool in self.pools)
 
   def place(self, snapshot: Snapshot | None, slots: Sequence[int]) -> None:
     """Puts a context (None: an empty one) into each of ``slots``."""
@@ -270,62 +260,81 @@ class SlotEngine:
     width = self.programs.place_width
     for start in range(0, len(slots), width):
       self._place_state(snapshot, slots[start : start + width])
-    self._place_pages(snapshot, slots)
+    for table, blocks in zip(self.tables, snapshot.blocks, strict=True):
+      self._place_pages(table, blocks, snapshot.places, slots)
     self.lengths[list(slots)] = snapshot.length
     for slot in slots:
-      self._layouts[slot] = snapshot.layout
+      self._lay_out(slot, snapshot.layout)
 
   def read(self, slot: int) -> Snapshot:
     """A copy of the context in ``slot``; both share the pages that do not change."""
-    pool, shared = self.pool(slot), self._settle(slot)
-    changing = self._own[slot][: self._used_pages(slot) - len(shared)]
-    copies = [self._take(pool) for _ in changing]
-    self._copy(list(zip(changing, copies, strict=True)))
-    return self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in copies)])
+    blocks = []
+    for table in self.tables:
+      pool, shared = table.pool(slot), self._settle(table, slot)
+      changing = self._changing(table, slot)
+      copies = [self._take(pool) for _ in changing]
+      self._copy(table, list(zip(changing, copies, strict=True)))
+      blocks.append((*shared, *(self._stored(pool, page) for page in copies)))
+    return self._snapshot(slot, blocks)
 
   def leave(self, slot: int) -> Snapshot:
     """Takes the context out of ``slot``, with its pages; the slot is then free."""
-    pool, shared = self.pool(slot), self._settle(slot)
-    own, used = self._own[slot], self._used_pages(slot) - len(shared)
-    self._own[slot] = own[used:]
-    snapshot = self._snapshot(slot, [*shared, *(self._stored(pool, page) for page in own[:used])])
+    blocks = []
+    for table in self.tables:
+      pool, shared = table.pool(slot), self._settle(table, slot)
+      changing = self._changing(table, slot)
+      del table.own[slot][: len(changing)]
+      blocks.append((*shared, *(self._stored(pool, page) for page in changing)))
+    snapshot = self._snapshot(slot, blocks)
     self.release(slot)
     return snapshot
 
   def release(self, slot: int) -> None:
     """Gives a slot's pages back."""
-    pool = self.pool(slot)
-    for block in self._shared[slot]:
-      pool.loosen(block)
-    for page in self._own[slot]:
-      pool.give(page)
-    self._shared[slot], self._own[slot], self._layouts[slot] = [], [], None
-    self._table[slot] = pool.empty
+    for table in self.tables:
+      table.release(slot)
+    self._lay_out(slot, None)
     self._tenants[slot] += 1
 
   def copy_out(self, blocks: Sequence[Stored]) -> None:
     """Copies pieces that only pages hold to the store as well."""
     at_once = self.programs.transfer_blocks
     inside = [b for b in dict.fromkeys(blocks) if b.arrays is None]
-    for start in range(0, len(inside), at_once):
-      part = inside[start : start + at_once]
-      pages = [page for page in map(self._page, part) if page is not None]
-      assert len(pages) == len(part), "other lanes copy out what is theirs"
-      for block, arrays in zip(part, self._read_pages(pages), strict=False):
-        self.store.fill(block, arrays)
+    assert all(map(self.reaches, inside)), "other lanes copy out what is theirs"
+    for table in self.tables:
+      own = [(block, page) for block in inside if (page := table.page(block)) is not None]
+      for start in range(0, len(own), at_once):
+        part = own[start : start + at_once]
+        read = self._read_pages(table, [page for _, page in part])
+        for (block, _), arrays in zip(part, read, strict=False):
+          self.store.fill(block, arrays)
 
   def cut(self, snapshot: Snapshot, tokens: int) -> Snapshot:
-    """The first ``tokens`` of a context; fewer than it holds only if ``attention_only``.
+    """The first ``tokens`` of a context; fewer than it holds only if ``may_cut``.
 
     At least one token must follow a cut: the logits are not those after ``tokens``.
     """
     if tokens == snapshot.length:
       return snapshot
-    assert self.programs.attention_only
+    assert self.may_cut(snapshot, tokens)
     assert snapshot.state.arrays is not None
     state = self.store.add((np.asarray([tokens], np.int32), *snapshot.state.arrays[1:]))
-    blocks = -(-tokens // self.programs.block_tokens)
-    return Snapshot(state, snapshot.blocks[:blocks], tokens, snapshot.version)
+    pages, blocks = self.programs.pages_of, []
+    for layers, held in zip(self.programs.layers, snapshot.blocks, strict=True):
+      first = pages(snapshot.length) - len(held)
+      blocks.append(held[layers.passed(tokens) - first : pages(tokens) - first])
+    return Snapshot(state, tuple(blocks), tokens, snapshot.version)
+
+  def may_cut(self, snapshot: Snapshot, tokens: int) -> bool:
+    """Whether the first ``tokens`` of a context can be had from it.
+
+    It has nothing but keys and values, and in layers with a window still those that its first
+    ``tokens`` end in.
+    """
+    pages = self.programs.pages_of(snapshot.length)
+    both = zip(self.programs.layers, snapshot.blocks, strict=True)
+    held = all(layers.passed(tokens) >= pages - len(blocks) for layers, blocks in both)
+    return self.programs.attention_only and held
 
   def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
     """A piece, made by weights of ``version``, as pages that any context may begin with."""
@@ -364,7 +373,7 @@ class SlotEngine:
     joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
     assert self._blank.state.arrays is not None
     state = programs.state_of(self._blank.state.arrays, joined, sum(lengths))
-    blocks = tuple(block for piece in pieces for block in piece.blocks)
+    blocks = (tuple(block for piece in pieces for block in piece.blocks),) * len(self.tables)
     return Snapshot(self.store.add(state), blocks, sum(lengths), versions.pop(), layout)
 
   def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
@@ -399,8 +408,7 @@ class SlotEngine:
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
-          held = {slot: int(self.lengths[slot]) + self.gap(slot) for slot, _ in part}
-          self._grow((slot, held[slot] + len(ids)) for slot, ids in part)
+          self._grow((slot, self.places(slot) + len(ids)) for slot, ids in part)
           given = self._rows(part, rows, bucket)
           self._state, experts = program(self._state, params, *given)
           self._count(program)
@@ -408,6 +416,7 @@ class SlotEngine:
             if experts is not None:
               routed.append(Routed(slot, int(self.lengths[slot]), experts, row, len(ids)))
             self.lengths[slot] += len(ids)
+            self._pass_by(slot)
     return routed
 
   def decode(self, plan: DecodePlan) -> Chunk:
@@ -430,8 +439,7 @@ class SlotEngine:
     if plan.ahead.any():
       assert self._under_way is not None, "there is no dispatch to go on from"
       before = np.where(plan.ahead, self._under_way.budget, 0)
-    gaps = np.array([self.gap(slot) for slot in range(self.slots)])
-    reached = self.lengths + before + plan.budget + gaps
+    reached = np.array(list(map(self.places, range(self.slots)))) + before + plan.budget
     full = np.flatnonzero(reached > self.programs.max_tokens)
     if full.size:
       raise ContextLengthError(
@@ -443,7 +451,7 @@ class SlotEngine:
       plan.budget[waiting] = 0
       plan = plan._replace(grammars=masks)
     self._grow((slot, int(reached[slot])) for slot in map(int, np.flatnonzero(plan.budget)))
-    plan = plan._replace(table=self._whole_table())
+    plan = plan._replace(tables=self._entries.copy())
     if self._by_policy:
       plan = plan._replace(policies=self.policies.copy())
     self._state, chunk = self.programs.decode(self._state, self.weights.params, plan)
@@ -455,6 +463,8 @@ class SlotEngine:
     """Counts what a dispatch drew, in the order of the dispatches."""
     same = drawing.tenants == self._tenants
     self.lengths[same] += chunk.counts[same]
+    for slot in map(int, np.flatnonzero(same & (chunk.counts > 0))):
+      self._pass_by(slot)
     if self._under_way is drawing:
       self._under_way = None
 
@@ -467,7 +477,7 @@ class SlotEngine:
     return f"{most} tokens in all, a lane's share of engine.cache_tokens={config.cache_tokens}"
 
   def _check_room(self, slot: int, tokens: int) -> None:
-    if tokens > self.programs.max_tokens - int(self.lengths[slot]) - self.gap(slot):
+    if tokens > self.programs.max_tokens - self.places(slot):
       raise ContextLengthError(
         f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
         f"{self.limit}."
@@ -476,8 +486,8 @@ class SlotEngine:
   def _rows(
     self, items: Sequence[tuple[int, np.ndarray]], rows: int, tokens: int
   ) -> tuple[np.ndarray | None, ...]:
-    """What ``extend`` takes: slots [rows], right-padded ids [rows, tokens], counts [rows], table of
-    pages and policies [rows]."""
+    """What ``extend`` takes: slots [rows], right-padded ids [rows, tokens], counts [rows], tables
+    of pages and policies [rows]."""
     slots = np.full(rows, self.slots, np.int32)
     token_ids = np.zeros((rows, tokens), np.int32)
     counts = np.zeros(rows, np.int32)
@@ -485,7 +495,7 @@ class SlotEngine:
       slots[row], counts[row] = slot, len(ids)
       token_ids[row, : len(ids)] = ids
     policies = self.policies[np.minimum(slots, self.slots - 1)] if self._by_policy else None
-    return slots, token_ids, counts, self._whole_table(), policies
+    return slots, token_ids, counts, self._entries.copy(), policies
 
   def _place_state(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
     rows = np.zeros(self.programs.place_width, np.int32)
@@ -494,82 +504,86 @@ class SlotEngine:
     self._state = self.programs.place(self._state, state, rows, np.int32(len(slots)))
     self._count(self.programs.place)
 
-  def _place_pages(self, snapshot: Snapshot, slots: Sequence[int]) -> None:
+  def _place_pages(
+    self, table: Table, blocks: Sequence[Stored], places: int, slots: Sequence[int]
+  ) -> None:
     """Gives empty slots a context's pages: those that do not change are shared, others copied."""
-    whole = self.whole(snapshot.places)
-    shared, changing = snapshot.blocks[:whole], snapshot.blocks[whole:]
+    first = self.programs.pages_of(places) - len(blocks)
+    whole = self.whole(places) - first
+    shared, changing = blocks[:whole], blocks[whole:]
     for slot in slots:  # first, so that none of these is moved to make room
       for block in shared:
-        if self.pool(slot) in block.pages:
-          self.pool(slot).hold(block)
+        if table.pool(slot) in block.pages:
+          table.pool(slot).hold(block)
     missing = {
-      (self.pool(slot), block): 0
+      (table.pool(slot), block): 0
       for slot in slots
       for block in shared
-      if self.pool(slot) not in block.pages
+      if table.pool(slot) not in block.pages
     }
     for pool, block in missing:
       missing[pool, block] = self._take(pool)
-    for slot in slots:
-      self._own[slot] = [self._take(self.pool(slot)) for _ in changing]
+    own = {slot: [self._take(table.pool(slot)) for _ in changing] for slot in slots}
     moves = [(block, page) for (_, block), page in missing.items()]
     for slot in slots:
-      moves += zip(changing, self._own[slot], strict=True)
+      moves += zip(changing, own[slot], strict=True)
     copies, writes = [], []
     for block, page in moves:  # only now: taking pages may have moved others
-      source = self._page(block)
+      source = table.page(block)
       if source is None:
         writes.append((block.arrays, page))
       else:
         copies.append((source, page))
-    self._write(writes)
-    self._copy(copies)
+    self._write(table, writes)
+    self._copy(table, copies)
     held = set(missing)
     for (pool, block), page in missing.items():
       pool.store(block, page)
     for slot in slots:
-      pool = self.pool(slot)
+      pool = table.pool(slot)
       for block in shared:
         if (pool, block) in held:
           pool.hold(block)
-      self._shared[slot] = list(shared)
-      pages = [block.pages[pool] for block in shared] + self._own[slot]
-      self._table[slot, : len(pages)] = pages
+      table.share(slot, first, list(shared))
+      for page in own[slot]:
+        table.append(slot, page)
 
-  def _settle(self, slot: int) -> list[Stored]:
+  def _settle(self, table: Table, slot: int) -> list[Stored]:
     """Stores a slot's own pages that do not change any more; returns all its stored ones."""
-    pool, shared, own = self.pool(slot), self._shared[slot], self._own[slot]
-    for _ in range(self.whole(int(self.lengths[slot]) + self.gap(slot)) - len(shared)):
+    pool, shared, own = table.pool(slot), table.shared[slot], table.own[slot]
+    settled = self.whole(self.places(slot)) - table.first[slot]
+    for _ in range(settled - len(shared)):
       shared.append(self._stored(pool, own.pop(0)))
       pool.hold(shared[-1])
     return shared
+
+  def _changing(self, table: Table, slot: int) -> list[int]:
+    """A settled slot's own pages that hold tokens."""
+    filled = self.programs.pages_of(self.places(slot)) - table.first[slot]
+    return table.own[slot][: filled - len(table.shared[slot])]
+
+  def _pass_by(self, slot: int) -> None:
+    """Gives back the pages that a slot's last tokens have moved away from."""
+    for table in self.tables:
+      table.pass_by(slot, int(self.lengths[slot]))
 
   def _stored(self, pool: Pages, page: int) -> Stored:
     stored = self.store.add(None)
     pool.store(stored, page)
     return stored
 
-  def _snapshot(self, slot: int, blocks: Iterable[Stored]) -> Snapshot:
+  def _snapshot(self, slot: int, blocks: Iterable[tuple[Stored, ...]]) -> Snapshot:
     version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
     state = self.store.add(self._read_state(slot))
     length, layout = int(self.lengths[slot]), self._layouts[slot]
     return Snapshot(state, tuple(blocks), length, version, layout)
 
-  def _used_pages(self, slot: int) -> int:
-    """Pages of a slot up to its last token."""
-    return self.programs.pages_of(int(self.lengths[slot]) + self.gap(slot))
-
-  def _whole_table(self) -> np.ndarray:
-    """What programs know of pages (see ``Programs.table_shape``)."""
-    if not self.config.pieces:
-      return self._table.copy()
-    plain = lay_out((), self.programs.block_tokens, self.programs.entries)
-    laid_out = [jax.tree.leaves((layout or plain).pieces) for layout in self._layouts]
-    return np.stack([self._table, *np.swapaxes(np.array(laid_out), 0, 1)])
-
-  def _page(self, block: Stored) -> int | None:
-    """A page of this lane that holds a stored piece, or None."""
-    return next((p for p in map(block.pages.get, self.pools) if p is not None), None)
+  def _lay_out(self, slot: int, layout: Layout | None) -> None:
+    """Notes where the pages of a slot stand."""
+    self._layouts[slot] = layout
+    if self.config.pieces:
+      laid_out = jax.tree.leaves((layout or self._plain).pieces)
+      self._entries[len(self.tables) :, slot] = laid_out
 
   def _take(self, pool: Pages) -> int:
     """A free page; if there is none, the longest unused pieces move out first."""
@@ -588,50 +602,52 @@ class SlotEngine:
 
     They are filled with zeros: a NaN left by another context would reach sums even if masked.
     """
-    fresh = []
-    for slot, places in wanted:
-      pool, pages = self.pool(slot), self.pages(slot)
-      for entry in range(pages, self.programs.pages_of(places)):
-        page = self._take(pool)
-        self._table[slot, entry] = page
-        self._own[slot].append(page)
-        fresh.append((pool.empty, page))
-    self._copy(fresh)
+    wanted = list(wanted)
+    for table in self.tables:
+      fresh = []
+      for slot, places in wanted:
+        pool = table.pool(slot)
+        for _ in range(table.end(slot), self.programs.pages_of(places)):
+          page = self._take(pool)
+          table.append(slot, page)
+          fresh.append((pool.empty, page))
+      self._copy(table, fresh)
 
-  def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+  def _copy(self, table: Table, pairs: Sequence[tuple[int, int]]) -> None:
     for start in range(0, len(pairs), self.programs.copies):
-      self._copy_some(pairs[start : start + self.programs.copies])
+      self._copy_some(table, pairs[start : start + self.programs.copies])
 
-  def _copy_some(self, pairs: Sequence[tuple[int, int]]) -> None:
+  def _copy_some(self, table: Table, pairs: Sequence[tuple[int, int]]) -> None:
     both = np.zeros((2, self.programs.copies), np.int32)
     for i, pair in enumerate(pairs):
       both[:, i] = pair
-    self._state = self.programs.copy(self._state, *both, np.int32(len(pairs)))
-    self._count(self.programs.copy)
+    self._state = table.layers.copy(self._state, *both, np.int32(len(pairs)))
+    self._count(table.layers.copy)
 
-  def _write(self, pairs: Sequence[tuple[Any, int]]) -> None:
+  def _write(self, table: Table, pairs: Sequence[tuple[Any, int]]) -> None:
     for start in range(0, len(pairs), self.programs.transfer_blocks):
-      self._write_some(pairs[start : start + self.programs.transfer_blocks])
+      self._write_some(table, pairs[start : start + self.programs.transfer_blocks])
 
-  def _write_some(self, pairs: Sequence[tuple[Any, int]]) -> None:
+  def _write_some(self, table: Table, pairs: Sequence[tuple[Any, int]]) -> None:
+    layers = table.layers
     targets = np.zeros(self.programs.transfer_blocks, np.int32)
     targets[: len(pairs)] = [page for _, page in pairs]
     blocks = [arrays for arrays, _ in pairs]
-    blocks = self.home.put(blocks, [self.programs.block_spec] * len(blocks))
-    filled = (*blocks, *self._filler[len(blocks) :])
-    self._state = self.programs.write(self._state, filled, targets, np.int32(len(pairs)))
-    self._count(self.programs.write)
+    blocks = self.home.put(blocks, [layers.block_spec] * len(blocks))
+    filled = (*blocks, *self._fillers[layers.number][len(blocks) :])
+    self._state = layers.write(self._state, filled, targets, np.int32(len(pairs)))
+    self._count(layers.write)
 
   def _read_state(self, slot: int) -> tuple[Any, ...]:
     self._count(self.programs.read)
     return self.programs.read(self._state, np.int32(slot))
 
-  def _read_pages(self, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
+  def _read_pages(self, table: Table, pages: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
     """Contents of ``transfer_blocks`` pages, the first of which are ``pages``."""
     wanted = np.zeros(self.programs.transfer_blocks, np.int32)
     wanted[: len(pages)] = pages
-    self._count(self.programs.read_blocks)
-    return self.programs.read_blocks(self._state, wanted)
+    self._count(table.layers.read_blocks)
+    return table.layers.read_blocks(self._state, wanted)
 
   def _count(self, program: Any) -> None:
     self.dispatches[program.__name__] += 1

@@ -46,15 +46,16 @@ class Snapshot:
 
   Attributes:
     state: recurrent states, convolution tails, logits, the length.
-    blocks: keys and values, ``EngineConfig.block_tokens`` tokens each, from the first token on; the
-      last one may be filled in part.
+    blocks: keys and values, ``EngineConfig.block_tokens`` tokens each, by ``Programs.layers``. They
+      end with the context, and begin with its first token or the first that a window still needs;
+      the last one may be filled in part.
     length: tokens.
     version: of the weights that computed all of it; -1 if several did.
     layout: where its pages stand, if it begins with pieces.
   """
 
   state: Stored
-  blocks: tuple[Stored, ...]
+  blocks: tuple[tuple[Stored, ...], ...]
   length: int
   version: int
   layout: Layout | None = None
@@ -63,6 +64,11 @@ class Snapshot:
   def places(self) -> int:
     """Places of its pages up to its last token."""
     return self.length + (0 if self.layout is None else self.layout.gap)
+
+  @property
+  def stored(self) -> tuple[Stored, ...]:
+    """All blocks."""
+    return tuple(block for blocks in self.blocks for block in blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +146,7 @@ class Store:
   def touch(self, snapshot: Snapshot) -> None:
     """Notes that a context was used."""
     with self._lock:
-      for stored in (snapshot.state, *snapshot.blocks):
+      for stored in (snapshot.state, *snapshot.stored):
         if id(stored) in self._recent:
           self._recent.move_to_end(id(stored))
 

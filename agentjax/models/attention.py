@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -39,10 +40,15 @@ class Attention:
 
 @flax.struct.dataclass
 class KVCache:
-  """Keys (rotated, where there is a rotary embedding) and values of every slot."""
+  """Keys (rotated, where there is a rotary embedding) and values of every slot.
+
+  With a ``window`` a token reads only so many places back, its own included. An engine then frees
+  the pages before the window; None is all places.
+  """
 
   keys: Held  # [slots, kv_heads, length, head_dim]
   values: Held  # [slots, kv_heads, length, head_dim]
+  window: int | None = flax.struct.field(pytree_node=False, default=None)
 
 
 class RopeScaling(NamedTuple):
@@ -135,10 +141,13 @@ def attention_spec(config: ModelConfig) -> Attention:
   )
 
 
-def init_kv_cache(config: ModelConfig, slots: int, length: int) -> KVCache:
+def init_kv_cache(
+  config: ModelConfig, slots: int, length: int, *, window: int | None = None
+) -> KVCache:
   """Zeros, in the compute dtype."""
   shape = (slots, config.num_kv_heads, length, config.head_dim)
-  return KVCache(keys=jnp.zeros(shape, config.dtype), values=jnp.zeros(shape, config.dtype))
+  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
+  return KVCache(*zeros, window=window)
 
 
 def attention(
@@ -177,14 +186,15 @@ def attention_extend(
   cache: KVCache,
   config: ModelConfig,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
   Args:
-    rows: slot of each row; the number of slots for a row that is not used.
+    rows: slot of each row; the number of slots for a row that is not used. None where row r is
+      slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
   """
@@ -205,30 +215,21 @@ def attention_extend(
   return merge_heads(params, out), cache
 
 
-def attention_step(
-  params: Attention,
-  x: Float[Array, "slots embed"],
-  cache: KVCache,
-  config: ModelConfig,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], KVCache]:
-  """One token for every active slot, written at ``lengths``."""
-  query, key, value = project_heads(params, x[:, None], config, lengths[:, None])
-  cache = append_step(cache, key, value, lengths=lengths, active=active)
-  seen = jnp.where(active, lengths, 0)  # what idle slots hold need not be read
-  out = attend_cache(
-    query,
-    cache.keys,
-    cache.values,
-    positions=seen[:, None],
-    scale=config.head_dim**-0.5,
-    counts=active,
-    rotary=rotary(config),
-    kernels=config.kernels,
-  )
-  return merge_heads(params, out)[:, 0], cache
+def step_of(extend: Callable[..., tuple[Array, Any]]) -> Callable[..., tuple[Array, Any]]:
+  """The step that belongs to an ``extend`` of slots: ``(..., lengths, active) -> (out, cache)``.
+
+  It is one token [slots, embed] for every active slot, written at ``lengths``: a row for each.
+  """
+
+  def step(params: Any, x: Array, *how: Any, lengths: Array, active: Array) -> tuple[Array, Any]:
+    positions = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
+    out, cache = extend(params, x[:, None], *how, rows=None, positions=positions, counts=active)
+    return out[:, 0], cache
+
+  return step
+
+
+attention_step = step_of(attention_extend)
 
 
 def attention_chunk(
@@ -276,9 +277,9 @@ def join_heads(entries: Sequence[KVCache], starts: Sequence[int], turned: Rotary
   keys = [entry.keys for entry in entries]
   if turned is not None:
     keys = [turn(key, jnp.asarray(n), turned) for key, n in zip(keys, starts, strict=True)]
-  return KVCache(
-    keys=jnp.concatenate(keys, axis=2),
-    values=jnp.concatenate([entry.values for entry in entries], axis=2),
+  values = [entry.values for entry in entries]
+  return dataclasses.replace(
+    entries[0], keys=jnp.concatenate(keys, axis=2), values=jnp.concatenate(values, axis=2)
   )
 
 
@@ -287,32 +288,17 @@ def append_rows(
   key: Float[Array, "rows time kv_heads head_dim"],
   value: Float[Array, "rows time kv_heads head_dim"],
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
 ) -> KVCache:
   """The cache with ``counts[r]`` more tokens in slot ``rows[r]`` (see ``attention_extend``)."""
   real = jnp.arange(key.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.keys.shape[2])
-  return KVCache(
+  return dataclasses.replace(
+    cache,
     keys=write_places(cache.keys, rows, place, key),
     values=write_places(cache.values, rows, place, value),
-  )
-
-
-def append_step(
-  cache: KVCache,
-  key: Float[Array, "slots 1 kv_heads head_dim"],
-  value: Float[Array, "slots 1 kv_heads head_dim"],
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> KVCache:
-  """The cache with one more token in every active slot."""
-  place = jnp.where(active, lengths, cache.keys.shape[2])[:, None]
-  return KVCache(
-    keys=write_places(cache.keys, None, place, key),
-    values=write_places(cache.values, None, place, value),
   )
 
 

@@ -189,6 +189,17 @@ def in_pages(cache: Any) -> list[bool]:
   return jax.tree.leaves(jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, HELD)))
 
 
+def cache_windows(cache: Any) -> list[int | None]:
+  """Of each array of a cache, how many places back it is read (``KVCache``); None is all."""
+
+  def entry(node: Any) -> Any:
+    window = (isinstance(node, KVCache) and node.window) or 0
+    return jax.tree.map(lambda _: window, node)
+
+  found = jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache))
+  return [window or None for window in jax.tree.leaves(found)]
+
+
 def _unstacked(params: Params, config: ModelConfig, heads: bool) -> DecodeParams:
   out = DecodeParams(
     embedding=params.embedding,

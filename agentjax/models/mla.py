@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
-from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
+from agentjax.models.attention import rope_frequencies, rope_scaling, rotate, step_of
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
 from agentjax.models.norm import norm_spec, rms_norm
@@ -135,14 +135,15 @@ def mla_extend(
   cache: LatentCache,
   config: ModelConfig,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
 ) -> tuple[Float[Array, "rows time embed"], LatentCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
   Args:
-    rows: slot of each row; the number of slots for a row that is not used.
+    rows: slot of each row; the number of slots for a row that is not used. None where row r is
+      slot r.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
   """
@@ -153,22 +154,7 @@ def mla_extend(
   return _read(params, query, latents, config, positions, counts, rows), LatentCache(latents)
 
 
-def mla_step(
-  params: Mla,
-  x: Float[Array, "slots embed"],
-  cache: LatentCache,
-  config: ModelConfig,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], LatentCache]:
-  """One token for every active slot, written at ``lengths``."""
-  positions = lengths[:, None]
-  query, kept = _absorb(params, x[:, None], config, positions)
-  place = jnp.where(active, lengths, cache.latents.shape[1])[:, None]
-  latents = write_places(cache.latents, None, place, kept)
-  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
-  return _read(params, query, latents, config, seen, active)[:, 0], LatentCache(latents)
+mla_step = step_of(mla_extend)
 
 
 def mla_chunk(

@@ -108,37 +108,14 @@ def is_paged(value: Any) -> bool:
 
 
 def reshaped(held: Held, change: Callable[[Array], Array]) -> Held:
-  """``change`` of the array or pool, whose first and last two axes must stay."""
-  return _changed(held, change) if isinstance(held, Paged) else change(held)
+  """``change`` of the array or pool, whose last two axes must stay; its rows or pages may change.
 
-
-def flattened(entries: Any, depth: int) -> Any:
-  """Entries [rows, depth, ...] as those of ``rows * depth`` rows."""
-
-  def merge(held: Held) -> Held:
-    if not isinstance(held, Paged):
-      return held.reshape(-1, *held.shape[2:])
-    assert held.pieces is None, "blocks that run more than once read no pieces"
-    table = held.table[:, None] * depth + jnp.arange(depth)[:, None]
-    merged = _changed(held, lambda v: v.reshape(-1, *v.shape[2:]))
-    table = table.reshape(-1, table.shape[2])
-    return dataclasses.replace(merged, table=table, empty=held.empty * depth)
-
-  return jax.tree.map(merge, entries, is_leaf=is_paged)
-
-
-def unflattened(entries: Any, depth: int) -> Any:
-  """Inverse of ``flattened``."""
-
-  def split(held: Held) -> Held:
-    if not isinstance(held, Paged):
-      return held.reshape(-1, depth, *held.shape[1:])
-    parted = _changed(held, lambda v: v.reshape(-1, depth, *v.shape[1:]))
-    return dataclasses.replace(
-      parted, table=held.table[::depth] // depth, empty=held.empty // depth
-    )
-
-  return jax.tree.map(split, entries, is_leaf=is_paged)
+  Where the pool holds narrow numbers, ``change`` also gets their scales, as a pool of width 1.
+  """
+  if not isinstance(held, Paged):
+    return change(held)
+  scales = held.scales if held.scales is None else change(held.scales[..., None])[..., 0]
+  return dataclasses.replace(held, pool=change(held.pool), scales=scales)
 
 
 def read_places(
@@ -236,12 +213,6 @@ def write_places(
 def place_index(array: Array, first: Array, place: Array) -> tuple[Any, ...]:
   """Index of ``array`` [first, ..., place, width]; the axes of the result follow theirs."""
   return (first, *(slice(None),) * (array.ndim - 3), place)
-
-
-def _changed(held: Paged, change: Callable[[Array], Array]) -> Paged:
-  """With ``change`` of the pool, and of its scales as a pool of width 1."""
-  scales = held.scales if held.scales is None else change(held.scales[..., None])[..., 0]
-  return dataclasses.replace(held, pool=change(held.pool), scales=scales)
 
 
 def _parts(held: Paged) -> tuple[Paged, Paged]:

@@ -48,19 +48,6 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
   )
 
 
-def build_teachers(parts: Parts, tools: SignalTools) -> Teachers:
-  """The teachers that ``config.rl.teachers`` names; they are loaded at their first use."""
-  return Teachers(
-    parts.experiment.rl.teachers,
-    parts.chat,
-    tools.model,
-    tools.mesh,
-    tools.temperature,
-    tools.pack,
-    tools.rows,
-  )
-
-
 class SignalBuilder:
   """Makes the signals of each phase; signals that several phases share are made once.
 
@@ -75,7 +62,7 @@ class SignalBuilder:
   def __init__(self, parts: Parts, tools: SignalTools):
     self._experiment: Experiment = parts.experiment
     self._tools = tools
-    self._teachers = build_teachers(parts, tools)
+    self._teachers = Teachers(parts.experiment.rl.teachers, tools)
     self._own = tuple(config.build(tools) for config in parts.experiment.rl.signals)
     stage = parts.experiment.rl
     self._process = None if stage.process is None else stage.process.build(tools)

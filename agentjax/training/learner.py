@@ -108,7 +108,7 @@ class Learner(TrainStates):
         only_values=phase.trains == "values",
       )
       optimizer = self.policy_optimizers[name]
-      return make_update(parts.model, optimizer, own, ours, bind(self.placed["rl"], name))
+      return make_update(parts.model, optimizer, own, ours, bind(self.specs["rl"].placed, name))
 
     self._phases: dict[str, list[Phase]] = {}
     for name, optimizer in self.policy_optimizers.items():
@@ -207,8 +207,12 @@ class Learner(TrainStates):
         state, values, log_probs = self._apply(own.update, state, one, i)
         if i == 0:
           trainers = trainers or [self._rows.join(log_probs)]
-          values |= {k: float(v) for k, v in one.metrics.items()}
-        found.append(values if phase.compared and i == 0 else _without_mismatch(values))
+          values |= {
+            k: float(v)
+            for k, v in one.metrics.items()
+            if phase.compared or not k.startswith("mismatch/")
+          }
+        found.append(values)
       every.append(found)
     means: dict[str, float] = {}
     for own, found in zip(phase.passes, every, strict=True):
@@ -363,10 +367,6 @@ def _means(every: Sequence[dict[str, float]]) -> dict[str, float]:
   """Of the metrics of some updates, each over the updates that have it."""
   names = dict.fromkeys(k for values in every for k in values if not k.startswith(PREFIX))
   return {k: float(np.mean([values[k] for values in every if k in values])) for k in names}
-
-
-def _without_mismatch(values: dict[str, float]) -> dict[str, float]:
-  return {name: value for name, value in values.items() if not name.startswith("mismatch/")}
 
 
 def _by_task(trajectories: Sequence[Trajectory], parts: int) -> list[list[Trajectory]]:

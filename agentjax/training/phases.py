@@ -22,6 +22,7 @@ from agentjax.objectives.preparation import abstract_inputs, prepare
 from agentjax.rollout.seat_config import trained_seats
 from agentjax.signals.signal import Signal
 from agentjax.training.alternation import learners
+from agentjax.training.auxiliary import AuxiliaryConfig
 from agentjax.training.experiment import Experiment, PhaseConfig, RLStage, SupervisedStage
 from agentjax.training.pass_config import PlannedPass, Prepare
 from agentjax.training.rows import MeshRows
@@ -108,10 +109,9 @@ def update_settings(
   stage: SupervisedStage | RLStage, lora: LoraConfig | None, temperature: float = 1.0
 ) -> UpdateSettings:
   """The settings of ``make_update`` from those of a stage."""
-  own: dict[str, Any] = {"temperature": temperature, "lora": lora}
-  names = [field.name for field in dataclasses.fields(UpdateSettings)]
-  own |= {"distillation": None, "only_values": False}  # those of a phase
-  return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
+  names = [field.name for field in dataclasses.fields(AuxiliaryConfig)]
+  beside = {name: getattr(stage, name) for name in names}
+  return UpdateSettings(**beside, temperature=temperature, lora=lora)
 
 
 def compile_phases(

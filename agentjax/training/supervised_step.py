@@ -49,7 +49,7 @@ class SupervisedSteps:
       states.optimizers["supervised"],
       supervised_objective,
       update_settings(settings, parts.experiment.lora),
-      states.placed["supervised"],
+      states.specs["supervised"].placed,
     )
     self._prepare = jax.jit(
       lambda batch: prepare_supervised(batch, aggregation=settings.aggregation),
@@ -84,8 +84,7 @@ class SupervisedSteps:
       given = ForUpdate({"kept": kept, "sets": sets})
     ready = make_ready(self._rows, batch, prepared, given, depths)
     state, values, _ = run_update(self._update, state, ready, self._states.mesh)
-    # Nothing was sampled, so there is no sampler to disagree with.
-    return counted(state), {k: v for k, v in values.items() if not k.startswith("mismatch/")}
+    return counted(state), values
 
   def _pack(self, tasks: Sequence[Task]) -> Batch:
     settings = self._settings

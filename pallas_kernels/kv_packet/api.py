@@ -104,28 +104,8 @@ def packet_attention(
     "packet_attention", query, keys, values, value_dim, key_scales, value_scales
   )
   rows, time = query.shape[:2]
-  _check_table("table", table, rows)
-  check_shape("packet_attention", "starts", starts, (rows,))
-  check_shape("packet_attention", "counts", counts, (rows,))
-  if shared is not None:
-    groups = shared.pages.shape[0]
-    if not groups or rows % groups:
-      raise ValueError(
-        f"packet_attention: shared has {groups} groups; allowed: a divisor of R={rows} rows."
-      )
-    _check_table("shared", shared, groups)
-  if window is not None and window < 1:
-    raise ValueError(f"packet_attention: window={window}; allowed: at least 1, or None.")
-  if rotary is not None and rotary.first + 2 * len(rotary.frequencies) > keys.shape[3]:
-    raise ValueError(
-      f"packet_attention: rotary turns {2 * len(rotary.frequencies)} channels from "
-      f"{rotary.first} on; keys have D={keys.shape[3]}."
-    )
-  if values is None and rotary is not None and rotary.first < value_dim:
-    raise ValueError(
-      f"packet_attention: value_dim={value_dim} without values; allowed: at most the first turned "
-      f"channel {rotary.first}, for values are read as they are."
-    )
+  _check_tables(table, shared, starts, counts, rows)
+  _check_options(window, rotary, keys, None if values is not None else value_dim)
   tables = [part for part in (shared, table) if part is not None]
   out = run(
     query,
@@ -188,6 +168,39 @@ def compose_states(
     log_decays = jnp.where(used[..., None], log_decays, 0.0)
     states = jnp.where(used[..., None, None, None], states, 0.0)
   return run(log_decays, states, None if initial_state is None else initial_state.astype(dtype))
+
+
+def _check_tables(
+  table: PageTable, shared: PageTable | None, starts: Array, counts: Array, rows: int
+) -> None:
+  _check_table("table", table, rows)
+  check_shape("packet_attention", "starts", starts, (rows,))
+  check_shape("packet_attention", "counts", counts, (rows,))
+  if shared is not None:
+    groups = shared.pages.shape[0]
+    if not groups or rows % groups:
+      raise ValueError(
+        f"packet_attention: shared has {groups} groups; allowed: a divisor of R={rows} rows."
+      )
+    _check_table("shared", shared, groups)
+
+
+def _check_options(
+  window: int | None, rotary: Rotary | None, keys: Array, value_dim: int | None
+) -> None:
+  """``value_dim`` where values are the first channels of keys."""
+  if window is not None and window < 1:
+    raise ValueError(f"packet_attention: window={window}; allowed: at least 1, or None.")
+  if rotary is not None and rotary.first + 2 * len(rotary.frequencies) > keys.shape[3]:
+    raise ValueError(
+      f"packet_attention: rotary turns {2 * len(rotary.frequencies)} channels from "
+      f"{rotary.first} on; keys have D={keys.shape[3]}."
+    )
+  if value_dim is not None and rotary is not None and rotary.first < value_dim:
+    raise ValueError(
+      f"packet_attention: value_dim={value_dim} without values; allowed: at most the first turned "
+      f"channel {rotary.first}, for values are read as they are."
+    )
 
 
 def _check_table(name: str, table: PageTable, rows: int) -> None:

@@ -86,7 +86,7 @@ def test_a_slot_that_ended_is_left_as_it_was_by_the_dispatch_ahead(slot_engine):
     first, second = engine.idle_plan(), engine.idle_plan()
     for plan, index in ((first, 0), (second, 8)):
       plan.budget[:2] = 8
-      plan.temperature[:2], plan.token_index[:2] = 1.0, index
+      plan.filters.temperature[:2], plan.token_index[:2] = 1.0, index
       plan.stop_ids[0, 0] = drawn[0].token_ids[0, 2] if stop is None else stop
     second.budget[2] = 5  # comes with the second
     second.ahead[:2] = True
@@ -103,7 +103,7 @@ def test_a_slot_that_ended_is_left_as_it_was_by_the_dispatch_ahead(slot_engine):
   np.testing.assert_array_equal(idle.token_ids[1:3], after.token_ids[1:3])
   plan = engine.idle_plan()
   rest = 8 - int(cut.counts[0])
-  plan.budget[0], plan.token_index[0], plan.temperature[0] = rest, cut.counts[0], 1.0
+  plan.budget[0], plan.token_index[0], plan.filters.temperature[0] = rest, cut.counts[0], 1.0
   again = engine.decode(plan)
   np.testing.assert_array_equal(again.token_ids[0, :rest], before.token_ids[0, -rest:])
   np.testing.assert_array_equal(

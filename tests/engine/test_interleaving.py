@@ -12,14 +12,17 @@ import dataclasses
 import gc
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentjax import models
 from agentjax.engine import Engine, EngineConfig, EngineError, SampleRequest, address_key
 from agentjax.models import ModelConfig, Params
 from tests.engine.conftest import dispatched
+from tests.engine.test_windows import local
 
 pytestmark = pytest.mark.optimised
 
@@ -155,9 +158,10 @@ class World:
       engine.publish(params, 0)
 
 
-@pytest.fixture(scope="module")
-def world(model_config, params, other_params) -> Iterator[World]:
-  made = World(model_config, (params, other_params))
+@pytest.fixture(scope="module", params=["hybrid", "windows"])
+def world(request, model_config) -> Iterator[World]:
+  config = model_config if request.param == "hybrid" else local(11)
+  made = World(config, tuple(models.init(config, jax.random.key(i)) for i in range(2)))
   yield made
   for engine in made.references:
     engine.close()
@@ -203,4 +207,5 @@ def test_any_interleaving_gives_what_a_fresh_run_gives(
   blank = engine.scheduler.lanes[0].slots.programs.state_bytes * lanes
   assert sum(engine.stored_bytes) <= blank
   for lane in engine.scheduler.lanes:
-    assert all(pool.free == lane.slots.programs.pages - 1 for pool in lane.slots.pools)
+    for table in lane.slots.tables:
+      assert all(pool.free == table.layers.pages - 1 for pool in table.pools)

@@ -92,7 +92,11 @@ def test_heads_hold_after_drafts_what_they_hold_of_the_same_ids_read_at_once(dra
   ids = [prompt.tolist() for prompt in prompts]
   for turn in range(3):
     plan = drafting.idle_plan()
-    plan.budget[:3], plan.temperature[:3], plan.key_data[:3] = (8, 3, 5), 1.0, [[turn, 1]] * 3
+    plan.budget[:3], plan.filters.temperature[:3], plan.key_data[:3] = (
+      (8, 3, 5),
+      1.0,
+      [[turn, 1]] * 3,
+    )
     chunk = drafting.decode(plan)
     for slot in range(3):
       ids[slot] += [*chunk.token_ids[slot, : chunk.counts[slot]], turn]
@@ -204,7 +208,7 @@ def test_heads_cost_nothing_where_they_do_not_draft(model_config, slot_engine):
   assert slot_engine.weights.params.mtp is None
   plain = SlotEngine(dataclasses.replace(model_config, mtp=None), sizes())
   assert slot_engine.programs.state_bytes == plain.programs.state_bytes
-  assert slot_engine.programs.block_bytes == plain.programs.block_bytes
+  assert slot_engine.programs.context_bytes(9) == plain.programs.context_bytes(9)
 
 
 def test_a_context_is_cut_only_where_nothing_but_keys_and_values_was_kept(model_config):

@@ -18,12 +18,16 @@ def entry(length: int, *, fresh: bool = True, version: int = 0) -> Entry:
   return Entry(Snapshot(Stored(), (), length, version), None, fresh)
 
 
+def anywhere(snapshot: Snapshot, tokens: int) -> bool:
+  return True
+
+
 def array(ids) -> np.ndarray:
   return np.asarray(ids, np.int32)
 
 
 def tree(**options) -> PrefixCache:
-  made = PrefixCache(GRID, **{"any_history": False, "attention_only": False, **options})
+  made = PrefixCache(GRID, **{"any_history": False, "may_cut": None, **options})
   made.clear(0)
   return made
 
@@ -35,7 +39,7 @@ def tree(**options) -> PrefixCache:
   st.booleans(),
 )
 def test_it_finds_the_longest_beginning_that_may_be_used(inserts, queries, any_history, attends):
-  cache, known = tree(any_history=any_history, attention_only=attends), {}
+  cache, known = tree(any_history=any_history, may_cut=anywhere if attends else None), {}
   for ids, fresh in inserts:
     cache.insert(array(ids), entry(len(ids), fresh=fresh))
     known[ids] = known.get(ids, False) or fresh
@@ -111,7 +115,7 @@ def requests(draw):
 @given(requests(), requests())
 def test_two_requests_share_what_stands_before_another_token_or_image(first, second):
   keys = ImageKeys()
-  cache = tree(any_history=True, attention_only=True)
+  cache = tree(any_history=True, may_cut=anywhere)
   (ids, images), (others, other_images) = first, second
   cache.insert(keys.of(array(ids), images), entry(len(ids)))
   over_ids = next(

@@ -557,7 +557,7 @@ def test_a_conversation_that_comes_back_whole_costs_its_new_tokens(make_engine):
 def test_known_prefixes_make_way_for_parked_contexts(make_engine):
   engine = make_engine(device_store_mb=0, host_store_mb=0)
   programs = engine.scheduler.lanes[0].slots.programs
-  engine.scheduler.store.host_bytes = 4 * (programs.state_bytes + 2 * programs.block_bytes)
+  engine.scheduler.store.host_bytes = 4 * programs.context_bytes(9)
 
   async def main():
     for i in range(3):

@@ -51,8 +51,8 @@ def assert_same_bits(a: Sample, b: Sample) -> None:
 
 def arrays(engine: SlotEngine, snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
   """All that a snapshot holds."""
-  engine.copy_out(snapshot.blocks)
-  return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.blocks)]
+  engine.copy_out(snapshot.stored)
+  return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.stored)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -92,7 +92,7 @@ def test_extending_a_live_context_equals_reading_it_at_once(slot_engine, params,
   slot_engine.extend([(2, ids[cut:]), (2, tail)])
   plan = slot_engine.idle_plan()
   plan.budget[2] = 8
-  plan.temperature[2] = 1.0
+  plan.filters.temperature[2] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, [*ids, *tail, *chunk.token_ids[2]])
   np.testing.assert_allclose(chunk.behaviour_log_probs[2], scores.log_probs[0, 33:], atol=2e-5)
@@ -107,7 +107,7 @@ def test_padding_at_the_end_of_a_full_context_overwrites_nothing(slot_engine, pa
   plan = slot_engine.idle_plan()
   plan.budget[1] = 2
   plan.forced[1, :2] = ids[62:]
-  plan.temperature[1] = 1.0
+  plan.filters.temperature[1] = 1.0
   chunk = slot_engine.decode(plan)
   scores = trainer_scores(params, model_config, ids)
   np.testing.assert_allclose(chunk.behaviour_log_probs[1, :2], scores.log_probs[0, 62:], atol=2e-5)
@@ -130,7 +130,7 @@ def test_a_forked_slot_samples_what_a_fresh_slot_would(slot_engine):
   slot_engine.place(None, [2])
   slot_engine.extend([(2, prompt)])
   plan.budget[:] = 8
-  plan.temperature[:] = 1.0
+  plan.filters.temperature[:] = 1.0
   plan.key_data[:] = (5, 6)
   chunk = slot_engine.decode(plan)
   for slot in (1, 2, 3):
@@ -173,10 +173,10 @@ def test_copies_of_a_context_share_the_pages_in_which_nothing_changes(slot_engin
   engine.extend([(0, np.arange(20, dtype=np.int32))])
   assert free - pool.free == 3
   first = engine.read(0)
-  assert len(first.blocks) == 3 and free - pool.free == 4  # the third page still changes
+  assert len(first.stored) == 3 and free - pool.free == 4  # the third page still changes
   engine.extend([(0, np.arange(7, dtype=np.int32))])
   second = engine.read(0)
-  assert second.blocks[:2] == first.blocks[:2] and free - pool.free == 6
+  assert second.stored[:2] == first.stored[:2] and free - pool.free == 6
   engine.place(second, [1, 2])
   assert free - pool.free == 8  # again the last page of each
   found = arrays(engine, second)
@@ -201,21 +201,21 @@ def test_pages_that_run_short_go_to_the_host_and_come_back_to_the_bit(model_conf
   before = jax.device_get(first.state.arrays)
   engine.place(None, [1])
   engine.extend([(1, ids[:25])])  # has four pages: two of the first one's go
-  assert [b.arrays is None for b in first.blocks].count(False) > 0
+  assert [b.arrays is None for b in first.stored].count(False) > 0
   second = engine.leave(1)
   engine.store.device_bytes = 0
   engine.store.relieve_device()
   for snapshot in (first, second, first):
     engine.place(snapshot, [2])
     plan = engine.idle_plan()
-    plan.budget[2], plan.temperature[2] = 3, 1.0
+    plan.budget[2], plan.filters.temperature[2] = 3, 1.0
     found = engine.decode(plan).behaviour_log_probs[2, :3]
   alone = SlotEngine(model_config, sizes())
   alone.publish(params, 0)
   alone.place(None, [2])
   alone.extend([(2, ids)])
   plan = alone.idle_plan()
-  plan.budget[2], plan.temperature[2] = 3, 1.0
+  plan.budget[2], plan.filters.temperature[2] = 3, 1.0
   np.testing.assert_array_equal(alone.decode(plan).behaviour_log_probs[2, :3], found)
   jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(first.state.arrays))
 
@@ -346,7 +346,8 @@ def test_narrow_keys_and_values_take_a_third_and_round_log_probs(dtype):
   assert gaps[None] < 2e-5 < gaps[dtype] < (0.02 if dtype == "int8" else 0.1)
   narrow = engines[dtype]
   # 16 bytes and a scale in the place of 16 float32 numbers.
-  assert narrow.programs.block_bytes * 64 == engines[None].programs.block_bytes * 20
+  (layers,), (wide,) = narrow.programs.layers, engines[None].programs.layers
+  assert layers.block_bytes * 64 == wide.block_bytes * 20
 
   ids = np.asarray(PROMPTS[2], np.int32)
   logits = []

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentjax.models.pages import Paged, flattened, read_places, unflattened, write_places
+from agentjax.adapters.model_families.parcae import flattened, unflattened
+from agentjax.models.pages import Paged, read_places, write_places
 from pallas_kernels.paged_attention import quantize_tokens
 
 ROWS, LENGTH, TOKENS, WIDTH = 4, 22, 8, 3

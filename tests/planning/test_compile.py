@@ -161,7 +161,7 @@ def test_the_plan_compiles_the_programs_of_the_engine(monkeypatch, speculate):
   assert memory.state == sum(v.nbytes for v in jax.tree.leaves(state))
   assert memory.weights == sum(v.nbytes for v in jax.tree.leaves(params))
   block = memory.block_tokens
-  assert memory.tokens == programs.ways * (programs.pages - 1) * block
+  assert memory.tokens == programs.ways * (programs.layers[0].pages - 1) * block
   assert memory.tokens >= settings.slots * settings.max_length
   cached = sum(v.nbytes for v in jax.tree.leaves(state.cache.blocks))
   assert memory.token * (memory.tokens + block) == pytest.approx(cached, rel=1e-6)

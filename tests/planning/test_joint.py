@@ -16,7 +16,7 @@ from agentjax.rollout.schedule import ScheduleConfig
 from agentjax.training import DeviceConfig
 from tests.training.stages import staged_experiment
 
-LANE = LaneMemory(weights=100, state=40, parked=7, tokens=80, token=0.5, block_tokens=16)
+LANE = LaneMemory(weights=100, state=40, parked=7, tokens=80, token=0.5, windows=0, block_tokens=16)
 TRAINED = {"parameters": 20, "optimiser": 60}
 PLANS = {
   "update": Plan(8, TRAINED | {"batch": 3}, 50, 133, fits=True),

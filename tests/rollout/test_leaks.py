@@ -246,8 +246,9 @@ def kept_bytes(engine):
   """Of contexts outside of slots, in pages or in the store: pressure moves them to the store."""
   (lane,) = engine.scheduler.lanes
   programs = lane.slots.programs
-  used = sum(programs.pages - 1 - pool.free for pool in lane.slots.pools)
-  return sum(engine.stored_bytes) + used * programs.block_bytes
+  (layers,) = programs.layers
+  used = sum(layers.pages - 1 - pool.free for pool in lane.slots.pools)
+  return sum(engine.stored_bytes) + used * layers.block_bytes
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLER], ids=["independent", "branched"])

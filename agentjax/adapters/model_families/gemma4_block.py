@@ -18,10 +18,10 @@ from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.attention import (
   KVCache,
   append_rows,
-  append_step,
   join_heads,
   rope_frequencies,
   rotate,
+  step_of,
 )
 from agentjax.models.blocks import BlockKind, BlockReport, StreamKind
 from agentjax.models.config import Gemma4Config, ModelConfig
@@ -263,7 +263,8 @@ def init_gemma_cache(config: ModelConfig, slots: int, length: int, layer: Layer)
     return None
   heads = _heads(config, layer)
   shape = (slots, heads.kv_heads, length, heads.width)
-  return KVCache(keys=jnp.zeros(shape, config.dtype), values=jnp.zeros(shape, config.dtype))
+  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
+  return KVCache(*zeros, window=heads.window)
 
 
 def gemma_layer(
@@ -352,9 +353,9 @@ def gemma_extend(
   config: ModelConfig,
   layer: Layer,
   *,
-  rows: Int[Array, " rows"],
+  rows: Int[Array, " rows"] | None,
   positions: Int[Array, "rows time"],
-  counts: Int[Array, " rows"],
+  counts: Int[Array, " rows"] | Bool[Array, " rows"],
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """The same over slots (see ``attention_extend``); a reading layer gets the lender's cache."""
   heads = _heads(config, layer)
@@ -377,36 +378,7 @@ def gemma_extend(
   return _output(params, out), cache
 
 
-def gemma_step(
-  params: GemmaAttention,
-  x: Float[Array, "slots embed"],
-  cache: KVCache,
-  config: ModelConfig,
-  layer: Layer,
-  *,
-  lengths: Int[Array, " slots"],
-  active: Bool[Array, " slots"],
-) -> tuple[Float[Array, "slots embed"], KVCache]:
-  """One token for every active slot, written at ``lengths``."""
-  heads = _heads(config, layer)
-  x, positions = x[:, None], lengths[:, None]
-  query = _query(params, x, config, heads, positions)
-  if not layer.reads:
-    key, value = _key_value(params, x, config, heads, positions)
-    cache = append_step(cache, key, value, lengths=lengths, active=active)
-  seen = jnp.where(active, lengths, 0)[:, None]  # what idle slots hold need not be read
-  out = attend_cache(
-    query,
-    cache.keys,
-    cache.values,
-    positions=seen,
-    scale=1.0,
-    window=heads.window,
-    counts=active,
-    rotary=Rotary(heads.frequencies),
-    kernels=config.kernels,
-  )
-  return _output(params, out)[:, 0], cache
+gemma_step = step_of(gemma_extend)
 
 
 def _settings(config: ModelConfig) -> Gemma4Config:

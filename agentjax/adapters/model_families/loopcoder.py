@@ -19,7 +19,6 @@ from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.attention import (
   KVCache,
   append_rows,
-  append_step,
   init_kv_cache,
   merge_heads,
   project_heads,
@@ -152,9 +151,12 @@ def decode_twice(
 
 def init_entries(config: ModelConfig, slots: int, length: int) -> tuple[Any, ...]:
   """An attention block keeps a ``TwoPassCache``, others what their kind makes."""
+  assert config.second_pass is not None
+  window = config.second_pass.window
   return tuple(
     TwoPassCache(
-      first=init_kv_cache(config, slots, length), second=init_kv_cache(config, slots, length)
+      first=init_kv_cache(config, slots, length),
+      second=init_kv_cache(config, slots, length, window=window),
     )
     if kind == "*"
     else KINDS[kind].init_cache(config, slots, length)
@@ -213,11 +215,11 @@ def _second_step(
   params: Block, x: Array, entry: TwoPassCache, config: ModelConfig, stepped: Stepped, given: Any
 ):
   inputs = rms_norm(x, params.norm, config.norm_eps)[:, None]
-  positions = stepped.lengths[:, None]
+  active = stepped.active
+  positions = jnp.where(active, stepped.lengths, 0)[:, None]  # idle slots need not be read
   query, key, value = project_heads(params.mixer, inputs, config, positions)
-  second = append_step(entry.second, key, value, **stepped._asdict())
-  seen = jnp.where(stepped.active, stepped.lengths, 0)[:, None]  # idle slots need not be read
-  out = _mix_cached(given, query, entry.first, second, seen, config, stepped.active)
+  second = append_rows(entry.second, key, value, rows=None, positions=positions, counts=active)
+  out = _mix_cached(given, query, entry.first, second, positions, config, active)
   return x + merge_heads(params.mixer, out)[:, 0], dataclasses.replace(entry, second=second), None
 
 
