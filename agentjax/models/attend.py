@@ -186,21 +186,45 @@ def _attend_held(
   window: int | None,
 ) -> Array:
   """``attend_cache`` in XLA, block by block."""
-  query = jnp.moveaxis(query, 1, 2)
+  attend = _attend_whole if keys.shape[2] <= CACHE_BLOCK else _attend_blocks
+  return attend(query, keys, values, positions, rows, scale, window)
+
+
+def _attend_whole(
+  query: Array,
+  keys: Held,
+  values: Held,
+  positions: Array,
+  rows: Array | None,
+  scale: float,
+  window: int | None,
+) -> Array:
   length = keys.shape[2]
-  block = min(CACHE_BLOCK, length)
+  key, value = (read_places(held, rows, 0, length) for held in (keys, values))
+  seen = _seen(positions, jnp.arange(length), window)
+  return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), key, value, seen, scale), 2, 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend_blocks(
+  query: Array,
+  keys: Held,
+  values: Held,
+  positions: Array,
+  rows: Array | None,
+  scale: float,
+  window: int | None,
+) -> Array:
+  """The gradient is that of ``_attend_whole``: a loop of so many steps as it needs has none."""
+  query = jnp.moveaxis(query, 1, 2)
+  length, block = keys.shape[2], CACHE_BLOCK
 
   def held(cache: Held, start: Array | int) -> Array:
     return read_places(cache, rows, start, block)
 
-  def seen(start: Array | int, first: Array | int) -> Array:
+  def seen(start: Array, first: Array) -> Array:
     place = start + jnp.arange(block)
-    visible = (place <= positions[..., None]) & (place >= first)
-    return visible if window is None else visible & (place > positions[..., None] - window)
-
-  if block == length:
-    out = _attend(query, held(keys, 0), held(values, 0), seen(0, 0), scale)
-    return jnp.moveaxis(out, 2, 1)
+    return _seen(positions, place, window) & (place >= first)
 
   def step(i: Array, sums: _Sums) -> _Sums:
     first = i * block
@@ -210,6 +234,30 @@ def _attend_held(
   sums = _no_sums((*query.shape[:3], values.shape[-1]), keys.shape[1])
   sums = jax.lax.fori_loop(0, jnp.max(positions) // block + 1, step, sums)
   return _output(sums, query)
+
+
+def _attend_blocks_forward(*arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+  return _attend_blocks(*arguments), arguments[:5]
+
+
+def _attend_blocks_backward(
+  scale: float, window: int | None, kept: tuple[Any, ...], gradient: Array
+) -> tuple[Any, ...]:
+  *own, positions, rows = kept
+
+  def whole(*own: Any) -> Array:
+    return _attend_whole(*own, positions, rows, scale, window)
+
+  return *jax.vjp(whole, *own)[1](gradient), None, None
+
+
+_attend_blocks.defvjp(_attend_blocks_forward, _attend_blocks_backward)
+
+
+def _seen(positions: Array, place: Array, window: int | None) -> Array:
+  """Which places each query sees."""
+  visible = place <= positions[..., None]
+  return visible if window is None else visible & (place > positions[..., None] - window)
 
 
 def attend_chunk(

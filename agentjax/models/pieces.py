@@ -11,7 +11,6 @@ Keys and values need not be copied for that: ``cut_pages`` puts a piece into who
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -76,7 +75,7 @@ def unjoinable(config: ModelConfig) -> str | None:
 
 def piece_shapes(config: ModelConfig, length: int) -> tuple[Any, ...]:
   """Shapes and dtypes of the entries of a piece of so many tokens."""
-  return jax.eval_shape(lambda: _noting(config, length).blocks)
+  return jax.eval_shape(lambda: _noting(config, 1, length).blocks)
 
 
 def run_piece(params: DecodeParams, config: ModelConfig, token_ids: np.ndarray) -> Piece:
@@ -90,8 +89,31 @@ def run_piece(params: DecodeParams, config: ModelConfig, token_ids: np.ndarray) 
   length = len(token_ids)
   padded = np.zeros((1, max(_LEAST, 1 << (length - 1).bit_length())), np.int32)
   padded[0, :length] = token_ids
-  entries = _run(params, config, padded, np.array([length], np.int32))
-  return Piece(_cut(entries, length), length)
+  return Piece(cut(_run(params, config, padded, np.array([length], np.int32)), length), length)
+
+
+def run_rows(
+  params: DecodeParams,
+  config: ModelConfig,
+  token_ids: Int[Array, "rows time"],
+  counts: Int[Array, " rows"],
+) -> tuple[Any, ...]:
+  """Entries of one slot a row that took in its first ``counts`` tokens by themselves."""
+  slots, time = token_ids.shape
+  return extend(
+    params, config, _noting(config, slots, time), jnp.arange(slots), token_ids, counts
+  ).cache.blocks
+
+
+def cut(entries: tuple[Any, ...], length: int) -> tuple[Any, ...]:
+  """Keys, values and latents of the first ``length`` tokens, as a piece has them."""
+
+  def one(entry: Any) -> Any:
+    if not isinstance(entry, HELD):
+      return entry
+    return jax.tree.map(lambda v: v[..., :length, :], entry)
+
+  return tuple(map(one, entries))
 
 
 def join_pieces(
@@ -104,15 +126,33 @@ def join_pieces(
   Raises:
     ValueError: pieces that do not fit.
   """
-  total = sum(piece.length for piece in pieces)
-  if not pieces or total >= max_length:
+  entries, lengths = [piece.entries for piece in pieces], [piece.length for piece in pieces]
+  return join_rows(params, config, entries, lengths, max_length)
+
+
+def join_rows(
+  params: DecodeParams,
+  config: ModelConfig,
+  entries: Sequence[tuple[Any, ...]],
+  lengths: Sequence[int],
+  max_length: int,
+) -> Cache:
+  """``join_pieces`` of any number of slots, each with pieces of the same lengths; differentiable.
+
+  Args:
+    params, config, max_length: see ``join_pieces``.
+    entries: of each piece, [slots, ...].
+    lengths: tokens of each piece.
+  """
+  total = sum(lengths)
+  if not entries or total >= max_length:
     raise ValueError(
-      f"{len(pieces)} pieces of {total} tokens; allowed: one or more that leave room in "
+      f"{len(entries)} pieces of {total} tokens; allowed: one or more that leave room in "
       f"max_length={max_length}."
     )
-  empty = init_cache(config, 1, max_length)
-  starts = [0, *itertools.accumulate(piece.length for piece in pieces[:-1])]
-  joined = join_entries(params, config, [piece.entries for piece in pieces], starts)
+  empty = init_cache(config, len(jax.tree.leaves(entries)[0]), max_length)
+  starts = [0, *itertools.accumulate(lengths[:-1])]
+  joined = join_entries(params, config, entries, starts)
 
   def put(held: Array, value: Array) -> Array:
     return jnp.pad(value, [(0, n - m) for n, m in zip(held.shape, value.shape, strict=True)])
@@ -155,7 +195,7 @@ def cut_pages(piece: Piece, tokens: int) -> tuple[Any, ...]:
   Behind the last token the last page is zero.
   """
 
-  def cut(value: Array) -> np.ndarray:
+  def pages(value: Array) -> np.ndarray:
     own = np.asarray(value)[0]
     spare = -own.shape[-2] % tokens
     own = np.pad(own, [(0, 0)] * (own.ndim - 2) + [(0, spare), (0, 0)])
@@ -163,7 +203,7 @@ def cut_pages(piece: Piece, tokens: int) -> tuple[Any, ...]:
     return np.moveaxis(own, -3, 0)
 
   return tuple(
-    jax.tree.map(cut, entry) if isinstance(entry, HELD) else None for entry in piece.entries
+    jax.tree.map(pages, entry) if isinstance(entry, HELD) else None for entry in piece.entries
   )
 
 
@@ -196,24 +236,12 @@ def lay_out(lengths: Sequence[int], tokens: int, entries: int) -> Layout:
   return Layout(used, gap, Pieces(firsts, valid, turns))  # type: ignore[arg-type]
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _run(params: DecodeParams, config: ModelConfig, token_ids: Any, counts: Any) -> Any:
-  cache, rows = _noting(config, token_ids.shape[1]), jnp.zeros(1, jnp.int32)
-  return extend(params, config, cache, rows, token_ids, counts).cache.blocks
+_run = jax.jit(run_rows, static_argnames="config")
 
 
-def _noting(config: ModelConfig, length: int) -> Cache:
-  """An empty slot that notes what joining needs."""
-  cache = init_cache(config, 1, length)
+def _noting(config: ModelConfig, slots: int, length: int) -> Cache:
+  """Empty slots that note what joining needs."""
+  cache = init_cache(config, slots, length)
   pairs = zip(config.pattern, cache.blocks, strict=True)
   blocks = tuple(None if entry is None else KINDS[kind].note(entry) for kind, entry in pairs)
   return Cache(blocks=blocks, lengths=cache.lengths)
-
-
-def _cut(entries: tuple[Any, ...], length: int) -> tuple[Any, ...]:
-  def cut(entry: Any) -> Any:
-    if not isinstance(entry, HELD):
-      return entry
-    return jax.tree.map(lambda v: v[..., :length, :], entry)
-
-  return tuple(map(cut, entries))
