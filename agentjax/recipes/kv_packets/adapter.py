@@ -7,7 +7,7 @@ import dataclasses
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Int
 
 from agentjax.models.stack import DecodeParams, Params
 
@@ -40,8 +40,12 @@ def with_adapter(params: DecodeParams, adapter: Adapter) -> DecodeParams:
   return dataclasses.replace(params, embedding=jnp.concatenate([table, rows]))
 
 
-def wrapped(token_ids: np.ndarray, adapter: Adapter, vocab_size: int) -> np.ndarray:
+def wrapped(
+  token_ids: Int[Array, "*lead tokens"], adapter: Adapter, vocab_size: int
+) -> Int[Array, "*lead wrapped"]:
   """Ids of header, document and trailer, for the table of ``with_adapter``."""
   header, trailer = len(adapter.header), len(adapter.trailer)
-  behind = np.arange(vocab_size, vocab_size + header + trailer, dtype=np.int32)
-  return np.concatenate([behind[:header], token_ids, behind[header:]])
+  behind = vocab_size + jnp.arange(header + trailer, dtype=jnp.int32)
+  parts = jnp.split(behind, [header])
+  before, after = (jnp.broadcast_to(v, (*token_ids.shape[:-1], len(v))) for v in parts)
+  return jnp.concatenate([before, token_ids, after], axis=-1)

@@ -119,7 +119,7 @@ class PacketMaker:
     """
     ids, key = self._checked(token_ids), self.key(token_ids)
     if self._adapter is not None:
-      ids = wrapped(ids, self._adapter, self.config.vocab_size)
+      ids = np.asarray(wrapped(ids, self._adapter, self.config.vocab_size))
     return Packet(key, jax.device_get(run_piece(self._params, self.config, ids)))
 
   def wrong(self, key: PacketKey) -> list[str]:
