@@ -132,6 +132,29 @@ class Context:
     await self._engine.scheduler.run(self.state, generation)
     return generation.result()
 
+  async def append_pieces(self, pieces: Sequence[HeldPiece]) -> None:
+    """Appends runs of tokens that were taken in by themselves (``Engine.keep_piece``), in a row.
+
+    They see nothing of what is before them. Contexts share their pages. A token at least must
+    follow before the context samples.
+
+    Raises:
+      ContextLengthError: they leave no room for another token.
+      EngineError: pieces of other weights than those in use, or no weights are.
+    """
+    engine, state = self._engine, self.state
+    engine.check_pieces()
+    state.check_usable()
+    if not pieces:
+      raise ValueError("0 pieces; allowed: one or more.")
+    before = state.base
+    if state.pending or state.home is not None or state.parking or state.origin is not None:
+      before = await engine.scheduler.run(state, None)
+    joined = await engine.scheduler.join(pieces, before)
+    self.state = ContextState(state.priority, state.policy)
+    self.state.begin_with_pieces(joined)
+    engine.scheduler.drop(state, "it goes on with pieces behind it")
+
   async def fork(self, count: int) -> list[Context]:
     """``count`` new contexts that go on from here, each on its own; this one stays usable."""
     self.state.check_usable()
@@ -306,29 +329,22 @@ class Engine:
       version: of these weights; pieces of others than those in use are refused where they are
         opened.
     """
-    self._check_pieces()
+    self.check_pieces()
     return self.scheduler.lanes[0].slots.keep_piece(piece, version)
 
   async def open_pieces(
     self, pieces: Sequence[HeldPiece], *, priority: tuple[int, ...] = ()
   ) -> Context:
-    """A context that begins with pieces in a row; it has to be extended before it samples.
+    """A context that begins with pieces, see ``Context.append_pieces``.
 
-    Contexts share the pages of their pieces. ``fork`` one for a group, which then shares the
-    states as well.
-
-    Raises:
-      ContextLengthError: they leave no room for another token.
-      EngineError: pieces of other weights than those in use, or no weights are.
+    ``fork`` one for a group, which then shares the states as well.
     """
-    self._check_pieces()
-    if not pieces:
-      raise ValueError("0 pieces; allowed: one or more, or open_ids for a context without.")
-    state = ContextState(priority, self._policy)
-    state.begin_with_pieces(await self.scheduler.join(pieces))
-    return Context(self, state)
+    context = Context(self, ContextState(priority, self._policy))
+    await context.append_pieces(pieces)
+    return context
 
-  def _check_pieces(self) -> None:
+  def check_pieces(self) -> None:
+    """Raises EngineError unless contexts may have pieces."""
     if not self.config.pieces or self.others or self._policy:
       raise EngineError(
         f"engine.pieces={self.config.pieces} with {1 + len(self.others)} policies; allowed for "

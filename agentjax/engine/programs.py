@@ -33,7 +33,7 @@ from agentjax.models.pages import (
   read_places,
   write_places,
 )
-from agentjax.models.pieces import join_entries
+from agentjax.models.pieces import join_entries, states
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
 from pallas_kernels.paged_attention import quantize_tokens
 
@@ -596,6 +596,16 @@ class Programs:
     blocks = (self._flat(layers, [v[i : i + 1] for v in every]) for i in range(len(pages[0])))
     return [tuple(np.asarray(v) for v in block) for block in blocks]
 
+  def _read_as(self, state: Sequence[Array]) -> DeviceState:
+    """What ``read`` gave, with 0 for all that lies in pages."""
+    rest = iter(state)
+    leaves = [0 if paged else next(rest) for paged in self._paged]
+    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(self._initial)), leaves)
+
+  def entries_of(self, state: Sequence[Array]) -> tuple[Any, ...]:
+    """The entries of what ``read`` gave, None where they lie in pages."""
+    return states(self._read_as(state).cache.blocks)
+
   def state_of(
     self, blank: Sequence[Array], entries: Sequence[Any], length: int
   ) -> tuple[Array, ...]:
@@ -603,10 +613,7 @@ class Programs:
 
     ``blank`` is what it gives of an empty slot.
     """
-    rest = iter(blank)
-    leaves = [None if paged else next(rest) for paged in self._paged]
-    tree = jax.tree.structure(jax.eval_shape(self._initial))
-    device = jax.tree.unflatten(tree, [0 if v is None else v for v in leaves])
+    device = self._read_as(blank)
     blocks = tuple(
       own if new is None else new for own, new in zip(device.cache.blocks, entries, strict=True)
     )

@@ -160,7 +160,7 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
-  async def join(self, pieces: Sequence[HeldPiece]) -> Snapshot:
+  async def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None) -> Snapshot:
     """See ``SlotEngine.join``; in the thread of a lane."""
     lane = self.lanes[0]
     if not self._weights:
@@ -169,7 +169,7 @@ class Scheduler:
 
     def join() -> Snapshot:
       lane.slots.use(weights)
-      return lane.slots.join(pieces)
+      return lane.slots.join(pieces, before)
 
     return await asyncio.get_running_loop().run_in_executor(lane.thread, join)
 

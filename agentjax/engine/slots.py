@@ -343,38 +343,65 @@ class SlotEngine:
       pages = jax.tree.leaves(cut_pages(piece, self.programs.block_tokens))
       for arrays in self.programs.flat_blocks(pages):
         blocks.append(self.store.add(arrays, on_host=True))
-    return HeldPiece(tuple(blocks), states(piece), piece.length, version)
+    return HeldPiece(tuple(blocks), states(piece.entries), piece.length, version)
 
-  def join(self, pieces: Sequence[HeldPiece]) -> Snapshot:
-    """Pieces in a row, as a context; their pages are not copied.
+  def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None = None) -> Snapshot:
+    """Pieces in a row behind a context, as a context; no pages are copied.
+
+    What stands before them keeps its pages, of which the last may stay filled in part.
 
     Raises:
       ContextLengthError: they leave no room for another token.
       EngineError: they were made by other weights than those in use.
     """
-    lengths, programs = [piece.length for piece in pieces], self.programs
-    versions = {piece.version for piece in pieces}
+    programs, versions = self.programs, {piece.version for piece in pieces}
     if versions != set(self.weights.versions[:1]):
       raise EngineError(
         f"pieces of the versions {sorted(versions)} cannot be joined by weights of version "
         f"{self.weights.versions[0]}: make them again."
       )
+    lengths, begins, own, blocks = self._split(before)
+    lengths += [piece.length for piece in pieces]
+    begins += [0] * len(pieces)
+    total = sum(lengths)
     places = sum(programs.pages_of(n) * programs.block_tokens for n in lengths)
-    if max(places, sum(lengths)) >= programs.max_tokens:
+    if max(places, total) >= programs.max_tokens:
       raise ContextLengthError(
-        f"{len(pieces)} pieces of {sum(lengths)} tokens take {places} places in pages of "
+        f"{len(lengths)} pieces of {total} tokens take {places} places in pages of "
         f"{programs.block_tokens} and leave no room; allowed: fewer than {self.limit}."
       )
-    layout = lay_out(
-      lengths if programs.has_blocks else (), programs.block_tokens, programs.entries
-    )
-    starts = np.cumsum([0, *lengths[:-1]], dtype=np.int32)
-    own = [piece.states for piece in pieces]
+    layout = self._plain
+    if programs.has_blocks:
+      layout = lay_out(lengths, programs.block_tokens, programs.entries, begins)
+    own += [piece.states for piece in pieces]
+    starts = np.zeros(len(own), np.int32)  # nothing that lies outside pages has a position
     joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
     assert self._blank.state.arrays is not None
-    state = programs.state_of(self._blank.state.arrays, joined, sum(lengths))
-    blocks = (tuple(block for piece in pieces for block in piece.blocks),) * len(self.tables)
-    return Snapshot(self.store.add(state), blocks, sum(lengths), versions.pop(), layout)
+    state = programs.state_of(self._blank.state.arrays, joined, total)
+    blocks += [block for piece in pieces for block in piece.blocks]
+    version = versions.pop()
+    if before is not None and before.version != version:
+      version = -1
+    each = (tuple(blocks),) * len(self.tables)
+    return Snapshot(self.store.add(state), each, total, version, layout)
+
+  def _split(
+    self, context: Snapshot | None
+  ) -> tuple[list[int], list[int], list[Any], list[Stored]]:
+    """A context as pieces, the last of which stands where it was computed.
+
+    Returns:
+      Length and begin of each; the states of all of them together, if any; all blocks.
+    """
+    if context is None:
+      return [], [], [], []
+    layout = context.layout or self._plain
+    lengths, begins = list(layout.lengths), list(layout.begins)
+    if (rest := context.length - sum(lengths)) > 0:
+      begins.append(sum(lengths))
+      lengths.append(rest)
+    state = self.home.put(context.state.arrays, self.programs.state_spec)
+    return lengths, begins, [self.programs.entries_of(state)], list(context.stored)
 
   def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
     """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.

@@ -154,7 +154,8 @@ class BlockKind:
     join: ``(params, entries, starts, config) -> entry``: of one slot that holds several runs of
       tokens one after the other, each taken in by ``extend`` in a slot of its own that was empty
       (``note`` of it), arrays over tokens cut to the run's; ``starts`` are the positions of the
-      first tokens. None: entries cannot be joined; a kind without entries needs none.
+      first tokens. What a slot holds without a ``note`` may come first. None: entries cannot be
+      joined; a kind without entries needs none.
     note: ``entry -> entry`` of an empty slot that also keeps what ``join`` needs to know.
     routes: whether it has a router.
     stream: kind of stream between such blocks, which then make up the whole pattern; None is an

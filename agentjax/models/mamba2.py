@@ -256,24 +256,42 @@ def join_states(params: Mamba2, entries: Sequence[MambaCache], config: ModelConf
 
   Args:
     params: of the block.
-    entries: with openings, [slots, ...] each; at least one token a run.
+    entries: [slots, ...] each; at least one token a run. All but the first have openings, and the
+      first may be of any slots that hold something.
     config: of the params.
   """
-  tail = jnp.zeros_like(entries[0].tail)
-  log_decays, states = [], []
-  for i, entry in enumerate(entries):
-    opening, state = entry.opening, entry.state
-    assert opening is not None, "see ``with_opening``"
-    after, head, log_decay = _run_opening(params, opening, tail, config)
-    if i:
-      _, alone, _ = _run_opening(params, opening, jnp.zeros_like(tail), config)
-      state = state + jnp.exp(opening.log_decay)[..., None, None] * (head - alone)
-    states.append(state)
-    log_decays.append(log_decay + opening.log_decay)
-    short = opening.count < tail.shape[1]
-    tail = jnp.where(short[:, None, None], after, entry.tail)
+  first, *rest = entries
+  if not rest:
+    return MambaCache(tail=first.tail, state=first.state)
+  tails = [first.tail]
+  for entry in rest:
+    tails.append(_tail_behind(tails[-1], entry))
+  openings = jax.tree.map(lambda *v: jnp.concatenate(v), *(entry.opening for entry in rest))
+  # All of them at once, behind what is before them and behind nothing.
+  twice = jax.tree.map(lambda v: jnp.concatenate([v, v]), openings)
+  before = jnp.concatenate(tails[:-1])
+  both, sums = _run_opening(
+    params, twice, jnp.concatenate([before, jnp.zeros_like(before)]), config
+  )
+  behind, alone = jnp.split(both, 2)
+  changes = jnp.exp(openings.log_decay)[..., None, None] * (behind - alone)
+  states = [first.state]
+  for entry, change in zip(rest, jnp.split(changes, len(rest)), strict=True):
+    states.append(entry.state + change)
+  decays = jnp.split(jnp.split(sums, 2)[0] + openings.log_decay, len(rest))
+  log_decays = [jnp.zeros_like(decays[0]), *decays]  # nothing stands before the first
   state = compose_states(jnp.stack(log_decays, axis=1), jnp.stack(states, axis=1))
-  return MambaCache(tail=tail, state=state)
+  return MambaCache(tail=tails[-1], state=state)
+
+
+def _tail_behind(tail: Array, entry: MambaCache) -> Array:
+  """The last columns after a run that came behind ``tail``; a short one leaves some of these."""
+  opening, kept = entry.opening, tail.shape[1]
+  assert opening is not None, "see ``with_opening``"
+  count = jnp.minimum(opening.count, kept)[:, None, None]
+  columns = jnp.concatenate([tail, opening.columns], axis=1)
+  last = jnp.take_along_axis(columns, count + jnp.arange(kept)[:, None], axis=1)
+  return jnp.where(count < kept, last, entry.tail)
 
 
 def mamba2_step(
@@ -414,8 +432,8 @@ def _noted(
 
 def _run_opening(
   params: Mamba2, opening: Opening, tail: Array, config: ModelConfig
-) -> tuple[Array, Array, Array]:
-  """The tokens of an opening behind ``tail`` from an empty state: tail, state and log decay."""
+) -> tuple[Array, Array]:
+  """The tokens of an opening behind ``tail`` from an empty state: state and log decay."""
   kept = opening.columns.shape[1]
   counts = jnp.minimum(opening.count, kept)
   inner, group = config.mamba_heads * config.mamba_head_dim, config.mamba_groups
@@ -423,9 +441,9 @@ def _run_opening(
   empty = jnp.zeros(
     (len(tail), config.mamba_heads, config.mamba_head_dim, config.mamba_state), jnp.float32
   )
-  _, tail, state = _run(params, columns, opening.steps, tail, empty, counts, config)
+  _, _, state = _run(params, columns, opening.steps, tail, empty, counts, config)
   real = jnp.arange(kept) < counts[:, None]
-  return tail, state, jnp.sum(_rates(params, opening.steps, real, config), axis=1)
+  return state, jnp.sum(_rates(params, opening.steps, real, config), axis=1)
 
 
 def _rates(params: Mamba2, steps: Array, real: Array, config: ModelConfig) -> Array:

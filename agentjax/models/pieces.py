@@ -54,11 +54,15 @@ class Layout(NamedTuple):
     pages: of all pieces; the tail's follow.
     gap: places of those pages that hold no token.
     pieces: of this row, [entries] each.
+    lengths: tokens of each piece.
+    begins: position for which the first token of each piece was computed.
   """
 
   pages: int
   gap: int
   pieces: Pieces
+  lengths: tuple[int, ...]
+  begins: tuple[int, ...]
 
 
 def unjoinable(config: ModelConfig) -> str | None:
@@ -184,9 +188,9 @@ def join_entries(
   return tuple(joined)
 
 
-def states(piece: Piece) -> tuple[Any, ...]:
-  """Entries of a piece without its keys, values and latents."""
-  return tuple(None if isinstance(entry, HELD) else entry for entry in piece.entries)
+def states(entries: Sequence[Any]) -> tuple[Any, ...]:
+  """Entries without keys, values and latents."""
+  return tuple(None if isinstance(entry, HELD) else entry for entry in entries)
 
 
 def cut_pages(piece: Piece, tokens: int) -> tuple[Any, ...]:
@@ -207,13 +211,16 @@ def cut_pages(piece: Piece, tokens: int) -> tuple[Any, ...]:
   )
 
 
-def lay_out(lengths: Sequence[int], tokens: int, entries: int) -> Layout:
+def lay_out(
+  lengths: Sequence[int], tokens: int, entries: int, begins: Sequence[int] | None = None
+) -> Layout:
   """Rows of a table of pages that begin with pieces of these lengths.
 
   Args:
     lengths: tokens of each piece; of none, places are positions.
     tokens: of a page.
     entries: pages of a row.
+    begins: see ``Layout``; None is 0 of each.
 
   Raises:
     ValueError: pieces that leave no page for what follows.
@@ -228,12 +235,14 @@ def lay_out(lengths: Sequence[int], tokens: int, entries: int) -> Layout:
   firsts = np.arange(entries, dtype=np.int32) * tokens - gap
   valid, turns = np.full(entries, tokens, np.int32), np.zeros(entries, np.int32)
   page = start = 0
-  for count, length in zip(counts, lengths, strict=True):
+  begins = tuple(begins or (0,) * len(lengths))
+  for count, length, begin in zip(counts, lengths, begins, strict=True):
     own, inside = slice(page, page + count), np.arange(count, dtype=np.int32) * tokens
-    firsts[own], turns[own] = start + inside, start
+    firsts[own], turns[own] = start + inside, start - begin
     valid[own] = np.minimum(length - inside, tokens)
     page, start = page + count, start + length
-  return Layout(used, gap, Pieces(firsts, valid, turns))  # type: ignore[arg-type]
+  pieces = Pieces(firsts, valid, turns)  # type: ignore[arg-type]
+  return Layout(used, gap, pieces, tuple(lengths), begins)
 
 
 _run = jax.jit(run_rows, static_argnames="config")

@@ -20,7 +20,7 @@ from agentjax.engine import ContextLengthError, Engine, EngineError, SlotEngine
 from agentjax.models.pieces import join_pieces, run_piece
 from tests.engine.conftest import sizes
 from tests.engine.test_scheduler import PROMPTS, free_slots, request, run_episodes
-from tests.models.rows import draw
+from tests.models.rows import TINY, draw
 from tests.sharding.test_families_on_eight_devices import FAMILIES
 
 LENGTHS = (5, 11, 8)
@@ -107,6 +107,48 @@ def test_latents_windows_and_lent_keys(name):
   result = asyncio.run(sample(engine, held[::-1], 0))
   engine.close()
   check(decode, config, pieces[::-1], result)
+
+
+@pytest.mark.parametrize("pattern", ["*", "M"])
+def test_pieces_may_stand_anywhere(pattern):
+  """One layer reads embeddings, which no context changes: pieces are the ids they were made of."""
+  config = dataclasses.replace(TINY, pattern=pattern)
+  params = draw(config, seed=0)
+  decode = models.prepare_decode_params(params, config)
+  runs = [PROMPTS[0], [3, 1, 2, 8, 9], [7] * 11, [5], [6, 6, 4]]
+  made = [jax.device_get(run_piece(decode, config, np.asarray(run, np.int32))) for run in runs]
+  engine = Engine(config, sizes(pieces=True), devices=jax.local_devices()[:1])
+  engine.publish(params, 0)
+  held = [engine.keep_piece(piece, 0) for piece in made]
+
+  async def play(*, apart: bool):
+    async def append(context, *chosen: int):
+      if apart:
+        await context.append_pieces([held[i] for i in chosen])
+      else:
+        for i in chosen:
+          await context.extend(runs[i])
+
+    context = await engine.open_ids(runs[0])
+    samples = [await context.generate(request(0, tokens=5))]
+    await append(context, 1, 2)
+    await context.extend(TAIL)
+    samples.append(await context.generate(request(1, tokens=3)))
+    (twin,) = await context.fork(1)
+    for member in (context, twin):
+      await append(member, 3)
+      await append(member, 4)
+      await member.extend([2])
+      samples.append(await member.generate(request(2, tokens=6)))
+    return samples, [len(member) for member in (context, twin)]
+
+  found, lengths = asyncio.run(play(apart=True))
+  expected, plain = asyncio.run(play(apart=False))
+  assert lengths == plain
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one.token_ids, other.token_ids)
+    np.testing.assert_allclose(one.behaviour_log_probs, other.behaviour_log_probs, atol=1e-5)
+  engine.close()
 
 
 def test_narrow_pages(make_engine, model_config, params):

@@ -134,7 +134,7 @@ def _part(params: DecodeParams, config: ModelConfig, ids: Int[Array, "rows time"
 
 def _check_attends(config: ModelConfig, cache: Cache) -> None:
   pairs = zip(config.pattern, cache.blocks, strict=True)
-  other = sorted({kind for kind, entry in pairs if not isinstance(entry, HELD | None)})
+  other = sorted({kind for kind, entry in pairs if not (entry is None or isinstance(entry, HELD))})
   check(not other, "model.pattern", config.pattern, f"none of {', '.join(other)}: see ``methods``")
 
 

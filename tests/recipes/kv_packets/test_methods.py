@@ -29,9 +29,10 @@ from agentjax.recipes.kv_packets.training import (
 from tests.models.rows import TINY, draw
 
 ATTENTION = dataclasses.replace(TINY, pattern="*-*-*")
-LATENT_FREE = dataclasses.replace(ATTENTION, rope_theta=None)
+NO_POSITIONS = dataclasses.replace(ATTENTION, rope_theta=None)
 HYBRID = dataclasses.replace(TINY, pattern="M*-M*")
 LENGTH = 6
+_continued = jax.jit(continued, static_argnums=1)
 
 
 def asked(count: int = 2, documents: int = 3, seed: int = 0) -> Questions:
@@ -45,61 +46,75 @@ def prepared(config):
   return params, models.prepare_decode_params(params, config)
 
 
+def reused(method, params, config, questions: Questions, **how):
+  """The cache that a method of parts in memory gives."""
+
+  @jax.jit
+  def run(params, questions):
+    return method(params, config, parts(params, config, questions), questions, 3, **how)
+
+  return run(params, questions)
+
+
+def apart(params, config, made, questions, room):
+  del questions
+  return joined(params, config, made, room)
+
+
+def alone(params, config, made, questions, room):
+  del made
+  return whole(params, config, questions, room)
+
+
 def logits(params, config, cache, questions: Questions) -> np.ndarray:
-  return np.asarray(continued(params, config, cache, questions.prompts)[0])
+  return np.asarray(_continued(params, config, cache, questions.prompts)[0])
 
 
-@pytest.mark.parametrize("config", [ATTENTION, LATENT_FREE], ids=["positions", "none"])
+@pytest.mark.parametrize("config", [ATTENTION, NO_POSITIONS], ids=["positions", "none"])
 def test_all_tokens_computed_again_are_the_whole_context(config):
   _, params = prepared(config)
   questions = asked()
-  made = parts(params, config, questions)
-  expected = whole(params, config, questions, 3)
-  found = {
-    "first": with_first_tokens(params, config, made, questions, 3, tokens=LENGTH),
-    "changed": with_changed_tokens(params, config, made, questions, 3, share=1.0),
-  }
-  apart = logits(params, config, joined(params, config, made, 3), questions)
+  expected = reused(alone, params, config, questions)
   wanted = logits(params, config, expected, questions)
-  assert np.max(np.abs(apart - wanted)) > 1e-2
-  for cache in found.values():
+  nothing = reused(apart, params, config, questions)
+  assert np.max(np.abs(logits(params, config, nothing, questions) - wanted)) > 1e-2
+  for method, how in ((with_first_tokens, {"tokens": LENGTH}), (with_changed_tokens, {"share": 1})):
+    cache = reused(method, params, config, questions, **how)
     np.testing.assert_allclose(logits(params, config, cache, questions), wanted, atol=1e-4)
     for one, other in zip(cache.blocks, expected.blocks, strict=True):
       jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), one, other)
 
 
 def test_tokens_that_are_not_chosen_stay_as_they_were_made():
+  """Of the second attention layer."""
   _, params = prepared(ATTENTION)
   questions = asked()
-  made = parts(params, ATTENTION, questions)
-  before = joined(params, ATTENTION, made, 3).blocks[2].keys
-  total = questions.context.shape[1]
-  first = with_first_tokens(params, ATTENTION, made, questions, 3, tokens=2).blocks[2].keys
-  moved = np.any(np.abs(np.asarray(first - before)) > 1e-6, axis=(1, 3))
+  held, exact = (reused(m, params, ATTENTION, questions).blocks[2] for m in (apart, alone))
+  first = reused(with_first_tokens, params, ATTENTION, questions, tokens=2).blocks[2]
   starts = 2 + LENGTH * np.arange(3)
-  expected = np.zeros_like(moved)
-  expected[:, np.concatenate([starts, starts + 1])] = True
-  np.testing.assert_array_equal(moved, expected)
-  changed = with_changed_tokens(params, ATTENTION, made, questions, 3, share=5 / total)
-  found, held = changed.blocks[2].keys, joined(params, ATTENTION, made, 3).blocks[2]
-  exact = whole(params, ATTENTION, questions, 3).blocks[2]
+  np.testing.assert_array_equal(
+    moved(first, held), [np.isin(np.arange(held.keys.shape[2]), [*starts, *(starts + 1)])] * 2
+  )
+  share = 5 / questions.context.shape[1]
+  changed = reused(with_changed_tokens, params, ATTENTION, questions, share=share).blocks[2]
   pairs = ((exact.keys, held.keys), (exact.values, held.values))
-  apart = sum(np.sum(np.square(np.asarray(a - b)), axis=(1, 3)) for a, b in pairs)
-  kept = np.any(np.abs(np.asarray(found - before)) > 1e-6, axis=(1, 3))
-  for row in range(2):
-    places = np.argsort(-apart[row])[:5]
-    assert set(np.flatnonzero(kept[row])) == set(places)
-    np.testing.assert_allclose(found[row, :, places], exact.keys[row, :, places], atol=1e-5)
+  distances = sum(np.sum(np.square(np.asarray(a - b)), axis=(1, 3)) for a, b in pairs)
+  for row, kept in enumerate(moved(changed, held)):
+    places = np.argsort(-distances[row])[:5]
+    assert set(np.flatnonzero(kept)) == set(places)
+    np.testing.assert_allclose(changed.keys[row, :, places], exact.keys[row, :, places], atol=1e-5)
+
+
+def moved(one, other) -> np.ndarray:
+  """Which tokens of each slot have other keys, bool [slots, length]."""
+  return np.any(np.abs(np.asarray(one.keys - other.keys)) > 1e-6, axis=(1, 3))
 
 
 def test_recurrent_layers_cannot_run_single_tokens_again():
   _, params = prepared(HYBRID)
-  questions = asked()
-  made = parts(params, HYBRID, questions)
-  with pytest.raises(ConfigError, match="none of M"):
-    with_first_tokens(params, HYBRID, made, questions, 3, tokens=1)
-  with pytest.raises(ConfigError, match="none of M"):
-    with_changed_tokens(params, HYBRID, made, questions, 3, share=0.5)
+  for method, how in ((with_first_tokens, {"tokens": 1}), (with_changed_tokens, {"share": 0.5})):
+    with pytest.raises(ConfigError, match="none of M"):
+      reused(method, params, HYBRID, asked(), **how)
 
 
 def test_own_answers_are_drawn_token_by_token_from_the_whole_context():
@@ -109,7 +124,7 @@ def test_own_answers_are_drawn_token_by_token_from_the_whole_context():
   ids = jnp.concatenate([questions.context, questions.prompts], axis=1)
   for _ in range(2):
     empty = models.init_cache(HYBRID, 2, 32)
-    out, _ = continued(params, HYBRID, empty, ids)
+    out, _ = _continued(params, HYBRID, empty, ids)
     ids = jnp.concatenate([ids, jnp.argmax(out[:, -1:], axis=-1)], axis=1)
   np.testing.assert_array_equal(found, ids[:, -2:])
 
