@@ -617,7 +617,7 @@ class Programs:
     blocks = tuple(
       own if new is None else new for own, new in zip(device.cache.blocks, entries, strict=True)
     )
-    lengths = np.full(device.cache.lengths.shape, length, np.int32)
+    lengths = jnp.full(device.cache.lengths.shape, length, jnp.int32)
     cache = dataclasses.replace(device.cache, blocks=blocks, lengths=lengths)
     filled = jax.tree.leaves(dataclasses.replace(device, cache=cache))
     return tuple(v for v, paged in zip(filled, self._paged, strict=True) if not paged)

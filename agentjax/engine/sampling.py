@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ class Filters(NamedTuple):
   @classmethod
   def idle(cls, slots: int) -> Filters:
     """On the host, greedy and without filters: to be filled in."""
-    zeros = np.zeros(slots, np.float32)
-    return cls(zeros, np.zeros(slots, np.int32), np.ones(slots, np.float32), zeros.copy())
+    zeros: Any = np.zeros(slots, np.float32)
+    ones: Any = np.ones(slots, np.float32)
+    return cls(zeros, zeros.astype(np.int32), ones, zeros.copy())
 
 
 class Draws(NamedTuple):

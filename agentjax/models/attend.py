@@ -243,12 +243,12 @@ def _attend_blocks_forward(*arguments: Any) -> tuple[Array, tuple[Any, ...]]:
 def _attend_blocks_backward(
   scale: float, window: int | None, kept: tuple[Any, ...], gradient: Array
 ) -> tuple[Any, ...]:
-  *own, positions, rows = kept
+  query, keys, values, positions, rows = kept
 
-  def whole(*own: Any) -> Array:
-    return _attend_whole(*own, positions, rows, scale, window)
+  def whole(query: Array, keys: Held, values: Held) -> Array:
+    return _attend_whole(query, keys, values, positions, rows, scale, window)
 
-  return *jax.vjp(whole, *own)[1](gradient), None, None
+  return *jax.vjp(whole, query, keys, values)[1](gradient), None, None
 
 
 _attend_blocks.defvjp(_attend_blocks_forward, _attend_blocks_backward)

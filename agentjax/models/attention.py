@@ -146,8 +146,7 @@ def init_kv_cache(
 ) -> KVCache:
   """Zeros, in the compute dtype."""
   shape = (slots, config.num_kv_heads, length, config.head_dim)
-  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
-  return KVCache(*zeros, window=window)
+  return KVCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype), window)
 
 
 def attention(
@@ -266,11 +265,11 @@ def attention_chunk(
   return merge_heads(params, out), new
 
 
-def join_heads(entries: Sequence[KVCache], starts: Sequence[int], turned: Rotary | None) -> KVCache:
+def join_heads(entries: Sequence[Any], starts: Sequence[int], turned: Rotary | None) -> KVCache:
   """Keys and values one after the other, keys turned on to where they now stand.
 
   Args:
-    entries: of slots that each began empty, cut to their tokens.
+    entries: ``KVCache`` of slots that each began empty, of arrays cut to their tokens.
     starts: positions of their first tokens.
     turned: of the keys; None where they have no positions.
   """

@@ -167,7 +167,7 @@ class BlockKind:
   init_cache: Callable[[ModelConfig, int, int], Any]
   extend: Callable[..., tuple[Array, Any, Array | None]]
   step: Callable[..., tuple[Array, Any, Array | None]]
-  join: Callable[[Any, Sequence[Any], Sequence[int], ModelConfig], Any] | None = None
+  join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None
   note: Callable[[Any], Any] = _same
   routes: bool = False
   stream: StreamKind | None = None
@@ -185,7 +185,7 @@ def residual_block(
   extend: Callable[..., tuple[Array, Any, Array | None]],
   step: Callable[..., tuple[Array, Any, Array | None]],
   init_cache: Callable[[ModelConfig, int, int], Any] = _empty,
-  join: Callable[[Any, Sequence[Any], Sequence[int], ModelConfig], Any] | None = None,
+  join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None,
   routes: bool = False,
 ) -> BlockKind:
   """A pre-norm block ``x + mixer(norm x)``.
@@ -256,7 +256,7 @@ def _attention(
   attend_extend: Callable[..., tuple[Array, Any]],
   attend_step: Callable[..., tuple[Array, Any]],
   init_cache: Callable[[ModelConfig, int, int], Any],
-  join: Callable[[Sequence[Any], Sequence[int], ModelConfig], Any],
+  join: Callable[[Sequence[Any], Any, ModelConfig], Any],
 ) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given

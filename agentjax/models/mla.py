@@ -187,9 +187,7 @@ def mla_chunk(
   return _lift(params, read), LatentCache(kept)
 
 
-def join_latents(
-  entries: Sequence[LatentCache], starts: Sequence[int], config: ModelConfig
-) -> LatentCache:
+def join_latents(entries: Sequence[Any], starts: Sequence[int], config: ModelConfig) -> LatentCache:
   """``attention.join_heads``: the shared keys are turned on, the latents stay."""
   turned = _rotary(config)
   pairs = zip(entries, starts, strict=True)

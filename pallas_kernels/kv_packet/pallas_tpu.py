@@ -250,7 +250,7 @@ def _kernel(
       act(pltpu.make_async_copy(source, buffers[j].at[buffer], semaphores.at[buffer, j]))
 
   @pl.when(count > 0)
-  def _() -> None:
+  def first() -> None:
     copies(jnp.int32(0), jnp.int32(0), lambda copy: copy.start())
 
   top_ref[...] = jnp.full_like(top_ref, _MASKED)
@@ -261,7 +261,7 @@ def _kernel(
     buffer = jax.lax.rem(e, 2)
 
     @pl.when(e + 1 < count)
-    def _() -> None:
+    def ahead() -> None:
       copies(e + 1, 1 - buffer, lambda copy: copy.start())
 
     copies(e, buffer, lambda copy: copy.wait())
@@ -270,7 +270,7 @@ def _kernel(
       own, last = turned_ref, jnp.maximum(e - 1, 0)
 
       @pl.when((e == 0) | (turns[base + e] != turns[base + last]))
-      def _() -> None:
+      def turned() -> None:
         cos, sin = (buffers[pools][buffer, pl.ds(i, 1), :] for i in range(2))
 
         def head(c: Array, _: None) -> None:

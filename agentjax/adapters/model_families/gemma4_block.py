@@ -263,8 +263,7 @@ def init_gemma_cache(config: ModelConfig, slots: int, length: int, layer: Layer)
     return None
   heads = _heads(config, layer)
   shape = (slots, heads.kv_heads, length, heads.width)
-  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
-  return KVCache(*zeros, window=heads.window)
+  return KVCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype), heads.window)
 
 
 def gemma_layer(

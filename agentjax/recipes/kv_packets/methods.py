@@ -165,4 +165,5 @@ def _apart(one: Any, other: Any) -> Float[Array, "slots length"]:
     between = tuple(range(1, a.ndim - 2))
     return jnp.sum(apart, axis=(*between, a.ndim - 1))
 
-  return sum(jax.tree.leaves(jax.tree.map(square, one, other)))
+  squares = jax.tree.leaves(jax.tree.map(square, one, other))
+  return jnp.sum(jnp.stack(squares), axis=0)

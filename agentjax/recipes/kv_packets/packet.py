@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agentjax.config import check
@@ -119,7 +120,7 @@ class PacketMaker:
     """
     ids, key = self._checked(token_ids), self.key(token_ids)
     if self._adapter is not None:
-      ids = np.asarray(wrapped(ids, self._adapter, self.config.vocab_size))
+      ids = np.asarray(wrapped(jnp.asarray(ids), self._adapter, self.config.vocab_size))
     return Packet(key, jax.device_get(run_piece(self._params, self.config, ids)))
 
   def wrong(self, key: PacketKey) -> list[str]:
