@@ -93,6 +93,12 @@ class Context:
     """
     return self.state.experts.array()
 
+  @property
+  def columns(self) -> dict[str, np.ndarray]:
+    """What is known of its tokens for their record, by column (``trajectory.columns``)."""
+    experts = self.experts
+    return {} if experts is None else {"experts": experts}
+
   async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
     """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
 
@@ -317,9 +323,13 @@ class Engine:
 
     ``images`` as in ``Context.extend``.
     """
-    context = Context(self, ContextState(priority, self._policy))
+    context = self.empty(priority=priority)
     await context.extend(token_ids, images=images)
     return context
+
+  def empty(self, *, priority: tuple[int, ...] = ()) -> Context:
+    """A context that holds nothing yet; it has to be extended before it samples."""
+    return Context(self, ContextState(priority, self._policy))
 
   def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
     """A run of tokens that was taken in by itself, in pages that contexts may begin with.
@@ -339,7 +349,7 @@ class Engine:
 
     ``fork`` one for a group, which then shares the states as well.
     """
-    context = Context(self, ContextState(priority, self._policy))
+    context = self.empty(priority=priority)
     await context.append_pieces(pieces)
     return context
 

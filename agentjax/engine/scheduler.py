@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -31,6 +32,8 @@ from agentjax.engine.request import (
 from agentjax.engine.slots import SlotEngine, make_store
 from agentjax.engine.store import HeldPiece, Snapshot
 from agentjax.models import ModelConfig, Params
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -160,8 +163,12 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
+  async def in_lane(self, function: Callable[[], T]) -> T:
+    """What a function gives in the thread of the first lane, between its cycles."""
+    return await asyncio.get_running_loop().run_in_executor(self.lanes[0].thread, function)
+
   async def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None) -> Snapshot:
-    """See ``SlotEngine.join``; in the thread of a lane."""
+    """See ``SlotEngine.join``."""
     lane = self.lanes[0]
     if not self._weights:
       raise EngineError("no weights yet: call publish(params, version) first.")
@@ -171,7 +178,7 @@ class Scheduler:
       lane.slots.use(weights)
       return lane.slots.join(pieces, before)
 
-    return await asyncio.get_running_loop().run_in_executor(lane.thread, join)
+    return await self.in_lane(join)
 
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
