@@ -45,7 +45,12 @@ from agentjax.files import write_atomically
 from agentjax.models import ModelConfig
 from agentjax.models.cache import HELD
 from agentjax.planning.hlo import program_cost
-from agentjax.recipes.kv_packets.adapter import Adapter, init_adapter
+from agentjax.recipes.kv_packets.adapter import (
+  Adapter,
+  init_adapter,
+  read_adapter,
+  write_adapter,
+)
 from agentjax.recipes.kv_packets.methods import (
   Part,
   joined,
@@ -283,7 +288,8 @@ def right(params: Any, config: ModelConfig, folder: pathlib.Path) -> dict[str, d
 def _adapter(params: Any, config: ModelConfig, folder: pathlib.Path) -> Adapter:
   tokens = _TOKENS.value
   drawn = init_adapter(params, jax.random.key(1), header=tokens, trailer=tokens)
-  return _saved(folder / f"adapter{tokens}.msgpack", drawn)
+  path = folder / f"adapter{tokens}.msgpack"
+  return read_adapter(path) if path.exists() else drawn
 
 
 def cost(params: Any, config: ModelConfig) -> dict[str, dict[str, float]]:
@@ -342,8 +348,7 @@ def main(argv: list[str]) -> None:
     adapter, losses = train_adapter(drawn, decode, config, sources, settings)
     print(f"loss {np.mean(losses[:10]):.3f} -> {np.mean(losses[-10:]):.3f} in {len(losses)} steps,")
     print(f"{time.monotonic() - begin:.0f} s")
-    path = folder / f"adapter{_TOKENS.value}.msgpack"
-    write_atomically(path, serialization.to_bytes(jax.device_get(adapter)))
+    write_adapter(folder / f"adapter{_TOKENS.value}.msgpack", adapter)
     return
   table = right(params, config, folder) if _PART.value == "answers" else cost(params, config)
   for name, row in table.items():

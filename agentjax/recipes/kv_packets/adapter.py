@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax import serialization
 from jaxtyping import Int
 
+from agentjax.files import write_atomically
 from agentjax.models.stack import DecodeParams, Params
 
 Array = jax.Array
@@ -31,6 +34,17 @@ def init_adapter(params: Params, key: Array, *, header: int = 8, trailer: int = 
   drawn = jax.random.normal(key, (header + trailer, table.shape[1]))
   drawn = jnp.mean(table, axis=0) + jnp.std(table, axis=0) * drawn
   return Adapter(header=drawn[:header], trailer=drawn[header:])
+
+
+def write_adapter(path: pathlib.Path, adapter: Adapter) -> None:
+  """Keeps an adapter in a file."""
+  write_atomically(path, serialization.to_bytes(jax.device_get(adapter)))
+
+
+def read_adapter(path: pathlib.Path) -> Adapter:
+  """An adapter from the file of ``write_adapter``."""
+  read = serialization.msgpack_restore(path.read_bytes())
+  return Adapter(header=jnp.asarray(read["header"]), trailer=jnp.asarray(read["trailer"]))
 
 
 def with_adapter(params: DecodeParams, adapter: Adapter) -> DecodeParams:

@@ -11,7 +11,7 @@ import pytest
 
 from agentjax import models
 from agentjax.config import ConfigError
-from agentjax.recipes.kv_packets.adapter import init_adapter
+from agentjax.recipes.kv_packets.adapter import init_adapter, read_adapter, write_adapter
 from agentjax.recipes.kv_packets.methods import (
   joined,
   parts,
@@ -154,7 +154,7 @@ def test_the_gradient_of_an_adapter_is_that_of_the_loss(config):
   np.testing.assert_allclose((ends[0] - ends[1]) / (2 * size), slope, rtol=2e-2, atol=1e-3)
 
 
-def test_training_brings_answers_behind_packets_nearer_to_the_models_own():
+def test_training_brings_answers_behind_packets_nearer_to_the_models_own(tmp_path):
   params, decode = prepared(HYBRID)
   drawn = init_adapter(params, jax.random.key(0), header=2, trailer=2)
   sources = [asked(8, seed=1), asked(8, documents=2, seed=2)]
@@ -168,5 +168,8 @@ def test_training_brings_answers_behind_packets_nearer_to_the_models_own():
     float(distillation_loss(a, decode, HYBRID, questions, answers)) for a in (drawn, adapter)
   )
   assert after < before
+  write_adapter(tmp_path / "adapter", adapter)
+  read = read_adapter(tmp_path / "adapter")
+  jax.tree.map(np.testing.assert_array_equal, read, adapter)
   cache = joined(decode, HYBRID, parts(decode, HYBRID, questions, adapter), 5)
   assert greedy(decode, HYBRID, cache, questions.prompts, 2).shape == (8, 2)
