@@ -586,7 +586,7 @@ class NoPrefix:
 @dataclasses.dataclass
 class NoContext:
   length: int
-  experts: None = None
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return self.length
