@@ -94,10 +94,21 @@ def train_adapter(
   optimizer = optax.adamw(
     optax.linear_schedule(settings.learning_rate, 0.0, len(batches)), weight_decay=0.0
   )
-  answers = [np.asarray(own_answers(params, config, source)) for source in sources]
+  answers = []
+  for source in sources:
+    cuts = range(settings.batch, len(source.prompts), settings.batch)
+    cut = jax.tree.map(lambda v, cuts=cuts: np.split(v, cuts), source)
+    each = map(Questions, *cut)
+    answers.append(np.concatenate([own_answers(params, config, few) for few in each]))
 
   @jax.jit
-  def step(adapter: Adapter, state: optax.OptState, questions: Questions, answers: Array):
+  def step(
+    adapter: Adapter,
+    state: optax.OptState,
+    params: DecodeParams,
+    questions: Questions,
+    answers: Array,
+  ):
     loss, gradient = jax.value_and_grad(distillation_loss)(
       adapter, params, config, questions, answers
     )
@@ -107,7 +118,7 @@ def train_adapter(
   state, losses = optimizer.init(adapter), []
   for source, chosen in batches:
     questions = jax.tree.map(lambda v, chosen=chosen: v[chosen], sources[source])
-    adapter, state, loss = step(adapter, state, questions, answers[source][chosen])
+    adapter, state, loss = step(adapter, state, params, questions, answers[source][chosen])
     losses.append(loss)
   return adapter, [float(loss) for loss in losses]
 
