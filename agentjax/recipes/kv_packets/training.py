@@ -116,9 +116,9 @@ def train_adapter(
     return optax.apply_updates(adapter, update), state, loss
 
   state, losses = optimizer.init(adapter), []
-  for source, chosen in batches:
-    questions = jax.tree.map(lambda v, chosen=chosen: v[chosen], sources[source])
-    adapter, state, loss = step(adapter, state, params, questions, answers[source][chosen])
+  for number, chosen in batches:
+    questions = jax.tree.map(lambda v, chosen=chosen: v[chosen], sources[number])
+    adapter, state, loss = step(adapter, state, params, questions, answers[number][chosen])
     losses.append(loss)
   return adapter, [float(loss) for loss in losses]
 
