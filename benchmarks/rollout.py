@@ -37,7 +37,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -586,7 +586,7 @@ class NoPrefix:
 @dataclasses.dataclass
 class NoContext:
   length: int
-  experts: None = None
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return self.length

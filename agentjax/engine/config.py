@@ -67,6 +67,10 @@ class EngineConfig(Config):
       buckets count whole, and one dispatch is always made. The rest of a long prompt waits for the
       next gap, so that it does not stall other contexts.
     block_tokens: tokens of a page of keys and values, which contexts may share.
+    pieces: contexts may begin with runs of tokens that were taken in by themselves
+      (``Engine.open_pieces``), in pages that all of them share. All contexts then read their pages
+      by ``packet_attention``. Not with several data or expert ways of a mesh, ``speculate`` or
+      ``record_experts``.
     cache_dtype: keys, values and latents in 8 bits a number, with a float32 scale for each token
       and key head: "int8", or "fp8" (float8_e4m3fn). None is the model's compute dtype. Log-probs
       then differ more from the trainer's, see ``mismatch/max``.
@@ -113,6 +117,7 @@ class EngineConfig(Config):
   host_turns: NonNegativeInt = 16
   prefill_tokens: PositiveInt = 1024
   block_tokens: PositiveInt = 64
+  pieces: bool = False
   cache_dtype: Literal["int8", "fp8"] | None = None
   device_store_mb: NonNegativeInt = 1024
   host_store_mb: NonNegativeInt = 4096

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentjax.engine.request import EngineError
 from agentjax.engine.store import Snapshot
+from agentjax.models.pieces import Layout
 
 if TYPE_CHECKING:
   from agentjax.engine.lane import Job, Lane
@@ -62,6 +63,7 @@ class ContextState:
     priority: of the contexts that wait, the one with the lowest gets a slot first.
     policy: number of the policy that it is a conversation with.
     held: tokens in the slot, or in ``base``.
+    layout: where the pages of its pieces stand, if it begins with any.
     pending: runs of ids that it still has to take in.
     base: its content without a slot; None is an empty context.
     origin: the ids of ``base``, if that is a bare prefix.
@@ -80,6 +82,8 @@ class ContextState:
   def __init__(self, priority: tuple[int, ...], policy: int = 0) -> None:
     self.priority, self.policy = priority, policy
     self.held = 0
+    self.layout: Layout | None = None
+    self._joined = 0  # tokens of its pieces
     self.pending: collections.deque[Run] = collections.deque()
     self.base: Snapshot | None = None
     self.origin: np.ndarray | None = None
@@ -95,6 +99,21 @@ class ContextState:
   def __len__(self) -> int:
     """Tokens of the context, those not yet run through the model included."""
     return self.held + sum(len(run.ids) for run in self.pending)
+
+  @property
+  def gap(self) -> int:
+    """By how many places its next token stands behind its position."""
+    return 0 if self.layout is None else self.layout.gap
+
+  @property
+  def places(self) -> int:
+    """Places of its pages up to its last token in the slot, or in ``base``."""
+    return self.held + self.gap
+
+  @property
+  def is_bare(self) -> bool:
+    """Whether it has pieces and nothing behind them, so that no logits are known."""
+    return self.layout is not None and len(self) == self._joined
 
   @property
   def extends_next(self) -> bool:
@@ -120,6 +139,12 @@ class ContextState:
     self.base, self.origin = prefix, ids
     self.begin_at(prefix)
     self._note_known(ids, experts)
+
+  def begin_with_pieces(self, base: Snapshot) -> None:
+    """Starts as pieces in a row. Which ids they hold is not known here."""
+    self.base, self.layout, self._joined = base, base.layout, base.length
+    self.begin_at(base)
+    self.ids = Ledger([np.full(base.length, -1)])
 
   def begin_again(self) -> None:
     """Queues the ids of its bare prefix again, as older weights computed it."""
@@ -149,6 +174,7 @@ class ContextState:
     """Another context that continues from here, without a slot."""
     twin = ContextState(self.priority, self.policy)
     twin.base, twin.origin, twin.held = base, origin, self.held
+    twin.layout, twin._joined = self.layout, self._joined
     twin.version, twin.newest = self.version, self.newest
     twin.ids, twin.experts = Ledger(self.ids.parts), Ledger(self.experts.parts)
     return twin

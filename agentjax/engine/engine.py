@@ -27,8 +27,9 @@ from agentjax.engine.request import (
 )
 from agentjax.engine.scheduler import EngineStats, Scheduler
 from agentjax.engine.slots import token_array
-from agentjax.engine.store import Snapshot
+from agentjax.engine.store import HeldPiece, Snapshot
 from agentjax.models import ModelConfig, Params
+from agentjax.models.pieces import Piece
 from agentjax.models.stack import stream_kind
 
 
@@ -81,7 +82,7 @@ class Context:
   @property
   def room(self) -> int:
     """Tokens it can still take."""
-    return self._engine.scheduler.max_tokens - len(self)
+    return self._engine.scheduler.max_tokens - len(self) - self.state.gap
 
   @property
   def experts(self) -> np.ndarray | None:
@@ -91,6 +92,12 @@ class Context:
     ``EngineConfig.record_experts``.
     """
     return self.state.experts.array()
+
+  @property
+  def columns(self) -> dict[str, np.ndarray]:
+    """What is known of its tokens for their record, by column (``trajectory.columns``)."""
+    experts = self.experts
+    return {} if experts is None else {"experts": experts}
 
   async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
     """Appends ids. The next ``generate`` or ``fork`` runs them through the model with all others'.
@@ -118,6 +125,8 @@ class Context:
     self.state.check_usable()
     if not len(self):
       raise ValueError("an empty context cannot sample: extend it by a prompt first.")
+    if self.state.is_bare:
+      raise ValueError("a context of pieces alone cannot sample: extend it by a token at least.")
     _validate(request.sampling)
     if request.grammar is not None:
       check_fits(request.grammar, self._engine.config, self._engine.model_config.vocab_size)
@@ -128,6 +137,29 @@ class Context:
     )
     await self._engine.scheduler.run(self.state, generation)
     return generation.result()
+
+  async def append_pieces(self, pieces: Sequence[HeldPiece]) -> None:
+    """Appends runs of tokens that were taken in by themselves (``Engine.keep_piece``), in a row.
+
+    They see nothing of what is before them. Contexts share their pages. A token at least must
+    follow before the context samples.
+
+    Raises:
+      ContextLengthError: they leave no room for another token.
+      EngineError: pieces of other weights than those in use, or no weights are.
+    """
+    engine, state = self._engine, self.state
+    engine.check_pieces()
+    state.check_usable()
+    if not pieces:
+      raise ValueError("0 pieces; allowed: one or more.")
+    before = state.base
+    if state.pending or state.home is not None or state.parking or state.origin is not None:
+      before = await engine.scheduler.run(state, None)
+    joined = await engine.scheduler.join(pieces, before)
+    self.state = ContextState(state.priority, state.policy)
+    self.state.begin_with_pieces(joined)
+    engine.scheduler.drop(state, "it goes on with pieces behind it")
 
   async def fork(self, count: int) -> list[Context]:
     """``count`` new contexts that go on from here, each on its own; this one stays usable."""
@@ -291,9 +323,43 @@ class Engine:
 
     ``images`` as in ``Context.extend``.
     """
-    context = Context(self, ContextState(priority, self._policy))
+    context = self.empty(priority=priority)
     await context.extend(token_ids, images=images)
     return context
+
+  def empty(self, *, priority: tuple[int, ...] = ()) -> Context:
+    """A context that holds nothing yet; it has to be extended before it samples."""
+    return Context(self, ContextState(priority, self._policy))
+
+  def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
+    """A run of tokens that was taken in by itself, in pages that contexts may begin with.
+
+    Args:
+      piece: from ``models.pieces.run_piece``, with this policy's weights of ``version``.
+      version: of these weights; pieces of others than those in use are refused where they are
+        opened.
+    """
+    self.check_pieces()
+    return self.scheduler.lanes[0].slots.keep_piece(piece, version)
+
+  async def open_pieces(
+    self, pieces: Sequence[HeldPiece], *, priority: tuple[int, ...] = ()
+  ) -> Context:
+    """A context that begins with pieces, see ``Context.append_pieces``.
+
+    ``fork`` one for a group, which then shares the states as well.
+    """
+    context = self.empty(priority=priority)
+    await context.append_pieces(pieces)
+    return context
+
+  def check_pieces(self) -> None:
+    """Raises EngineError unless contexts may have pieces."""
+    if not self.config.pieces or self.others or self._policy:
+      raise EngineError(
+        f"engine.pieces={self.config.pieces} with {1 + len(self.others)} policies; allowed for "
+        "pieces: engine.pieces=True and one policy."
+      )
 
   def executables(self) -> tuple[str, ...]:
     """Names of all compiled programs."""

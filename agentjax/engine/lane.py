@@ -238,8 +238,8 @@ class _Supply:
 
     Args:
       slot: which.
-      tokens: in all.
-      holding: of these, how many it holds before it takes pages: it may leave some behind first.
+      tokens: in all, places without one included (``ContextState.places``).
+      holding: how many tokens it holds before it takes pages: it may leave some behind first.
       copies: to read the slot as well, beside what it goes on with.
       base: what is placed in it first.
     """
@@ -251,8 +251,8 @@ class _Supply:
       self._free[pool] += span.pass_by(table.layers.passed(holding))
       shared: Sequence[Stored] = ()
       if base is not None:
-        first = programs.pages_of(base.length) - len(base.blocks[number])
-        own = self._slots.whole(base.length)
+        first = programs.pages_of(base.places) - len(base.blocks[number])
+        own = self._slots.whole(base.places)
         shared = base.blocks[number][: own - first]
         span = _Span(first, own, first)
       more = max(0, programs.pages_of(tokens) - span.end)
@@ -363,7 +363,7 @@ class Lane:
       under_way = self._row(slot, job)
       if under_way is not None:
         if self._goes_on(slot, under_way):
-          if supply.reach(slot, job.context.held + under_way.budget + 1):
+          if supply.reach(slot, job.context.places + under_way.budget + 1):
             ready.append((slot, job))
           else:
             self.cramped = True
@@ -396,7 +396,7 @@ class Lane:
 
   def _reaches(self, base: Snapshot | None) -> bool:
     """Whether a context can be placed here; other lanes are asked for what is missing."""
-    missing = [] if base is None else [b for b in base.pieces if not self.slots.reaches(b)]
+    missing = [] if base is None else [b for b in base.stored if not self.slots.reaches(b)]
     for block in missing:
       for pool in list(block.pages)[:1]:
         pool.wanted.append(block)
@@ -421,6 +421,7 @@ class Lane:
         assert whole is not None
         run = len(whole) - tokens
     copies = job.needs_read
+    tokens += context.gap
     if run:
       tokens += min(run, self.slots.config.extend_buckets[-1])
     elif not copies:
@@ -470,12 +471,12 @@ class Lane:
       drawn = 0 if under_way is None else under_way.budget
       if generation is None:
         continue
-      known = job.context.held
-      held, most = known + drawn, self._room(job.context) - drawn
+      known, places = job.context.held, job.context.places + drawn
+      most = self._room(job.context) - drawn
       left = generation.request.max_tokens - generation.sampled - drawn
       room = min(most, chunk_tokens, left)
-      if not supply.reach(slot, held + room, holding=known):
-        room = min(room, supply.places(slot) - held)
+      if not supply.reach(slot, places + room, holding=known):
+        room = min(room, supply.places(slot) - places)
       if room > 0 or most == 0:
         cycle.plan = cycle.plan or self.slots.idle_plan()
         generation.write(cycle.plan, slot, room, drawn)
@@ -600,7 +601,7 @@ class Lane:
           largest = config.extend_buckets[-1]
           size = min(len(context.pending[0].ids), largest)
           held = context.held
-          if budget <= 0 or not supply.reach(slot, held + size, holding=held):
+          if budget <= 0 or not supply.reach(slot, context.places + size, holding=held):
             continue
           run = context.first_run
           if run is not None and context.held >= len(run):
@@ -699,4 +700,4 @@ class Lane:
     job.future.set_result(result)
 
   def _room(self, context: ContextState) -> int:
-    return self.slots.programs.max_tokens - context.held
+    return self.slots.programs.max_tokens - context.places

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentjax import models
 from agentjax.engine.config import EngineConfig
@@ -25,13 +26,16 @@ from agentjax.models.exact import padded_length
 from agentjax.models.lora import join_adapters
 from agentjax.models.pages import (
   Paged,
+  Pieces,
   Quantised,
   is_paged,
   place_index,
   read_places,
   write_places,
 )
+from agentjax.models.pieces import join_entries, states
 from agentjax.sharding import dispatching, fitting_spec, in_order, row_multiple
+from pallas_kernels.paged_attention import quantize_tokens
 
 Array = jax.Array
 
@@ -101,7 +105,8 @@ class Programs:
   Keys, values and latents of all slots lie in pages of ``block_tokens`` tokens. Layers that look
   back through the same window have pages in common, and a table of them, int32 [slots, entries];
   the host has the tables and hands them to each dispatch. Pages before the window are free for
-  others. What else a block keeps lies in the slot.
+  others; with ``config.pieces`` layers keep all their pages, in one table. What else a block keeps
+  lies in the slot.
 
   Attributes:
     mesh: of the lane; None for one device.
@@ -115,9 +120,12 @@ class Programs:
     decode: up to ``chunk_tokens`` tokens for all slots.
     place: gives several slots a context's state.
     read: takes a context's state out of a slot.
+    join: states of pieces in a row; compiled for each number of them.
     traces: how often each was compiled; more than once means a shape leaked in, or other devices.
     block_tokens: tokens of a page.
     entries: pages of a context of ``max_length``.
+    table_shape: of what ``extend`` and ``decode`` know of pages: their numbers by layers, and with
+      ``config.pieces`` behind them what ``models.pages.Pieces`` holds.
     ways: parts in which slots and pages are split over the mesh; a slot has pages of its own part.
     max_tokens: that a context can hold: ``max_length``, or less where pages are fewer.
     unsettled: tokens at the end of a context at whose places something may still change.
@@ -169,6 +177,7 @@ class Programs:
     self.state_bytes = sum(n for n, p in zip(each, self._paged, strict=True) if p is None)
     self.place = self._jit("place", self._place, out=whole, donate=True)
     self.read = self._jit("read", self._read, out=self._placed(self.state_spec))
+    self.join = self._jit("join", self._join)
     for layers in self.layers:
       self._add_moves(layers, each, whole)
     self.extend = {
@@ -194,6 +203,8 @@ class Programs:
     for window in sorted({window or 0 for window, paged in windows if paged}):
       self._add_layers(window or None)
     self.layers = tuple(dict.fromkeys(self._by_window.values()))
+    laid_out = len(dataclasses.fields(Pieces)) if config.pieces else 0
+    self.table_shape = (len(self.layers) + laid_out, self.slots, self.entries)
     self._held = self.layers_of(shapes)
     self.transfer_blocks = min(8, self.entries)
     self.copies = min([64, *(self.ways * layers.pages for layers in self.layers)])
@@ -211,7 +222,8 @@ class Programs:
     if window is not None:
       back = window - 1 + self.unsettled
       drawing = 1 + self.pages_of(back + 2 * config.chunk_tokens - 1)  # wherever a page begins
-      if drawing >= self.entries:  # no context would ever give a page back
+      # No context would ever give a page back; or none may, as its places are not its positions.
+      if drawing >= self.entries or config.pieces:
         if None not in self._by_window:
           self._add_layers(None)
         self._by_window[window] = self._by_window[None]
@@ -269,11 +281,6 @@ class Programs:
     pages = self.pages_of(tokens)
     kept = sum((pages - each.passed(tokens)) * each.block_bytes for each in self.layers)
     return self.state_bytes + kept
-
-  @property
-  def table_shape(self) -> tuple[int, int, int]:
-    """Of the tables of pages: [layers, slots, entries]."""
-    return len(self.layers), self.slots, self.entries
 
   @property
   def traces_here(self) -> int:
@@ -416,15 +423,16 @@ class Programs:
   def _with_tables(self, device: DeviceState, tables: Array) -> DeviceState:
     """The state as blocks read it."""
     leaves, tree = jax.tree.flatten(device, is_leaf=lambda v: isinstance(v, Quantised))
+    pieces = Pieces(*tables[len(self.layers) :]) if self._config.pieces else None
 
     def held(v: Any, layers: PagedLayers | None) -> Any:
       if layers is None:
         return v
       table = tables[layers.number]
       if not isinstance(v, Quantised):
-        return Paged(v, table, self._length, self.ways)
-      dtype = self._model.dtype
-      return Paged(v.numbers, table, self._length, self.ways, scales=v.scales, dtype=dtype)
+        return Paged(v, table, self._length, self.ways, pieces=pieces)
+      narrow: dict[str, Any] = {"scales": v.scales, "dtype": self._model.dtype}
+      return Paged(v.numbers, table, self._length, self.ways, **narrow, pieces=pieces)
 
     return jax.tree.unflatten(tree, map(held, leaves, self._held))
 
@@ -536,8 +544,7 @@ class Programs:
     count: Array,
   ) -> DeviceState:
     """``blocks[:count]`` become the pages ``targets[:count]``."""
-    every = zip(self._group_of, self._specs, self._paged, strict=True)
-    own = [(group, spec) for group, spec, found in every if found is layers and group is not None]
+    own = self._pools_of(layers)
     stacked = {group: jnp.stack(v) for group, *v in zip(layers.groups, *blocks, strict=True)}
 
     def one(i: Array, pools: list[Array]) -> list[Array]:
@@ -568,17 +575,67 @@ class Programs:
 
     One is a flat array of each dtype: to hand over many small ones costs the host more.
     """
+    leaves = zip(jax.tree.leaves(device), self._paged, strict=True)
+    pools = [leaf for leaf, found in leaves if found is layers]
 
     def block(page: Array) -> tuple[Array, ...]:
-      parts: dict[_Group, list[Array]] = {group: [] for group in layers.groups}
-      every = zip(jax.tree.leaves(device), self._specs, self._group_of, self._paged, strict=True)
-      for leaf, spec, group, found in every:
-        if group is not None and found is layers:
-          part = jax.lax.dynamic_slice_in_dim(leaf, page, 1, axis=0)
-          parts[group].append(self._flatten(part, spec, group.ways))
-      return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
+      return self._flat(layers, [jax.lax.dynamic_slice_in_dim(v, page, 1, axis=0) for v in pools])
 
     return tuple(block(pages[i]) for i in range(self.transfer_blocks))
+
+  def flat_blocks(self, pages: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+    """Pages of the host [pages, ..., tokens, width], an array for each pool, as ``write`` takes.
+
+    With ``config.pieces``: all pools share one table.
+    """
+    (layers,) = self.layers
+    narrow = _CACHE_DTYPES[self._config.cache_dtype]
+    every: list[Any] = list(pages)
+    if narrow is not None:
+      every = [part for v in pages for part in quantize_tokens(jnp.asarray(v), narrow)]
+    blocks = (self._flat(layers, [v[i : i + 1] for v in every]) for i in range(len(pages[0])))
+    return [tuple(np.asarray(v) for v in block) for block in blocks]
+
+  def _read_as(self, state: Sequence[Array]) -> DeviceState:
+    """What ``read`` gave, with 0 for all that lies in pages."""
+    rest = iter(state)
+    leaves = [0 if paged else next(rest) for paged in self._paged]
+    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(self._initial)), leaves)
+
+  def entries_of(self, state: Sequence[Array]) -> tuple[Any, ...]:
+    """The entries of what ``read`` gave, None where they lie in pages."""
+    return states(self._read_as(state).cache.blocks)
+
+  def state_of(
+    self, blank: Sequence[Array], entries: Sequence[Any], length: int
+  ) -> tuple[Array, ...]:
+    """What ``read`` would give of a slot with these entries, None where they lie in pages.
+
+    ``blank`` is what it gives of an empty slot.
+    """
+    device = self._read_as(blank)
+    blocks = tuple(
+      own if new is None else new for own, new in zip(device.cache.blocks, entries, strict=True)
+    )
+    lengths = jnp.full(device.cache.lengths.shape, length, jnp.int32)
+    cache = dataclasses.replace(device.cache, blocks=blocks, lengths=lengths)
+    filled = jax.tree.leaves(dataclasses.replace(device, cache=cache))
+    return tuple(v for v, paged in zip(filled, self._paged, strict=True) if not paged)
+
+  def _join(self, params: Any, entries: Any, starts: Array) -> tuple[Any, ...]:
+    return join_entries(params, self._model, entries, starts)
+
+  def _pools_of(self, layers: PagedLayers) -> list[tuple[_Group, jax.P]]:
+    """Groups and specs of some layers' pools."""
+    every = zip(self._group_of, self._specs, self._paged, strict=True)
+    return [(group, spec) for group, spec, found in every if found is layers and group is not None]
+
+  def _flat(self, layers: PagedLayers, page: Sequence[Array]) -> tuple[Array, ...]:
+    """One page of each of the layers' pools, each [1, ...], as one array for each group."""
+    parts: dict[_Group, list[Array]] = {group: [] for group in layers.groups}
+    for part, (group, spec) in zip(page, self._pools_of(layers), strict=True):
+      parts[group].append(self._flatten(part, spec, group.ways))
+    return tuple(jnp.concatenate(part, axis=-1) for part in parts.values())
 
   def _flatten(self, part: Array, spec: jax.P, ways: int) -> Array:
     """[n], or [ways, n / ways] of what lies on each device along the axis that is split."""
@@ -604,7 +661,8 @@ class Programs:
     run = decoding.run if self._config.speculate == "none" else decoding.run_with_drafts
     paged = self._with_tables(device, plan.tables)
     # Laid out, a chunk would read its own tokens as they were before they became narrow.
-    if self._length > CACHE_BLOCK or self._config.cache_dtype is not None:
+    narrow = self._config.cache_dtype is not None
+    if self._length > CACHE_BLOCK or narrow or self._config.pieces:
       after, chunk = run(paged)
     else:
       after, chunk = run(self._laid_out(paged))
@@ -675,6 +733,7 @@ def programs_of_lane(
     extend_buckets=config.extend_buckets,
     extend_rows=config.extend_rows,
     block_tokens=config.block_tokens,
+    pieces=config.pieces,
     cache_dtype=config.cache_dtype,
     max_stop_ids=config.max_stop_ids,
     record_experts=config.record_experts,

@@ -140,7 +140,7 @@ class DecodePlan(NamedTuple):
   stop_ids: Array  # int32 [slots, max_stop_ids], -1 where unused
   forced: Array  # int32 [slots, chunk_tokens], -1 where the token is drawn
   grammars: Any  # (Grammar, its state) by slot; in the program, ``grammar.Masks`` if it has any
-  tables: Array  # int32 [layers, slots, entries], pages of each slot, see ``Programs.layers``
+  tables: Array  # int32 [tables, slots, entries], pages of each slot, see ``Programs.table_shape``
   ahead: Array  # bool [slots], goes on from the dispatch before, unless that ended in a stop id
   policies: Array | None = None  # int32 [slots], whose adapters; None if all are of one policy
 

@@ -26,9 +26,9 @@ class Filters(NamedTuple):
   @classmethod
   def idle(cls, slots: int) -> Filters:
     """On the host, greedy and without filters: to be filled in."""
-    floats, ints = np.zeros(slots, np.float32), np.zeros(slots, np.int32)
-    arrays: tuple[Any, ...] = (floats, ints, np.ones_like(floats), floats.copy())
-    return cls(*arrays)
+    zeros: Any = np.zeros(slots, np.float32)
+    ones: Any = np.ones(slots, np.float32)
+    return cls(zeros, zeros.astype(np.int32), ones, zeros.copy())
 
 
 class Draws(NamedTuple):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -29,8 +30,10 @@ from agentjax.engine.request import (
   NonFiniteError,
 )
 from agentjax.engine.slots import SlotEngine, make_store
-from agentjax.engine.store import Snapshot
+from agentjax.engine.store import HeldPiece, Snapshot
 from agentjax.models import ModelConfig, Params
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -160,6 +163,23 @@ class Scheduler:
     """Version of a policy's weights in use; -1 before the first ``publish``."""
     return next((w.versions[policy] for w in self._weights.values()), -1)
 
+  async def in_lane(self, function: Callable[[], T]) -> T:
+    """What a function gives in the thread of the first lane, between its cycles."""
+    return await asyncio.get_running_loop().run_in_executor(self.lanes[0].thread, function)
+
+  async def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None) -> Snapshot:
+    """See ``SlotEngine.join``."""
+    lane = self.lanes[0]
+    if not self._weights:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+    weights = self._weights[lane.slots.home]
+
+    def join() -> Snapshot:
+      lane.slots.use(weights)
+      return lane.slots.join(pieces, before)
+
+    return await self.in_lane(join)
+
   def publish(self, params: Params, version: int, policy: int) -> None:
     """See ``Engine.publish``."""
     weights = self._publisher(params, version, policy)
@@ -259,8 +279,8 @@ class Scheduler:
 
   def _find_slot(self, newcomer: ContextState) -> tuple[Lane, int] | None:
     """A free slot near its pages, or of the emptiest lane; or that of the longest idle context."""
-    pieces = newcomer.base.pieces if newcomer.base else ()
-    pages = pieces[0].pages if pieces else ()
+    blocks = newcomer.base.stored if newcomer.base else ()
+    pages = blocks[0].pages if blocks else ()
     near = [lane for lane in self.lanes if any(pool in pages for pool in lane.slots.pools)]
     lane = max(self.lanes, key=lambda lane: (bool(lane.free) and lane in near, len(lane.free)))
     if lane.free:
@@ -286,7 +306,7 @@ class Scheduler:
   def _make_room(self, context: ContextState) -> bool:
     """Whether a context can be stored, once known prefixes have made way."""
     programs = self.lanes[0].slots.programs
-    needed = programs.context_bytes(context.held)
+    needed = programs.context_bytes(context.places)
     while not self.store.room_for(needed):
       if not any(known.evict() for known in self.known):
         return False
@@ -311,6 +331,8 @@ class Scheduler:
     """Keeps what a closing context holds in its slot for those that begin alike."""
     ids = context.ids.array()
     if context.home is None or context.version != self.version(context.policy) or ids is None:
+      return
+    if context.layout is not None:  # what it holds is not what its ids alone would give
       return
     if len(ids) != context.held or not self._make_room(context):
       return

@@ -22,7 +22,7 @@ from agentjax.engine.request import (
   DecodePlan,
   EngineError,
 )
-from agentjax.engine.store import Snapshot, Store, Stored
+from agentjax.engine.store import HeldPiece, Snapshot, Store, Stored
 from agentjax.engine.table import Table
 from agentjax.models import (
   ModelConfig,
@@ -31,6 +31,7 @@ from agentjax.models import (
   undraftable,
   unverifiable,
 )
+from agentjax.models.pieces import Layout, Piece, cut_pages, lay_out, states, unjoinable
 
 
 class Routed(NamedTuple):
@@ -99,6 +100,57 @@ class SlotEngine:
     store: Store | None = None,
     by_policy: bool = False,
   ) -> None:
+    self._check(model_config, config)
+    # Frozen copies: compiled programs are shared by these values.
+    self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
+    self.config = EngineConfig.from_dict(config.to_dict()).freeze()
+    self.home = home or make_homes(self.config, None)[0]
+    self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
+    config.requirements("engine")(
+      config.cache_dtype is None or self.programs.has_blocks,
+      "cache_dtype",
+      "None for a model that keeps no keys and values in pages "
+      f"(model.pattern={model_config.pattern!r})",
+    )
+    self.slots = self.programs.slots
+    self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
+    self._tenants = np.zeros(self.slots, np.int64)  # how often each slot was given up
+    self._under_way: Drawing | None = None
+    self._by_policy = by_policy
+    self._entries = np.zeros(self.programs.table_shape, np.int32)
+    self.tables = [
+      Table(layers, entries, self.programs.ways)
+      for layers, entries in zip(self.programs.layers, self._entries, strict=False)
+    ]
+    self.pools = [pool for table in self.tables for pool in table.pools]
+    self._plain = lay_out((), self.programs.block_tokens, self.programs.entries)
+    self._layouts: list[Layout | None] = [None] * self.slots
+    for slot in range(self.slots):
+      self._lay_out(slot, None)
+    self.dispatches = dict.fromkeys(self.executables(), 0)
+    self.first_dispatch: float | None = None
+    self._grammars: GrammarTable | None = None
+    if config.grammar_states:
+      vocab = model_config.vocab_size
+      self._grammars = GrammarTable(self.config, self.slots, vocab, self.home)
+    self._weights: Weights | None = None
+    self.warm = False
+    with jax.default_device(self.home.devices[0]):
+      self._state = self.programs.initial()
+      if self.home.mesh is None:
+        self._state = self.home.put(self._state)
+    self.store = store or make_store(self.config)
+    nothing = ((),) * len(self.tables)
+    self._blank = Snapshot(self.store.add(self._read_state(0)), nothing, 0, -1)
+    self._fillers: list[tuple[tuple[Any, ...], ...]] = []
+    for layers in self.programs.layers:
+      none = np.zeros(self.programs.transfer_blocks, np.int32)
+      filler = layers.read_blocks(self._state, none)
+      self._fillers.append(filler if self.home.mesh else self.home.put(filler))
+
+  @staticmethod
+  def _check(model_config: ModelConfig, config: EngineConfig) -> None:
+    """What an engine refuses of its configs, before anything is compiled."""
     model_config.validate("model")
     config.validate("engine")
     require = config.requirements("engine")
@@ -126,48 +178,14 @@ class SlotEngine:
       f"None with exact log-probs (model.exact_chunk={model_config.exact_chunk}): training rounds "
       "neither keys nor values",
     )
-    # Frozen copies: compiled programs are shared by these values.
-    self.model_config = ModelConfig.from_dict(model_config.to_dict()).freeze()
-    self.config = EngineConfig.from_dict(config.to_dict()).freeze()
-    self.home = home or make_homes(self.config, None)[0]
-    self.programs = programs_of_lane(self.model_config, self.config, vocab_limit, self.home.mesh)
-    require(
-      config.cache_dtype is None or self.programs.has_blocks,
-      "cache_dtype",
-      "None for a model that keeps no keys and values in pages "
-      f"(model.pattern={model_config.pattern!r})",
-    )
-    self.slots = self.programs.slots
-    self.lengths, self.policies = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int32)
-    self._tenants = np.zeros(self.slots, np.int64)  # how often each slot was given up
-    self._under_way: Drawing | None = None
-    self._by_policy = by_policy
-    self._entries = np.zeros(self.programs.table_shape, np.int32)
-    self.tables = [
-      Table(layers, entries, self.programs.ways)
-      for layers, entries in zip(self.programs.layers, self._entries, strict=True)
-    ]
-    self.pools = [pool for table in self.tables for pool in table.pools]
-    self.dispatches = dict.fromkeys(self.executables(), 0)
-    self.first_dispatch: float | None = None
-    self._grammars: GrammarTable | None = None
-    if config.grammar_states:
-      vocab = model_config.vocab_size
-      self._grammars = GrammarTable(self.config, self.slots, vocab, self.home)
-    self._weights: Weights | None = None
-    self.warm = False
-    with jax.default_device(self.home.devices[0]):
-      self._state = self.programs.initial()
-      if self.home.mesh is None:
-        self._state = self.home.put(self._state)
-    self.store = store or make_store(self.config)
-    nothing = ((),) * len(self.tables)
-    self._blank = Snapshot(self.store.add(self._read_state(0)), nothing, 0, -1)
-    self._fillers: list[tuple[tuple[Any, ...], ...]] = []
-    for layers in self.programs.layers:
-      none = np.zeros(self.programs.transfer_blocks, np.int32)
-      filler = layers.read_blocks(self._state, none)
-      self._fillers.append(filler if self.home.mesh else self.home.put(filler))
+    if not config.pieces:
+      return
+    reason = unjoinable(model_config)
+    require(reason is None, "pieces", f"False for a model with {reason}")
+    split = config.mesh.data * config.mesh.expert
+    require(split == 1, "pieces", f"False with slots in {split} parts (engine.mesh)")
+    require(config.speculate == "none", "speculate", "'none' with engine.pieces=True")
+    require(not config.record_experts, "record_experts", "False with engine.pieces=True")
 
   @property
   def weights(self) -> Weights:
@@ -219,9 +237,14 @@ class SlotEngine:
     """The part of the mesh whose pages a slot takes."""
     return slot * self.programs.ways // self.slots
 
-  def whole(self, tokens: int) -> int:
-    """The number of first pages, of a context of ``tokens``, that do not change any more."""
-    settled = max(0, tokens - self.programs.unsettled)
+  def places(self, slot: int) -> int:
+    """Places of a slot's pages up to its last token."""
+    layout = self._layouts[slot]
+    return int(self.lengths[slot]) + (0 if layout is None else layout.gap)
+
+  def whole(self, places: int) -> int:
+    """The number of first pages, of a context of ``places``, that do not change any more."""
+    settled = max(0, places - self.programs.unsettled)
     return settled // self.programs.block_tokens if self.programs.has_blocks else 0
 
   def reaches(self, block: Stored) -> bool:
@@ -238,8 +261,10 @@ class SlotEngine:
     for start in range(0, len(slots), width):
       self._place_state(snapshot, slots[start : start + width])
     for table, blocks in zip(self.tables, snapshot.blocks, strict=True):
-      self._place_pages(table, blocks, snapshot.length, slots)
+      self._place_pages(table, blocks, snapshot.places, slots)
     self.lengths[list(slots)] = snapshot.length
+    for slot in slots:
+      self._lay_out(slot, snapshot.layout)
 
   def read(self, slot: int) -> Snapshot:
     """A copy of the context in ``slot``; both share the pages that do not change."""
@@ -268,6 +293,7 @@ class SlotEngine:
     """Gives a slot's pages back."""
     for table in self.tables:
       table.release(slot)
+    self._lay_out(slot, None)
     self._tenants[slot] += 1
 
   def copy_out(self, blocks: Sequence[Stored]) -> None:
@@ -310,6 +336,73 @@ class SlotEngine:
     held = all(layers.passed(tokens) >= pages - len(blocks) for layers, blocks in both)
     return self.programs.attention_only and held
 
+  def keep_piece(self, piece: Piece, version: int) -> HeldPiece:
+    """A piece, made by weights of ``version``, as pages that any context may begin with."""
+    blocks: list[Stored] = []
+    if self.programs.has_blocks:
+      pages = jax.tree.leaves(cut_pages(piece, self.programs.block_tokens))
+      for arrays in self.programs.flat_blocks(pages):
+        blocks.append(self.store.add(arrays, on_host=True))
+    return HeldPiece(tuple(blocks), states(piece.entries), piece.length, version)
+
+  def join(self, pieces: Sequence[HeldPiece], before: Snapshot | None = None) -> Snapshot:
+    """Pieces in a row behind a context, as a context; no pages are copied.
+
+    What stands before them keeps its pages, of which the last may stay filled in part.
+
+    Raises:
+      ContextLengthError: they leave no room for another token.
+      EngineError: they were made by other weights than those in use.
+    """
+    programs, versions = self.programs, {piece.version for piece in pieces}
+    if versions != set(self.weights.versions[:1]):
+      raise EngineError(
+        f"pieces of the versions {sorted(versions)} cannot be joined by weights of version "
+        f"{self.weights.versions[0]}: make them again."
+      )
+    lengths, begins, own, blocks = self._split(before)
+    lengths += [piece.length for piece in pieces]
+    begins += [0] * len(pieces)
+    total = sum(lengths)
+    places = sum(programs.pages_of(n) * programs.block_tokens for n in lengths)
+    if max(places, total) >= programs.max_tokens:
+      raise ContextLengthError(
+        f"{len(lengths)} pieces of {total} tokens take {places} places in pages of "
+        f"{programs.block_tokens} and leave no room; allowed: fewer than {self.limit}."
+      )
+    layout = self._plain
+    if programs.has_blocks:
+      layout = lay_out(lengths, programs.block_tokens, programs.entries, begins)
+    own += [piece.states for piece in pieces]
+    starts = np.zeros(len(own), np.int32)  # nothing that lies outside pages has a position
+    joined = programs.join(self.weights.params, own, starts) if jax.tree.leaves(own) else own[0]
+    assert self._blank.state.arrays is not None
+    state = programs.state_of(self._blank.state.arrays, joined, total)
+    blocks += [block for piece in pieces for block in piece.blocks]
+    version = versions.pop()
+    if before is not None and before.version != version:
+      version = -1
+    each = (tuple(blocks),) * len(self.tables)
+    return Snapshot(self.store.add(state), each, total, version, layout)
+
+  def _split(
+    self, context: Snapshot | None
+  ) -> tuple[list[int], list[int], list[Any], list[Stored]]:
+    """A context as pieces, the last of which stands where it was computed.
+
+    Returns:
+      Length and begin of each; the states of all of them together, if any; all blocks.
+    """
+    if context is None:
+      return [], [], [], []
+    layout = context.layout or self._plain
+    lengths, begins = list(layout.lengths), list(layout.begins)
+    if (rest := context.length - sum(lengths)) > 0:
+      begins.append(sum(lengths))
+      lengths.append(rest)
+    state = self.home.put(context.state.arrays, self.programs.state_spec)
+    return lengths, begins, [self.programs.entries_of(state)], list(context.stored)
+
   def extend(self, runs: Sequence[tuple[int, np.ndarray]]) -> list[Routed]:
     """Appends ids to contexts: pairs (slot, int32 ids), all in as few dispatches as possible.
 
@@ -342,7 +435,7 @@ class SlotEngine:
         program = self.programs.extend[bucket]
         for start in range(0, len(items), rows):
           part = items[start : start + rows]
-          self._grow((slot, int(self.lengths[slot]) + len(ids)) for slot, ids in part)
+          self._grow((slot, self.places(slot) + len(ids)) for slot, ids in part)
           given = self._rows(part, rows, bucket)
           self._state, experts = program(self._state, params, *given)
           self._count(program)
@@ -373,7 +466,7 @@ class SlotEngine:
     if plan.ahead.any():
       assert self._under_way is not None, "there is no dispatch to go on from"
       before = np.where(plan.ahead, self._under_way.budget, 0)
-    reached = self.lengths + before + plan.budget
+    reached = np.array(list(map(self.places, range(self.slots)))) + before + plan.budget
     full = np.flatnonzero(reached > self.programs.max_tokens)
     if full.size:
       raise ContextLengthError(
@@ -411,7 +504,7 @@ class SlotEngine:
     return f"{most} tokens in all, a lane's share of engine.cache_tokens={config.cache_tokens}"
 
   def _check_room(self, slot: int, tokens: int) -> None:
-    if tokens > self.programs.max_tokens - int(self.lengths[slot]):
+    if tokens > self.programs.max_tokens - self.places(slot):
       raise ContextLengthError(
         f"a context of {self.lengths[slot]} tokens cannot take {tokens} more; allowed: "
         f"{self.limit}."
@@ -439,11 +532,11 @@ class SlotEngine:
     self._count(self.programs.place)
 
   def _place_pages(
-    self, table: Table, blocks: Sequence[Stored], length: int, slots: Sequence[int]
+    self, table: Table, blocks: Sequence[Stored], places: int, slots: Sequence[int]
   ) -> None:
     """Gives empty slots a context's pages: those that do not change are shared, others copied."""
-    first = self.programs.pages_of(length) - len(blocks)
-    whole = self.whole(length) - first
+    first = self.programs.pages_of(places) - len(blocks)
+    whole = self.whole(places) - first
     shared, changing = blocks[:whole], blocks[whole:]
     for slot in slots:  # first, so that none of these is moved to make room
       for block in shared:
@@ -485,7 +578,7 @@ class SlotEngine:
   def _settle(self, table: Table, slot: int) -> list[Stored]:
     """Stores a slot's own pages that do not change any more; returns all its stored ones."""
     pool, shared, own = table.pool(slot), table.shared[slot], table.own[slot]
-    settled = self.whole(int(self.lengths[slot])) - table.first[slot]
+    settled = self.whole(self.places(slot)) - table.first[slot]
     for _ in range(settled - len(shared)):
       shared.append(self._stored(pool, own.pop(0)))
       pool.hold(shared[-1])
@@ -493,7 +586,7 @@ class SlotEngine:
 
   def _changing(self, table: Table, slot: int) -> list[int]:
     """A settled slot's own pages that hold tokens."""
-    filled = self.programs.pages_of(int(self.lengths[slot])) - table.first[slot]
+    filled = self.programs.pages_of(self.places(slot)) - table.first[slot]
     return table.own[slot][: filled - len(table.shared[slot])]
 
   def _pass_by(self, slot: int) -> None:
@@ -509,7 +602,15 @@ class SlotEngine:
   def _snapshot(self, slot: int, blocks: Iterable[tuple[Stored, ...]]) -> Snapshot:
     version = -1 if self._weights is None else self._weights.versions[self.policies[slot]]
     state = self.store.add(self._read_state(slot))
-    return Snapshot(state, tuple(blocks), int(self.lengths[slot]), version)
+    length, layout = int(self.lengths[slot]), self._layouts[slot]
+    return Snapshot(state, tuple(blocks), length, version, layout)
+
+  def _lay_out(self, slot: int, layout: Layout | None) -> None:
+    """Notes where the pages of a slot stand."""
+    self._layouts[slot] = layout
+    if self.config.pieces:
+      laid_out = jax.tree.leaves((layout or self._plain).pieces)
+      self._entries[len(self.tables) :, slot] = laid_out
 
   def _take(self, pool: Pages) -> int:
     """A free page; if there is none, the longest unused pieces move out first."""
@@ -524,16 +625,16 @@ class SlotEngine:
     return page
 
   def _grow(self, wanted: Iterable[tuple[int, int]]) -> None:
-    """Gives slots pages for so many tokens in all.
+    """Gives slots pages for so many places in all.
 
     They are filled with zeros: a NaN left by another context would reach sums even if masked.
     """
     wanted = list(wanted)
     for table in self.tables:
       fresh = []
-      for slot, tokens in wanted:
+      for slot, places in wanted:
         pool = table.pool(slot)
-        for _ in range(table.end(slot), self.programs.pages_of(tokens)):
+        for _ in range(table.end(slot), self.programs.pages_of(places)):
           page = self._take(pool)
           table.append(slot, page)
           fresh.append((pool.empty, page))

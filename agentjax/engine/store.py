@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from agentjax.models.pieces import Layout
+
 if TYPE_CHECKING:
   from agentjax.engine.pages import Pages
 
@@ -49,17 +51,41 @@ class Snapshot:
       the last one may be filled in part.
     length: tokens.
     version: of the weights that computed all of it; -1 if several did.
+    layout: where its pages stand, if it begins with pieces.
   """
 
   state: Stored
   blocks: tuple[tuple[Stored, ...], ...]
   length: int
   version: int
+  layout: Layout | None = None
 
   @property
-  def pieces(self) -> tuple[Stored, ...]:
+  def places(self) -> int:
+    """Places of its pages up to its last token."""
+    return self.length + (0 if self.layout is None else self.layout.gap)
+
+  @property
+  def stored(self) -> tuple[Stored, ...]:
     """All blocks."""
     return tuple(block for blocks in self.blocks for block in blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldPiece:
+  """A run of tokens that was taken in by itself, for any number of contexts to begin with.
+
+  Attributes:
+    blocks: its keys and values from position 0 on, in pages of its own.
+    states: what else its layers keep, see ``models.pieces.states``.
+    length: tokens.
+    version: of the weights that computed it.
+  """
+
+  blocks: tuple[Stored, ...]
+  states: tuple[Any, ...]
+  length: int
+  version: int
 
 
 class Store:
@@ -93,11 +119,14 @@ class Store:
     """Whether ``nbytes`` more fit in both budgets together."""
     return self.on_device + self.on_host + nbytes <= self.device_bytes + self.host_bytes
 
-  def add(self, arrays: Sequence[jax.Array | np.ndarray] | None) -> Stored:
-    """Keeps arrays of a device; None: only a page holds the piece."""
+  def add(
+    self, arrays: Sequence[jax.Array | np.ndarray] | None, *, on_host: bool = False
+  ) -> Stored:
+    """Keeps arrays of a device, or of the host; None: only a page holds the piece."""
     stored = Stored()
     forget = weakref.finalize(stored, self._forget, id(stored), stored.pages, stored.residence)
     forget.atexit = False
+    stored.residence.on_host = on_host
     if arrays is not None:
       self.fill(stored, arrays)
     return stored
@@ -110,13 +139,14 @@ class Store:
         return
       stored.arrays = tuple(arrays)
       stored.residence.nbytes = nbytes
-      self._used[False] += nbytes
-      self._recent[id(stored)] = weakref.ref(stored)
+      self._used[stored.residence.on_host] += nbytes
+      if not stored.residence.on_host:
+        self._recent[id(stored)] = weakref.ref(stored)
 
   def touch(self, snapshot: Snapshot) -> None:
     """Notes that a context was used."""
     with self._lock:
-      for stored in (snapshot.state, *snapshot.pieces):
+      for stored in (snapshot.state, *snapshot.stored):
         if id(stored) in self._recent:
           self._recent.move_to_end(id(stored))
 

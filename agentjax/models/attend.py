@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 
 from agentjax.models import flash, paged, splash
 from agentjax.models.linear import precision
-from agentjax.models.pages import Held, read_places
+from agentjax.models.pages import Held, Paged, read_places
 from agentjax.models.tiles import MASKED, attend_tiles, max_tiles
 from agentjax.sharding import index, largest, on_shards, ways, whole
+from pallas_kernels.kv_packet import Rotary
 
 Array = jax.Array
 
@@ -117,6 +118,7 @@ def attend_cache(
   rows: Int[Array, " rows"] | None = None,
   counts: Int[Array, " rows"] | Bool[Array, " rows"] | None = None,
   value_width: int | None = None,
+  rotary: Rotary | None = None,
   kernels: str | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """The same over what slots hold, their own tokens included.
@@ -139,6 +141,8 @@ def attend_cache(
     counts: tokens of each row that are not right padding; padding costs a kernel nothing. None is
       all of them.
     value_width: where ``values`` is None.
+    rotary: how the keys are turned, None where not at all; needed where slots hold ``pages.Pieces``
+      only, which were made for other positions.
     kernels: ``ModelConfig.kernels``.
   """
 
@@ -148,8 +152,7 @@ def attend_cache(
     # The rest is weighed for nothing: to cut it off first would copy the whole cache.
     return out[..., :value_width] if values is None else out
 
-  def kernel() -> Array:
-    assert kernels is not None
+  def kernel(implementation: str | None = kernels) -> Array:
     return paged.attend_paged(
       query,
       keys,
@@ -160,9 +163,12 @@ def attend_cache(
       rows=rows,
       counts=counts,
       value_width=value_width,
-      implementation=kernels,
+      rotary=rotary,
+      implementation=implementation,
     )
 
+  if isinstance(keys, Paged) and keys.pieces is not None:
+    return kernel(None)
   if kernels is None or not paged.fits(kernels, query, keys, values, rows, value_width):
     return plain()
   fast = dict.fromkeys(paged.platforms(kernels), kernel)
@@ -180,21 +186,45 @@ def _attend_held(
   window: int | None,
 ) -> Array:
   """``attend_cache`` in XLA, block by block."""
-  query = jnp.moveaxis(query, 1, 2)
+  attend = _attend_whole if keys.shape[2] <= CACHE_BLOCK else _attend_blocks
+  return attend(query, keys, values, positions, rows, scale, window)
+
+
+def _attend_whole(
+  query: Array,
+  keys: Held,
+  values: Held,
+  positions: Array,
+  rows: Array | None,
+  scale: float,
+  window: int | None,
+) -> Array:
   length = keys.shape[2]
-  block = min(CACHE_BLOCK, length)
+  key, value = (read_places(held, rows, 0, length) for held in (keys, values))
+  seen = _seen(positions, jnp.arange(length), window)
+  return jnp.moveaxis(_attend(jnp.moveaxis(query, 1, 2), key, value, seen, scale), 2, 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend_blocks(
+  query: Array,
+  keys: Held,
+  values: Held,
+  positions: Array,
+  rows: Array | None,
+  scale: float,
+  window: int | None,
+) -> Array:
+  """The gradient is that of ``_attend_whole``: a loop of so many steps as it needs has none."""
+  query = jnp.moveaxis(query, 1, 2)
+  length, block = keys.shape[2], CACHE_BLOCK
 
   def held(cache: Held, start: Array | int) -> Array:
     return read_places(cache, rows, start, block)
 
-  def seen(start: Array | int, first: Array | int) -> Array:
+  def seen(start: Array, first: Array) -> Array:
     place = start + jnp.arange(block)
-    visible = (place <= positions[..., None]) & (place >= first)
-    return visible if window is None else visible & (place > positions[..., None] - window)
-
-  if block == length:
-    out = _attend(query, held(keys, 0), held(values, 0), seen(0, 0), scale)
-    return jnp.moveaxis(out, 2, 1)
+    return _seen(positions, place, window) & (place >= first)
 
   def step(i: Array, sums: _Sums) -> _Sums:
     first = i * block
@@ -204,6 +234,30 @@ def _attend_held(
   sums = _no_sums((*query.shape[:3], values.shape[-1]), keys.shape[1])
   sums = jax.lax.fori_loop(0, jnp.max(positions) // block + 1, step, sums)
   return _output(sums, query)
+
+
+def _attend_blocks_forward(*arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+  return _attend_blocks(*arguments), arguments[:5]
+
+
+def _attend_blocks_backward(
+  scale: float, window: int | None, kept: tuple[Any, ...], gradient: Array
+) -> tuple[Any, ...]:
+  query, keys, values, positions, rows = kept
+
+  def whole(query: Array, keys: Held, values: Held) -> Array:
+    return _attend_whole(query, keys, values, positions, rows, scale, window)
+
+  return *jax.vjp(whole, query, keys, values)[1](gradient), None, None
+
+
+_attend_blocks.defvjp(_attend_blocks_forward, _attend_blocks_backward)
+
+
+def _seen(positions: Array, place: Array, window: int | None) -> Array:
+  """Which places each query sees."""
+  visible = place <= positions[..., None]
+  return visible if window is None else visible & (place > positions[..., None] - window)
 
 
 def attend_chunk(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -18,6 +18,7 @@ from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.pages import Held, read_places, write_places
 from agentjax.models.spec import ParamSpec, Weight
+from pallas_kernels.kv_packet import Rotary, turn
 
 Array = jax.Array
 
@@ -100,15 +101,7 @@ def rotate(
     frequencies: float32 [width / 2], from ``rope_frequencies``.
     interleaved: pair i is channels 2i and 2i + 1; else i and i + width / 2.
   """
-  angle = positions[..., None, None].astype(jnp.float32) * frequencies
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  axis = -1 if interleaved else -2
-  pairs = x.astype(jnp.float32).reshape(
-    *x.shape[:-1], *((-1, 2) if interleaved else (2, x.shape[-1] // 2))
-  )
-  first, second = (jax.lax.index_in_dim(pairs, i, axis, keepdims=False) for i in range(2))
-  turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=axis)
-  return turned.reshape(x.shape).astype(x.dtype)
+  return turn(x, positions[..., None], Rotary(frequencies, interleaved=interleaved))
 
 
 def attention_spec(config: ModelConfig) -> Attention:
@@ -153,8 +146,7 @@ def init_kv_cache(
 ) -> KVCache:
   """Zeros, in the compute dtype."""
   shape = (slots, config.num_kv_heads, length, config.head_dim)
-  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
-  return KVCache(*zeros, window=window)
+  return KVCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype), window)
 
 
 def attention(
@@ -216,6 +208,7 @@ def attention_extend(
     scale=scale,
     rows=rows,
     counts=counts,
+    rotary=rotary(config),
     kernels=config.kernels,
   )
   return merge_heads(params, out), cache
@@ -272,6 +265,23 @@ def attention_chunk(
   return merge_heads(params, out), new
 
 
+def join_heads(entries: Sequence[Any], starts: Sequence[int], turned: Rotary | None) -> KVCache:
+  """Keys and values one after the other, keys turned on to where they now stand.
+
+  Args:
+    entries: ``KVCache`` of slots that each began empty, of arrays cut to their tokens.
+    starts: positions of their first tokens.
+    turned: of the keys; None where they have no positions.
+  """
+  keys = [entry.keys for entry in entries]
+  if turned is not None:
+    keys = [turn(key, jnp.asarray(n), turned) for key, n in zip(keys, starts, strict=True)]
+  values = [entry.values for entry in entries]
+  return dataclasses.replace(
+    entries[0], keys=jnp.concatenate(keys, axis=2), values=jnp.concatenate(values, axis=2)
+  )
+
+
 def append_rows(
   cache: KVCache,
   key: Float[Array, "rows time kv_heads head_dim"],
@@ -304,10 +314,17 @@ def project_heads(
   if params.query_norm is not None and params.key_norm is not None:
     query = rms_norm(query, params.query_norm, config.norm_eps)
     key = rms_norm(key, params.key_norm, config.norm_eps)
-  if config.rope_theta is not None:
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling=rope_scaling(config))
-    query, key = (rotate(v, positions, frequencies) for v in (query, key))
+  turned = rotary(config)
+  if turned is not None:
+    query, key = (rotate(v, positions, turned.frequencies) for v in (query, key))
   return query, key, value
+
+
+def rotary(config: ModelConfig) -> Rotary | None:
+  """How keys are turned; None without a rotary embedding."""
+  if config.rope_theta is None:
+    return None
+  return Rotary(rope_frequencies(config.head_dim, config.rope_theta, scaling=rope_scaling(config)))
 
 
 def rope_scaling(config: ModelConfig) -> RopeScaling | None:

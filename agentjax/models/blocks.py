@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -17,17 +17,28 @@ from agentjax.models.attention import (
   attention_spec,
   attention_step,
   init_kv_cache,
+  join_heads,
+  rotary,
 )
 from agentjax.models.config import BUILT_IN, GEMMA_KINDS, ModelConfig
 from agentjax.models.config import KINDS as NAMES
 from agentjax.models.mamba2 import (
   init_mamba_cache,
+  join_states,
   mamba2,
   mamba2_extend,
   mamba2_spec,
   mamba2_step,
+  with_opening,
 )
-from agentjax.models.mla import init_latent_cache, mla, mla_extend, mla_spec, mla_step
+from agentjax.models.mla import (
+  init_latent_cache,
+  join_latents,
+  mla,
+  mla_extend,
+  mla_spec,
+  mla_step,
+)
 from agentjax.models.mlp import mlp, mlp_spec
 from agentjax.models.moe import Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
@@ -116,6 +127,10 @@ class StreamKind:
   sees_images: bool = False
 
 
+def _same(entry: Any) -> Any:
+  return entry
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockKind:
   """The functions of a kind of block; all are pure.
@@ -136,6 +151,12 @@ class BlockKind:
       row without tokens, or without a slot, changes nothing.
     step: ``(params, x, entry, config, stepped, given) -> (x, entry, experts)``, x [S, embed]; a
       slot that is not active does not change.
+    join: ``(params, entries, starts, config) -> entry``: of one slot that holds several runs of
+      tokens one after the other, each taken in by ``extend`` in a slot of its own that was empty
+      (``note`` of it), arrays over tokens cut to the run's; ``starts`` are the positions of the
+      first tokens. What a slot holds without a ``note`` may come first. None: entries cannot be
+      joined; a kind without entries needs none.
+    note: ``entry -> entry`` of an empty slot that also keeps what ``join`` needs to know.
     routes: whether it has a router.
     stream: kind of stream between such blocks, which then make up the whole pattern; None is an
       array.
@@ -146,6 +167,8 @@ class BlockKind:
   init_cache: Callable[[ModelConfig, int, int], Any]
   extend: Callable[..., tuple[Array, Any, Array | None]]
   step: Callable[..., tuple[Array, Any, Array | None]]
+  join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None
+  note: Callable[[Any], Any] = _same
   routes: bool = False
   stream: StreamKind | None = None
 
@@ -162,6 +185,7 @@ def residual_block(
   extend: Callable[..., tuple[Array, Any, Array | None]],
   step: Callable[..., tuple[Array, Any, Array | None]],
   init_cache: Callable[[ModelConfig, int, int], Any] = _empty,
+  join: Callable[[Any, Sequence[Any], Any, ModelConfig], Any] | None = None,
   routes: bool = False,
 ) -> BlockKind:
   """A pre-norm block ``x + mixer(norm x)``.
@@ -169,6 +193,7 @@ def residual_block(
   Args:
     mixer_spec: of the mixer's parameters; the norm's are added.
     forward, extend, step: as in ``BlockKind``, from the normed stream to the array that is added.
+    join: as in ``BlockKind``, with the mixer's parameters.
     init_cache, routes: as in ``BlockKind``.
   """
 
@@ -194,6 +219,7 @@ def residual_block(
     init_cache=init_cache,
     extend=decode(extend),
     step=decode(step),
+    join=None if join is None else lambda params, *of: join(params.mixer, *of),
     routes=routes,
   )
 
@@ -213,13 +239,15 @@ def _mamba2() -> BlockKind:
     out, entry = mamba2_step(params, x, entry, config, active=stepped.active)
     return out, entry, None
 
-  return residual_block(
+  kind = residual_block(
     mamba2_spec,
     forward=forward,
     extend=extend,
     step=step,
     init_cache=lambda config, slots, length: init_mamba_cache(config, slots),
+    join=lambda params, entries, starts, config: join_states(params, entries, config),
   )
+  return dataclasses.replace(kind, note=with_opening)
 
 
 def _attention(
@@ -228,6 +256,7 @@ def _attention(
   attend_extend: Callable[..., tuple[Array, Any]],
   attend_step: Callable[..., tuple[Array, Any]],
   init_cache: Callable[[ModelConfig, int, int], Any],
+  join: Callable[[Sequence[Any], Any, ModelConfig], Any],
 ) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
@@ -242,7 +271,14 @@ def _attention(
     del given
     return *attend_step(params, x, entry, config, **stepped._asdict()), None
 
-  return residual_block(spec, forward=forward, extend=extend, step=step, init_cache=init_cache)
+  return residual_block(
+    spec,
+    forward=forward,
+    extend=extend,
+    step=step,
+    init_cache=init_cache,
+    join=lambda params, *of: join(*of),
+  )
 
 
 def _mlp() -> BlockKind:
@@ -298,10 +334,17 @@ class _Kinds(dict[str, BlockKind]):
 KINDS = _Kinds(
   {
     "M": _mamba2(),
-    "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
+    "*": _attention(
+      attention_spec,
+      attention,
+      attention_extend,
+      attention_step,
+      init_kv_cache,
+      lambda entries, starts, config: join_heads(entries, starts, rotary(config)),
+    ),
     "-": _mlp(),
     "E": _moe(),
-    "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
+    "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache, join_latents),
   }
 )
 

@@ -40,7 +40,7 @@ from agentjax.sharding import LOGICAL_AXES, fitting_spec
 Array = jax.Array
 
 _FILLED = ("experts", "expert_mlp")
-_HELD = (KVCache, LatentCache)
+HELD = (KVCache, LatentCache)
 
 
 @flax.struct.dataclass
@@ -173,7 +173,8 @@ def cache_shardings(cache: Any, mesh: jax.sharding.Mesh) -> Any:
       return jax.tree.map(functools.partial(place, axes), node)
     if isinstance(node, MambaCache):
       axes = ("batch", *(None,) * (node.state.ndim - 4), "mamba_heads")
-      return MambaCache(tail=place(("batch",), node.tail), state=place(axes, node.state))
+      opening = jax.tree.map(functools.partial(place, ("batch",)), node.opening)
+      return MambaCache(place(("batch",), node.tail), place(axes, node.state), opening)
     return place(("batch",), node)
 
   return jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, KVCache | MambaCache))
@@ -183,9 +184,9 @@ def in_pages(cache: Any) -> list[bool]:
   """Of each array of a cache, whether it may be ``pages.Paged``: keys, values and latents."""
 
   def entry(node: Any) -> Any:
-    return jax.tree.map(lambda _: isinstance(node, _HELD), node)
+    return jax.tree.map(lambda _: isinstance(node, HELD), node)
 
-  return jax.tree.leaves(jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, _HELD)))
+  return jax.tree.leaves(jax.tree.map(entry, cache, is_leaf=lambda n: isinstance(n, HELD)))
 
 
 def cache_windows(cache: Any) -> list[int | None]:

@@ -19,7 +19,9 @@ from agentjax.models.norm import gated_rms_norm
 from agentjax.models.spec import ParamSpec, Weight
 from agentjax.sharding import LOGICAL_AXES, index, on_shards, ways
 from pallas_kernels.causal_conv1d.api import causal_conv1d
+from pallas_kernels.kv_packet import compose_states
 from pallas_kernels.ssd.api import ssd, ssd_step
+from pallas_kernels.steps import step_sizes
 
 Array = jax.Array
 
@@ -47,11 +49,32 @@ class Mamba2:
 
 
 @flax.struct.dataclass
+class Opening:
+  """What has to be known of a run of tokens to say what it makes of any state before it.
+
+  The run turns S into ``exp(total log decay) S + C``. C depends on what is before through the first
+  taps of the convolution alone, so the first ``kernel - 1`` tokens are kept to be run again.
+
+  Attributes:
+    columns: [slots, kernel - 1, channels], inputs x | B | C of the convolution at these tokens.
+    steps: float32 [slots, kernel - 1, heads], of these tokens, before bias and softplus.
+    log_decay: float32 [slots, heads], the sum of ``dt A`` over the tokens behind them.
+    count: int32 [slots], tokens of the run.
+  """
+
+  columns: Array
+  steps: Array
+  log_decay: Array
+  count: Array
+
+
+@flax.struct.dataclass
 class MambaCache:
   """What a slot keeps of its past."""
 
   tail: Array  # [slots, kernel - 1, heads * width + 2 * groups * state] last inputs x | B | C
   state: Array  # [slots, heads, width, state] float32
+  opening: Opening | None = None  # noted by ``mamba2_extend`` only, where there is one
 
 
 class Projected(NamedTuple):
@@ -142,6 +165,21 @@ def init_mamba_cache(config: ModelConfig, slots: int) -> MambaCache:
   )
 
 
+def with_opening(cache: MambaCache) -> MambaCache:
+  """Empty slots that note what ``join_states`` needs."""
+  heads = cache.state.shape[:2]
+  return MambaCache(
+    tail=cache.tail,
+    state=cache.state,
+    opening=Opening(
+      columns=jnp.zeros_like(cache.tail),
+      steps=jnp.zeros((heads[0], cache.tail.shape[1], heads[1]), jnp.float32),
+      log_decay=jnp.zeros(heads, jnp.float32),
+      count=jnp.zeros(heads[:1], jnp.int32),
+    ),
+  )
+
+
 def mamba2(
   params: Mamba2,
   x: Float[Array, "batch time embed"],
@@ -194,42 +232,66 @@ def mamba2_extend(
   ``rows[r]`` is the number of slots for a row that is not used.
   """
   projected = project_in(params, x)
+  tail, state = (v.at[rows].get(mode="clip") for v in (cache.tail, cache.state))
   flat = projected[1:4]
-  tails = _split(cache.tail.at[rows].get(mode="clip"), flat)
-  convolved, new_tails = zip(
-    *(
-      causal_conv1d(
-        v,
-        w,
-        bias,
-        initial_tail=tail,
-        lengths=counts,
-        activation="silu",
-        implementation=config.kernels,
-      )
-      for v, (w, bias), tail in zip(flat, _filters(params, x.dtype), tails, strict=True)
-    ),
-    strict=True,
-  )
-  inputs, b, c = _by_head(params, *convolved)
-  y, state = ssd(
-    inputs,
-    projected.step,
-    _decay(params),
-    b,
-    c,
-    params.skip,
-    initial_state=cache.state.at[rows].get(mode="clip"),
-    lengths=counts,
-    **_steps(params, config),
-    chunk_size=config.chunk_size,
-    implementation=config.kernels,
-  )
+  y, tail, state = _run(params, flat, projected.step, tail, state, counts, config)
+  opening = cache.opening
+  if opening is not None:
+    opening = _noted(params, opening, projected, config, rows, counts)
   cache = MambaCache(
-    tail=cache.tail.at[rows].set(jnp.concatenate(new_tails, axis=-1), mode="drop"),
+    tail=cache.tail.at[rows].set(tail, mode="drop"),
     state=cache.state.at[rows].set(state, mode="drop"),
+    opening=opening,
   )
   return mix_out(params, y, projected.gate, config), cache
+
+
+def join_states(params: Mamba2, entries: Sequence[MambaCache], config: ModelConfig) -> MambaCache:
+  """What slots hold after runs of tokens one after the other, each noted in a slot of its own.
+
+  ``S = exp(l) S + C`` run by run. The convolution of a run's first tokens sees the last columns of
+  the run before; they are run again, and what that changes is added to C, decayed by the rest of
+  the run. So the state is that of one run of all these columns and steps, up to rounding, and of a
+  single run its own, bit for bit.
+
+  Args:
+    params: of the block.
+    entries: [slots, ...] each; at least one token a run. All but the first have openings, and the
+      first may be of any slots that hold something.
+    config: of the params.
+  """
+  first, *rest = entries
+  if not rest:
+    return MambaCache(tail=first.tail, state=first.state)
+  tails = [first.tail]
+  for entry in rest:
+    tails.append(_tail_behind(tails[-1], entry))
+  openings = jax.tree.map(lambda *v: jnp.concatenate(v), *(entry.opening for entry in rest))
+  # All of them at once, behind what is before them and behind nothing.
+  twice = jax.tree.map(lambda v: jnp.concatenate([v, v]), openings)
+  before = jnp.concatenate(tails[:-1])
+  both, sums = _run_opening(
+    params, twice, jnp.concatenate([before, jnp.zeros_like(before)]), config
+  )
+  behind, alone = jnp.split(both, 2)
+  changes = jnp.exp(openings.log_decay)[..., None, None] * (behind - alone)
+  states = [first.state]
+  for entry, change in zip(rest, jnp.split(changes, len(rest)), strict=True):
+    states.append(entry.state + change)
+  decays = jnp.split(jnp.split(sums, 2)[0] + openings.log_decay, len(rest))
+  log_decays = [jnp.zeros_like(decays[0]), *decays]  # nothing stands before the first
+  state = compose_states(jnp.stack(log_decays, axis=1), jnp.stack(states, axis=1))
+  return MambaCache(tail=tails[-1], state=state)
+
+
+def _tail_behind(tail: Array, entry: MambaCache) -> Array:
+  """The last columns after a run that came behind ``tail``; a short one leaves some of these."""
+  opening, kept = entry.opening, tail.shape[1]
+  assert opening is not None, "see ``with_opening``"
+  count = jnp.minimum(opening.count, kept)[:, None, None]
+  columns = jnp.concatenate([tail, opening.columns], axis=1)
+  last = jnp.take_along_axis(columns, count + jnp.arange(kept)[:, None], axis=1)
+  return jnp.where(count < kept, last, entry.tail)
 
 
 def mamba2_step(
@@ -287,6 +349,108 @@ def project_in(params: Mamba2, x: Array) -> Projected:
     c=linear(x, params.c),
     step=linear(x, params.step).astype(jnp.float32),
   )
+
+
+def _run(
+  params: Mamba2,
+  columns: Sequence[Array],
+  steps: Array,
+  tail: Array,
+  state: Array,
+  counts: Array,
+  config: ModelConfig,
+) -> tuple[Array, Array, Array]:
+  """Convolution and scan of ``counts`` tokens of every row: y, and the new tail and state.
+
+  Args:
+    params: of the block.
+    columns: x, b and c [rows, time, channels] before the convolution.
+    steps: [rows, time, heads] before bias and softplus.
+    tail, state: of the rows before the tokens.
+    counts: tokens of each row that are not right padding.
+    config: of the params.
+  """
+  tails = _split(tail, columns)
+  convolved, new_tails = zip(
+    *(
+      causal_conv1d(
+        v,
+        w,
+        bias,
+        initial_tail=before,
+        lengths=counts,
+        activation="silu",
+        implementation=config.kernels,
+      )
+      for v, (w, bias), before in zip(columns, _filters(params, tail.dtype), tails, strict=True)
+    ),
+    strict=True,
+  )
+  inputs, b, c = _by_head(params, *convolved)
+  y, state = ssd(
+    inputs,
+    steps,
+    _decay(params),
+    b,
+    c,
+    params.skip,
+    initial_state=state,
+    lengths=counts,
+    **_steps(params, config),
+    chunk_size=config.chunk_size,
+    implementation=config.kernels,
+  )
+  return y, jnp.concatenate(new_tails, axis=-1), state
+
+
+def _noted(
+  params: Mamba2,
+  opening: Opening,
+  projected: Projected,
+  config: ModelConfig,
+  rows: Array,
+  counts: Array,
+) -> Opening:
+  """The opening with ``counts`` more tokens of slots ``rows``."""
+  time, kept = projected.step.shape[1], opening.columns.shape[1]
+  token = jnp.arange(time)
+  at = opening.count.at[rows].get(mode="clip")[:, None] + token
+  real = token < counts[:, None]
+  place = jnp.where(real, at, kept)  # past the end it is dropped
+
+  def put(held: Array, new: Array) -> Array:
+    return held.at[rows[:, None], place].set(new.astype(held.dtype), mode="drop")
+
+  rates = _rates(params, projected.step, real & (at >= kept), config)
+  return Opening(
+    columns=put(opening.columns, jnp.concatenate(projected[1:4], axis=-1)),
+    steps=put(opening.steps, projected.step),
+    log_decay=opening.log_decay.at[rows].add(jnp.sum(rates, axis=1), mode="drop"),
+    count=opening.count.at[rows].add(counts, mode="drop"),
+  )
+
+
+def _run_opening(
+  params: Mamba2, opening: Opening, tail: Array, config: ModelConfig
+) -> tuple[Array, Array]:
+  """The tokens of an opening behind ``tail`` from an empty state: state and log decay."""
+  kept = opening.columns.shape[1]
+  counts = jnp.minimum(opening.count, kept)
+  inner, group = config.mamba_heads * config.mamba_head_dim, config.mamba_groups
+  columns = jnp.split(opening.columns, [inner, inner + group * config.mamba_state], axis=-1)
+  empty = jnp.zeros(
+    (len(tail), config.mamba_heads, config.mamba_head_dim, config.mamba_state), jnp.float32
+  )
+  _, _, state = _run(params, columns, opening.steps, tail, empty, counts, config)
+  real = jnp.arange(kept) < counts[:, None]
+  return state, jnp.sum(_rates(params, opening.steps, real, config), axis=1)
+
+
+def _rates(params: Mamba2, steps: Array, real: Array, config: ModelConfig) -> Array:
+  """``dt A`` [rows, time, heads], 0 at tokens that are not real."""
+  limit = config.dt_limit_low, config.dt_limit_high
+  dt = step_sizes(steps, bias=params.step_bias, softplus=True, limit=limit, real=real)
+  return dt * _decay(params)
 
 
 def _mix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -17,6 +18,7 @@ from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.paged import TPU_LANES
 from agentjax.models.pages import Held, read_places, reshaped, write_places
 from agentjax.models.spec import ParamSpec, Weight
+from pallas_kernels.kv_packet import Rotary, turn
 
 Array = jax.Array
 
@@ -185,9 +187,25 @@ def mla_chunk(
   return _lift(params, read), LatentCache(kept)
 
 
+def join_latents(entries: Sequence[Any], starts: Sequence[int], config: ModelConfig) -> LatentCache:
+  """``attention.join_heads``: the shared keys are turned on, the latents stay."""
+  turned = _rotary(config)
+  pairs = zip(entries, starts, strict=True)
+  each = [turn(entry.latents, jnp.asarray(n), turned) for entry, n in pairs]
+  return LatentCache(jnp.concatenate(each, axis=1))
+
+
 def _sizes(config: ModelConfig) -> MlaConfig:
   assert config.mla is not None, "validate() sees to it"
   return config.mla
+
+
+def _rotary(config: ModelConfig) -> Rotary:
+  """How what the cache keeps is turned: the shared key, behind the latent."""
+  sizes = _sizes(config)
+  assert config.rope_theta is not None, "validate() sees to it"
+  frequencies = rope_frequencies(sizes.rope_dim, config.rope_theta, scaling=rope_scaling(config))
+  return Rotary(frequencies, sizes.kv_lora, sizes.interleaved)
 
 
 def _scale(config: ModelConfig) -> float:
@@ -200,8 +218,7 @@ def _project(
 ) -> tuple[Array, Array, Array, Array]:
   """Queries [B, T, heads, nope] and [.., rope], latent [B, T, kv_lora], key [B, T, 1, rope]."""
   sizes = _sizes(config)
-  assert config.rope_theta is not None, "validate() sees to it"
-  frequencies = rope_frequencies(sizes.rope_dim, config.rope_theta, scaling=rope_scaling(config))
+  frequencies = _rotary(config).frequencies
   narrow = x
   if params.query_down is not None:
     narrow = rms_norm(linear(x, params.query_down), params.query_norm, sizes.norm_eps)
@@ -250,6 +267,7 @@ def _read(
     rows=rows,
     counts=counts,
     value_width=params.value_up.shape[0],
+    rotary=_rotary(config),
     kernels=config.kernels,
   )
   return _lift(params, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from agentjax.models.pages import Held, Paged
 from agentjax.sharding import index, on_shards, ways
 from pallas_kernels.implementations import NATIVE
+from pallas_kernels.kv_packet import PageTable, Rotary, packet_attention
 from pallas_kernels.paged_attention import REFUSALS, paged_attention
 
 Array = jax.Array
@@ -83,15 +85,25 @@ def attend_paged(
   rows: Int[Array, " rows"] | None = None,
   counts: Int[Array, " rows"] | Bool[Array, " rows"] | None = None,
   value_width: int | None = None,
+  rotary: Rotary | None = None,
   implementation: str | None = None,
 ) -> Float[Array, "rows time heads value_width"]:
   """As ``attend_cache``, but 0 at padding and past the end of a slot.
 
   Args:
-    implementation: of ``paged_attention``.
+    implementation: of ``paged_attention``, or with pieces of ``packet_attention``.
   """
   assert isinstance(keys, Paged) and (values is None or isinstance(values, Paged)), "see ``fits``"
-  table = keys.table if rows is None else keys.table.at[rows].get(mode="clip")
+  pieces = keys.pieces
+  if pieces is not None and rows is not None and ways("batch") > 1:
+    raise ValueError(
+      f"slots that begin with pieces are split over {ways('batch')} parts of the mesh; allowed: 1 "
+      "(engine.mesh.data=1 and engine.mesh.expert=1)."
+    )
+
+  def of_rows(v: Array) -> Array:
+    return v if rows is None else v.at[rows].get(mode="clip")
+
   time = query.shape[1]
   # Tokens whose places lie past the end, instead of before 0, come first in their row.
   starts = jnp.min(positions - jnp.arange(time), axis=1)
@@ -105,24 +117,31 @@ def attend_paged(
     "query": (query, heads),
     "keys": (keys.pool, pool),
     "values": (None if values is None else values.pool, pool),
-    "page_table": (table, ("batch", None)),
+    "page_table": (of_rows(keys.table), ("batch", None)),
     "starts": (starts, ("batch",)),
     "counts": (real, ("batch",)),
     "key_scales": (keys.scales, pool[:3]),
     "value_scales": (None if values is None else values.scales, pool[:3]),
   }
+  laid_out: dict[str, Array] = {}
+  if pieces is not None:
+    laid_out = {f.name: of_rows(getattr(pieces, f.name)) for f in dataclasses.fields(pieces)}
+    given |= {name: (v, ("batch", None)) for name, v in laid_out.items()}
   present = {name: pair for name, pair in given.items() if pair[0] is not None}
 
   def part(*arrays: Array) -> Array:
     own: dict[str, Any] = {"values": None, **dict(zip(present, arrays, strict=True))}
     # Pages are counted within the device's own.
     own["page_table"] -= index("batch") * own["keys"].shape[0]
-    return paged_attention(
-      **own,
-      scale=scale,
-      window=window,
-      value_dim=value_width,
-      implementation=implementation,
-    )
+    settings: dict[str, Any] = {
+      "scale": scale,
+      "window": window,
+      "value_dim": value_width,
+      "implementation": implementation,
+    }
+    if pieces is None:
+      return paged_attention(**own, **settings)
+    own["table"] = PageTable(own.pop("page_table"), *(own.pop(name) for name in laid_out))
+    return packet_attention(**own, **settings, rotary=rotary)
 
   return on_shards(part, list(present.values()), heads, name="paged attention")

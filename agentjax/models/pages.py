@@ -41,6 +41,30 @@ class Quantised:
 
 
 @flax.struct.dataclass
+class Pieces:
+  """Rows that begin with pieces, each computed in a slot of its own and in whole pages.
+
+  The tokens of a row stand at positions 0, 1, ... through all its pieces and the tail that follows
+  them. A piece's last page may be filled in part, and the tail begins in a page of its own.
+
+  Attributes:
+    firsts: int32 [rows, entries], position of a page's first token; from the tail on it rises by a
+      whole page an entry, to the end of the table.
+    valid: int32 [rows, entries], tokens of a page that count, all of them from the tail on.
+    turns: int32 [rows, entries], by how many positions the page's tokens stand behind where they
+      were computed; 0 from the tail on.
+  """
+
+  firsts: Array
+  valid: Array
+  turns: Array
+
+  def gaps(self, tokens: int) -> Int[Array, " rows"]:
+    """By how many places of pages of ``tokens`` a row's tail stands behind its position."""
+    return (self.firsts.shape[1] - 1) * tokens - self.firsts[:, -1]
+
+
+@flax.struct.dataclass
 class Paged:
   """Place p of row r is place ``p % tokens`` of page ``table[r, p // tokens]``.
 
@@ -56,6 +80,8 @@ class Paged:
     empty: pages at the start of each part that belong to no row.
     scales: float32 [pages, ..., tokens], where ``pool`` holds narrow numbers (``Quantised``).
     dtype: of what is read of narrow numbers.
+    pieces: None where place and position of a token are the same. With pieces, ``write_places``
+      takes positions, of a row's tail, and only attention reads (``attend.attend_cache``).
   """
 
   pool: Array
@@ -65,6 +91,7 @@ class Paged:
   empty: int = flax.struct.field(pytree_node=False, default=1)
   scales: Array | None = None
   dtype: Any = flax.struct.field(pytree_node=False, default=None)
+  pieces: Pieces | None = None
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -111,6 +138,7 @@ def read_places(
     if size < held.shape[-2]:
       part = jax.lax.dynamic_slice_in_dim(held, start, size, axis=held.ndim - 2)
     return part if rows is None else part.at[rows].get(mode="clip")
+  assert held.pieces is None, "only attention reads pieces"
   if held.scales is not None:
     numbers, scales = (read_places(part, rows, start, size) for part in _parts(held))
     return (numbers.astype(jnp.float32) * scales).astype(held.dtype)
@@ -153,7 +181,7 @@ def write_places(
 ) -> Held:
   """Writes ``values`` at places of some rows; None is all of them.
 
-  A write past the end, to no row or to no page is dropped.
+  A write past the end, to no row or to no page is dropped. Of rows with pieces these are positions.
   """
   every = jnp.arange(held.shape[0]) if rows is None else rows
   if not isinstance(held, Paged):
@@ -166,8 +194,12 @@ def write_places(
     assert isinstance(numbers, Paged) and isinstance(scales, Paged)
     return dataclasses.replace(held, pool=numbers.pool, scales=scales.pool[..., 0])
   tokens, part = held.pool.shape[-2], held.pool.shape[0] // held.ways
+  past = places >= held.length
+  if held.pieces is not None:
+    gaps = held.pieces.gaps(tokens).at[every].get(mode="fill", fill_value=0)
+    places = places + gaps[:, None]
   found = held.table.at[every[:, None], places // tokens].get(mode="fill", fill_value=0)
-  lost = (found % part < held.empty) | (places >= held.length)
+  lost = (found % part < held.empty) | past
   pages = jnp.where(lost, held.pool.shape[0], found)
 
   if rows is not None or held.ways == 1:

@@ -572,7 +572,7 @@ class Episode:
       raise RuntimeError("rewrite() before open(observation)")
     messages = self._next_turn(observation)
     seat = self.seat
-    self._record_experts(seat)
+    self._record_columns(seat)
     seat.restart(messages)
     await self._open(messages, Boundary.STEP, shared=False)
 
@@ -583,9 +583,9 @@ class Episode:
       raise EpisodeEnd(Status.TRUNCATED, f"all rollout.max_turns={limit} turns are used")
     return messages
 
-  def _record_experts(self, seat: Seat) -> None:
-    if seat.player.learns and seat.context is not None and seat.context.experts is not None:
-      self._builder.record_experts(seat.context.experts, seat.tip)
+  def _record_columns(self, seat: Seat) -> None:
+    if seat.player.learns and seat.context is not None:
+      self._builder.record_path(seat.context.columns, seat.tip)
 
   def discard(self, state: bytes) -> None:
     """Frees the contexts of a copy, and what the environment keeps for its ``state``."""
@@ -614,7 +614,7 @@ class Episode:
     if status is Status.ENV_ERROR and self.seat.last is not None:
       self._builder.flag(self.seat.last, Flag.ENV_FAULT)
     for seat in self._seats.values():
-      self._record_experts(seat)
+      self._record_columns(seat)
     texts = {"reason": reason, "close_error": self._close_error}
     metadata: dict[str, Any] = {name: text for name, text in texts.items() if text}
     if fault is not None:

@@ -24,7 +24,6 @@ from agentjax.trajectory.columns import (
   known_names,
   value_or_fill,
 )
-from agentjax.trajectory.experts import fit
 from agentjax.trajectory.record import (
   Flag,
   Outcome,
@@ -208,12 +207,12 @@ class TrajectoryBuilder:
       **fields,
     )
 
-  def record_experts(self, experts: np.ndarray, index: int | None = None) -> None:
-    """Records the routers' choices for the tokens from the root to segment ``index``.
+  def record_path(self, columns: Mapping[str, np.ndarray], index: int | None = None) -> None:
+    """Records columns of the tokens from the root to segment ``index``.
 
     Args:
-      experts: uint8 or uint16 [n, routers, choices], from the first token on; tokens beyond its end
-        stay unrecorded, entries beyond theirs are dropped.
+      columns: by name [n, ...], from the first token on; tokens beyond its end have the fill,
+        entries beyond theirs are dropped.
       index: the default is the last segment.
     """
     segments = self._trajectory.segments
@@ -221,10 +220,11 @@ class TrajectoryBuilder:
       return
     start = 0
     for i in path(self._trajectory, len(segments) - 1 if index is None else index):
-      segment = segments[i]
-      chosen = fit(experts[start : start + len(segment)], len(segment))
-      segments[i] = segment.with_columns({"experts": chosen})
-      start += len(segment)
+      tokens = len(segments[i])
+      own = {name: values[start : start + tokens] for name, values in columns.items()}
+      fitted = {name: get_column(name).padded(values, tokens) for name, values in own.items()}
+      segments[i] = segments[i].with_columns(fitted)
+      start += tokens
 
   def set_columns(self, index: int, values: Mapping[str, Any]) -> None:
     """Records columns of the tokens of segment ``index``, or of its turn.

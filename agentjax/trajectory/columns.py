@@ -114,6 +114,11 @@ class Column:
     """An array [*rows, *shape] in which nothing is known."""
     return np.full((*rows, *self.sizes), self.fill_value(), self.dtypes[0])
 
+  def padded(self, values: np.ndarray, rows: int) -> np.ndarray:
+    """``values`` [n, ...] of n <= ``rows``, with the fill behind them."""
+    widths = ((0, rows - len(values)), *((0, 0),) * (values.ndim - 1))
+    return np.pad(values, widths, constant_values=self.fill_value(values.dtype))
+
   def cast(self, values: Any) -> np.ndarray:
     """``values`` as an array of an allowed dtype: as it is, or of the usual one."""
     array = np.asarray(values)

@@ -18,10 +18,3 @@ def compact_dtype(num_experts: int) -> np.dtype:
 def unrecorded(dtype: np.dtype) -> int:
   """The value that stands for no expert in an array of ``dtype``."""
   return int(np.iinfo(dtype).max)
-
-
-def fit(experts: np.ndarray, tokens: int) -> np.ndarray:
-  """The first ``tokens`` entries of [n, routers, choices]; unrecorded ones behind, if n is less."""
-  missing = max(tokens - len(experts), 0)
-  widths = ((0, missing), *((0, 0),) * (experts.ndim - 1))
-  return np.pad(experts[:tokens], widths, constant_values=unrecorded(experts.dtype))

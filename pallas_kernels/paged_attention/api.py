@@ -80,7 +80,9 @@ def paged_attention(
   References: Kwon et al., 2309.06180 (pages); Dao, 2307.08691 (running maximum and sum).
   """
   run = choose("paged_attention", implementation, IMPLEMENTATIONS, default="xla")
-  value_dim = _check_pools(query, keys, values, value_dim, key_scales, value_scales)
+  value_dim = check_pools(
+    "paged_attention", query, keys, values, value_dim, key_scales, value_scales
+  )
   rows, time = query.shape[:2]
   if page_table.ndim != 2 or page_table.shape[0] != rows or not page_table.shape[1]:
     raise ValueError(
@@ -108,7 +110,8 @@ def paged_attention(
   return jnp.where(real[..., None, None], out, 0.0).astype(query.dtype)
 
 
-def _check_pools(
+def check_pools(
+  kernel: str,
   query: Array,
   keys: Array,
   values: Array | None,
@@ -116,41 +119,39 @@ def _check_pools(
   key_scales: Array | None,
   value_scales: Array | None,
 ) -> int:
-  """The width of values; raises ValueError for what does not fit."""
+  """The width of values; raises ValueError, in the name of ``kernel``, for what does not fit."""
   if query.ndim != 4 or 0 in query.shape:
     raise ValueError(
-      f"paged_attention: query must be [R, T, H, D] without an empty axis, got {query.shape}."
+      f"{kernel}: query must be [R, T, H, D] without an empty axis, got {query.shape}."
     )
   heads, width = query.shape[2:]
   if keys.ndim != 4 or 0 in keys.shape or keys.shape[3] != width or heads % keys.shape[1]:
     raise ValueError(
-      f"paged_attention: keys must be [P, C, S, D={width}] with C dividing H={heads}, got "
-      f"{keys.shape}."
+      f"{kernel}: keys must be [P, C, S, D={width}] with C dividing H={heads}, got {keys.shape}."
     )
   if (values is None) == (value_dim is None):
     raise ValueError(
-      "paged_attention: either values, or value_dim where values are the first channels of keys; "
+      f"{kernel}: either values, or value_dim where values are the first channels of keys; "
       f"got {'neither' if values is None else f'both, value_dim={value_dim}'}."
     )
   if value_dim is not None and not 1 <= value_dim <= width:
-    raise ValueError(f"paged_attention: value_dim={value_dim}; allowed: 1..D={width}.")
+    raise ValueError(f"{kernel}: value_dim={value_dim}; allowed: 1..D={width}.")
   if values is not None and (values.ndim != 4 or values.shape[:3] != keys.shape[:3]):
     raise ValueError(
-      f"paged_attention: values must be [P, C, S, V] with {keys.shape[:3]}, got {values.shape}."
+      f"{kernel}: values must be [P, C, S, V] with {keys.shape[:3]}, got {values.shape}."
     )
   pools = {"key": (keys, key_scales), "value": (values, value_scales)}
   for name, (pool, scales) in pools.items():
-    check_shape("paged_attention", f"{name}_scales", scales, keys.shape[:3])
+    check_shape(kernel, f"{name}_scales", scales, keys.shape[:3])
     narrow = pool is not None and pool.dtype.name in QUANTISED
     if narrow != (scales is not None):
       raise ValueError(
-        f"paged_attention: {name}_scales go with {name}s of dtype {' or '.join(QUANTISED)}, got "
+        f"{kernel}: {name}_scales go with {name}s of dtype {' or '.join(QUANTISED)}, got "
         f"{None if pool is None else pool.dtype.name} with{'out' if scales is None else ''} scales."
       )
     if pool is not None and not narrow and pool.dtype != query.dtype:
       raise ValueError(
-        f"paged_attention: {name}s must be {query.dtype}, as the query, or quantised, got "
-        f"{pool.dtype}."
+        f"{kernel}: {name}s must be {query.dtype}, as the query, or quantised, got {pool.dtype}."
       )
   if value_dim is not None:
     return value_dim

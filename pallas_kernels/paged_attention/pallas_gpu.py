@@ -28,7 +28,7 @@ Ref = Any
 # Finite: exp gives exactly 0 for what is masked.
 _MASKED = -1e30
 # Tensor cores multiply 16 x 16 at least.
-_SMALLEST = 16
+SMALLEST = 16
 # Most queries a block, and most float32 numbers of its sums, which live in registers.
 _QUERIES = 64
 _SUMS = 8192
@@ -129,11 +129,11 @@ def _sizes(
   rows, time, heads, width = query.shape
   kv_heads, page = keys.shape[1:3]
   shared = heads // kv_heads
-  key_cuts, value_cuts = _cuts(width), _cuts(value_dim)
-  fitting = max(_SUMS // _power_of_two(value_dim), _SMALLEST)
-  queries = min(_power_of_two(time * shared), fitting, _QUERIES)
-  tile = _TILE_BYTES // (query.dtype.itemsize * _power_of_two(width))
-  tile = min(max(tile, _SMALLEST), 128)
+  key_cuts, value_cuts = cuts(width), cuts(value_dim)
+  fitting = max(_SUMS // power_of_two(value_dim), SMALLEST)
+  queries = min(power_of_two(time * shared), fitting, _QUERIES)
+  tile = _TILE_BYTES // (query.dtype.itemsize * power_of_two(width))
+  tile = min(max(tile, SMALLEST), 128)
   blocks = -(-time * shared // queries)
   parts = -(-_PROGRAMS // (rows * kv_heads * blocks))
   return _Sizes(
@@ -155,21 +155,21 @@ def _sizes(
   )
 
 
-def _power_of_two(size: int) -> int:
-  return max(1 << (size - 1).bit_length(), _SMALLEST)
+def power_of_two(size: int) -> int:
+  return max(1 << (size - 1).bit_length(), SMALLEST)
 
 
-def _cuts(width: int) -> tuple[tuple[int, int], ...]:
+def cuts(width: int) -> tuple[tuple[int, int], ...]:
   """Begins and sizes of pieces: the powers of two of ``width``, of which the last may be larger."""
-  cuts, begin = [], 0
+  pieces, begin = [], 0
   while begin < width:
     left = width - begin
     size = 1 << (left.bit_length() - 1)
     # A small rest is not worth a product of its own.
-    size = size if size >= _SMALLEST else _SMALLEST
-    cuts.append((begin, size))
+    size = size if size >= SMALLEST else SMALLEST
+    pieces.append((begin, size))
     begin += size
-  return tuple(cuts)
+  return tuple(pieces)
 
 
 def _joined(out: Array, top: Array, total: Array) -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 Array = jax.Array
 
 # Finite: exp gives exactly 0 for what is masked, and a tile without a key to see leaves no NaN.
-_MASKED = -1e30
+MASKED = -1e30
 # Tokens that are read at once, in whole pages, of which one may be larger; ours.
 TILE = 256
 
@@ -67,21 +67,21 @@ def paged_attention(
       seen &= place > at[..., None] - window
     seen = jnp.tile(seen, (1, heads // kv_heads, 1))[:, None]
 
-    key = _gather(keys, table)
+    key = gather(keys, table)
     # Zeros for what no query of the row sees: 0 * NaN would be NaN.
-    value = key[..., :value_dim] if values is None else _gather(values, table)
+    value = key[..., :value_dim] if values is None else gather(values, table)
     value = jnp.where(live[:, None, :, None], value, jnp.zeros((), value.dtype))
-    scores = _product("rcqd,rckd->rcqk", grouped, key)
+    scores = product("rcqd,rckd->rcqk", grouped, key)
     if key_scales is not None:
-      scores *= _gather(key_scales, table)[:, :, None]
-    scores = jnp.where(seen, scores * scale, _MASKED)
+      scores *= gather(key_scales, table)[:, :, None]
+    scores = jnp.where(seen, scores * scale, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     top = top if sums is None else jnp.maximum(sums.top, top)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if value_scales is not None:
-      weights *= jnp.where(live[:, None], _gather(value_scales, table), 0.0)[:, :, None]
-    out = _product("rcqk,rckv->rcqv", weights.astype(query.dtype), value)
+      weights *= jnp.where(live[:, None], gather(value_scales, table), 0.0)[:, :, None]
+    out = product("rcqk,rckv->rcqv", weights.astype(query.dtype), value)
     if sums is None:
       return _Sums(top, total, out)
     shrink = jnp.exp(sums.top - top)
@@ -92,7 +92,7 @@ def paged_attention(
   else:
     dtype, lead = jnp.result_type(jnp.float32, query), grouped.shape[:3]
     sums = _Sums(
-      jnp.full((*lead, 1), _MASKED, dtype),
+      jnp.full((*lead, 1), MASKED, dtype),
       jnp.zeros((*lead, 1), dtype),
       jnp.zeros((*lead, value_dim), dtype),
     )
@@ -103,7 +103,7 @@ def paged_attention(
   return jnp.moveaxis(out.reshape(rows, heads, time, value_dim), 2, 1)
 
 
-def _gather(pool: Array, table: Array) -> Array:
+def gather(pool: Array, table: Array) -> Array:
   """[R, C, N S, ...] of a pool [P, C, S, ...] by pages [R, N]; other places are clipped."""
   kept = (1, *range(3, pool.ndim + 1))
   numbers = jax.lax.GatherDimensionNumbers(
@@ -115,7 +115,7 @@ def _gather(pool: Array, table: Array) -> Array:
   return out.reshape(*out.shape[:2], -1, *pool.shape[3:])
 
 
-def _product(equation: str, left: Array, right: Array) -> Array:
+def product(equation: str, left: Array, right: Array) -> Array:
   """Summed in float32 or wider; float32 factors keep their precision, narrow ones are exact."""
   if right.dtype.itemsize == 1:
     right = right.astype(left.dtype)

@@ -51,8 +51,8 @@ def assert_same_bits(a: Sample, b: Sample) -> None:
 
 def arrays(engine: SlotEngine, snapshot: Snapshot) -> list[tuple[np.ndarray, ...]]:
   """All that a snapshot holds."""
-  engine.copy_out(snapshot.pieces)
-  return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.pieces)]
+  engine.copy_out(snapshot.stored)
+  return [jax.device_get(part.arrays) for part in (snapshot.state, *snapshot.stored)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -173,10 +173,10 @@ def test_copies_of_a_context_share_the_pages_in_which_nothing_changes(slot_engin
   engine.extend([(0, np.arange(20, dtype=np.int32))])
   assert free - pool.free == 3
   first = engine.read(0)
-  assert len(first.pieces) == 3 and free - pool.free == 4  # the third page still changes
+  assert len(first.stored) == 3 and free - pool.free == 4  # the third page still changes
   engine.extend([(0, np.arange(7, dtype=np.int32))])
   second = engine.read(0)
-  assert second.pieces[:2] == first.pieces[:2] and free - pool.free == 6
+  assert second.stored[:2] == first.stored[:2] and free - pool.free == 6
   engine.place(second, [1, 2])
   assert free - pool.free == 8  # again the last page of each
   found = arrays(engine, second)
@@ -201,7 +201,7 @@ def test_pages_that_run_short_go_to_the_host_and_come_back_to_the_bit(model_conf
   before = jax.device_get(first.state.arrays)
   engine.place(None, [1])
   engine.extend([(1, ids[:25])])  # has four pages: two of the first one's go
-  assert [b.arrays is None for b in first.pieces].count(False) > 0
+  assert [b.arrays is None for b in first.stored].count(False) > 0
   second = engine.leave(1)
   engine.store.device_bytes = 0
   engine.store.relieve_device()

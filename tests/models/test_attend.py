@@ -199,3 +199,24 @@ def test_bits_of_a_slot_do_not_depend_on_how_far_others_are(monkeypatch):
   near = read(query, cached, values, positions=jnp.array([[11], [3]]))
   far = read(query, cached, values, positions=jnp.array([[11], [39]]))
   np.testing.assert_array_equal(near[0], far[0])
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_gradient_of_a_long_cache_is_that_of_one_block(monkeypatch, window):
+  keys = jax.random.split(jax.random.key(1), 4)
+  query = jax.random.normal(keys[0], (3, 2, 4, 6))
+  cached, values = (jax.random.normal(k, (5, 2, 29, 6)) for k in keys[1:3])
+  weights = jax.random.normal(keys[3], query.shape)
+  positions, rows = jnp.array([[0, 1], [5, 6], [27, 28]]), jnp.array([4, 0, 2])
+
+  def loss(query, cached, values):
+    read = attend_cache(
+      query, cached, values, positions=positions, scale=0.3, rows=rows, window=window
+    )
+    return jnp.sum(read * weights)
+
+  expected = jax.grad(loss, (0, 1, 2))(query, cached, values)
+  monkeypatch.setattr(attend_module, "CACHE_BLOCK", 8)
+  found = jax.grad(loss, (0, 1, 2))(query, cached, values)
+  assert np.max(np.abs(expected[1])) > 0.1
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+from types import MappingProxyType
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class _Prefix:
 
 
 class _Context:
-  experts = None  # there is no router
+  columns = MappingProxyType({})  # there is no router
 
   def __init__(self, engine, address, ids):
     self.engine, self.address, self.ids = engine, address, list(ids)

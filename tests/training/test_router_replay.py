@@ -103,7 +103,7 @@ def test_choices_travel_through_a_trajectory_into_the_rows_of_a_batch():
   builder.append_sampled([4, 5], [-1.0, -1.0], [0.5, 0.5], 0)
   builder.append("tool", [6, 7])  # never run: the episode ended here
   experts = np.arange(5 * 2 * 2).reshape(5, 2, 2).astype(np.uint8)
-  builder.record_experts(experts)
+  builder.record_path({"experts": experts})
   trajectory = from_record(decode_record(encode_record(to_record(builder.build()))))
   (path,) = token_paths(trajectory)
   none = unrecorded(experts.dtype)

@@ -18,6 +18,7 @@ from agentjax.models.attend import attend, attend_cache, max_scores
 from agentjax.models.attention import (
   KVCache,
   append_rows,
+  join_heads,
   rope_frequencies,
   rotate,
   step_of,
@@ -29,6 +30,7 @@ from agentjax.models.mlp import Mlp, mlp, mlp_spec
 from agentjax.models.moe import Moe, Routing, moe, moe_spec
 from agentjax.models.norm import norm_spec, rms_norm
 from agentjax.models.spec import ParamSpec, Weight
+from pallas_kernels.kv_packet import Rotary
 
 Array = jax.Array
 
@@ -261,8 +263,7 @@ def init_gemma_cache(config: ModelConfig, slots: int, length: int, layer: Layer)
     return None
   heads = _heads(config, layer)
   shape = (slots, heads.kv_heads, length, heads.width)
-  zeros = (jnp.zeros(shape, config.dtype) for _ in range(2))
-  return KVCache(*zeros, window=heads.window)
+  return KVCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype), heads.window)
 
 
 def gemma_layer(
@@ -370,6 +371,7 @@ def gemma_extend(
     window=heads.window,
     rows=rows,
     counts=counts,
+    rotary=Rotary(heads.frequencies),
     kernels=config.kernels,
   )
   return _output(params, out), cache
@@ -518,12 +520,17 @@ def _block(layer: Layer) -> BlockKind:
 
     return run
 
+  def join(params, entries, starts, config):
+    del params
+    return join_heads(entries, starts, Rotary(_heads(config, layer).frequencies))
+
   return BlockKind(
     spec=functools.partial(gemma_spec, layer=layer),
     forward=forward,
     init_cache=functools.partial(init_gemma_cache, layer=layer),
     extend=decode(gemma_extend),
     step=decode(gemma_step),
+    join=join,
     routes=layer.mixes,
     stream=STREAM,
   )

@@ -1,0 +1,262 @@
+"""Contexts that read known documents as packets, wherever these stand in a conversation.
+
+``PacketEngine`` stands before an engine and is used in its place. Where a prompt, a tool result or
+any other text holds the ids of a document of its ``Library``, the context takes in the packet of
+that document instead of computing it. The record stays the plain conversation: its ids are those of
+the text, and two columns say which packet stood where. So training computes every token in full,
+and ``mismatch/*`` of a run shows how far that is from what was sampled.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentjax.engine.engine import Context, Engine, Prefix
+from agentjax.engine.prefix_cache import Images
+from agentjax.engine.request import EngineError, Sample, SampleRequest
+from agentjax.engine.store import HeldPiece
+from agentjax.models import Params, prepare_decode_params
+from agentjax.recipes.kv_packets.adapter import Adapter
+from agentjax.recipes.kv_packets.packet import PacketKey, PacketMaker
+from agentjax.recipes.kv_packets.store import PacketStore
+from agentjax.trajectory.columns import Column, register_column
+
+PACKETS = register_column(
+  Column(
+    "packets",
+    "uint32",
+    "First 64 bits of the name of the packet that stood for the token; 0 for none.",
+    shape=(2,),
+    in_loss=False,
+  )
+)
+PACKET_VERSIONS = register_column(
+  Column(
+    "packet_versions",
+    "int32",
+    "Version of the weights that computed the packet; -1 without one.",
+    fill=-1,
+    in_loss=False,
+  )
+)
+
+# Documents are found by their first ids; shorter ones are read as text. Ours.
+_FIRST = 8
+
+
+class Library:
+  """Documents that contexts may read as packets.
+
+  Attributes:
+    documents: their ids.
+  """
+
+  def __init__(self, documents: Sequence[Sequence[int] | np.ndarray] = ()) -> None:
+    self.documents: list[np.ndarray] = []
+    self._by_first: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
+    for ids in documents:
+      self.add(ids)
+
+  def add(self, token_ids: Sequence[int] | np.ndarray) -> None:
+    """Adds a document; of two that begin alike, contexts read the longer one where it stands.
+
+    Raises:
+      ValueError: fewer than 8 ids.
+    """
+    ids = np.asarray(token_ids, np.int32)
+    if len(ids) < _FIRST:
+      raise ValueError(f"a document of {len(ids)} tokens; allowed: {_FIRST} or more.")
+    alike = self._by_first[tuple(ids[:_FIRST].tolist())]
+    alike.append(len(self.documents))
+    self.documents.append(ids)
+    alike.sort(key=lambda number: -len(self.documents[number]))
+
+  def split(self, token_ids: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, int | None]]:
+    """Parts of a text in order, with the number of the document that a part is, if it is one."""
+    ids = np.asarray(token_ids, np.int32)
+    begin = at = 0
+    while at < len(ids):
+      number = self._at(ids, at)
+      if number is None:
+        at += 1
+        continue
+      if at > begin:
+        yield ids[begin:at], None
+      begin = at = at + len(self.documents[number])
+      yield self.documents[number], number
+    if begin < len(ids):
+      yield ids[begin:], None
+
+  def _at(self, ids: np.ndarray, at: int) -> int | None:
+    for number in self._by_first.get(tuple(ids[at : at + _FIRST].tolist()), ()):
+      document = self.documents[number]
+      if np.array_equal(ids[at : at + len(document)], document):
+        return number
+    return None
+
+
+class PacketEngine:
+  """An engine whose contexts read the documents of a library as packets.
+
+  It has what ``Engine`` has; what is not here is the engine's own.
+
+  Args:
+    engine: with ``pieces=True``, of one policy.
+    library: documents; more may be added at any time.
+    store: of packets.
+    adapter: around every document; None is neither header nor trailer.
+    recompute: read documents as text, and compute them in full, as training does.
+
+  Attributes:
+    library: as given; an empty one with ``recompute``.
+    saved_tokens: tokens of documents that contexts did not compute.
+  """
+
+  def __init__(
+    self,
+    engine: Engine,
+    library: Library,
+    store: PacketStore,
+    adapter: Adapter | None = None,
+    *,
+    recompute: bool = False,
+  ) -> None:
+    self._engine, self._store, self._adapter = engine, store, adapter
+    self.library = Library() if recompute else library
+    self._maker: PacketMaker | None = None
+    self._held: dict[int, tuple[HeldPiece, PacketKey]] = {}
+    self.saved_tokens = 0
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._engine, name)
+
+  def publish(self, params: Params, version: int) -> None:
+    """As of an engine; packets of other weights are dropped."""
+    self._engine.publish(params, version)
+    config = self._engine.model_config
+    self._maker = PacketMaker(prepare_decode_params(params, config), config, self._adapter)
+    self._held.clear()
+    self._store.drop_others(self._maker)
+
+  async def packet(self, number: int) -> tuple[HeldPiece, PacketKey]:
+    """That of a document of the library, of the weights in use; made where it was not yet."""
+    maker, version = self._maker, self._engine.version
+    if maker is None:
+      raise EngineError("no weights yet: call publish(params, version) first.")
+
+    def made() -> tuple[HeldPiece, PacketKey]:
+      packet = self._store.get(maker, self.library.documents[number])
+      return self._engine.keep_piece(packet.piece, version), packet.key
+
+    if number not in self._held:
+      self._held[number] = await self._engine.scheduler.in_lane(made)
+    return self._held[number]
+
+  async def open_ids(
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
+  ) -> PacketContext:
+    """A context that begins with ``token_ids``, documents among them as packets."""
+    context = PacketContext(self, self._engine.empty(priority=priority))
+    await context.extend(token_ids, images=images)
+    return context
+
+  async def prefill(
+    self,
+    token_ids: Sequence[int] | np.ndarray,
+    *,
+    priority: tuple[int, ...] = (),
+    images: Images = (),
+  ) -> Prefix | PacketPrefix:
+    """As of an engine."""
+    if all(number is None for _, number in self.library.split(token_ids)):
+      return await self._engine.prefill(token_ids, priority=priority, images=images)
+    context = await self.open_ids(token_ids, priority=priority, images=images)
+    try:
+      (prefix,) = await context.fork(1)
+    finally:
+      context.close()
+    return PacketPrefix(prefix)
+
+  async def open(
+    self, prefix: Prefix | PacketPrefix, *, priority: tuple[int, ...] = ()
+  ) -> PacketContext:
+    """As of an engine."""
+    if isinstance(prefix, Prefix):
+      return PacketContext(self, await self._engine.open(prefix, priority=priority))
+    (context,) = await prefix.context.fork(1)
+    context.state.priority = priority
+    return context
+
+
+class PacketPrefix:
+  """A prompt with packets that was run once; see ``engine.Prefix``."""
+
+  def __init__(self, context: PacketContext) -> None:
+    self.context = context
+
+  def __len__(self) -> int:
+    return len(self.context)
+
+  def release(self) -> None:
+    """Lets go of its memory."""
+    self.context.close()
+
+
+class PacketContext:
+  """A context of a ``PacketEngine``; its length and its columns are those of the text."""
+
+  def __init__(self, engine: PacketEngine, context: Context) -> None:
+    self._engine, self._context = engine, context
+    self._around = 0  # tokens of headers and trailers
+    self._read: list[tuple[int, int, PacketKey, int]] = []  # place, tokens, key, version
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._context, name)
+
+  def __len__(self) -> int:
+    """Tokens of the text."""
+    return len(self._context) - self._around
+
+  async def extend(self, token_ids: Sequence[int] | np.ndarray, *, images: Images = ()) -> None:
+    """As of a context; a text that does not fit may have been taken in up to there."""
+    parts = [(token_ids, None)] if images else self._engine.library.split(token_ids)
+    for ids, number in parts:
+      if number is None:
+        await self._context.extend(ids, images=images)
+        continue
+      (piece, key), place = await self._engine.packet(number), len(self)
+      await self._context.append_pieces([piece])
+      self._around += piece.length - len(ids)
+      self._read.append((place, len(ids), key, piece.version))
+      self._engine.saved_tokens += len(ids)
+
+  async def generate(self, request: SampleRequest) -> Sample:
+    """As of a context."""
+    return await self._context.generate(request)
+
+  async def fork(self, count: int) -> list[PacketContext]:
+    """As of a context."""
+    made = [PacketContext(self._engine, context) for context in await self._context.fork(count)]
+    for twin in made:
+      twin._around, twin._read = self._around, list(self._read)
+    return made
+
+  @property
+  def columns(self) -> dict[str, np.ndarray]:
+    """As of a context, and which packets stood where, if there were any."""
+    columns = dict(self._context.columns)
+    if self._read:
+      names, versions = (column.filled([len(self)]) for column in (PACKETS, PACKET_VERSIONS))
+      for place, tokens, key, version in self._read:
+        names[place : place + tokens] = np.frombuffer(bytes.fromhex(key.name)[:8], ">u4")
+        versions[place : place + tokens] = version
+      columns |= {PACKETS.name: names, PACKET_VERSIONS.name: versions}
+    return columns

@@ -1,0 +1,363 @@
+r"""KV packets against other ways to reuse documents: right answers, time, work and bytes.
+
+  JAX_PLATFORMS=cpu python benchmarks/kv_packets.py --part=model --model=attention --workdir=DIR
+  JAX_PLATFORMS=cpu python benchmarks/kv_packets.py --part=adapter --model=attention --workdir=DIR
+  JAX_PLATFORMS=cpu python benchmarks/kv_packets.py --part=answers --model=attention --workdir=DIR
+  JAX_PLATFORMS=cpu python benchmarks/kv_packets.py --part=cost --model=attention --documents=8 \
+    --length=256
+
+A small model learns to answer questions about eight documents that stand in its context, which is
+what a large one does anyway; then an adapter is trained for it; then each method answers 512 new
+questions of each task behind the same documents:
+
+  recall      a document is names and their values in pairs; asked is the value of a name.
+  biography   a document begins with a name, and attributes with values follow; asked is an
+              attribute of a name. Every attribute is in many documents.
+  needle      one document has a name and its value between words without meaning.
+
+"model" goes on where it stopped, ``--seconds`` at a time. "answers" are exact matches, of one token
+each, so that F1 is the same number. "cost" does not need a trained model: seconds to the first
+token (median of ``--repeats`` calls, compiled before, from parts in memory to the drawn token of
+one question), products and sums of matrix products in the optimised program
+(``planning.hlo.program_cost``) of that and of the question alone, and the bytes that are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from flax import serialization
+
+from agentjax import models
+from agentjax.files import write_atomically
+from agentjax.models import ModelConfig
+from agentjax.models.attend import CACHE_BLOCK
+from agentjax.models.cache import HELD
+from agentjax.planning.hlo import program_cost
+from agentjax.recipes.kv_packets.adapter import (
+  Adapter,
+  init_adapter,
+  read_adapter,
+  write_adapter,
+)
+from agentjax.recipes.kv_packets.methods import (
+  Part,
+  joined,
+  parts,
+  whole,
+  with_changed_tokens,
+  with_first_tokens,
+)
+from agentjax.recipes.kv_packets.questions import Questions, continued, greedy
+from agentjax.recipes.kv_packets.training import AdapterTraining, train_adapter
+
+_PART = flags.DEFINE_enum("part", "answers", ["model", "adapter", "answers", "cost"], "what to do")
+_MODEL = flags.DEFINE_enum("model", "attention", ["attention", "hybrid"], "which model")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/kv_packets", "where models and adapters are kept")
+_SECONDS = flags.DEFINE_float("seconds", 100.0, "of training the model, in this call")
+_RATE = flags.DEFINE_float("rate", 2e-3, "of training the model")
+_EPOCHS = flags.DEFINE_integer("epochs", 30, "of training the adapter")
+_ADAPTER_RATE = flags.DEFINE_float("adapter_rate", 5e-3, "of training the adapter")
+_QUESTIONS = flags.DEFINE_integer("questions", 512, "of each task, to train the adapter on")
+_TOKENS = flags.DEFINE_integer("tokens", 4, "of the header, and of the trailer")
+_DOCUMENTS = flags.DEFINE_integer("documents", 8, "of a question, for --part=cost")
+_LENGTH = flags.DEFINE_integer("length", 256, "tokens of a document, for --part=cost")
+_REPEATS = flags.DEFINE_integer("repeats", 9, "calls that are timed")
+
+Array = jax.Array
+Rng = np.random.Generator
+
+BEGIN, BREAK, ASK, KEY = range(4)
+NAMES, ATTRIBUTES, VALUES, WORDS = (8, 40), (40, 48), (48, 80), (80, 96)
+VOCAB = 96
+DOCUMENTS, LENGTH = 8, 8
+_ASKED = 12  # questions of a row that the model learns from
+
+_SIZES: dict[str, Any] = {
+  "vocab_size": VOCAB,
+  "d_model": 64,
+  "num_heads": 4,
+  "num_kv_heads": 2,
+  "head_dim": 16,
+  "d_mlp": 128,
+  "attention_block": 64,
+  "logits_chunk": 256,
+}
+MODELS: Mapping[str, ModelConfig] = {
+  "attention": ModelConfig(pattern="*-*-*-", rope_theta=1e4, **_SIZES),
+  "hybrid": ModelConfig(
+    pattern="M-*-M-*-",
+    rope_theta=None,
+    mamba_heads=4,
+    mamba_head_dim=16,
+    mamba_state=16,
+    mamba_groups=1,
+    chunk_size=16,
+    **_SIZES,
+  ),
+}
+
+
+def _draw(rng: Rng, span: tuple[int, int], count: int) -> np.ndarray:
+  """Different tokens of a span."""
+  return rng.permutation(np.arange(*span))[:count]
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """Documents, and every question that can be asked about them with its answer."""
+
+  documents: np.ndarray  # [DOCUMENTS, LENGTH]
+  asked: list[tuple[list[int], int]]  # three tokens and one
+
+
+def recall(rng: Rng) -> Example:
+  """Pairs of a name and a value, three a document."""
+  names = _draw(rng, NAMES, 3 * DOCUMENTS)
+  values = rng.integers(*VALUES, len(names))
+  pairs = np.stack([names, values], axis=1).reshape(DOCUMENTS, 6)
+  words = rng.integers(*WORDS, (DOCUMENTS, 1))
+  documents = np.concatenate([np.full((DOCUMENTS, 1), BREAK), words, pairs], axis=1)
+  asked = zip(names.tolist(), values.tolist(), strict=True)
+  return Example(documents, [([ASK, KEY, n], v) for n, v in asked])
+
+
+def biography(rng: Rng) -> Example:
+  """A name, and three of the attributes with their values."""
+  documents, asked = [], []
+  for name in _draw(rng, NAMES, DOCUMENTS).tolist():
+    pairs = np.stack([_draw(rng, ATTRIBUTES, 3), rng.integers(*VALUES, 3)], axis=1)
+    documents.append([BREAK, name, *pairs.reshape(-1).tolist()])
+    asked += [([ASK, name, a], v) for a, v in pairs.tolist()]
+  return Example(np.array(documents), asked)
+
+
+def needle(rng: Rng) -> Example:
+  """One name and its value among words, anywhere."""
+  documents = rng.integers(*WORDS, (DOCUMENTS, LENGTH))
+  documents[:, 0] = BREAK
+  name, value = _draw(rng, NAMES, 1)[0], rng.integers(*VALUES)
+  document, at = rng.integers(DOCUMENTS), rng.integers(1, LENGTH - 1)
+  documents[document, at : at + 2] = name, value
+  return Example(documents, [([ASK, KEY, int(name)], int(value))])
+
+
+TASKS: Mapping[str, Callable[[Rng], Example]] = {
+  "recall": recall,
+  "biography": biography,
+  "needle": needle,
+}
+
+
+def questions(task: str, count: int, seed: int) -> Questions:
+  """One question about the documents of each of ``count`` examples."""
+  rng = np.random.default_rng([seed, sorted(TASKS).index(task)])
+  made = [TASKS[task](rng) for _ in range(count)]
+  chosen = [example.asked[rng.integers(len(example.asked))] for example in made]
+  arrays = (
+    np.full((count, 1), BEGIN),
+    np.stack([example.documents for example in made]),
+    np.array([prompt for prompt, _ in chosen]),
+    np.array([[answer] for _, answer in chosen]),
+  )
+  return Questions(*(v.astype(np.int32) for v in arrays))
+
+
+def training_rows(rng: Rng, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Ids, positions and weights [rows, time]: documents, then many questions with their answers.
+
+  Positions jump by up to 12 between documents, so that the model knows longer contexts, too.
+  """
+  ids, positions, weights = [], [], []
+  for _ in range(rows):
+    example = list(TASKS.values())[rng.integers(len(TASKS))](rng)
+    order = rng.choice(len(example.asked), _ASKED)
+    asked = [[*example.asked[i][0], example.asked[i][1]] for i in order]
+    ids.append([BEGIN, *example.documents.reshape(-1), *np.reshape(asked, -1)])
+    jumps = np.zeros(len(ids[-1]), np.int64)
+    jumps[1 : 1 + DOCUMENTS * LENGTH : LENGTH] = rng.integers(0, 13, DOCUMENTS)
+    positions.append(np.arange(len(jumps)) + np.cumsum(jumps))
+    told = np.zeros(len(jumps))
+    told[1 + DOCUMENTS * LENGTH + 3 :: 4] = 1.0
+    weights.append(told)
+  return np.array(ids, np.int32), np.array(positions, np.int32), np.array(weights, np.float32)
+
+
+def _saved(path: pathlib.Path, like: Any) -> Any:
+  return serialization.from_bytes(like, path.read_bytes()) if path.exists() else like
+
+
+def train_model(config: ModelConfig, folder: pathlib.Path, seconds: float, rate: float) -> None:
+  """Goes on for so long, and keeps what it reached."""
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.01))
+  params = models.init(config, jax.random.key(0))
+  path = folder / "model.msgpack"
+  params, state, done = _saved(path, (params, optimizer.init(params), 0))
+
+  @jax.jit
+  def step(params: Any, state: Any, ids: Array, positions: Array, weights: Array):
+    def loss(params: Any) -> tuple[Array, Array]:
+      scores = models.score_tokens(params, config, ids, jnp.ones_like(ids), positions)
+      right = jnp.exp(scores.log_probs) > 0.5
+      mean = functools.partial(jnp.average, weights=weights)
+      return -mean(scores.log_probs), mean(right)
+
+    (value, right), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+    update, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, update), state, value, right
+
+  begin, recent = time.monotonic(), []
+  while time.monotonic() < begin + seconds:
+    rows = training_rows(np.random.default_rng([1, done]), 32)
+    params, state, value, right = step(params, state, *rows)
+    recent = [*recent[-99:], (float(value), float(right))]
+    done += 1
+    if done % 100 == 0:
+      loss, share = np.mean(recent, axis=0)
+      print(f"step {done}: loss {loss:.3f}, sure of {share:.3f}", flush=True)
+  write_atomically(path, serialization.to_bytes(jax.device_get((params, state, done))))
+
+
+def _loaded(config: ModelConfig, folder: pathlib.Path) -> Any:
+  """Decode parameters of the trained model; the drawn one where nothing was trained."""
+  params = models.init(config, jax.random.key(0))
+  path = folder / "model.msgpack"
+  if path.exists():
+    read = serialization.msgpack_restore(path.read_bytes())
+    params = jax.tree.map(jnp.asarray, serialization.from_state_dict(params, read["0"]))
+  return params, models.prepare_decode_params(params, config)
+
+
+Assemble = Callable[[list[Part], Questions, int], Any]
+
+
+def methods(params: Any, config: ModelConfig) -> Mapping[str, Assemble]:
+  """Each way to have documents in a cache; packets are joined too, of parts with an adapter."""
+
+  def all_again(made: list[Part], asked: Questions, room: int) -> Any:
+    del made
+    return whole(params, config, asked, room)
+
+  def apart(made: list[Part], asked: Questions, room: int) -> Any:
+    del asked
+    return joined(params, config, made, room)
+
+  found: dict[str, Assemble] = {"full recompute": all_again, "no recompute": apart}
+  if "M" not in config.pattern:
+    for tokens in (1, 2, 4):
+      again = functools.partial(with_first_tokens, params, config, tokens=tokens)
+      found[f"EPIC, first {tokens}"] = again
+    for share in (0.1, 0.5):
+      again = functools.partial(with_changed_tokens, params, config, share=share)
+      found[f"CacheBlend, {share:.0%}"] = again
+  return {**found, "KV packets": apart}
+
+
+def right(params: Any, config: ModelConfig, folder: pathlib.Path) -> dict[str, dict[str, float]]:
+  """Share of right answers by method and task."""
+  adapter = _adapter(params, config, folder)
+  decode = models.prepare_decode_params(params, config)
+  found: dict[str, dict[str, float]] = {}
+  for name, assemble in methods(decode, config).items():
+    own = adapter if name == "KV packets" else None
+
+    @jax.jit
+    def answer(asked: Questions, assemble: Assemble = assemble, own: Adapter | None = own) -> Array:
+      made = parts(decode, config, asked, own)
+      room = asked.prompts.shape[1] + 1
+      return greedy(decode, config, assemble(made, asked, room), asked.prompts, 1)
+
+    found[name] = {}
+    for task in TASKS:
+      asked = questions(task, 512, seed=3)
+      found[name][task] = float(np.mean(np.asarray(answer(asked)) == asked.answers))
+  return found
+
+
+def _adapter(params: Any, config: ModelConfig, folder: pathlib.Path) -> Adapter:
+  tokens = _TOKENS.value
+  drawn = init_adapter(params, jax.random.key(1), header=tokens, trailer=tokens)
+  path = folder / f"adapter{tokens}.msgpack"
+  return read_adapter(path) if path.exists() else drawn
+
+
+def cost(params: Any, config: ModelConfig) -> dict[str, dict[str, float]]:
+  """Seconds, products and bytes of one question, by method."""
+  rng = np.random.default_rng(0)
+  shape = (1, _DOCUMENTS.value, _LENGTH.value)
+  asked = Questions(
+    *(jnp.asarray(rng.integers(8, VOCAB, s), jnp.int32) for s in ((1, 1), shape, (1, 16), (1, 1)))
+  )
+  tokens = _TOKENS.value
+  adapter = init_adapter(params, jax.random.key(1), header=tokens, trailer=tokens)
+  decode = models.prepare_decode_params(params, config)
+  found = {}
+  for name, assemble in methods(decode, config).items():
+    made = parts(decode, config, asked, adapter if name == "KV packets" else None)
+    lengths, entries = [part.length for part in made], [part.entries for part in made]
+
+    def first(entries: Any, asked: Questions, assemble: Any = assemble, lengths: Any = lengths):
+      own = [Part(*pair) for pair in zip(entries, lengths, strict=True)]
+      cache = assemble(own, asked, asked.prompts.shape[1])
+      logits, _ = continued(decode, config, cache, asked.prompts)
+      return jnp.argmax(logits[:, -1], axis=-1)
+
+    compiled = jax.jit(first).lower(entries, asked).compile()
+    # Of the loops, only those over the blocks of the cache know their end at run time.
+    blocks = -(-(sum(lengths) + asked.prompts.shape[1]) // CACHE_BLOCK)
+    seconds = []
+    for _ in range(_REPEATS.value + 1):
+      begin = time.perf_counter()
+      jax.block_until_ready(compiled(entries, asked))
+      seconds.append(time.perf_counter() - begin)
+    held = [entry for part in made for entry in part.entries if isinstance(entry, HELD)]
+    kept = sum(v.nbytes for v in jax.tree.leaves(entries))
+    cached = sum(v.nbytes for v in jax.tree.leaves(held))
+    found[name] = {
+      "ms to first token": 1e3 * statistics.median(seconds[1:]),
+      "MFLOP": program_cost(compiled.as_text(), dynamic_trips=blocks).flops / 1e6,
+      "bytes kept": 0 if name == "full recompute" else kept,
+      "of these, keys and values": 0 if name == "full recompute" else cached,
+    }
+  return found
+
+
+def main(argv: list[str]) -> None:
+  """Runs one part."""
+  del argv
+  config = MODELS[_MODEL.value]
+  folder = pathlib.Path(_WORKDIR.value) / _MODEL.value
+  if _PART.value == "model":
+    train_model(config, folder, _SECONDS.value, _RATE.value)
+    return
+  params, decode = _loaded(config, folder)
+  if _PART.value == "adapter":
+    sources = [questions(task, _QUESTIONS.value, seed=2) for task in TASKS]
+    settings = AdapterTraining(learning_rate=_ADAPTER_RATE.value, epochs=_EPOCHS.value)
+    begin = time.monotonic()
+    drawn = init_adapter(params, jax.random.key(1), header=_TOKENS.value, trailer=_TOKENS.value)
+    adapter, losses = train_adapter(drawn, decode, config, sources, settings)
+    print(f"loss {np.mean(losses[:10]):.3f} -> {np.mean(losses[-10:]):.3f} in {len(losses)} steps,")
+    print(f"{time.monotonic() - begin:.0f} s")
+    write_adapter(folder / f"adapter{_TOKENS.value}.msgpack", adapter)
+    return
+  table = right(params, config, folder) if _PART.value == "answers" else cost(params, config)
+  for name, row in table.items():
+    print(f"{name:20s}" + "".join(f"  {key} {value:.4g}" for key, value in row.items()))
+  print(json.dumps(table))
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,179 @@
+"""Episodes whose tools answer with documents that the policy reads as packets."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agentjax import models
+from agentjax.engine import Engine, EngineConfig, SamplingConfig
+from agentjax.recipes.kv_packets import PacketMaker, PacketStore, init_adapter
+from agentjax.recipes.kv_packets.contexts import Library, PacketEngine
+from agentjax.rollout.config import RolloutConfig
+from agentjax.rollout.loop import collect
+from agentjax.rollout.program import Player
+from agentjax.text.chat import MarkedChat
+from agentjax.trajectory.builder import token_paths
+from agentjax.trajectory.packing import pack, to_sequences
+from agentjax.trajectory.record import Message, Task
+from agentjax.trajectory.recordlog import decode_record, encode_record
+from agentjax.trajectory.store import from_record, to_record
+from agentjax.world.environment import Environment, Observation, Step
+from tests.models.rows import TINY, draw
+from tests.rollout.conftest import REWARDS
+from tests.rollout.scripted_engine import TOKENIZER
+
+MANUAL = "manual: call search with a word"
+DOCUMENTS = ["the lake is north of the hill", "the hill is made of old chalk"]
+LONG = DOCUMENTS[0] + ", and it is cold"
+
+
+def ids_of(text: str) -> list[int]:
+  return list(TOKENIZER.encode(text))
+
+
+class Search(Environment):
+  """Every turn is a search, whose result is the next document."""
+
+  def __init__(self):
+    self._found = 0
+
+  async def reset(self, task, key):
+    return Observation((Message("system", MANUAL), *task.prompt))
+
+  async def step(self, action):
+    found = DOCUMENTS[self._found % 2]
+    self._found += 1
+    return Step(Observation((Message("tool", f"1. {found}"),)), terminated=self._found > 2)
+
+
+def model(pattern: str) -> models.ModelConfig:
+  return dataclasses.replace(TINY, pattern=pattern, vocab_size=TOKENIZER.vocab_size)
+
+
+def play(config, params, *, adapter=None, recompute=False):
+  """Trajectories of two groups of four, and what they were played on."""
+  engine = Engine(
+    config,
+    EngineConfig(
+      slots=4,
+      max_length=384,
+      chunk_tokens=4,
+      extend_buckets=(32,),
+      extend_rows=(4,),
+      block_tokens=16,
+      prefix_reuse="none",
+      pieces=True,
+      warmup=False,
+    ),
+    devices=jax.local_devices()[:1],
+  )
+  library = Library(ids_of(text) for text in (MANUAL, *DOCUMENTS))
+  packets = PacketEngine(engine, library, PacketStore(10**8), adapter, recompute=recompute)
+  packets.publish(params, 3)
+  player = Player(
+    engine=packets,
+    chat=MarkedChat(TOKENIZER),
+    sampling=SamplingConfig(),
+    config=RolloutConfig(max_turns=4, max_tokens_per_turn=5, max_total_tokens=320),
+    run_seed=3,
+  )
+  tasks = [Task(i, (Message("user", f"what is {i}?"),), "", "made") for i in (0, 1)]
+  found = asyncio.run(
+    collect(
+      tasks,
+      step=1,
+      samples_per_task=4,
+      player=player,
+      make_environment=lambda task: Search(),
+      rewards=REWARDS,
+    )
+  )
+  engine.close()
+  return found, packets
+
+
+def text_of(trajectory) -> str:
+  (path,) = token_paths(trajectory)
+  return TOKENIZER.decode(path.token_ids.tolist())
+
+
+def apart(config, params, trajectories) -> float:
+  """The largest difference of a sampled token's log-prob to that of the trainer, in full."""
+  batch = pack(to_sequences(trajectories), row_length=384, pad_id=0)
+  rows = (batch.token_ids, batch.segment_ids, batch.positions)
+  scores = jax.jit(models.score_tokens, static_argnums=1)(params, config, *rows)
+  drawn = batch.versions >= 0
+  assert drawn.sum() > 20
+  return float(np.max(np.abs(np.asarray(scores.log_probs) - batch.behaviour_log_probs)[drawn]))
+
+
+def test_documents_are_found_wherever_they_stand():
+  library = Library(ids_of(text) for text in (*DOCUMENTS, LONG))
+  text = f"a {DOCUMENTS[1]}{DOCUMENTS[0]}! {LONG} {DOCUMENTS[1][:-1]}"
+  parts = [(TOKENIZER.decode(ids.tolist()), number) for ids, number in library.split(ids_of(text))]
+  assert parts == [
+    ("a ", None),
+    (DOCUMENTS[1], 1),
+    (DOCUMENTS[0], 0),
+    ("! ", None),
+    (LONG, 2),
+    (f" {DOCUMENTS[1][:-1]}", None),
+  ]
+  with pytest.raises(ValueError, match="a document of 7 tokens"):
+    library.add(ids_of("7 bytes"))
+
+
+@pytest.mark.parametrize("pattern", ["*-", "M-"])
+def test_where_nothing_is_approximate_episodes_are_those_that_compute_everything(pattern):
+  config = model(pattern)
+  params = draw(config, seed=0)
+  found, packets = play(config, params)
+  expected, plain = play(config, params, recompute=True)
+  for one, other in zip(found, expected, strict=True):
+    (path,), (computed,) = token_paths(one), token_paths(other)
+    np.testing.assert_array_equal(path.token_ids, computed.token_ids)
+    np.testing.assert_allclose(path.behaviour_log_probs, computed.behaviour_log_probs, atol=1e-5)
+    assert "packets" not in computed.columns
+  assert apart(config, params, found) < 1e-4
+  # Each group has read the manual once, and each episode what its searches found.
+  read = [text_of(trajectory).count(document) for trajectory in found for document in DOCUMENTS]
+  assert sum(read) >= 4
+  assert packets.saved_tokens == 2 * len(MANUAL) + np.dot(read, 8 * [*map(len, DOCUMENTS)])
+  taken_in = [
+    engine.stats.extended_tokens + engine.stats.reused_tokens for engine in (plain, packets)
+  ]
+  assert taken_in[0] - taken_in[1] == packets.saved_tokens and plain.saved_tokens == 0
+
+
+def test_the_record_says_which_packet_stood_where_and_how_far_off_it_was():
+  config = model("M*-*")
+  params = draw(config, seed=0)
+  adapter = init_adapter(params, jax.random.key(0), header=3, trailer=2)
+  found, _ = play(config, params, adapter=adapter)
+  maker = PacketMaker(models.prepare_decode_params(params, config), config, adapter)
+  for trajectory in found:
+    (path,) = token_paths(from_record(decode_record(encode_record(to_record(trajectory)))))
+    names, versions = path.column("packets"), path.column("packet_versions")
+    there = np.zeros(len(path), bool)
+    for document in (MANUAL, *DOCUMENTS):
+      ids = np.asarray(ids_of(document))
+      places = [
+        at for at in range(len(path)) if np.array_equal(path.token_ids[at : at + len(ids)], ids)
+      ]
+      assert len(places) == text_of(trajectory).count(document)
+      name = bytes.fromhex(maker.key(ids).name)[:8]
+      for at in places:
+        own = slice(at, at + len(ids))
+        there[own] = True
+        assert all(row.astype(">u4").tobytes() == name for row in names[own])
+        assert (versions[own] == 3).all() and not path.weights[own].any()
+    assert there.sum() >= len(MANUAL)
+    assert not names[~there].any() and (versions[~there] == -1).all()
+  assert apart(config, params, found) > 1e-3
+  computed, _ = play(config, params, adapter=adapter, recompute=True)
+  assert apart(config, params, computed) < 1e-4
