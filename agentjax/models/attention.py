@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
+from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.config import ModelConfig
 from agentjax.models.linear import linear
 from agentjax.models.norm import norm_spec, rms_norm
@@ -154,8 +154,9 @@ def attention(
   *,
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
+  sight: Sight | None = None,
 ) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
-  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment.
+  """``softmax(q kᵀ / sqrt(head_dim)) v``, causal and within a segment, or as ``sight`` says.
 
   Returns:
     The output, and with ``record_max_scores`` the largest score of each head.
@@ -173,6 +174,7 @@ def attention(
     scale=scale,
     block=block,
     kernels=config.kernels,
+    sight=sight,
   )
   return merge_heads(params, out), top
 
@@ -186,6 +188,7 @@ def attention_extend(
   rows: Int[Array, " rows"],
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
+  sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], KVCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -193,11 +196,13 @@ def attention_extend(
     rows: slot of each row; the number of slots for a row that is not used.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
+    sees: last place of the slot that each token sees; None is its own.
   """
   query, key, value = project_heads(params, x, config, positions)
   cache = append_rows(cache, key, value, rows=rows, positions=positions, counts=counts)
   scale = config.head_dim**-0.5
-  out = attend_cache(query, cache.keys, cache.values, positions=positions, scale=scale, rows=rows)
+  last = positions if sees is None else sees
+  out = attend_cache(query, cache.keys, cache.values, positions=last, scale=scale, rows=rows)
   return merge_heads(params, out), cache
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from agentjax.config import check
+from agentjax.models.attend import Sight
 from agentjax.models.attention import (
   attention,
   attention_extend,
@@ -51,6 +54,7 @@ class Rows(NamedTuple):
   segment_ids: Array  # 0 on padding
   positions: Array  # place of a token in its sequence
   captured: Array | None = None  # int32 [B, K], places whose stream every block reports
+  sight: Sight | None = None  # what tokens see instead of those before them
 
 
 class Appended(NamedTuple):
@@ -231,7 +235,8 @@ def _attention(
 ) -> BlockKind:
   def forward(params, x, config, rows, given):
     del given
-    out, top = attend(params, x, config, segment_ids=rows.segment_ids, positions=rows.positions)
+    ids = {"segment_ids": rows.segment_ids, "positions": rows.positions, "sight": rows.sight}
+    out, top = attend(params, x, config, **ids)
     return out, BlockReport(max_scores=None if top is None else top[None])
 
   def extend(params, x, entry, config, appended, given):
@@ -295,15 +300,26 @@ class _Kinds(dict[str, BlockKind]):
     return kind
 
 
+_ATTENTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+  "*": (attention_spec, attention, attention_extend, attention_step, init_kv_cache),
+  "A": (mla_spec, mla, mla_extend, mla_step, init_latent_cache),
+}
 KINDS = _Kinds(
   {
     "M": _mamba2(),
-    "*": _attention(attention_spec, attention, attention_extend, attention_step, init_kv_cache),
     "-": _mlp(),
     "E": _moe(),
-    "A": _attention(mla_spec, mla, mla_extend, mla_step, init_latent_cache),
+    **{kind: _attention(*functions) for kind, functions in _ATTENTIONS.items()},
   }
 )
+
+
+def kinds_that_see(sees: Array) -> Mapping[str, BlockKind]:
+  """Kinds whose attention in ``extend`` reaches to the places ``sees``, int32 [R, C], of a slot."""
+  own = {}
+  for kind, (spec, attend, extend, *rest) in _ATTENTIONS.items():
+    own[kind] = _attention(spec, attend, functools.partial(extend, sees=sees), *rest)
+  return collections.ChainMap(own, KINDS)
 
 
 def register_block(character: str, kind: BlockKind, *, name: str) -> None:

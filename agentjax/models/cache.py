@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from agentjax.models.attention import KVCache
-from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped
+from agentjax.models.blocks import KINDS, Appended, BlockKind, Stepped, kinds_that_see
 from agentjax.models.config import ModelConfig
 from agentjax.models.exact import chunk_shapes, padded_length, read_out, run_chunk
 from agentjax.models.heads import compute_logits
@@ -231,6 +231,9 @@ def extend(
   rows: Int[Array, " rows"],
   token_ids: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
+  *,
+  sees: Int[Array, "rows time"] | None = None,
+  embedded: Float[Array, "rows time embed"] | None = None,
 ) -> Decoded:
   """Appends tokens to some slots; prefill is the same thing on an empty slot.
 
@@ -244,11 +247,19 @@ def extend(
     rows: slot of each row, no slot twice; out of range for a row that is not used.
     token_ids: [R, C], right-padded.
     counts: tokens of each row that are not padding; a row with 0 leaves its slot as it was.
+    sees: last place of the slot that each token sees; None is its own.
+    embedded: takes the place of the embeddings of ``token_ids``.
 
   Returns:
     The logits after the last token of each row, of no meaning where the count is 0; the cache; the
     experts and the hidden state of every token.
+
+  Raises:
+    ValueError: ``sees`` or ``embedded`` for a model of which ``config.check_sight`` says so.
   """
+  if sees is not None or embedded is not None:
+    config.check_sight()
+  kinds = KINDS if sees is None else kinds_that_see(sees)
   if cache.recent is not None:
     return _extend_exactly(params, config, cache, cache.recent, rows, token_ids, counts)
   used = (rows >= 0) & (rows < cache.slots) & (counts > 0)
@@ -256,7 +267,7 @@ def extend(
   starts = cache.lengths.at[rows].get(mode="clip")
   positions = starts[:, None] + jnp.arange(token_ids.shape[1])
   appended = Appended(rows, positions, counts)
-  x, entries, routed = _run_stack(params, config, cache, token_ids, appended)
+  x, entries, routed = _run_stack(params, config, cache, token_ids, appended, embedded, kinds)
   x = close_stream(x, config)
   last = jnp.maximum(counts - 1, 0)[:, None, None]
   hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
@@ -430,9 +441,11 @@ def _run_stack(
   cache: Cache,
   token_ids: Array,
   where: Appended | Stepped,
+  embedded: Array | None = None,
+  kinds: Mapping[str, BlockKind] = KINDS,
 ) -> tuple[Any, tuple[Any, ...], list[Array]]:
   """The stream after the last block, the entries of all blocks, the experts of each router."""
-  x, per_layer = open_stream(params, config, token_ids)
+  x, per_layer = open_stream(params, config, token_ids, embedded)
   sections, start = [], 0
   given = given_to_blocks(config, None, per_layer)
   for pattern in config.sections:
@@ -442,7 +455,7 @@ def _run_stack(
   run = functools.partial(run_section, config=config, where=where)
   passes = pass_kind(config)
   if passes is None:
-    return run(x, sections[0])
+    return run(x, sections[0], kinds=kinds)
   return passes.decode(getattr(params, passes.field), x, tuple(sections), config, where, run)
 
 

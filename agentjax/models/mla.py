@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from agentjax.models.attend import attend, attend_cache, attend_chunk, max_scores
+from agentjax.models.attend import Sight, attend, attend_cache, attend_chunk, max_scores
 from agentjax.models.attention import rope_frequencies, rope_scaling, rotate
 from agentjax.models.config import MlaConfig, ModelConfig
 from agentjax.models.linear import down_heads, linear, up_heads
@@ -94,6 +94,7 @@ def mla(
   *,
   segment_ids: Int[Array, "batch time"],
   positions: Int[Array, "batch time"],
+  sight: Sight | None = None,
 ) -> tuple[Float[Array, "batch time embed"], Float[Array, " heads"] | None]:
   """Attention with ``k_h = [W_uk,h c | rope(W_kr x)]`` and ``v_h = W_uv,h c``, for training.
 
@@ -117,7 +118,8 @@ def mla(
     "block": config.attention_block,
   }
   top = max_scores(query, key, **how) if config.record_max_scores else None
-  return _output(params, attend(query, key, _up(latent, params.value_up), **how)), top
+  out = attend(query, key, _up(latent, params.value_up), **how, sight=sight)
+  return _output(params, out), top
 
 
 def mla_extend(
@@ -129,6 +131,7 @@ def mla_extend(
   rows: Int[Array, " rows"],
   positions: Int[Array, "rows time"],
   counts: Int[Array, " rows"],
+  sees: Int[Array, "rows time"] | None = None,
 ) -> tuple[Float[Array, "rows time embed"], LatentCache]:
   """Appends ``counts[r]`` tokens to slot ``rows[r]`` and attends over all the slot holds.
 
@@ -136,12 +139,14 @@ def mla_extend(
     rows: slot of each row; the number of slots for a row that is not used.
     positions: place of each token in its slot.
     counts: tokens of each row that are not right padding.
+    sees: last place of the slot that each token sees; None is its own.
   """
   query, kept = _absorb(params, x, config, positions)
   real = jnp.arange(x.shape[1]) < counts[:, None]
   place = jnp.where(real, positions, cache.latents.shape[1])
   latents = write_places(cache.latents, rows, place, kept)
-  return _read(params, query, latents, config, positions, rows), LatentCache(latents)
+  last = positions if sees is None else sees
+  return _read(params, query, latents, config, last, rows), LatentCache(latents)
 
 
 def mla_step(

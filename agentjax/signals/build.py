@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
   """What the signals of a run are built with; ``mesh`` is that of the updates."""
-  stage = parts.experiment.rl
+  stage, likelihood = parts.experiment.rl, parts.experiment.likelihood
   expected = stage.tasks_per_step * parts.experiment.rollout.group_size
   pack = functools.partial(
     pack_rows,
@@ -34,7 +34,7 @@ def signal_tools(parts: Parts, mesh: jax.sharding.Mesh) -> SignalTools:
     rows=stage.microbatch_rows,
     pad_id=parts.tokenizer.pad_id,
     expected=-(-expected // stage.minibatches),
-    align=max(1, parts.model.exact_chunk),
+    align=max(1, parts.model.exact_chunk, 1 if likelihood is None else likelihood.align),
   )
   return SignalTools(
     parts.model,

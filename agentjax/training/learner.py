@@ -29,6 +29,7 @@ from agentjax.signals.signal import (
 from agentjax.training.alternation import learners
 from agentjax.training.build import Parts
 from agentjax.training.experiment import PhaseConfig, check_model_features
+from agentjax.training.likelihood import noise_of
 from agentjax.training.mismatch import mismatch_report, warn_of_mismatch
 from agentjax.training.nonfinite import PREFIX, first_nonfinite
 from agentjax.training.passes import Ready, join_for_update, make_ready, run_update
@@ -98,8 +99,11 @@ class Learner(TrainStates):
     stage = experiment.rl
     self._rows = MeshRows(mesh, stage.microbatch_rows)
     self._pack = tools.pack
-    self.score = make_scorer(parts.model, tools.temperature, self._rows)
+    likelihood = experiment.likelihood
+    score = None if likelihood is None else likelihood.episodes(parts.model, parts.chat)
+    self.score = make_scorer(parts.model, tools.temperature, self._rows, score)
     settings = update_settings(stage, self._lora, temperature=tools.temperature)
+    settings = dataclasses.replace(settings, score=score)
 
     def update(name: str, phase: PhaseConfig, own: Objective) -> Update:
       ours = dataclasses.replace(
@@ -293,7 +297,8 @@ class Learner(TrainStates):
       given, more = join_for_update([s.for_update(context, prepared) for s in phase.signals])
       metrics |= {f"{own.prefix}{k}": v for k, v in found.items()} | more
       scaled = prepared if factor == 1 else prepared.scaled(factor)
-      ready.append(make_ready(self._rows, batch, scaled, given))
+      noise = None if self._parts.experiment.likelihood is None else noise_of(batch.weights)
+      ready.append(make_ready(self._rows, batch, scaled, given, noise=noise))
     return state, _Prepared(sequences, packed, batch.for_loss(), ready, metrics)
 
   def _mismatch(

@@ -52,18 +52,21 @@ class Phase(NamedTuple):
     path: of the objective in the config, for messages.
     signals: in the order in which they run.
     passes: one after the other; each runs all epochs.
+    in_order: whether tokens are drawn and scored from left to right.
   """
 
   config: PhaseConfig
   path: str
   signals: tuple[Signal, ...]
   passes: tuple[Pass, ...]
+  in_order: bool = True
 
   @property
   def compared(self) -> bool:
     """Whether sampler and trainer can be compared: tokens are trained on in the context in which
     they were sampled."""
-    return self.config.context == "episode" and self.config.objective.preference is None
+    alike = self.config.context == "episode" and self.config.objective.preference is None
+    return alike and self.in_order
 
   def check(self, batch: Batch) -> None:
     """Refuses rewards that the objective cannot learn from; ``batch`` is on the host.
@@ -110,7 +113,7 @@ def update_settings(
   """The settings of ``make_update`` from those of a stage."""
   own: dict[str, Any] = {"temperature": temperature, "lora": lora}
   names = [field.name for field in dataclasses.fields(UpdateSettings)]
-  own |= {"distillation": None, "only_values": False}  # those of a phase
+  own |= {"distillation": None, "only_values": False, "score": None}  # those of a phase or a run
   return UpdateSettings(**own, **{name: getattr(stage, name) for name in names if name not in own})
 
 
@@ -154,7 +157,7 @@ def compile_phases(
     else:
       one = PlannedPass("", _prepare(phase.objective, function), phase.objective)
       passes = (_compile(one, update(phase, own), rows),)
-    result.append(Phase(phase, path, found, passes))
+    result.append(Phase(phase, path, found, passes, experiment.likelihood is None))
   return result
 
 

@@ -18,6 +18,7 @@ from agentjax.signals.teacher import kept_places
 from agentjax.training import processes
 from agentjax.training.build import Parts
 from agentjax.training.demonstrations import demonstration_trajectory
+from agentjax.training.likelihood import noise_of
 from agentjax.training.packs import pack_rows
 from agentjax.training.passes import make_ready, run_update
 from agentjax.training.phases import update_settings
@@ -43,12 +44,16 @@ class SupervisedSteps:
     settings = parts.experiment.supervised
     self._parts, self._states, self._settings = parts, states, settings
     self._rows = MeshRows(states.mesh, settings.microbatch_rows)
+    likelihood = parts.experiment.likelihood
+    own = None if likelihood is None else likelihood.demonstrations(parts.model, parts.chat)
+    self._align = 1 if likelihood is None else likelihood.align
+    self._noise = None if own is None else jax.jit(noise_of, out_shardings=self._rows.whole)
     self._update = make_update(
       # Nothing is sampled, so log-probs are not compared.
       dataclasses.replace(parts.model, exact_chunk=0),
       states.optimizers["supervised"],
       supervised_objective,
-      update_settings(settings, parts.experiment.lora),
+      dataclasses.replace(update_settings(settings, parts.experiment.lora), score=own),
       states.placed["supervised"],
     )
     self._prepare = jax.jit(
@@ -82,7 +87,8 @@ class SupervisedSteps:
       kept = kept_places(np.asarray(packed.weights), time_multiple(self._states.mesh))
       sets = self._token_sets.at(tasks, packed, kept)
       given = ForUpdate({"kept": kept, "sets": sets})
-    ready = make_ready(self._rows, batch, prepared, given, depths)
+    noise = None if self._noise is None else self._noise(batch.weights, state.step + 1)
+    ready = make_ready(self._rows, batch, prepared, given, depths, noise)
     state, values, _ = run_update(self._update, state, ready, self._states.mesh)
     # Nothing was sampled, so there is no sampler to disagree with.
     return counted(state), {k: v for k, v in values.items() if not k.startswith("mismatch/")}
@@ -95,6 +101,7 @@ class SupervisedSteps:
       rows=settings.microbatch_rows,
       pad_id=self._parts.tokenizer.pad_id,
       expected=settings.tasks_per_step,
+      align=self._align,
     )
 
   def _tools(self) -> TokenSetTools:
