@@ -66,7 +66,7 @@ def make_ready(
   """
   given = given or ForUpdate()
   experts = batch.columns.get("experts")
-  fields = {"experts": experts, "depths": depths, "noise": noise, **given.fields}
+  fields: dict[str, Any] = {"experts": experts, "depths": depths, "noise": noise, **given.fields}
   whole = UpdateBatch(batch.token_ids, batch.positions, prepared, **fields)
   kept = whole.kept is not None
   return Ready(prepared, rows.split(whole), rows.used(batch.segment_ids), kept, given.head)

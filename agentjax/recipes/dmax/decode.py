@@ -55,7 +55,8 @@ def run(argv: list[str]) -> None:
       way.validate("--modes, --thresholds")
       ways.append(way)
   found = measure(experiment, _CHECKPOINT.value, ways, samples_file=_SAMPLES.value)
-  rows, report = [], []
+  rows: list[tuple[str, ...]] = []
+  report: list[dict[str, object]] = []
   for one in found:
     shown = "no verdict" if one.success is None else str(one.success)
     figures = (f"{one.tokens_per_decision:.2f}", f"{one.tokens_per_forward:.2f}")

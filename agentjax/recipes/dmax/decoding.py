@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Int
 
 from agentjax.models import Cache, DecodeParams, ModelConfig, compute_logits, extend
 from agentjax.recipes.dmax.config import DecodingConfig
@@ -23,27 +23,27 @@ Array = jax.Array
 
 
 class BlockPlan(NamedTuple):
-  """What each slot does with its next block."""
+  """What each slot does with its next block; numpy on the host, jax inside a program."""
 
-  ids: Int[Array, "slots block"]  # of the tokens that are known
-  known: Int[Array, " slots"]  # how many, from the left: the rest of a prompt
-  active: Bool[Array, " slots"]
-  left: Int[Array, " slots"]  # tokens that may still be drawn
-  key_data: UInt32[Array, "slots 2"]  # of the call
-  temperature: Float[Array, " slots"]  # 0 is greedy
-  stop_ids: Int[Array, "slots stops"]  # -1 where unused
+  ids: Any  # int32 [R, S], of the tokens that are known
+  known: Any  # int32 [R], how many, from the left: the rest of a prompt
+  active: Any  # bool [R]
+  left: Any  # int32 [R], tokens that may still be drawn
+  key_data: Any  # uint32 [R, 2], of the call
+  temperature: Any  # float32 [R], 0 is greedy
+  stop_ids: Any  # int32 [R, stops], -1 where unused
 
 
 class BlockFound(NamedTuple):
-  """The result; tokens ``known[r] <= i < known[r] + counts[r]`` of a slot are new."""
+  """The result; tokens ``known[r] <= i < known[r] + counts[r]`` of slot r are new."""
 
-  ids: Int[Array, "slots block"]
-  log_probs: Float[Array, "slots block"]  # when the token was last predicted
-  entropies: Float[Array, "slots block"]
-  counts: Int[Array, " slots"]
-  stopped: Bool[Array, " slots"]  # the last of them is a stop id
-  forwards: Int[Array, " slots"]  # passes that decided tokens
-  finite: Bool[Array, " slots"]
+  ids: Any  # int32 [R, S]
+  log_probs: Any  # float32 [R, S], when the token was last predicted
+  entropies: Any  # float32 [R, S], likewise
+  counts: Any  # int32 [R]
+  stopped: Any  # bool [R], the last of them is a stop id
+  forwards: Any  # int32 [R], passes that decided tokens
+  finite: Any  # bool [R]
 
 
 class _State(NamedTuple):
@@ -110,12 +110,13 @@ class BlockDecoder:
     known = places < plan.known[:, None]
     within = ~known & (places < (plan.known + plan.left)[:, None])
 
-    def run(blocks, state: _State, at: Array) -> tuple[Array, Cache]:
+    def run(blocks: Any, state: _State, at: Array) -> tuple[Array, Cache]:
       rows = jnp.where(at, slots, cache.slots)
       counts = jnp.where(at, self.block, 0)
       embedded = self._embed(params, state, known)
       held = dataclasses.replace(cache, blocks=blocks, lengths=lengths)
       out = extend(params, self.model, held, rows, state.ids, counts, sees=sees, embedded=embedded)
+      assert out.hidden is not None
       return out.hidden, out.cache
 
     def advance(carry):

@@ -20,6 +20,8 @@ References: DMax, 2604.08302 (training); block diffusion, 2503.09573, and 2406.0
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -64,7 +66,7 @@ def run_noisy(
     twice(text.positions, text.positions),
     sight=sight,
   )
-  return out.replace(hidden=out.hidden[:, : noisy_ids.shape[1]])  # type: ignore[attr-defined]
+  return dataclasses.replace(out, hidden=out.hidden[:, : noisy_ids.shape[1]])
 
 
 def most_likely(
@@ -115,7 +117,7 @@ def on_policy_scores(settings: NoiseSettings, *, second_pass: bool) -> ScoreToke
       again = run_noisy(params, config, jnp.where(masked, own, noisy), text, sight)
       found.append(score_targets(params, config, again.hidden, text.token_ids, temperature))
     scale = (text.noise > 0) / len(found)
-    scores = tuple(sum(scale * part for part in parts) for parts in zip(*found, strict=True))
+    scores = tuple(scale * sum(parts[1:], parts[0]) for parts in zip(*found, strict=True))
     return _token_scores(out, scores, text, size)
 
   return score

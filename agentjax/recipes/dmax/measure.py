@@ -80,7 +80,7 @@ def measure(
   path, policy = load_newest(
     pathlib.Path(checkpoint), lambda found: (found, load_policy(parts, found))
   )
-  step, result = int(path.name), []
+  step, result = int(path.name), list[Measured]()
   with contextlib.ExitStack() as stack:
     runner = LoopThread()
     stack.callback(runner.close)

@@ -92,7 +92,7 @@ def test_old_and_new_log_probs_are_of_one_mask(tmp_path):
     (lambda e: setattr(e.model, "pattern", "M*-"), r"pattern='M\*-'"),
     (lambda e: setattr(e.model, "vocab_size", 264), r"config\.model\.vocab_size=264"),
     (lambda e: setattr(e.supervised, "row_length", 60), r"config\.supervised\.row_length=60"),
-    (lambda e: setattr(e.engine, "max_length", 90), r"config\.engine\.max_length=90"),
+    (lambda e: setattr(e.engine, "max_length", 100), r"config\.engine\.max_length=100"),
     (lambda e: setattr(e.engine, "lanes", 2), r"config\.engine\.lanes=2"),
     (lambda e: setattr(e.rl, "old_log_probs", "behaviour"), r"config\.rl\.old_log_probs"),
     (lambda e: setattr(e.rollout, "max_turns", 3), r"config\.rollout\.max_turns=3"),
