@@ -146,8 +146,8 @@ def test_blocks_are_decided_as_the_rules_say(mode, threshold):
     wanted, count, _ = _reference(params, prompt, settings, most=9)
     assert drawn == wanted
     assert passes == count
-    if threshold == 1:
-      assert passes == len(drawn)
+    if threshold == 1:  # the surest first: some may stand behind a stop that comes later
+      assert passes == len(drawn) if mode == "soft" else passes >= len(drawn)
 
 
 def _greedy(params, prompt, most):

@@ -169,6 +169,6 @@ def test_the_bound_is_the_mean_of_its_draws_and_below_the_likelihood():
   rows = (ids, np.ones_like(ids), np.tile(np.arange(4), (number, 1)), noise)
   found = _run(bound_scores(SETTINGS), params, tuple(map(jnp.asarray, rows))).log_probs
   draws = np.asarray(found).sum(axis=1)
-  error = draws.std() / number**0.5
+  error = float(draws.std()) / number**0.5
   assert draws.mean() == pytest.approx(bound, abs=4 * error)
   assert error < 0.05 * abs(bound)  # so that the line above says something
