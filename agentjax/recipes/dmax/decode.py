@@ -44,6 +44,7 @@ def run(argv: list[str]) -> None:
   experiment = _CONFIG.value
   likelihood = experiment.likelihood
   check(isinstance(likelihood, DMaxConfig), "config.likelihood", likelihood, "a DMaxConfig")
+  assert isinstance(likelihood, DMaxConfig)
   ways = []
   for mode in _MODES.value:
     for threshold in _THRESHOLDS.value:

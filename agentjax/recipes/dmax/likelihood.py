@@ -107,7 +107,7 @@ def on_policy_scores(settings: NoiseSettings, *, second_pass: bool) -> ScoreToke
     text = fill_blocks(
       token_ids, segment_ids, positions, noise, block=size, stop_ids=settings.stop_ids
     )
-    sight = block_sight(*token_ids.shape, size)
+    sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
     masked = share_mask(text, size, settings.seed, 0, settings.mask_ratio) | text.unknown
     noisy = jnp.where(masked, settings.mask_id, text.token_ids)
     out = run_noisy(params, config, noisy, text, sight)
@@ -144,7 +144,7 @@ def bound_scores(settings: NoiseSettings) -> ScoreTokens:
     text = fill_blocks(
       token_ids, segment_ids, positions, noise, block=size, stop_ids=settings.stop_ids
     )
-    sight = block_sight(*token_ids.shape, size)
+    sight = block_sight(token_ids.shape[0], token_ids.shape[1], size)
     total: list[Array] = [jnp.zeros(token_ids.shape)] * 3
     for draw in range(settings.draws):
       masked, scale = subset_mask(text, size, settings.seed, draw)
