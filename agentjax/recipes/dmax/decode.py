@@ -11,7 +11,6 @@ takes readable episodes of the last way. ``agentjax.evaluate`` measures the way 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from absl import flags
@@ -37,7 +36,7 @@ _SAMPLES = flags.DEFINE_string("samples_file", None, "Text file for readable epi
 def run(argv: list[str]) -> None:
   """Entry point; see the module's docstring."""
   del argv
-  from agentjax.recipes.dmax.config import DMaxConfig
+  from agentjax.recipes.dmax.config import DecodingConfig, DMaxConfig
   from agentjax.recipes.dmax.measure import measure
   from agentjax.training.progress import print_table
 
@@ -52,7 +51,8 @@ def run(argv: list[str]) -> None:
         number = float(threshold)
       except ValueError:
         number = float("nan")
-      way = dataclasses.replace(likelihood.decoding, mode=mode, threshold=number)
+      values = likelihood.decoding.to_dict() | {"mode": mode, "threshold": number}
+      way = DecodingConfig.from_dict(values, "--modes, --thresholds")
       way.validate("--modes, --thresholds")
       ways.append(way)
   found = measure(experiment, _CHECKPOINT.value, ways, samples_file=_SAMPLES.value)
