@@ -10,11 +10,10 @@ import asyncio
 import collections
 import contextlib
 import contextvars
-import dataclasses
-import itertools
+import heapq
 import threading
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 
 _owner: contextvars.ContextVar[Hashable | None] = contextvars.ContextVar("owner", default=None)
 _clocks: contextvars.ContextVar[tuple[Clock, ...]] = contextvars.ContextVar("clocks", default=())
@@ -93,16 +92,39 @@ def owned_by(owner: Hashable) -> Iterator[None]:
     _owner.reset(token)
 
 
-@dataclasses.dataclass(eq=False)
 class _Waiter:
-  ticket: int
-  owner: Hashable
-  exclusive: bool
-  loop: asyncio.AbstractEventLoop
-  granted: asyncio.Future[None]
-  clocks: tuple[Clock, ...]
-  held_up: Clock = dataclasses.field(default_factory=Clock)  # runs while others hold all it needs
-  stopped: bool = False  # ``clocks`` are
+  """Holds a place while its block runs, or waits for one."""
+
+  def __init__(self, places: Places, exclusive: bool):
+    owner = _owner.get()
+    self.owner: Hashable = object() if owner is None else owner
+    self.exclusive = exclusive
+    self.loop = asyncio.get_running_loop()
+    self.granted: asyncio.Future[None] = self.loop.create_future()
+    self.clocks = _clocks.get()
+    self.held_up = Clock()  # runs while others hold all it needs
+    self.held_up.stop()
+    self.stopped = False  # ``clocks`` are
+    self.ticket = 0
+    self.waiting = False  # in the queue of its owner
+    self._places = places
+
+  async def __aenter__(self) -> None:
+    await self._places._enter(self)
+
+  async def __aexit__(self, *_: object) -> None:
+    self._places._leave(self)
+
+  def grant(self) -> None:
+    """Lets it go on, from whatever thread."""
+    if self.loop is asyncio._get_running_loop():
+      self._go_on()
+    else:
+      self.loop.call_soon_threadsafe(self._go_on)
+
+  def _go_on(self) -> None:
+    if not self.granted.done():
+      self.granted.set_result(None)
 
   def wait_for(self, others: bool) -> None:
     """Notes whether it waits for others, for its own owner, or not at all."""
@@ -134,39 +156,32 @@ class Places:
     self._count, self._seconds, self._setting = count, seconds, setting
     self._share = (count + 1) // 2
     self._lock = threading.Lock()
-    self._tickets = itertools.count()
-    self._waiters: list[_Waiter] = []
+    self._queues: dict[Hashable, collections.deque[_Waiter]] = {}
+    self._tickets = self._waiting = self._taken = 0
     self._held: collections.Counter[Hashable] = collections.Counter()
-    self._taken = 0
+    # Heads of queues by (places their owner holds, ticket); those that changed since are passed by.
+    self._heads: list[tuple[int, int, _Waiter]] = []
 
-  @contextlib.asynccontextmanager
-  async def one(self, *, exclusive: bool = False) -> AsyncIterator[None]:
+  def one(self, *, exclusive: bool = False) -> contextlib.AbstractAsyncContextManager[None]:
     """Holds a place; all of them where ``exclusive``.
 
     Raises:
       QueueTimeout: none came free in time.
     """
-    waiter = await self._enter(exclusive)
-    try:
-      yield
-    finally:
-      self._leave(waiter)
+    return _Waiter(self, exclusive)
 
-  async def _enter(self, exclusive: bool) -> _Waiter:
-    loop, ticket, owner = asyncio.get_running_loop(), next(self._tickets), _owner.get()
-    if owner is None:
-      owner = (self, ticket)
-    waiter = _Waiter(ticket, owner, exclusive, loop, loop.create_future(), _clocks.get())
-    waiter.held_up.stop()
+  async def _enter(self, waiter: _Waiter) -> None:
     with self._lock:
-      self._waiters.append(waiter)
+      self._enqueue(waiter)
       self._serve()
+      if not waiter.waiting:
+        return
+      waiter.wait_for(others=not self._held[waiter.owner])
     try:
       await self._until_granted(waiter)
     except BaseException:
       self._leave(waiter)
       raise
-    return waiter
 
   async def _until_granted(self, waiter: _Waiter) -> None:
     if self._seconds is None:
@@ -179,43 +194,71 @@ class Places:
   def _leave(self, waiter: _Waiter) -> None:
     """Frees the places of a waiter, or removes it from the queue."""
     with self._lock:
-      if waiter in self._waiters:
-        self._waiters.remove(waiter)
-        waiter.wait_for(others=False)
+      if waiter.waiting:
+        self._dequeue(waiter)
+        self._rank(waiter.owner)
       else:
-        self._count_out(waiter)
+        self._count_places(waiter, -1)
       self._serve()
 
-  def _count_out(self, waiter: _Waiter) -> None:
-    self._taken -= self._count if waiter.exclusive else 1
-    self._held[waiter.owner] -= 1
-    if not self._held[waiter.owner]:
-      del self._held[waiter.owner]
+  def _enqueue(self, waiter: _Waiter) -> None:
+    self._tickets += 1
+    waiter.ticket, waiter.waiting = self._tickets, True
+    self._waiting += 1
+    self._queues.setdefault(waiter.owner, collections.deque()).append(waiter)
+    self._rank(waiter.owner)
+
+  def _dequeue(self, waiter: _Waiter) -> None:
+    waiter.waiting = False
+    self._waiting -= 1
+    queue = self._queues[waiter.owner]
+    queue.remove(waiter)
+    if not queue:
+      del self._queues[waiter.owner]
+    waiter.wait_for(others=False)
+
+  def _count_places(self, waiter: _Waiter, sign: int) -> None:
+    """Places of ``waiter`` are taken (1) or free (-1)."""
+    owner = waiter.owner
+    self._taken += sign * (self._count if waiter.exclusive else 1)
+    before = self._held[owner]
+    self._held[owner] = before + sign
+    if not self._held[owner]:
+      del self._held[owner]
+    if not before or not self._held[owner]:
+      for other in self._queues.get(owner, ()):
+        other.wait_for(others=not self._held[owner])
+    self._rank(owner)
+
+  def _rank(self, owner: Hashable) -> None:
+    """The head of an owner's queue, or what the owner holds, may have changed."""
+    if len(self._heads) > 2 * self._waiting + 64:  # most are of the past
+      self._heads = [self._head(queue[0]) for queue in self._queues.values()]
+      heapq.heapify(self._heads)
+    elif owner in self._queues:
+      heapq.heappush(self._heads, self._head(self._queues[owner][0]))
+
+  def _head(self, waiter: _Waiter) -> tuple[int, int, _Waiter]:
+    return self._held[waiter.owner], waiter.ticket, waiter
 
   def _serve(self) -> None:
     """Hands out free places; the lock is held."""
     while (waiter := self._next()) is not None:
-      self._waiters.remove(waiter)
-      waiter.wait_for(others=False)
-      self._taken += self._count if waiter.exclusive else 1
-      self._held[waiter.owner] += 1
+      self._dequeue(waiter)
+      self._count_places(waiter, 1)
       try:
-        waiter.loop.call_soon_threadsafe(_grant, waiter.granted)
+        waiter.grant()
       except RuntimeError:  # its event loop has ended, and it with that
-        self._count_out(waiter)
-    for waiter in self._waiters:
-      waiter.wait_for(others=not self._held[waiter.owner])
+        self._count_places(waiter, -1)
 
   def _next(self) -> _Waiter | None:
     """The next waiter, if one can go now."""
-    able = [w for w in self._waiters if self._held[w.owner] < self._share]
-    if self._taken >= self._count or not able:
-      return None
-    first = min(able, key=lambda w: (self._held[w.owner], w.ticket))
-    # If it needs all places, the others finish and nobody begins before it.
-    return None if first.exclusive and self._taken else first
-
-
-def _grant(granted: asyncio.Future[None]) -> None:
-  if not granted.done():
-    granted.set_result(None)
+    while self._heads and self._taken < self._count:
+      held, _, first = self._heads[0]
+      if not first.waiting or held != self._held[first.owner]:
+        heapq.heappop(self._heads)
+      elif held >= self._share or (first.exclusive and self._taken):
+        return None  # if it needs all places, the others finish and nobody begins before it
+      else:
+        return first
+    return None

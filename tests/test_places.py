@@ -5,7 +5,10 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from agentjax import places as places_module
 from agentjax.places import Clock, Places, QueueTimeout, owned_by, wait_within
 
 
@@ -130,7 +133,88 @@ def test_places_hold_across_threads():
     thread.start()
   for thread in threads:
     thread.join()
-  assert most == 2 and places._taken == 0 and not places._waiters
+  assert most == 2 and places._taken == 0 and not places._queues
+
+
+class _Member:
+  """One that holds a place until it is let go."""
+
+  def __init__(self, places, owner, exclusive):
+    self.owner, self.exclusive, self.holds, self.let_go = owner, exclusive, False, asyncio.Event()
+    self.task = asyncio.ensure_future(self._hold(places))
+
+  async def _hold(self, places):
+    with owned_by(self.owner):
+      async with places.one(exclusive=self.exclusive):
+        self.holds = True
+        await self.let_go.wait()
+    self.holds = False
+
+
+def _hand_out(count, waiting, holding):
+  """The rule, by looking at everyone: members of ``waiting`` that may go move to ``holding``."""
+  while True:
+    taken = sum(count if m.exclusive else 1 for m in holding)
+    held = [sum(h.owner == m.owner for h in holding) for m in waiting]
+    able = [(n, at) for at, n in enumerate(held) if n < (count + 1) // 2]
+    if taken >= count or not able or (waiting[min(able)[1]].exclusive and taken):
+      return
+    holding.append(waiting.pop(min(able)[1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  st.integers(1, 5),
+  st.lists(
+    st.one_of(
+      st.tuples(st.just("come"), st.integers(0, 3), st.booleans()),
+      st.tuples(st.sampled_from(["end", "cancel"]), st.integers(0, 30), st.booleans()),
+    ),
+    max_size=50,
+  ),
+)
+def test_places_go_to_whom_a_look_at_everyone_gives_them(count, steps):
+  async def main():
+    places, waiting, holding = Places(count), [], []
+    for kind, number, flag in steps:
+      if kind == "come":
+        waiting.append(_Member(places, number, flag and number == 3))
+      elif (kind == "end" and holding) or (kind == "cancel" and waiting):
+        members = holding if kind == "end" else waiting
+        member = members.pop(number % len(members))
+        member.let_go.set() if kind == "end" else member.task.cancel()
+      for _ in range(5):
+        await asyncio.sleep(0)
+      _hand_out(count, waiting, holding)
+      assert [m.holds for m in (*waiting, *holding)] == [False] * len(waiting) + [True] * len(
+        holding
+      )
+    everyone = [*waiting, *holding]
+    for member in everyone:
+      member.let_go.set()
+    await asyncio.gather(*(m.task for m in everyone))
+    assert places._taken == 0 and not places._queues
+
+  asyncio.run(main())
+
+
+def test_what_a_place_costs_does_not_grow_with_those_that_wait(monkeypatch):
+  looked_at = 0
+
+  class Counted(places_module._Waiter):
+    def __getattribute__(self, name):
+      nonlocal looked_at
+      looked_at += 1
+      return super().__getattribute__(name)
+
+  async def main(count):
+    nonlocal looked_at
+    places, looked_at = Places(2), 0
+    await asyncio.gather(*(hold(places, i, 0, []) for i in range(count)))
+    return looked_at / count
+
+  monkeypatch.setattr(places_module, "_Waiter", Counted)
+  assert asyncio.run(main(2_000)) < 1.5 * asyncio.run(main(100))
 
 
 def test_a_wait_is_bounded_by_the_clock_alone():

@@ -9,16 +9,14 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any
 
 from agentjax.faults import FAULT, Fault, Owner
 from agentjax.places import Clock, Places, owned_by, wait_within
 from agentjax.rewards.graph import RewardGraph, emptied, find_culprits
 from agentjax.trajectory.record import Reward, Status, Task, Trajectory
 from agentjax.trajectory.seats import learning_agents, settle, view
-
-T = TypeVar("T")
 
 MOST_THREADS = 256  # that score at one time
 _places = Places(MOST_THREADS)
@@ -32,13 +30,14 @@ async def score(
   With several agents, each that learns is scored separately and compared with those of its name.
   """
   alone = [t for t in trajectories if not t.agents]
+  if len(alone) == len(trajectories):
+    return await _score_role(rewards, alone, task, timeout)
   roles: dict[str, dict[int, Trajectory]] = collections.defaultdict(dict)
   for i, trajectory in enumerate(trajectories):
     for agent in learning_agents(trajectory):
       roles[agent][i] = view(trajectory, agent)
-  sets = [list(members.values()) for members in roles.values()]
-  if alone or not sets:
-    sets.insert(0, alone)
+  sets = [alone] if alone or not roles else []
+  sets += [list(members.values()) for members in roles.values()]
   await asyncio.gather(*(_score_role(rewards, own, task, timeout) for own in sets))
   for i, trajectory in enumerate(trajectories):
     if trajectory.agents:
@@ -104,22 +103,8 @@ async def _scored(
     for t in trajectories
   ]
 
-  clock, owner = Clock(), trajectories[0].address if trajectories else None
-
-  async def apart(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-      with owned_by(owner), clock:
-        await work()
-
-    with clock:
-      await _in_thread(run)
-
-  async def work() -> None:
-    parts = (functools.partial(rewards.score_parts, copy, task) for copy in copies)
-    await asyncio.gather(*map(apart, parts))
-    await apart(functools.partial(rewards.compare, copies, task))
-
-  running = asyncio.ensure_future(work())
+  clock = Clock()
+  running = asyncio.ensure_future(_score_apart(rewards, copies, task, clock))
   try:
     done = await wait_within(running, timeout, clock)
   finally:
@@ -132,6 +117,24 @@ async def _scored(
     for name in ("reward", "reward_parts", "turn_rewards", "status", "metadata"):
       setattr(trajectory, name, getattr(copy, name))
   return True
+
+
+async def _score_apart(
+  rewards: RewardGraph, members: Sequence[Trajectory], task: Task, clock: Clock
+) -> None:
+  """Scores in threads, where members do not wait for each other until they are compared."""
+  owner = members[0].address if members else None
+
+  if len(members) == 1:  # nothing to hold up: one thread does both
+
+    async def both() -> None:
+      await rewards.score_parts(members[0], task)
+      await rewards.compare(members, task)
+
+    return await _in_thread(both, owner, clock)
+  parts = (functools.partial(rewards.score_parts, member, task) for member in members)
+  await asyncio.gather(*(_in_thread(part, owner, clock) for part in parts))
+  await _in_thread(functools.partial(rewards.compare, members, task), owner, clock)
 
 
 class _Worker(threading.Thread):
@@ -158,18 +161,18 @@ class _Worker(threading.Thread):
         outcome()
 
 
-class _Job(Generic[T]):
+class _Job:
   """Work for a worker, which may be cancelled from another thread."""
 
-  def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]):
-    self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+  def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]):
+    self.future: concurrent.futures.Future[None] = concurrent.futures.Future()
     self.future.set_running_or_notify_cancel()  # it ends with its work, not before
     self._work = work
     self._lock = threading.Lock()
     self._cancelled = False
     self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
-  async def run(self) -> T:
+  async def run(self) -> None:
     task = asyncio.current_task()
     assert task is not None
     with self._lock:
@@ -177,7 +180,7 @@ class _Job(Generic[T]):
         raise asyncio.CancelledError
       self._running = (asyncio.get_running_loop(), task)
     try:
-      return await self._work()
+      await self._work()
     finally:
       with self._lock:
         self._running = None
@@ -190,17 +193,28 @@ class _Job(Generic[T]):
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-  """``work()`` in the event loop of an idle worker, or of a new one; cancelled with its caller."""
-  async with _places.one():
-    try:
-      worker = _Worker.idle.pop()
-    except IndexError:
-      worker = _Worker()
-    job = _Job(work)
-    worker.jobs.put(job)
-    try:
-      return await asyncio.wrap_future(job.future)
-    except asyncio.CancelledError:
-      job.cancel()
-      raise
+async def _in_thread(
+  work: Callable[[], Coroutine[Any, Any, None]], owner: Hashable, clock: Clock
+) -> None:
+  """``work()`` in the event loop of an idle worker, or of a new one; cancelled with its caller.
+
+  Waiting for the thread, and for places that the work takes for ``owner``, stops the clock.
+  """
+
+  async def run() -> None:
+    with owned_by(owner), clock:
+      await work()
+
+  with clock:
+    async with _places.one():
+      try:
+        worker = _Worker.idle.pop()
+      except IndexError:
+        worker = _Worker()
+      job = _Job(run)
+      worker.jobs.put(job)
+      try:
+        await asyncio.wrap_future(job.future)
+      except asyncio.CancelledError:
+        job.cancel()
+        raise

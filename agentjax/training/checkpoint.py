@@ -125,7 +125,7 @@ class CheckpointStore:
       CheckpointError: as ``wait``.
     """
     self.wait()
-    processes.wait("checkpoint")  # one that is gone shows here at once, in orbax after a minute
+    processes.wait("checkpoint")  # orbax would see one that is gone by its heartbeat alone
     self.directory.mkdir(parents=True, exist_ok=True)
     payload = {
       "networks": state.weights,

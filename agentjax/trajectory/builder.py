@@ -122,7 +122,7 @@ class TrajectoryBuilder:
     policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
-    flags: Iterable[Flag] = (),
+    flags: Iterable[Flag] = frozenset(),
     columns: Mapping[str, Any] | None = None,
   ) -> int:
     """Adds tokens the policy did not draw: prompts, markup, tool results, demonstrations.
@@ -177,7 +177,7 @@ class TrajectoryBuilder:
     policy: str = POLICY,
     visible_to: tuple[str, ...] = (),
     seconds: float = 0.0,
-    flags: Iterable[Flag] = (),
+    flags: Iterable[Flag] = frozenset(),
     columns: Mapping[str, Any] | None = None,
   ) -> int:
     """Adds one model call: tokens the policy drew.

@@ -13,6 +13,7 @@ reads ``inputs.column("surprise")``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -78,7 +79,7 @@ class Column:
           "the largest integer."
         )
 
-  @property
+  @functools.cached_property
   def dtypes(self) -> tuple[np.dtype, ...]:
     """Those that an array of it may have; the first is the usual one."""
     names = (self.dtype,) if isinstance(self.dtype, str) else self.dtype
@@ -120,14 +121,13 @@ class Column:
 
   def check(self, values: np.ndarray, rows: Sequence[int]) -> None:
     """Raises ColumnError unless ``values`` is an array [*rows, *shape] of an allowed dtype."""
-    trailing = values.shape[len(rows) :]
-    right = values.shape[: len(rows)] == tuple(rows) and len(trailing) == len(self.shape)
-    right &= all(
-      isinstance(wanted, str) or got == wanted
-      for got, wanted in zip(trailing, self.shape, strict=False)
+    wanted = (*rows, *self.shape)
+    right = values.shape == wanted or (
+      len(values.shape) == len(wanted)
+      and all(isinstance(w, str) or got == w for got, w in zip(values.shape, wanted, strict=True))
     )
     if not right or values.dtype not in self.dtypes:
-      shape = ", ".join(map(str, (*rows, *self.shape)))
+      shape = ", ".join(map(str, wanted))
       raise ColumnError(
         f"{self.name} is {values.dtype}{list(values.shape)}; allowed: "
         f"{' or '.join(map(str, self.dtypes))}[{shape}]"
@@ -181,6 +181,7 @@ def get_column(name: str) -> Column:
   return found
 
 
+@functools.cache  # core columns are all here from the start
 def core_fields(holder: type, level: Level | None = None) -> tuple[Column, ...]:
   """The core columns that are fields of a dataclass, of one level or of all, as registered."""
   fields = {field.name for field in dataclasses.fields(holder)}

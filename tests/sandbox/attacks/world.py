@@ -124,9 +124,11 @@ class World:
       # Beside those wanted, each place has one that runs and one that tidies up, and all come free;
       # the interpreter lets no more stand by. Those that ended are reaped in time.
       watchers = [pid for pid in children(family[0]) if self._state(pid) != "Z"]
+      known = 1 + 2 * len(watchers)
       if self.machine.grants("disk_in_memory"):
-        watchers.remove(family[1])  # the keeper of the disks, which came first
-      beside = sum(self._state(p) != "Z" for p in family) - (1 + 2 * len(watchers))
+        watchers.remove(family[1])  # the keeper of the disks, which came first and has no program
+        known -= 1
+      beside = sum(self._state(p) != "Z" for p in family) - known
       time.sleep(0.3)  # until all that stand by are there and all that ended are gone
       steady = family == descendants(self.machine.process.pid)
       if steady and beside == 0 or time.monotonic() > deadline:
